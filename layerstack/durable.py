@@ -1,0 +1,135 @@
+"""Bytes that survive a power cut: write, fsync, rename, fsync the directory. Each durable act passes a named step.
+
+`step` is where tests stop: a child process is killed, or the disk is copied, right before the named act happens. In production it is a
+list append that nobody reads: one attribute look-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Generator, Iterable
+from typing import IO
+
+from layerstack import linux
+
+Step = Callable[[str], None]
+
+FSYNC_EACH_UP_TO = 64
+"""Above so many files one syncfs is cheaper than an fsync each; below, syncfs would wait for strangers' writes."""
+
+
+def no_step(name: str) -> None:
+    """The step of production: nothing happens."""
+
+
+def fsync_path(path: str, *, directory: bool = False) -> None:
+    """fsync(2) of what is at `path`; symlinks are not followed."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DIRECTORY if directory else 0))
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_dir(path: str) -> None:
+    """Make the names in the directory `path` survive a power cut."""
+    fsync_path(path, directory=True)
+
+
+def sync_tree_of(path: str) -> None:
+    """syncfs(2) of the file system that `path` lies on."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        linux.syncfs(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_files(root: str, files: Iterable[str], directories: Iterable[str]) -> None:
+    """Make the named files and directories durable: an fsync each up to 64 files, one syncfs of root's file system above.
+
+    Args:
+        root: a directory on the file system concerned.
+        files, directories: paths; what is no regular file (a symlink, a device) is covered by the fsync of its directory.
+    """
+    some = list(files)
+    if len(some) > FSYNC_EACH_UP_TO:
+        sync_tree_of(root)
+        return
+    for path in some:
+        fsync_path(path)
+    for path in directories:
+        fsync_dir(path)
+
+
+@contextlib.contextmanager
+def replacing(path: str, *, mode: int = 0o644, step: Step = no_step, name: str = "") -> Generator[IO[bytes]]:
+    """Write a file that takes the place of `path` in one rename; on an exception `path` is as it was and nothing is left behind.
+
+    Returns on exit only when the bytes and the name are on disk. Steps: `<name>.write`, `<name>.fsync`, `<name>.rename`, `<name>.fsync_dir`.
+    """
+    name = name or os.path.basename(path)
+    directory = os.path.dirname(path) or "."
+    temporary = os.path.join(directory, f".{os.path.basename(path)}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    step(f"{name}.write")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    renamed = False
+    try:
+        with open(fd, "wb") as file:
+            yield file
+            file.flush()
+            step(f"{name}.fsync")
+            os.fsync(file.fileno())
+        step(f"{name}.rename")
+        os.rename(temporary, path)
+        renamed = True
+    finally:
+        if not renamed:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+    step(f"{name}.fsync_dir")
+    fsync_dir(directory)
+
+
+def write_file(path: str, data: bytes, *, mode: int = 0o644, step: Step = no_step, name: str = "") -> None:
+    """`replacing` for bytes that are all there."""
+    with replacing(path, mode=mode, step=step, name=name) as file:
+        file.write(data)
+
+
+def rename_new(old: str, new: str) -> None:
+    """rename(2) that refuses to replace: EEXIST when `new` is there. Neither directory is synced."""
+    linux.renameat2(old, new, linux.RENAME_NOREPLACE)
+
+
+@contextlib.contextmanager
+def suppress_errno(*codes: int) -> Generator[None]:
+    """Best-effort clean-up lists the errnos that it expects; any other OSError passes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in codes:
+            raise
+
+
+def remove_tree(path: str) -> None:
+    """Delete what is at `path`, through no symlink and no mount; absent is fine. Directories of mode 000 are opened up on the way."""
+    try:
+        os.unlink(path)
+        return
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError) as error:
+        if error.errno not in (errno.EISDIR, errno.EPERM, errno.EACCES):
+            raise
+    with suppress_errno(errno.EPERM):
+        os.chmod(path, 0o700, follow_symlinks=True)
+    with os.scandir(path) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(entry.path)
+            else:
+                os.unlink(entry.path)
+    os.rmdir(path)
