@@ -78,7 +78,7 @@ def encode(value: object) -> bytes:
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode() + b"\n"
+        return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text).encode() + b"\n"
 
 
 def encode_request(op: str, args: Mapping[str, Any], *, request_id: str, sandbox_id: str | None = None, **transport: Any) -> bytes:
