@@ -1,0 +1,178 @@
+"""Three scripted agents in one sandbox, each with an MCP server process of its own, all at work at the same time.
+
+They wait for one another only where the story needs it: everybody has started from the same version before anybody publishes, and carol
+ends her command after alice has published. What they do in between is real: real sessions, real tests, a real conflict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from mcp import Client, StdioServerParameters
+
+from eos_mcp.demo.story import Story
+
+CALL_DEADLINE_S = 60.0
+BROKEN = "    printf '%d.%02d\\n' $(($1 / 100)) $(($1 % 100))\n"
+FIXED = """\
+    sign= n=$1
+    if [ "$n" -lt 0 ]; then
+        sign=- n=$((-n))
+    fi
+    printf '%s%d.%02d\\n' "$sign" $((n / 100)) $((n % 100))
+"""
+CAROLS_LINE = "    printf '%d,%02d\\n' $(($1 / 100)) $(($1 % 100))\n"
+RESOLVED_LINE = "    printf '%s%d%s%02d\\n' \"$sign\" $((n / 100)) \"${TALLY_POINT:-.}\" $((n % 100))\n"
+TOP_REPORT = """\
+# report_top FILE: the three largest expenses, largest first.
+report_top() {
+    bookings "$1" | awk '$2 < 0 { print -$2, $3 }' | sort -rn | head -n 3
+}
+"""
+
+
+class Refused(Exception):
+    """A tool call came back as an error; `kind` and `details` are the envelope's."""
+
+    def __init__(self, tool: str, error: Mapping[str, Any]) -> None:
+        super().__init__(f"{tool}: {error.get('message')}")
+        self.kind, self.details = str(error.get("kind")), dict(error.get("details") or {})
+
+
+class Agent:
+    """One agent: an MCP client, the sandbox that it works in, and its voice in the story."""
+
+    def __init__(self, name: str, client: Client, sandbox_id: str, story: Story) -> None:
+        self.name, self.client, self.sandbox_id, self.story = name, client, sandbox_id, story
+
+    def say(self, text: str, *more: str) -> None:
+        self.story.say(self.name, text, *more)
+
+    async def call(self, tool: str, /, **arguments: Any) -> dict[str, Any]:
+        """One tool call; the structured result. Raises Refused on an error result."""
+        return await call(self.client, tool, sandbox_id=self.sandbox_id, **arguments)
+
+
+async def call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
+    """One tool call over MCP; the structured result, the same as the text's JSON. Raises Refused on an error result."""
+    result = await client.call_tool(tool, arguments, read_timeout_seconds=CALL_DEADLINE_S)
+    value = result.structured_content
+    if not isinstance(value, dict):
+        raise Refused(tool, {"kind": "protocol_error", "message": f"no structured content: {result.content!r}"})
+    if result.is_error or "error" in value:
+        raise Refused(tool, value.get("error") or {"message": json.dumps(value)})
+    return value
+
+
+@asynccontextmanager
+async def connected(server: StdioServerParameters) -> AsyncGenerator[Client]:
+    """An MCP client on a fresh server process."""
+    async with Client(server, read_timeout_seconds=CALL_DEADLINE_S) as client:
+        yield client
+
+
+class Stage:
+    """The points at which the agents meet."""
+
+    def __init__(self) -> None:
+        self.started = {"alice": anyio.Event(), "bob": anyio.Event(), "carol": anyio.Event()}
+        self.alice_published = anyio.Event()
+
+    async def all_started(self, who: str) -> None:
+        self.started[who].set()
+        for event in self.started.values():
+            await event.wait()
+
+
+def tail(output: str, lines: int = 3) -> list[str]:
+    return output.rstrip("\n").split("\n")[-lines:]
+
+
+def failures(output: str) -> list[str]:
+    return [line for line in output.split("\n") if line.startswith("FAIL")]
+
+
+async def alice(me: Agent, stage: Stage) -> None:
+    """Fixes a bug in a session of her own, with the tests, and publishes."""
+    session = (await me.call("create_workspace_session", agent=me.name))["workspace_session_id"]
+    me.say("opens a workspace session: her own view of the project")
+    await stage.all_started(me.name)
+    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh")
+    me.say(f"runs the tests: exit code {ran['exit_code']}", *failures(ran["output"]))
+    await me.call("file_edit", workspace_session_id=session, path="lib/money.sh", edits=[{"old_string": BROKEN, "new_string": FIXED}])
+    me.say("edits lib/money.sh: the sign of a negative amount is printed once")
+    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh")
+    me.say(f"runs the tests again: exit code {ran['exit_code']}", *tail(ran["output"], 1))
+    done = await me.call("publish_workspace_session", workspace_session_id=session)
+    me.say(f"publishes: version {done['publish']['revision']['manifest_version']}")
+    stage.alice_published.set()
+
+
+async def bob(me: Agent, stage: Stage) -> None:
+    """Adds a file with one command and no session: it is published when the command ends."""
+    await stage.all_started(me.name)
+    script = f"cat > lib/top.sh <<'E'\n{TOP_REPORT}E\nhere=$PWD; . lib/report.sh; . lib/top.sh; report_top data/sample.txt"
+    ran = await me.call("exec_command", cmd=script, agent=me.name)
+    me.say("adds lib/top.sh by one command, published when the command ended; it printed", *tail(ran["output"]))
+
+
+async def carol(me: Agent, stage: Stage) -> None:
+    """Changes the same line as alice, is refused, and loses nothing."""
+    cmd = "sed -i \"s/'%d\\.%02d/'%d,%02d/\" lib/money.sh && grep -n printf lib/money.sh && read answer"
+    running = await me.call("exec_command", cmd=cmd, agent=me.name, yield_time_ms=300)
+    me.say("starts a command that changes the same line of lib/money.sh: a comma for the point", *tail(running["output"], 1))
+    await stage.all_started(me.name)
+    await stage.alice_published.wait()
+    ended = running
+    if running["status"] == "running":
+        ended = await me.call("write_command_stdin", command_session_id=running["command_session_id"], stdin="go on\n", yield_time_ms=10000)
+    if not ended.get("publish_rejected"):
+        raise Refused("write_command_stdin", {"kind": "demo", "message": f"a rejection was expected: {ended}"})
+    conflict = ended["publish_rejection"]["conflicts"][0]
+    draft = ended["draft_id"]
+    me.say(
+        "her command ends after alice published: the publication is rejected as a whole, her work is kept",
+        f"conflict: {conflict['path']} ({conflict['class']}), published first by {who_of(conflict)}",
+        f"draft:    {draft}",
+    )
+    listed = (await me.call("list_drafts"))["drafts"]
+    session = (await me.call("create_workspace_session", draft_id=draft, draft_base="own", agent=me.name))["workspace_session_id"]
+    mine = await me.call("file_read", workspace_session_id=session, path="lib/money.sh")
+    theirs = await me.call("file_read", path="lib/money.sh")
+    await me.call("destroy_workspace_session", workspace_session_id=session)
+    me.say(
+        f"finds the draft in the list ({len(listed)} there) and opens it at its own base; her line is in it, the head has alice's",
+        "hers:  " + next(line.strip() for line in mine["content"].split("\n") if "printf" in line),
+        "head:  " + next(line.strip() for line in theirs["content"].split("\n") if "printf" in line),
+    )
+    session = (await me.call("create_workspace_session", agent=me.name))["workspace_session_id"]
+    old = next(line for line in FIXED.splitlines(keepends=True) if "printf" in line)
+    edits = [{"old_string": old, "new_string": RESOLVED_LINE}]
+    await me.call("file_edit", workspace_session_id=session, path="lib/money.sh", edits=edits)
+    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh && TALLY_POINT=, sh bin/tally balance data/sample.txt")
+    me.say(f"writes both intentions on top of the head and tests them: exit code {ran['exit_code']}", *tail(ran["output"], 2))
+    done = await me.call("publish_workspace_session", workspace_session_id=session)
+    await me.call("discard_draft", draft_id=draft)
+    me.say(f"publishes: version {done['publish']['revision']['manifest_version']}, and discards the draft")
+
+
+def who_of(conflict: Mapping[str, Any]) -> str:
+    theirs = conflict.get("theirs_layer") or {}
+    return str(theirs.get("agent") or theirs.get("owner") or "somebody")
+
+
+async def play(server: StdioServerParameters, sandbox_id: str, story: Story) -> None:
+    """Run the three at once; returns when all are done, raises the first failure of any."""
+    stage = Stage()
+    async with anyio.create_task_group() as group:
+        for name, part in (("alice", alice), ("bob", bob), ("carol", carol)):
+
+            async def run(name: str = name, part: Any = part) -> None:
+                async with connected(server) as client:
+                    await part(Agent(name, client, sandbox_id, story), stage)
+
+            group.start_soon(run)

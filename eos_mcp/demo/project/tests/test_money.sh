@@ -1,0 +1,7 @@
+. "$here/lib/money.sh"
+expect "whole amount" 12.00 "$(format_cents 1200)"
+expect "cents keep their zero" 0.05 "$(format_cents 5)"
+expect "zero" 0.00 "$(format_cents 0)"
+expect "a debt" -42.50 "$(format_cents -4250)"
+expect "a debt below one" -0.50 "$(format_cents -50)"
+expect "sum" 3 "$(printf '1\n4\n-2\n' | sum)"
