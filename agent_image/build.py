@@ -1,0 +1,449 @@
+"""The bundle: one read-only tree with everything that the agent needs, whatever the image of the sandbox holds.
+
+It is made from this machine's own Python: interpreter, its dynamic loader, every shared library that interpreter and extension modules
+name, a trimmed standard library, and our packages. Nothing of it is found by an absolute path, so it runs from any directory:
+
+    ld.so  bin/python3  bin/sandbox-daemon  lib/*.so*  lib/pythonX.Y/{stdlib, lib-dynload, eos_agent, layerstack, pathspec}
+
+The same inputs give the same bytes; the SHA-256 of the tree is its name. Where the host is no Linux, or of another architecture than the
+engine, `agent_image/Dockerfile` runs this file inside an image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple
+
+FORMAT = 1
+PACKAGES = ("eos_agent", "layerstack", "pathspec")
+MOUNTED_AT = "/eos/bundle"
+STEADY_TIME = 1_577_836_800
+"""mtime of every file, so that two archives of one tree are equal: 2020-01-01."""
+
+# A deny-list, not an allow-list: a module that a newer Python adds to its own start-up stays in.
+MODULES_LEFT_OUT = """
+test tests idlelib tkinter turtledemo lib2to3 ensurepip __pycache__ site-packages dist-packages distutils pydoc_data venv lib-dynload unittest
+xmlrpc wsgiref curses dbm sqlite3 msilib zipapp.py turtle.py antigravity.py this.py doctest.py webbrowser.py pydoc.py imaplib.py nntplib.py
+smtpd.py mailbox.py mailcap.py telnetlib.py poplib.py ftplib.py smtplib.py cgi.py cgitb.py aifc.py sunau.py wave.py chunk.py sndhdr.py imghdr.py
+pickletools.py __phello__ __phello__.foo.py tabnanny.py pyclbr.py crypt.py
+"""
+EXTENSIONS_LEFT_OUT = """
+_tkinter _test _ctypes_test _xx xx _sqlite3 _curses readline _dbm _gdbm audioop ossaudiodev nis _crypt _codecs_ _multibytecodec _decimal _lsprof
+spwd _zoneinfo _ssl _uuid _bz2 _lzma _interp
+"""
+DROPPED_MODULES = frozenset(MODULES_LEFT_OUT.split())
+DROPPED_EXTENSIONS = tuple(EXTENSIONS_LEFT_OUT.split())
+DROPPED_ENCODINGS = re.compile(
+    r"(big5|cp(?!437)|euc_|gb|hp_|hz|iso2022|iso8859_|johab|koi8|kz1048|mac_|palmos|ptcp|shift_|tis_|bz2_|rot_|uu_|quopri_|zlib_)"
+)
+
+DAEMON_SCRIPT = '''\
+"""Start the agent of this bundle. The name of this file is what a process list shows."""
+
+import os
+import sys
+
+os.environ["OPENSSL_CONF"] = os.devnull  # the image's own OpenSSL configuration is not for us
+from eos_agent.__main__ import main
+
+sys.exit(main(sys.argv[1:]))
+'''
+
+ASK_INTERPRETER = """
+import json, os, sys, sysconfig
+print(json.dumps({"executable": os.path.realpath(sys.executable), "stdlib": sysconfig.get_path("stdlib"), "version": "%d.%d" % sys.version_info[:2],
+ "dynload": [p for p in sys.path if p.endswith("lib-dynload")]}))
+"""
+
+COMPILE = """
+import os, py_compile, sys
+root, shown = sys.argv[1:]
+for folder, folders, files in os.walk(root):
+    folders.sort()
+    for name in sorted(files):
+        if name.endswith(".py"):
+            path = os.path.join(folder, name)
+            try:
+                py_compile.compile(path, dfile=shown + path[len(root):], doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+            except py_compile.PyCompileError as error:
+                if "/bad" not in path: raise SystemExit(str(error))
+"""
+
+
+class Bundle(NamedTuple):
+    """A tree on this machine's disk and the hash that names it, 64 hex digits."""
+
+    path: str
+    sha: str
+
+    def argv(self, at: str | None = None) -> list[str]:
+        """The command line that starts the agent; `at` is where the bundle lies for the reader of that line."""
+        return daemon_argv(at or self.path)
+
+
+class BuildError(Exception):
+    """This machine's Python cannot be carried; the message says what was looked at and what to do."""
+
+
+def python_argv(root: str) -> list[str]:
+    """The bundle's interpreter below `root`, with nothing but the bundle in reach."""
+    interpreter = f"{root}/bin/python3"
+    loader = [f"{root}/ld.so", "--inhibit-cache", "--library-path", f"{root}/lib", "--argv0", interpreter, interpreter]
+    return [*loader, "-I", "-S", "-X", "utf8"]
+
+
+def daemon_argv(root: str) -> list[str]:
+    return [*python_argv(root), f"{root}/bin/sandbox-daemon"]
+
+
+def build(dest_cache_dir: str) -> Bundle:
+    """The bundle of this machine's Python and our packages as they are now, below `dest_cache_dir`, made if it is not there yet.
+
+    Returns:
+        A complete tree at `<dest_cache_dir>/<sha>`, never changed again. Two callers at once get the same one.
+    Raises:
+        BuildError: no Linux, no dynamic loader, or a library of the interpreter is not to be found.
+    Cost: about a second the first time; then a read of our packages and a stat of each library, a few milliseconds.
+    """
+    os.makedirs(dest_cache_dir, exist_ok=True)
+    key = _input_key()
+    record_path = os.path.join(dest_cache_dir, f"key-{key}.json")
+    known = _recorded(record_path, dest_cache_dir)
+    if known is not None:
+        return known
+    staging = os.path.join(dest_cache_dir, f".building-{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        inputs = make(staging)
+        sha = tree_hash(staging)
+        path = os.path.join(dest_cache_dir, sha)
+        try:
+            os.rename(staging, path)
+        except OSError:
+            if not os.path.isdir(path):
+                raise
+        record = json.dumps({"format": FORMAT, "sha": sha, "inputs": inputs})
+        temporary = f"{record_path}.{os.getpid()}.{os.urandom(4).hex()}"
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(record)
+        os.rename(temporary, record_path)
+        return Bundle(path, sha)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def make(out: str) -> list[list[Any]]:
+    """Write the tree to `out`, which must not exist or be empty; on failure `out` holds rubbish.
+
+    Returns:
+        The files of the machine that it was made from and that an upgrade would change: [path, size, mtime_ns] each.
+    """
+    if sys.platform != "linux":
+        raise BuildError("the bundle is made on Linux; elsewhere agent_image/Dockerfile makes it in an image that has python3")
+    python = _interpreter()
+    asked: dict[str, Any] = json.loads(
+        subprocess.run([python, "-I", "-c", ASK_INTERPRETER], capture_output=True, text=True, check=True).stdout
+    )
+    executable, stdlib, version = str(asked["executable"]), str(asked["stdlib"]), str(asked["version"])
+    extensions: list[str] = asked["dynload"]
+    loader = _elf_interpreter(executable)
+    if loader is None:
+        raise BuildError(f"{executable} has no dynamic loader: a fully static Python cannot reach libc; use a distribution's python3")
+    lib = os.path.join(out, "lib")
+    target = os.path.join(lib, f"python{version}")
+    os.makedirs(os.path.join(target, "lib-dynload"))
+    os.makedirs(os.path.join(out, "bin"))
+    shutil.copyfile(os.path.realpath(loader), os.path.join(out, "ld.so"))
+    shutil.copyfile(executable, os.path.join(out, "bin", "python3"))
+    _copy_stdlib(stdlib, target)
+    libraries = dict(_needed(loader, executable))
+    for source in extensions:
+        for name in sorted(os.listdir(source)):
+            if ".so" in name and not name.startswith(DROPPED_EXTENSIONS):
+                shutil.copyfile(os.path.join(source, name), os.path.join(target, "lib-dynload", name))
+                libraries.update(_needed(loader, os.path.join(source, name)))
+    for name, path in sorted(libraries.items()):
+        if not name.startswith(("ld-linux", "ld-musl", "ld64")):
+            shutil.copyfile(os.path.realpath(path), os.path.join(lib, name))
+    _strip(out)
+    for package in PACKAGES:
+        _copy_package(package, target)
+    with open(os.path.join(out, "bin", "sandbox-daemon"), "w", encoding="utf-8") as script:
+        script.write(DAEMON_SCRIPT)
+    steady = {"PYTHONHASHSEED": "0", "PATH": os.environ.get("PATH", os.defpath)}
+    compiled = subprocess.run(
+        [python, "-S", "-s", "-P", "-c", COMPILE, out, MOUNTED_AT],
+        env=steady,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if compiled.returncode != 0:
+        raise BuildError(f"compiling the standard library with {python} failed: {(compiled.stderr or compiled.stdout).strip()[-500:]}")
+    _settle(out)
+    used = [executable, loader, os.path.join(stdlib, "os.py"), *libraries.values()]
+    return [_stat_of(path) for path in sorted(set(used))]
+
+
+def tree_hash(root: str) -> str:
+    """SHA-256 over path, mode and content of every entry, in byte order of paths."""
+    digest = hashlib.sha256(f"bundle {FORMAT}\n".encode())
+    for relative, path, status in _walk(root):
+        digest.update(f"{relative}\0{stat.S_IMODE(status.st_mode):o}\0".encode())
+        if stat.S_ISREG(status.st_mode):
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def archive(root: str) -> Iterator[bytes]:
+    """The tree as an uncompressed tar, in pieces of about 1 MiB; names are relative, owner is root, and equal trees give equal bytes."""
+
+    def add(tar: tarfile.TarFile) -> Generator[None]:
+        for relative, path, status in _walk(root):
+            info = tarfile.TarInfo(relative)
+            info.mode, info.mtime = stat.S_IMODE(status.st_mode), STEADY_TIME
+            if stat.S_ISDIR(status.st_mode):
+                info.type = tarfile.DIRTYPE
+                tar.addfile(info)
+            else:
+                info.size = status.st_size
+                with open(path, "rb") as file:
+                    tar.addfile(info, file)
+            yield
+
+    return streamed_tar(add)
+
+
+def streamed_tar(add: Callable[[tarfile.TarFile], Generator[None]], piece: int = 1 << 20) -> Iterator[bytes]:
+    """Bytes of the archive that `add` fills, which yields after each member; no more than one member and one piece is in memory."""
+    buffer = _Buffer()
+    with tarfile.open(fileobj=buffer, mode="w|", format=tarfile.PAX_FORMAT, bufsize=64 * 1024) as tar:
+        for _ in add(tar):
+            if buffer.held >= piece:
+                yield buffer.take()
+    yield buffer.take()
+
+
+class _Buffer(io.RawIOBase):
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.held = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self.pieces.append(bytes(data))
+        self.held += len(data)
+        return len(data)
+
+    def take(self) -> bytes:
+        out = b"".join(self.pieces)
+        self.pieces, self.held = [], 0
+        return out
+
+
+def build_context() -> Iterator[bytes]:
+    """What `agent_image/Dockerfile` wants as its build context: the Dockerfile and our packages, pathspec among them; no network is needed."""
+    here = os.path.dirname(os.path.abspath(__file__))
+
+    def add(tar: tarfile.TarFile) -> Generator[None]:
+        tar.add(os.path.join(here, "Dockerfile"), "Dockerfile", filter=_anonymous)
+        for name in ("__init__.py", "build.py"):
+            tar.add(os.path.join(here, name), f"context/agent_image/{name}", filter=_anonymous)
+        for package in PACKAGES:
+            root = _package_root(package)
+            for relative, path, status in _walk(root):
+                if stat.S_ISREG(status.st_mode) and relative.endswith(".py"):
+                    tar.add(path, f"context/{package}/{relative}", filter=_anonymous)
+                    yield
+        yield
+
+    return streamed_tar(add)
+
+
+def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    info.mtime = STEADY_TIME
+    return info
+
+
+def _interpreter() -> str:
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def _input_key() -> str:
+    """What a bundle is made from, apart from the libraries, whose stat the record keeps: the interpreter, our packages, this file."""
+    digest = hashlib.sha256(f"{FORMAT} {sys.version} {shutil.which('strip') is not None} {_stat_of(_interpreter())}\n".encode())
+    with open(os.path.abspath(__file__), "rb") as file:
+        digest.update(file.read())
+    for package in PACKAGES:
+        root = _package_root(package)
+        for relative, path, status in _walk(root):
+            if relative.endswith(".py") and stat.S_ISREG(status.st_mode):
+                with open(path, "rb") as file:
+                    content = file.read()
+                digest.update(f"{package}/{relative}\0{len(content)}\0".encode())
+                digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+def _recorded(record_path: str, cache_dir: str) -> Bundle | None:
+    try:
+        with open(record_path, encoding="utf-8") as file:
+            record = json.load(file)
+        path = os.path.join(cache_dir, str(record["sha"]))
+        if record["format"] == FORMAT and os.path.isdir(path) and all(_stat_of(entry[0]) == entry for entry in record["inputs"]):
+            return Bundle(path, str(record["sha"]))
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        pass
+    return None
+
+
+def _stat_of(path: str) -> list[Any]:
+    status = os.stat(path)
+    return [path, status.st_size, status.st_mtime_ns]
+
+
+def _package_root(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise BuildError(f"the package {package} is not installed beside agent_image")
+    return os.path.dirname(os.path.abspath(spec.origin))
+
+
+def _elf_interpreter(path: str) -> str | None:
+    """PT_INTERP of a 64-bit little-endian ELF file."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if head[:6] != b"\x7fELF\x02\x01":
+            raise BuildError(f"{path} is no 64-bit little-endian ELF file")
+        (offset,) = struct.unpack_from("<Q", head, 32)
+        size, count = struct.unpack_from("<HH", head, 54)
+        file.seek(offset)
+        table = file.read(size * count)
+        for index in range(count):
+            if struct.unpack_from("<I", table, index * size)[0] == 3:
+                at, _, _, length = struct.unpack_from("<QQQQ", table, index * size + 8)
+                file.seek(at)
+                return file.read(length).rstrip(b"\0").decode()
+    return None
+
+
+def _needed(loader: str, path: str) -> list[tuple[str, str]]:
+    """Every shared library that the loader maps for `path`: (name, absolute path)."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("LD_")}
+    done = subprocess.run([loader, "--list", path], capture_output=True, text=True, env=env, check=False)
+    found: list[tuple[str, str]] = []
+    for line in done.stdout.splitlines():
+        if m := re.match(r"\s*(\S+) => (/\S+)", line):
+            found.append((m[1], m[2]))
+        elif "not found" in line:
+            raise BuildError(f"{path} needs {line.strip()}")
+    return found
+
+
+def _copy_stdlib(source: str, target: str) -> None:
+    for name in sorted(os.listdir(source)):
+        path = os.path.join(source, name)
+        if name in DROPPED_MODULES or name.startswith("config-"):
+            continue
+        if os.path.isdir(path):
+            ignored = shutil.ignore_patterns("__pycache__", "test", "tests", "*.pyc", "*.exe", "*.a", "*.o")
+            shutil.copytree(path, os.path.join(target, name), ignore=ignored, copy_function=shutil.copyfile)
+        elif name.endswith(".py") or name == "LICENSE.txt":
+            shutil.copyfile(path, os.path.join(target, name))
+    encodings = os.path.join(target, "encodings")
+    for name in os.listdir(encodings):
+        if DROPPED_ENCODINGS.match(name):
+            os.unlink(os.path.join(encodings, name))
+
+
+def _copy_package(package: str, target: str) -> None:
+    root = _package_root(package)
+    for relative, path, status in _walk(root):
+        if stat.S_ISREG(status.st_mode) and relative.endswith(".py"):
+            to = os.path.join(target, package, relative)
+            os.makedirs(os.path.dirname(to), exist_ok=True)
+            shutil.copyfile(path, to)
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if ".dist-info" in str(file) and "LICENSE" in file.name.upper() and package == "pathspec":
+            shutil.copyfile(file.locate(), os.path.join(target, package, "LICENSE"))
+
+
+def _strip(out: str) -> None:
+    """Take debug data off, where the tool exists; the loader stays as it is."""
+    tool = shutil.which("strip")
+    if tool is None:
+        return
+    paths: list[str] = []
+    for relative, path, status in _walk(out):
+        if stat.S_ISREG(status.st_mode) and relative != "ld.so":
+            with open(path, "rb") as file:
+                if file.read(4) == b"\x7fELF":
+                    paths.append(path)
+    subprocess.run([tool, "--strip-unneeded", "--", *paths], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
+def _settle(out: str) -> None:
+    """Modes and times that do not depend on the machine's umask or clock."""
+    for relative, path, status in _walk(out):
+        if stat.S_ISDIR(status.st_mode):
+            os.chmod(path, 0o755)
+        else:
+            os.chmod(path, 0o755 if relative in ("ld.so", "bin/python3", "bin/sandbox-daemon") else 0o644)
+            os.utime(path, (STEADY_TIME, STEADY_TIME))
+    os.chmod(out, 0o755)
+
+
+def _walk(root: str) -> Iterator[tuple[str, str, os.stat_result]]:
+    """(relative path, path, lstat) of everything below `root` but byte code of the source tree, parents first, in byte order."""
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        below: list[str] = []
+        for name in sorted(os.listdir(os.path.join(root, folder)), key=os.fsencode):
+            relative = os.path.join(folder, name)
+            path = os.path.join(root, relative)
+            status = os.lstat(path)
+            yield relative, path, status
+            if stat.S_ISDIR(status.st_mode):
+                below.append(relative)
+        pending.extend(reversed(below))
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.stderr.write("usage: python -m agent_image.build OUT\nWrites the bundle to OUT, which must not exist, and prints its hash.\n")
+        return 2
+    try:
+        make(arguments[0])
+    except (BuildError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(tree_hash(arguments[0]) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
