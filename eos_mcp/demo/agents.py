@@ -26,7 +26,7 @@ FIXED = """\
     printf '%s%d.%02d\\n' "$sign" $((n / 100)) $((n % 100))
 """
 CAROLS_LINE = "    printf '%d,%02d\\n' $(($1 / 100)) $(($1 % 100))\n"
-RESOLVED_LINE = "    printf '%s%d%s%02d\\n' \"$sign\" $((n / 100)) \"${TALLY_POINT:-.}\" $((n % 100))\n"
+RESOLVED_LINE = '    printf \'%s%d%s%02d\\n\' "$sign" $((n / 100)) "${TALLY_POINT:-.}" $((n % 100))\n'
 TOP_REPORT = """\
 # report_top FILE: the three largest expenses, largest first.
 report_top() {
@@ -153,7 +153,9 @@ async def carol(me: Agent, stage: Stage) -> None:
     old = next(line for line in FIXED.splitlines(keepends=True) if "printf" in line)
     edits = [{"old_string": old, "new_string": RESOLVED_LINE}]
     await me.call("file_edit", workspace_session_id=session, path="lib/money.sh", edits=edits)
-    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh && TALLY_POINT=, sh bin/tally balance data/sample.txt")
+    ran = await me.call(
+        "exec_command", workspace_session_id=session, cmd="sh tests/run.sh && TALLY_POINT=, sh bin/tally balance data/sample.txt"
+    )
     me.say(f"writes both intentions on top of the head and tests them: exit code {ran['exit_code']}", *tail(ran["output"], 2))
     done = await me.call("publish_workspace_session", workspace_session_id=session)
     await me.call("discard_draft", draft_id=draft)

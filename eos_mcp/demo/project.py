@@ -48,7 +48,7 @@ def _bytes_of(path: str, older: str | None) -> bytes:
 
 
 def _mode(path: str) -> int:
-    return 0o755 if path.startswith("bin/") or path.endswith(".sh") and path.startswith("tests/") else 0o644
+    return 0o755 if path.startswith("bin/") or (path.endswith(".sh") and path.startswith("tests/")) else 0o644
 
 
 class Repository:

@@ -1,0 +1,116 @@
+"""Which image the demo runs in: a local one that has /bin/sh, else one made from the host's static busybox, else none.
+
+Nothing is pulled. The answer is a name for `create_sandbox` and a sentence that says why.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import docker
+
+BUSYBOX_IMAGE = "eos-demo/busybox:latest"
+LOOK_AT_MOST = 8
+
+
+class Choice(NamedTuple):
+    image: str
+    backend: str
+    why: str
+
+
+def has_shell(engine: docker.DockerClient, image: str) -> bool:
+    """Whether `image` has /bin/sh and awk, asked of a container that is never started."""
+    from docker.errors import APIError, NotFound
+
+    container: Any = engine.containers.create(image, ["/bin/sh"], labels={"eos.demo": "probe"})
+    try:
+        for path in ("/bin/sh", "/usr/bin/awk"):
+            try:
+                container.get_archive(path)
+            except NotFound:
+                if path == "/usr/bin/awk":
+                    try:
+                        container.get_archive("/bin/awk")
+                    except NotFound:
+                        return False
+                else:
+                    return False
+        return True
+    except APIError:
+        return False
+    finally:
+        container.remove(force=True, v=True)
+
+
+def local_image(engine: docker.DockerClient) -> str | None:
+    """The smallest tagged local image that can run the demo's shell; at most eight are looked at."""
+    images: list[Any] = sorted((i for i in engine.images.list() if i.tags), key=lambda i: int(i.attrs.get("Size", 0)))
+    for image in images[:LOOK_AT_MOST]:
+        if int(image.attrs.get("Size", 0)) and has_shell(engine, image.tags[0]):
+            return str(image.tags[0])
+    return None
+
+
+def is_static(program: str) -> bool:
+    """Whether an ELF program asks for no loader (it has no PT_INTERP)."""
+    raw = Path(program).read_bytes()
+    if raw[:5] != b"\x7fELF\x02":
+        return False
+    offset, size, count = int.from_bytes(raw[32:40], "little"), int.from_bytes(raw[54:56], "little"), int.from_bytes(raw[56:58], "little")
+    return all(int.from_bytes(raw[offset + n * size : offset + n * size + 4], "little") != 3 for n in range(count))
+
+
+def busybox_image(engine: docker.DockerClient) -> str | None:
+    """Import an image that holds the host's static busybox and a link for each of its programs; None without one."""
+    program = shutil.which("busybox")
+    if program is None or not is_static(program):
+        return None
+    names = subprocess.run([program, "--list"], capture_output=True, text=True, check=True, timeout=10).stdout.split()
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, mode in (("bin", 0o755), ("tmp", 0o1777), ("root", 0o700)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, mode
+            tar.addfile(entry)
+        tar.add(program, "bin/busybox")
+        for name in names:
+            if name != "busybox":
+                link = tarfile.TarInfo(f"bin/{name}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(link)
+    repository, _, tag = BUSYBOX_IMAGE.partition(":")
+    engine.api.import_image_from_data(out.getvalue(), repository=repository, tag=tag)
+    return BUSYBOX_IMAGE
+
+
+def choose(image: str | None, backend: str) -> Choice:
+    """The image and backend for what the caller asked; under `auto` Docker is used when an engine answers and has, or can get, an image."""
+    if backend == "local" or (image is not None and (image == "host" or image.startswith("rootfs:"))):
+        return Choice(image or "host", "local", "the local provider was asked for")
+    if image is not None:
+        return Choice(image, "docker", "the image was asked for")
+    from eos_agent.protocol import OperationError
+    from eos_mcp.providers.docker import connect
+
+    try:
+        engine = connect()
+    except OperationError as error:
+        if backend == "docker":
+            raise
+        return Choice("host", "local", f"no Docker engine answers ({error.message}): the local provider runs straight on this machine")
+    found = local_image(engine)
+    if found is not None:
+        return Choice(found, "docker", "a local image that has /bin/sh")
+    made = busybox_image(engine)
+    if made is not None:
+        return Choice(made, "docker", "made from this machine's static busybox")
+    if backend == "docker":
+        raise OperationError("invalid_request", "no local image has /bin/sh and there is no static busybox", reason="image_not_found")
+    return Choice("host", "local", "Docker has no image with /bin/sh and there is no static busybox: the local provider is used")

@@ -1,0 +1,124 @@
+"""The demo from set-up to export, in the order in which it happens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp import Client, StdioServerParameters
+
+from eos_agent.protocol import OperationError
+from eos_mcp.demo import Options, agents, host_tests, images, project
+from eos_mcp.demo.story import Story
+
+
+def server_parameters(home: Path, backend: str) -> StdioServerParameters:
+    """One `eos-mcp` process on the demo's own gateway: state, token and base cache lie in `home`, so nobody else's sandboxes are seen."""
+    names = ("PATH", "HOME", "XDG_CACHE_HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    environment |= {"EOS_STATE_DIR": str(home / "state"), "EOS_SHARED_BASE_CACHE": str(home / "bases"), "EOS_GATEWAY_BACKEND": backend}
+    return StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "agent"], env=environment)
+
+
+def run(options: Options, home: Path) -> int:
+    story = Story()
+    story.heading("eos demo: three agents, one project, one sandbox")
+    try:
+        choice = images.choose(options.image or None, options.backend)
+    except OperationError as error:
+        print(f"eos demo: {error.message}", file=sys.stderr)
+        return 1
+    workspace = home / "tally"
+    workspace.mkdir()
+    commits = project.unpack(workspace)
+    count = sum(1 for p in workspace.rglob("*") if p.is_file() and ".git" not in p.relative_to(workspace).parts)
+    story.say("project", f"tally, a shell program: {count} files, {commits} commits, in {workspace}")
+    story.say("sandbox", f"image {choice.image}: {choice.why}")
+    server = server_parameters(home, choice.backend)
+    try:
+        return anyio.run(perform, options, home, workspace, server, choice.image, story)
+    except* (agents.Refused, OSError) as group:
+        for error in group.exceptions:
+            print(f"eos demo: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if not options.keep:
+            stop_gateway(server)
+
+
+async def perform(options: Options, home: Path, workspace: Path, server: StdioServerParameters, image: str, story: Story) -> int:
+    async with agents.connected(server) as person:
+        story.say("mcp", "an eos-mcp server runs and has started a gateway of its own")
+        sandbox = await create(person, image, workspace, story)
+        finished = False
+        try:
+            set_up_s = story.elapsed_s()
+            story.heading("Three agents at the same time")
+            await agents.play(server, sandbox, story)
+            story.heading("The result")
+            status = await export(person, options, workspace, sandbox, story)
+            story.say("demo", f"{story.elapsed_s() - set_up_s:.1f} s after set-up ({set_up_s:.1f} s)")
+            finished = True
+            return status
+        finally:
+            with anyio.CancelScope(shield=True):
+                if options.keep and finished:
+                    story.say(
+                        "sandbox", f"{sandbox} goes on; EOS_STATE_DIR={home / 'state'} eos runtime --sandbox-id {sandbox} exec_command 'ls'"
+                    )
+                else:
+                    await agents.call(person, "destroy_sandbox", sandbox_id=sandbox)
+                    story.say("sandbox", "destroyed: no container, no mount, no process is left")
+
+
+async def create(person: Client, image: str, workspace: Path, story: Story) -> str:
+    async def progress(_done: float, _total: float | None, message: str | None) -> None:
+        if message:
+            story.say("", f"  {message}")
+
+    asked = {"image": image, "workspace_root": str(workspace)}
+    result = await person.call_tool("create_sandbox", asked, read_timeout_seconds=120, progress_callback=progress)
+    value = result.structured_content
+    if not isinstance(value, dict) or result.is_error:
+        error: Any = value.get("error", {}) if isinstance(value, dict) else {}
+        raise agents.Refused("create_sandbox", error)
+    story.say("sandbox", f"{value['id']} is {value['state']}: a copy of the project is its base, the directory itself stays as it is")
+    return str(value["id"])
+
+
+async def export(person: Client, options: Options, workspace: Path, sandbox: str, story: Story) -> int:
+    """Export the published delta onto a copy of the project and run the tests there, on this machine."""
+    dest = Path(options.dest) if options.dest else Path(tempfile.mkdtemp(prefix="eos-demo-result-"))
+    dest = dest.absolute()
+    shutil.copytree(workspace, dest, symlinks=True, dirs_exist_ok=True)
+    done = await agents.call(person, "export_changes", sandbox_id=sandbox, dest=str(dest))
+    changed = f"{done['files_written']} files written, {done['deletes_applied']} deleted"
+    story.say(
+        "export",
+        f"version {done['manifest_version']}, {len(done['layers_exported'])} layers, onto a copy of the project: {changed}",
+        str(dest),
+    )
+    if shutil.which("git"):
+        shown = subprocess.run(
+            ["git", "-C", str(dest), "-c", "safe.directory=*", "status", "--short"], capture_output=True, text=True, timeout=30
+        )
+        story.say("export", "git status there:", *shown.stdout.rstrip("\n").split("\n"))
+    status, last = host_tests(dest)
+    story.say("tests", f"the project's tests on this machine, in {dest}: {last}")
+    before, untouched = host_tests(workspace)
+    story.say("tests", f"in the directory that the sandbox was made from, which nobody touched: {untouched}")
+    return 0 if status == 0 and before != 0 else 1
+
+
+def stop_gateway(server: StdioServerParameters) -> None:
+    """Stop the demo's own gateway and wait until it is gone."""
+    command = [sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"]
+    done = subprocess.run(command, env=server.env, capture_output=True, text=True, timeout=30)
+    if done.returncode != 0:
+        print(f"eos demo: the gateway did not stop: {done.stderr.strip()}", file=sys.stderr)
