@@ -1,0 +1,1 @@
+"""Figures of this machine, each beside its baseline in the same run: `make bench`, or `python -m benchmarks [ROW ...]`."""
