@@ -1,0 +1,833 @@
+"""The runtime and observability operations, declared once: names, arguments, bounds, hints, texts. Pure data, any OS, standard library only.
+
+The command lines, the MCP tools, the gateway's budgets and the agent's argument checks all read these tables. The order of a table is the order of
+the help page and of `tools/list`. What the reference has comes first; `ours` marks operations, arguments and result fields beyond it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from eos_agent.protocol import INVALID_REQUEST, OperationError
+
+U64_MAX = 2**64 - 1
+KINDS = ("string", "integer", "float", "path", "json_array", "boolean")
+NO_BUDGET = math.inf  # an operation whose length nobody can bound: the gateway waits for it
+
+
+class Argument(NamedTuple):
+    """One argument. Bounds are inclusive; `items` is the JSON schema of an array's members; `default` has its native JSON type."""
+
+    name: str
+    kind: str
+    required: bool = False
+    help: str = ""
+    default: Any = None
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    items: dict[str, Any] | None = None
+    flag: str = ""  # "" = the kebab-case name
+    positional: str = ""  # the label, for the one argument of an operation that has no flag
+    aliases: tuple[str, ...] = ()
+    value: str = ""  # what stands for the value in a usage line; "" = by kind
+    file_flag: str = ""  # a command line also takes the value from a file, `-` is standard input
+    server_default: Any = None  # what a raw request without the (required) argument means
+    ours: bool = False
+
+    @property
+    def label(self) -> str:
+        """`--path`, or the positional's label."""
+        return self.positional or self.flag or "--" + self.name.replace("_", "-")
+
+    @property
+    def value_label(self) -> str:
+        """`dir|tar`, `N`, `PATH`: the value in a usage line."""
+        by_kind = {"integer": "N", "float": "N", "path": "PATH", "json_array": "JSON", "boolean": "true|false"}
+        return self.value or "|".join(self.choices) or by_kind.get(self.kind, "VALUE")
+
+
+class ResultField(NamedTuple):
+    """A key of the result. `type` is JSON's word for it, alternatives joined by `|`. Any key may be absent."""
+
+    name: str
+    type: str
+    help: str = ""
+    ours: bool = False
+
+
+class Family(NamedTuple):
+    id: str
+    title: str
+    summary: str
+    description: str
+
+
+class Operation(NamedTuple):
+    """One operation.
+
+    `waits` is how long it may rightly take beyond the common 30 s: seconds, NO_BUDGET, or the name of the argument (`…_ms` or `…_s`) that says so.
+    """
+
+    name: str
+    domain: str
+    family: str
+    summary: str
+    description: str
+    arguments: tuple[Argument, ...] = ()
+    scope: str = "sandbox_required"
+    owner: str = "runtime"
+    visibility: str = "public"
+    read_only: bool = False
+    destructive: bool = False
+    idempotent: bool = False
+    open_world: bool = False
+    related: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+    when_to_use: tuple[str, ...] = ()
+    result: tuple[ResultField, ...] = ()
+    sets: tuple[str, ...] = ()
+    ours: bool = False
+    waits: float | str = 0
+    promise: str = ""
+    result_example: str = ""
+
+    def argument(self, name: str) -> Argument | None:
+        return next((a for a in self.arguments if a.name == name), None)
+
+
+AGENT_SETS = ("runtime", "agent", "all")
+RUNTIME_SETS = ("runtime", "all")
+OBSERVABILITY_SETS = ("observability", "all")
+
+RUNTIME_FAMILIES = (
+    Family("command", "Commands", "Run commands and talk to them.", "Start a command in a workspace session, feed it, read it, stop it."),
+    Family("file", "Files", "Read and change files.", "Files of the published head, or of a session's private view."),
+    Family("daemon_http", "Daemon HTTP", "The sandbox's small HTTP surface.", "No operations of its own."),
+    Family("network_isolation", "Network isolation", "Sessions with their own network.", "No operations of its own."),
+    Family("reserved_paths", "Reserved paths", "Names that cannot be published.", "No operations of its own."),
+    Family("shell_security", "Shell security", "What a command may not do.", "No operations of its own."),
+    Family(
+        "workspace_session",
+        "Workspace sessions",
+        "Open, publish and discard private views.",
+        "A session is a private writable view of one version. Publishing appends what it changed as one layer, all of it or nothing.",
+    ),
+    Family(
+        "draft",
+        "Drafts",
+        "Look at and settle work that was not published.",
+        "A refused or interrupted session leaves its work as a draft; nothing is lost until it is discarded.",
+    ),
+)
+
+OBSERVABILITY_FAMILIES = (
+    Family("snapshot", "Snapshot", "What exists now.", "State of one sandbox, or of all of them."),
+    Family("trace", "Trace", "Spans of one request.", "No operations yet."),
+    Family("events", "Events", "What happened, newest last.", "No operations yet."),
+    Family("resources", "Resources", "CPU and memory over time.", "No operations yet."),
+    Family("daemon", "Daemon", "The agent process itself.", "No operations yet."),
+    Family("topology", "Topology", "Processes and namespaces.", "No operations yet."),
+    Family("cgroup", "Cgroup", "Limits and pressure.", "No operations yet."),
+    Family("layerstack", "Layer stack", "Layers, sizes and leases.", "The stack as it lies on disk."),
+    Family("resource_isolation", "Resource isolation", "What one sandbox can take from another.", "No operations of its own."),
+    Family("resource_efficiency", "Resource efficiency", "What a sandbox costs.", "No operations of its own."),
+)
+
+_SESSION = Argument("workspace_session_id", "string", help="Session to act in. Omit for the published head.", value="ID")
+_COMMAND_ID = Argument("command_session_id", "string", required=True, help="Id that exec_command returned.", value="ID")
+_YIELD = Argument(
+    "yield_time_ms",
+    "integer",
+    help="How long to wait for the end before answering, in ms (1000 when absent; 0 = answer at once).",
+    minimum=0,
+    value="N",
+)
+_AGENT = Argument("agent", "string", help="Your name, shown to others in conflicts and drafts.", value="NAME", ours=True)
+_PATH = Argument("path", "string", required=True, help="Path relative to the workspace root, or absolute below it.", value="PATH")
+_GRACE = Argument("grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N")
+_DRAFT = Argument("draft_id", "string", help="Draft id, from a refused publish or list_drafts.", value="ID", ours=True)
+
+_COMMAND_RESULT = (
+    ResultField("status", "string", "running, ok, error, timed_out or cancelled; ok means exit code 0"),
+    ResultField("exit_code", "integer|null", "null while running; 124 timeout, 130 cancelled, -N killed by signal N"),
+    ResultField("wall_time_seconds", "number"),
+    ResultField("command_total_time_seconds", "number"),
+    ResultField("start_offset", "integer", "first line in output"),
+    ResultField("end_offset", "integer", "one past the last line in output; go on here"),
+    ResultField("total_lines", "integer"),
+    ResultField("original_token_count", "integer"),
+    ResultField("output", "string", "stdout and stderr as the terminal had them"),
+    ResultField("command_session_id", "string"),
+    ResultField("workspace_session_id", "string"),
+    ResultField("publish_rejected", "boolean", "true: nothing was published, the work is in draft_id"),
+    ResultField("publish_reject_class", "string"),
+    ResultField("finalization_failed", "boolean"),
+    ResultField("finalization_failure_class", "string"),
+    ResultField("finalization_attempts", "integer"),
+    ResultField("publish", "object", "published, no_op, revision, route_summary", ours=True),
+    ResultField("publish_rejection", "object", "every conflict with base, ours, theirs and hunks", ours=True),
+    ResultField("draft_id", "string", "where refused work is kept", ours=True),
+    ResultField("hint", "string", ours=True),
+    ResultField("finalizing", "boolean", "the command ended, its session is being published", ours=True),
+    ResultField("leader_exit_code", "integer", "the command itself ended, others of its group live", ours=True),
+    ResultField("waiting_on", "array", "processes of the group that still run", ours=True),
+    ResultField("left_behind", "array", "processes that left the group", ours=True),
+    ResultField("stderr", "string", "with split_output", ours=True),
+    ResultField("truncated", "boolean", ours=True),
+)
+_FILE_CHANGE = (
+    ResultField("type", "string", "create, update or edit"),
+    ResultField("path", "string"),
+    ResultField("bytes_written", "integer"),
+)
+_CONFLICT_RESULT = (
+    ResultField("conflicts", "array", "path, class, base, ours, theirs, theirs_layer, hunks", ours=True),
+    ResultField("conflict_count", "integer", ours=True),
+)
+
+RUNTIME: tuple[Operation, ...] = (
+    Operation(
+        "exec_command",
+        "runtime",
+        "command",
+        "Run a shell command",
+        "Run a shell command in the workspace. Without workspace_session_id its changes are published as one layer when it ends; with one they stay private. "
+        "Waits yield_time_ms, then answers with the result or status running and a command_session_id for read_command_lines. "
+        "publish_rejected: your work is in draft_id; read the conflicts, redo on the head, discard the draft.",
+        (
+            Argument("cmd", "string", required=True, help="The command, run by sh or bash.", positional="COMMAND"),
+            _SESSION._replace(help="Session to run in. Omit for a fresh one that publishes when the command ends."),
+            Argument("timeout_ms", "integer", help="Kill the command after this long, in ms. Default: never.", minimum=0),
+            _YIELD,
+            Argument("cwd", "path", help="Directory to run in, relative to the workspace root or absolute.", ours=True),
+            Argument(
+                "env",
+                "json_array",
+                help='Extra environment, an array of "NAME=value".',
+                items={"type": "string", "pattern": "^[^=]+="},
+                ours=True,
+            ),
+            Argument("tty", "boolean", help="true: a terminal with open stdin. false: pipes, stdin closed.", default=True, ours=True),
+            Argument(
+                "stdin",
+                "string",
+                help="Text for the command's stdin; with tty=false the input ends after it.",
+                value="TEXT",
+                file_flag="--stdin-file",
+                ours=True,
+            ),
+            Argument("split_output", "boolean", help="Keep stderr apart from output; needs tty=false.", default=False, ours=True),
+            _AGENT,
+        ),
+        open_world=True,
+        related=("read_command_lines", "write_command_stdin", "wait_command", "create_workspace_session"),
+        examples=(
+            'sandbox-runtime-cli --sandbox-id eos-1 exec_command "make test"',
+            'sandbox-runtime-cli --sandbox-id eos-1 exec_command --workspace-session-id ID --timeout-ms 60000 "pytest -q"',
+        ),
+        result=_COMMAND_RESULT,
+        sets=AGENT_SETS,
+        waits="yield_time_ms",
+        promise="The answer that reports the end comes after the session's work was published or kept as a draft.",
+        result_example='{"status": "ok", "exit_code": 0, "output": "ready", "start_offset": 0, "end_offset": 1, "total_lines": 1}',
+    ),
+    Operation(
+        "write_command_stdin",
+        "runtime",
+        "command",
+        "Write to a running command",
+        "Send text to a running command, as typed: add the newline yourself. Only U+0003 or U+0004 cancels the command (exit code 130). "
+        "Returns the lines produced since the last answer. A command that has ended answers operation_failed: read it with read_command_lines.",
+        (
+            _COMMAND_ID,
+            Argument("stdin", "string", required=True, help="Text to write, verbatim.", positional="TEXT", file_flag="--stdin-file"),
+            _YIELD,
+        ),
+        open_world=True,
+        related=("exec_command", "close_stdin", "signal_command"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 write_command_stdin --command-session-id namespace_execution_1 $'yes\\n'",),
+        result=_COMMAND_RESULT,
+        sets=AGENT_SETS,
+        waits="yield_time_ms",
+        promise="Bytes are written as given, within two seconds or not at all.",
+        result_example='{"status": "running", "exit_code": null, "output": "continue? yes", "command_session_id": "namespace_execution_1"}',
+    ),
+    Operation(
+        "read_command_lines",
+        "runtime",
+        "command",
+        "Read a command's output by line",
+        "Read output of a running or ended command from any line; does not wait and does not move the cursor of other calls. "
+        "Go on at end_offset until it equals total_lines. not_found: the id never existed or was evicted (the newest 512 ended commands are kept).",
+        (
+            _COMMAND_ID,
+            Argument("start_offset", "integer", help="First line, from 0.", default=0, minimum=0),
+            Argument("limit", "integer", help="Most lines to return; kept within 1 to 1000.", default=200, minimum=0),
+        ),
+        read_only=True,
+        idempotent=True,
+        related=("exec_command", "wait_command"),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 read_command_lines --command-session-id namespace_execution_1 --start-offset 200",
+        ),
+        result=_COMMAND_RESULT,
+        sets=AGENT_SETS,
+        promise="Offsets are stable: the same offset gives the same line for as long as the command is kept.",
+        result_example='{"status": "ok", "exit_code": 0, "start_offset": 0, "end_offset": 2, "total_lines": 2, "output": "a\\nb"}',
+    ),
+    Operation(
+        "file_read",
+        "runtime",
+        "file",
+        "Read a text file",
+        "Read lines of a UTF-8 file: of the published head, or of a session's private view. Returns at most 2000 lines and 256 KiB; go on at next_offset. "
+        "not_found: no such file or session. Symlinks and binary files are refused; use exec_command for those.",
+        (
+            _PATH,
+            Argument("offset", "integer", help="First line, from 1.", default=1, minimum=1),
+            Argument("limit", "integer", help="Most lines to return.", default=2000, minimum=1, maximum=2000),
+            _SESSION,
+        ),
+        read_only=True,
+        idempotent=True,
+        related=("file_write", "file_edit", "file_list"),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 file_read --path README.md",
+            "sandbox-runtime-cli --sandbox-id eos-1 file_read --path big.log --offset 2001",
+        ),
+        result=(
+            ResultField("path", "string"),
+            ResultField("content", "string"),
+            ResultField("start_line", "integer"),
+            ResultField("num_lines", "integer"),
+            ResultField("total_lines", "integer"),
+            ResultField("bytes_read", "integer"),
+            ResultField("total_bytes", "integer"),
+            ResultField("next_offset", "integer|null"),
+            ResultField("truncated", "boolean"),
+        ),
+        sets=AGENT_SETS,
+        promise="One whole published version is read, never half of a change.",
+        result_example='{"path": "status.txt", "content": "ready", "start_line": 1, "num_lines": 1, "total_lines": 1, "bytes_read": 5, "total_bytes": 6, "next_offset": null, "truncated": false}',
+    ),
+    Operation(
+        "file_write",
+        "runtime",
+        "file",
+        "Write a whole file",
+        "Replace or create a file with the given text; parents are made, the mode is kept. Without workspace_session_id it is published at once as one layer "
+        "and replaces what is there, so read first; with one it stays private to that session. Directories and symlinks are refused.",
+        (
+            _PATH,
+            Argument(
+                "content",
+                "string",
+                required=True,
+                help="The whole new content.",
+                value="TEXT",
+                file_flag="--content-file",
+                server_default="",
+            ),
+            _SESSION._replace(help="Session to write in. Omit to publish at once."),
+            _AGENT,
+        ),
+        idempotent=True,
+        related=("file_edit", "file_read"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_write --path notes.txt --content-file -",),
+        result=_FILE_CHANGE,
+        sets=AGENT_SETS,
+        promise="All of the content is there afterwards, or the file is as it was.",
+        result_example='{"type": "create", "path": "notes.txt", "bytes_written": 6}',
+    ),
+    Operation(
+        "file_edit",
+        "runtime",
+        "file",
+        "Replace exact text in a file",
+        "Apply exact replacements in order; each old_string must occur exactly once unless replace_all. All of them or none. "
+        "Without workspace_session_id the result is published at once; concurrent edits of other lines survive. "
+        "invalid_request names the edit that did not match: read the file again and send a longer old_string.",
+        (
+            _PATH,
+            Argument(
+                "edits",
+                "json_array",
+                required=True,
+                help="Array of {old_string, new_string, replace_all?}.",
+                items={
+                    "type": "object",
+                    "properties": {"old_string": {"type": "string"}, "new_string": {"type": "string"}, "replace_all": {"type": "boolean"}},
+                    "required": ["old_string", "new_string"],
+                    "additionalProperties": False,
+                },
+                file_flag="--edits-file",
+            ),
+            _SESSION._replace(help="Session to edit in. Omit to publish at once."),
+            _AGENT,
+        ),
+        related=("file_read", "file_write"),
+        examples=(
+            """sandbox-runtime-cli --sandbox-id eos-1 file_edit --path a.py --edits '[{"old_string":"x = 1","new_string":"x = 2"}]'""",
+        ),
+        result=(*_FILE_CHANGE, ResultField("edits_applied", "integer"), ResultField("replacements", "integer")),
+        sets=AGENT_SETS,
+        promise="A bad edit leaves the file untouched.",
+        result_example='{"type": "edit", "path": "a.py", "edits_applied": 1, "replacements": 1, "bytes_written": 6}',
+    ),
+    Operation(
+        "create_workspace_session",
+        "runtime",
+        "workspace_session",
+        "Open a private session",
+        "Open a private writable view of the newest version (or of a draft) that lasts until it is published or destroyed. Use it for work of several calls. "
+        "Pass its workspace_session_id to commands and file operations. Later publishes of others are not seen in it.",
+        (
+            Argument("network_profile", "string", help="isolated: a network of its own.", default="shared", choices=("shared", "isolated")),
+            _DRAFT._replace(help="Start from this draft's work instead of a clean view."),
+            Argument(
+                "draft_base",
+                "string",
+                help="With draft_id: the draft's own base version, or the newest one.",
+                default="own",
+                choices=("own", "head"),
+                ours=True,
+            ),
+            _AGENT,
+            Argument(
+                "rootfs",
+                "string",
+                help="read_only: only the workspace and a private /tmp can be written.",
+                default="shared",
+                choices=("shared", "read_only"),
+                ours=True,
+            ),
+        ),
+        related=("publish_workspace_session", "destroy_workspace_session", "exec_command"),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 create_workspace_session",
+            "sandbox-runtime-cli --sandbox-id eos-1 create_workspace_session --draft-id draft-0123456789abcdef",
+        ),
+        result=(
+            ResultField("workspace_session_id", "string"),
+            ResultField("network_profile", "string"),
+            ResultField("finalize_policy", "string"),
+            ResultField("base_version", "integer", ours=True),
+            ResultField("draft_id", "string", ours=True),
+        ),
+        sets=AGENT_SETS,
+        waits=30,
+        promise="The session sees one version for its whole life.",
+        result_example='{"workspace_session_id": "…", "network_profile": "shared", "finalize_policy": "no_op"}',
+    ),
+    Operation(
+        "publish_workspace_session",
+        "runtime",
+        "workspace_session",
+        "Publish a session's work",
+        "Append what the session changed as one layer, all of it or nothing, and close it. Lines that others changed elsewhere are merged. "
+        "On rejection nothing is published and the session stays open: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
+        "Redo those on the newest version in a new session, publish that, destroy this one.",
+        (_SESSION._replace(required=True, help="Session to publish."), _GRACE),
+        related=("preview_publish", "destroy_workspace_session"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 publish_workspace_session --workspace-session-id ID",),
+        result=(
+            ResultField("workspace_session_id", "string"),
+            ResultField("publish", "object", "no_op, revision, route_summary"),
+            ResultField("destroyed", "boolean"),
+            ResultField("evicted_upperdir_bytes", "integer"),
+        ),
+        sets=AGENT_SETS,
+        waits=570,
+        promise="After a success the new version survives a power cut; after a rejection nothing has happened.",
+        result_example='{"workspace_session_id": "…", "publish": {"no_op": false, "revision": {"manifest_version": 4, "root_hash": "…", "layer_count": 4}, '
+        '"route_summary": {"source_count": 2, "ignored_count": 0}}, "destroyed": true, "evicted_upperdir_bytes": 1834}',
+    ),
+    Operation(
+        "destroy_workspace_session",
+        "runtime",
+        "workspace_session",
+        "Discard a session",
+        "Close a session and throw its unpublished changes away for good. Refused while its commands run (details.active_command_session_ids): signal or wait for them first.",
+        (_SESSION._replace(required=True, help="Session to discard."), _GRACE),
+        destructive=True,
+        related=("publish_workspace_session", "preview_publish"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 destroy_workspace_session --workspace-session-id ID",),
+        result=(
+            ResultField("workspace_session_id", "string"),
+            ResultField("destroyed", "boolean"),
+            ResultField("evicted_upperdir_bytes", "integer"),
+            ResultField("discarded", "object", "what was thrown away", ours=True),
+        ),
+        sets=AGENT_SETS,
+        waits="grace_s",
+        promise="The published versions are as before.",
+        result_example='{"workspace_session_id": "…", "destroyed": true, "evicted_upperdir_bytes": 1834}',
+    ),
+    Operation(
+        "list_workspace_sessions",
+        "runtime",
+        "workspace_session",
+        "List live sessions",
+        "List the sandbox's live sessions with their base version, size and running commands. Use it to find a session whose id was lost or to see who else works here.",
+        (),
+        read_only=True,
+        idempotent=True,
+        related=("create_workspace_session", "list_commands"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 list_workspace_sessions",),
+        result=(ResultField("sessions", "array"),),
+        sets=AGENT_SETS,
+        ours=True,
+        promise="Every session that can be used by id is listed.",
+        result_example='{"sessions": [{"workspace_session_id": "…", "state": "active", "base_version": 3, "active_command_session_ids": []}]}',
+    ),
+    Operation(
+        "list_commands",
+        "runtime",
+        "command",
+        "List commands",
+        "List running and kept commands, newest last, with status and session. Use it to find a command whose id was lost.",
+        (
+            _SESSION._replace(help="Only commands of this session."),
+            Argument("after", "string", help="Go on after this command_session_id (the answer's next).", value="ID"),
+            Argument("limit", "integer", help="Most entries.", minimum=1, maximum=1000),
+        ),
+        read_only=True,
+        idempotent=True,
+        related=("read_command_lines", "signal_command"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 list_commands",),
+        result=(ResultField("commands", "array"), ResultField("next", "string|null")),
+        sets=RUNTIME_SETS,
+        ours=True,
+        promise="next is null on the last page.",
+        result_example='{"commands": [{"command_session_id": "namespace_execution_1", "status": "running", "command": "sleep 5"}], "next": null}',
+    ),
+    Operation(
+        "signal_command",
+        "runtime",
+        "command",
+        "Send a signal to a command",
+        "Send a signal to a running command's process group: INT to interrupt, TERM to end it, KILL to force. Returns the command's state; a command that has ended answers operation_failed.",
+        (
+            _COMMAND_ID,
+            Argument(
+                "signal",
+                "string",
+                help="TERM, INT, KILL, HUP, QUIT, USR1, USR2, STOP or CONT.",
+                default="TERM",
+                choices=("TERM", "INT", "KILL", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"),
+                value="NAME",
+            ),
+        ),
+        destructive=True,
+        related=("wait_command", "read_command_lines"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 signal_command --command-session-id namespace_execution_1 --signal INT",),
+        result=_COMMAND_RESULT,
+        sets=AGENT_SETS,
+        ours=True,
+        promise="The signal reached the whole process group.",
+        result_example='{"status": "running", "exit_code": null, "command_session_id": "namespace_execution_1"}',
+    ),
+    Operation(
+        "close_stdin",
+        "runtime",
+        "command",
+        "End a command's input",
+        "Tell a running command that its input is over (end of file), for programs that read until then, such as cat or sort.",
+        (_COMMAND_ID,),
+        related=("write_command_stdin",),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 close_stdin --command-session-id namespace_execution_1",),
+        result=_COMMAND_RESULT,
+        sets=RUNTIME_SETS,
+        ours=True,
+        promise="The command reads end of file next.",
+        result_example='{"status": "running", "exit_code": null, "command_session_id": "namespace_execution_1"}',
+    ),
+    Operation(
+        "wait_command",
+        "runtime",
+        "command",
+        "Wait for a command to end",
+        "Wait until a command has ended and its session was published, or timeout_ms passed; then return its state and new output. status running: call again.",
+        (_COMMAND_ID, Argument("timeout_ms", "integer", help="Longest wait in ms.", default=10000, minimum=0)),
+        read_only=True,
+        idempotent=True,
+        related=("exec_command", "read_command_lines"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 wait_command --command-session-id namespace_execution_1 --timeout-ms 60000",),
+        result=_COMMAND_RESULT,
+        sets=AGENT_SETS,
+        ours=True,
+        waits="timeout_ms",
+        promise="A wait never changes or ends the command.",
+        result_example='{"status": "ok", "exit_code": 0, "output": "done", "command_session_id": "namespace_execution_1"}',
+    ),
+    Operation(
+        "preview_publish",
+        "runtime",
+        "draft",
+        "See what a publish would do",
+        "Plan the publication of a session or a draft against the newest version without changing anything: would it pass, and every conflict if not. "
+        "Give workspace_session_id or draft_id. Call it before publish_workspace_session when others work on the same files.",
+        (
+            _SESSION._replace(help="Live session to plan."),
+            _DRAFT._replace(help="Draft to plan."),
+            Argument("cursor", "string", help="Go on in a long conflict list (the answer's next).", value="CURSOR"),
+        ),
+        read_only=True,
+        idempotent=True,
+        related=("publish_workspace_session", "list_drafts"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 preview_publish --workspace-session-id ID",),
+        result=(
+            ResultField("would_publish", "boolean"),
+            ResultField("no_op", "boolean"),
+            ResultField("head_version", "integer"),
+            ResultField("route_summary", "object"),
+            *_CONFLICT_RESULT,
+            ResultField("notices", "array"),
+            ResultField("dropped", "array"),
+            ResultField("next", "string|null"),
+        ),
+        sets=RUNTIME_SETS,
+        ours=True,
+        waits=570,
+        promise="The same object as a rejection; nothing is written.",
+        result_example='{"would_publish": true, "no_op": false, "head_version": 4, "conflicts": [], "conflict_count": 0}',
+    ),
+    Operation(
+        "list_drafts",
+        "runtime",
+        "draft",
+        "List kept work",
+        "List drafts: work that was refused by a publish or left by a session that died. Open one with create_workspace_session draft_id to read or redo it, then discard it.",
+        (),
+        read_only=True,
+        idempotent=True,
+        related=("create_workspace_session", "preview_publish", "discard_draft"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 list_drafts",),
+        result=(ResultField("drafts", "array"),),
+        sets=AGENT_SETS,
+        ours=True,
+        promise="A draft stays until it is published or discarded.",
+        result_example='{"drafts": [{"draft_id": "draft-0123456789abcdef", "base_version": 3, "reason": "source_conflict", "paths": 2, "bytes": 90}]}',
+    ),
+    Operation(
+        "discard_draft",
+        "runtime",
+        "draft",
+        "Delete a draft for good",
+        "Delete a draft and the work in it. Only after its content was published another way or is not wanted: it cannot be brought back.",
+        (_DRAFT._replace(required=True),),
+        destructive=True,
+        related=("list_drafts",),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 discard_draft --draft-id draft-0123456789abcdef",),
+        result=(ResultField("draft_id", "string"), ResultField("discarded", "boolean"), ResultField("bytes", "integer")),
+        sets=RUNTIME_SETS,
+        ours=True,
+        promise="Published versions and sessions opened from the draft are as before.",
+        result_example='{"draft_id": "draft-0123456789abcdef", "discarded": true, "bytes": 90}',
+    ),
+    Operation(
+        "file_list",
+        "runtime",
+        "file",
+        "List a directory",
+        "List one level of a directory with kind and size, of the published head or of a session's private view. truncated: narrow the path; not_found: no such directory or session.",
+        (
+            _PATH._replace(required=False, default="", help="Directory, relative to the workspace root; empty for the root itself."),
+            Argument("limit", "integer", help="Most entries; kept within 2000.", minimum=1),
+            _SESSION,
+        ),
+        read_only=True,
+        idempotent=True,
+        related=("file_read",),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_list --path src",),
+        result=(ResultField("path", "string"), ResultField("entries", "array"), ResultField("truncated", "boolean")),
+        sets=AGENT_SETS,
+        ours=True,
+        promise="Sorted by name bytes; symlinks are listed, not followed.",
+        result_example='{"path": "src", "entries": [{"name": "main.py", "kind": "file", "size": 120}], "truncated": false}',
+    ),
+)
+
+OBSERVABILITY: tuple[Operation, ...] = (
+    Operation(
+        "snapshot",
+        "observability",
+        "snapshot",
+        "State of one sandbox or of all",
+        "Live state: sessions, running commands, the layer stack and the agent. With sandbox_id of that sandbox, without of every ready one. "
+        "A sandbox that does not answer is listed as unavailable; it never makes the call fail.",
+        (Argument("sandbox_id", "string", help="Sandbox id. Omit for all sandboxes.", value="ID"),),
+        scope="system_or_sandbox",
+        owner="observability",
+        read_only=True,
+        idempotent=True,
+        related=("inspect_sandbox", "layerstack"),
+        examples=("sandbox-observability-cli snapshot", "sandbox-observability-cli snapshot --sandbox-id eos-1"),
+        result=(
+            ResultField("sandboxes", "array", "without sandbox_id"),
+            ResultField("sandbox_id", "string"),
+            ResultField("lifecycle_state", "string"),
+            ResultField("availability", "string"),
+            ResultField("sampled_at_unix_ms", "integer|null"),
+            ResultField("errors", "array"),
+            ResultField("daemon", "object"),
+            ResultField("resources", "object"),
+            ResultField("workspaces", "array"),
+            ResultField("stack", "object"),
+        ),
+        sets=OBSERVABILITY_SETS,
+        promise="availability says whether the figures are complete.",
+        result_example='{"sandbox_id": "eos-1", "lifecycle_state": "ready", "availability": "available", "workspaces": []}',
+    ),
+    Operation(
+        "layerstack",
+        "observability",
+        "layerstack",
+        "Layers, sizes and leases",
+        "The layer stack, newest layer first: size on disk of each layer and which sessions hold it; with workspace_id the layers that one session sees and the size of its private changes.",
+        (
+            Argument("sandbox_id", "string", required=True, help="Sandbox id.", value="ID"),
+            Argument("workspace_id", "string", help="Session id: show what this session has mounted.", value="ID"),
+            Argument("window_ms", "integer", help="How far back the trend goes, in ms.", default=60000, minimum=0, maximum=600000),
+        ),
+        owner="observability",
+        read_only=True,
+        idempotent=True,
+        related=("snapshot", "squash_layerstacks"),
+        examples=("sandbox-observability-cli layerstack --sandbox-id eos-1",),
+        result=(
+            ResultField("view", "string"),
+            ResultField("manifest_version", "integer"),
+            ResultField("root_hash", "string"),
+            ResultField("active_lease_count", "integer"),
+            ResultField("total_bytes", "integer"),
+            ResultField("total_allocated_bytes", "integer"),
+            ResultField("storage_logical_bytes", "integer"),
+            ResultField("storage_allocated_bytes", "integer"),
+            ResultField("staging_entry_count", "integer"),
+            ResultField("layers", "array"),
+            ResultField("trend", "array"),
+            ResultField("workspace", "string"),
+            ResultField("mounts", "array"),
+            ResultField("upper_bytes", "integer|null"),
+            ResultField("draft_count", "integer", ours=True),
+            ResultField("pin_count", "integer", ours=True),
+        ),
+        sets=OBSERVABILITY_SETS,
+        promise="One manifest version is described.",
+        result_example='{"view": "layerstack", "manifest_version": 4, "active_lease_count": 1, "layers": [{"layer_id": "L000004-…", "bytes": 12}]}',
+    ),
+)
+
+# Spoken between gateway, manager and agent. A client that sends one of these to the gateway is refused.
+INTERNAL_NAMES = frozenset({"squash_layerstack", "export_layerstack", "read_export_chunk", "export_stream"})
+# Routed like a runtime operation, but no tool and not in help.
+HIDDEN_NAMES = frozenset({"cancel_request", "sandbox_daemon_ready"})
+
+_BY_NAME = {operation.name: operation for operation in (*RUNTIME, *OBSERVABILITY)}
+
+
+def find(name: str) -> Operation | None:
+    """The runtime or observability operation of that name."""
+    return _BY_NAME.get(name)
+
+
+def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bool = False, bounds: bool = True) -> dict[str, Any]:
+    """The arguments with defaults filled in, in the order: unknown names, types, missing ones, bounds and choices.
+
+    Args:
+        server: a raw request: unknown names are dropped, an array may come as the JSON text of one, `server_default` stands for a missing argument.
+        bounds: False leaves bounds and choices to the server (the command lines, so that their exit code stays the server's).
+    Raises:
+        OperationError: invalid_request; details name `argument` and, where there is one, `value`.
+    """
+    known = {a.name: a for a in operation.arguments if a.name != "sandbox_id" or operation.scope == "system"}
+    unknown = sorted(name for name in args if name not in known)
+    if unknown and not server:
+        details: dict[str, Any] = {"argument": unknown[0], "known": sorted(known)}
+        raise OperationError(INVALID_REQUEST, f"unknown argument for {operation.name}: {unknown[0]}", details, reason="unknown_argument")
+    checked = {name: _typed(operation, known[name], value, server) for name, value in args.items() if name in known}
+    for argument in known.values():
+        if argument.name in checked:
+            continue
+        if argument.default is not None:
+            checked[argument.name] = argument.default
+        elif server and argument.server_default is not None:
+            checked[argument.name] = argument.server_default
+        elif argument.required:
+            message = f"{argument.name} is required for {operation.name}"
+            raise OperationError(INVALID_REQUEST, message, {"argument": argument.name}, reason="missing_argument")
+    if bounds:
+        for name, value in checked.items():
+            _within(operation, known[name], value)
+    return checked
+
+
+def budget_s(operation: Operation | None, args: Mapping[str, Any]) -> float | None:
+    """Seconds that a gateway waits for the answer: 30 and the operation's own wait; None = as long as it takes."""
+    waits = operation.waits if operation is not None else 0
+    if isinstance(waits, str):
+        value = args.get(waits)
+        seconds = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else 0.0
+        waits = max(0.0, seconds / 1000 if waits.endswith("_ms") else seconds)
+        if waits == 0 and operation is not None and (argument := operation.argument(str(operation.waits))) is not None and value is None:
+            waits = float(argument.default or 1000) / 1000
+    return None if waits == NO_BUDGET else 30.0 + waits
+
+
+def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -> Any:
+    kind = argument.kind
+    ok = False
+    if kind in ("string", "path"):
+        ok = isinstance(value, str)
+    elif kind == "integer":
+        ok = isinstance(value, int) and not isinstance(value, bool)
+        if ok and not 0 <= value <= U64_MAX:
+            raise _refused(operation, argument, value, f"must be an integer from 0 to {U64_MAX}", "out_of_bounds")
+    elif kind == "float":
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if ok and not math.isfinite(value):
+            raise _refused(operation, argument, str(value), "must be finite", "out_of_bounds")
+    elif kind == "boolean":
+        ok = isinstance(value, bool)
+    elif kind == "json_array":
+        if server and isinstance(value, str):
+            import json
+
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                value = None
+        ok = isinstance(value, list)
+    if not ok:
+        words = {
+            "string": "a string",
+            "path": "a string",
+            "integer": "an integer",
+            "float": "a number",
+            "boolean": "true or false",
+            "json_array": "an array",
+        }
+        raise _refused(operation, argument, value, f"must be {words[kind]}", "wrong_type")
+    return value
+
+
+def _within(operation: Operation, argument: Argument, value: Any) -> None:
+    if argument.choices and value not in argument.choices:
+        raise _refused(
+            operation, argument, value, f"must be one of {', '.join(argument.choices)}", "bad_choice", choices=list(argument.choices)
+        )
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if argument.minimum is not None and value < argument.minimum:
+            raise _refused(operation, argument, value, f"must be at least {argument.minimum:g}", "out_of_bounds", minimum=argument.minimum)
+        if argument.maximum is not None and value > argument.maximum:
+            raise _refused(operation, argument, value, f"must be at most {argument.maximum:g}", "out_of_bounds", maximum=argument.maximum)
+
+
+def _refused(operation: Operation, argument: Argument, value: Any, must: str, reason: str, **more: Any) -> OperationError:
+    shown = value if isinstance(value, (int, float, bool)) or value is None else str(value)[:200]
+    details = {"argument": argument.name, "value": shown, **more}
+    return OperationError(INVALID_REQUEST, f"{argument.name} of {operation.name} {must}", details, reason=reason)

@@ -1,0 +1,472 @@
+"""The operations of all three domains: the manager's own, the agent's by import. Read by CLIs, MCP server, gateway and help; standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eos_agent import operations
+from eos_agent.operations import NO_BUDGET, OBSERVABILITY, RUNTIME, Argument, Family, Operation, ResultField, budget_s, check_arguments
+from eos_agent.protocol import INVALID_REQUEST, OperationError
+
+__all__ = [
+    "ALL",
+    "DOMAINS",
+    "FAMILIES",
+    "MANAGER",
+    "OBSERVABILITY",
+    "RUNTIME",
+    "SETS",
+    "Argument",
+    "Operation",
+    "budget_s",
+    "build",
+    "check_arguments",
+    "find",
+    "operations_of_set",
+    "suggestions",
+]
+
+SETS = ("management", "runtime", "observability", "agent", "all")
+_MANAGEMENT = ("management", "agent", "all")
+
+_RECORD = (
+    ResultField("id", "string"),
+    ResultField("workspace_root", "string"),
+    ResultField("state", "string", "creating, ready, stopping, stopped or failed"),
+    ResultField("activity_revision", "integer", "one more after each change through the gateway"),
+    ResultField("daemon", "object|null"),
+    ResultField("daemon_http", "object|null"),
+    ResultField("shared_base", "object|null"),
+    ResultField("resource_profile", "object|null"),
+)
+_RECORD_EXAMPLE = (
+    '{"id": "eos-2c1e…", "workspace_root": "/home/me/app", "state": "%s", "activity_revision": 0, "daemon": {"host": "127.0.0.1", "port": 41001}, '
+    '"daemon_http": {"host": "127.0.0.1", "port": 42001}, "shared_base": {"source": "…", "target": "/eos/layer-stack/base", "root_hash": "ab12…", "readonly": true}}'
+)
+_SANDBOX = Argument("sandbox_id", "string", required=True, help="Sandbox id.", value="ID")
+
+MANAGER_FAMILIES = (
+    Family(
+        "management",
+        "Sandbox management",
+        "Find, create, list, squash, export and destroy sandboxes.",
+        "Host-side operations of the manager.",
+    ),
+)
+
+# How the manager's help page groups its one family.
+MANAGER_GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "Host discovery",
+        "Find local images and workspace directories.",
+        ("list_docker_images", "list_workspace_directories", "gateway_info"),
+    ),
+    (
+        "Sandbox lifecycle",
+        "Create, list, inspect and remove sandboxes.",
+        ("create_sandbox", "list_sandboxes", "inspect_sandbox", "destroy_sandbox"),
+    ),
+    ("Layer delivery", "Squash published layers, or write their changes to the host.", ("squash_layerstacks", "export_changes")),
+)
+
+MANAGER: tuple[Operation, ...] = (
+    Operation(
+        "create_sandbox",
+        "manager",
+        "management",
+        "Create and start one or more sandboxes",
+        "Create a sandbox over a copy of a host directory and wait until it is ready. image is a local image reference, or host for no container. "
+        "The host directory is never written; get results out with export_changes. Returns the record; its id is every other tool's sandbox_id. "
+        "reason image_not_found: choose from list_docker_images.",
+        (
+            Argument(
+                "image",
+                "string",
+                required=True,
+                help="Local image reference, as list_docker_images gives it; host or rootfs:/abs/dir run without Docker.",
+                value="IMAGE",
+            ),
+            Argument(
+                "workspace_root",
+                "path",
+                required=True,
+                help="Absolute host directory whose content becomes the workspace (copied, not mounted).",
+                flag="--workspace-bind-root",
+                aliases=("--workspace-root",),
+                value="PATH",
+            ),
+            Argument("count", "integer", help="How many sandboxes; they share one read-only base.", default=1, minimum=1),
+        ),
+        scope="system",
+        owner="manager",
+        related=("list_sandboxes", "inspect_sandbox", "destroy_sandbox"),
+        examples=(
+            "sandbox-manager-cli create_sandbox --image ubuntu:24.04 --workspace-bind-root /testbed",
+            "sandbox-manager-cli create_sandbox --image ubuntu:24.04 --workspace-bind-root /testbed --count 5",
+        ),
+        when_to_use=(
+            "Choose the image and the workspace directory with the discovery operations first.",
+            "count=1 returns one record; a larger count returns a sandboxes array.",
+            "A batch that fails is rolled back; a success changes the state of the host and of containers.",
+        ),
+        result=(*_RECORD, ResultField("sandboxes", "array", "with count above 1")),
+        sets=_MANAGEMENT,
+        waits=NO_BUDGET,
+        promise="With count 1 one record, otherwise {sandboxes: [record, …]}; each is ready.",
+        result_example=_RECORD_EXAMPLE % "ready",
+    ),
+    Operation(
+        "list_docker_images",
+        "manager",
+        "management",
+        "List local images",
+        "List local image references that create_sandbox accepts: tags, digests, ids of untagged images, and host where sandboxes without Docker work. Pulls nothing.",
+        (),
+        scope="system",
+        owner="manager",
+        read_only=True,
+        idempotent=True,
+        related=("create_sandbox",),
+        examples=("sandbox-manager-cli list_docker_images",),
+        when_to_use=(
+            "Call it before create_sandbox when you need a valid local image reference.",
+            "The result can hold tags, digests and untagged image ids; pass the chosen string on as it is.",
+            "It pulls no image and creates no sandbox.",
+        ),
+        result=(ResultField("images", "array"),),
+        sets=_MANAGEMENT,
+        promise="images is the complete set of the configured provider, sorted.",
+        result_example='{"images": ["sha256:0c5b…", "ubuntu:24.04"]}',
+    ),
+    Operation(
+        "list_workspace_directories",
+        "manager",
+        "management",
+        "Browse allowed workspace directories",
+        "Without path list the host's allowed workspace roots; with one its immediate subdirectories (at most 500). Use a returned path as create_sandbox.workspace_root.",
+        (Argument("path", "path", help="Absolute directory inside an allowed root. Omit for the roots.", value="PATH"),),
+        scope="system",
+        owner="manager",
+        read_only=True,
+        idempotent=True,
+        related=("create_sandbox",),
+        examples=(
+            "sandbox-manager-cli list_workspace_directories",
+            "sandbox-manager-cli list_workspace_directories --path /home/me/project",
+        ),
+        when_to_use=(
+            "Omit path for the roots, then browse the returned absolute paths level by level.",
+            "Only immediate subdirectories are returned; repeat the call to go deeper.",
+            "Pass the chosen absolute path to create_sandbox as workspace_root.",
+        ),
+        result=(
+            ResultField("path", "string|null"),
+            ResultField("parent", "string|null"),
+            ResultField("truncated", "boolean"),
+            ResultField("directories", "array", "name and path"),
+        ),
+        sets=_MANAGEMENT,
+        promise="path and parent may be null at a root; truncated is true above the limit.",
+        result_example='{"path": "/srv/work", "parent": "/srv", "truncated": false, "directories": [{"name": "example", "path": "/srv/work/example"}]}',
+    ),
+    Operation(
+        "destroy_sandbox",
+        "manager",
+        "management",
+        "Stop and remove a sandbox",
+        "Stop a sandbox and remove it with all its layers, sessions and drafts: everything not exported is gone for good. Export first when the result matters. The host's directory is untouched.",
+        (_SANDBOX,),
+        scope="system",
+        owner="manager",
+        destructive=True,
+        related=("list_sandboxes", "inspect_sandbox", "export_changes"),
+        examples=("sandbox-manager-cli destroy_sandbox --sandbox-id eos-1",),
+        when_to_use=(
+            "Confirm the target with inspect_sandbox first.",
+            "The manager stops the agent, removes the sandbox, marks the record stopped and drops it.",
+            "If removal fails the record stays as failed, for a person to recover.",
+        ),
+        result=(*_RECORD, ResultField("discarded", "object", "layers, sessions and drafts that are gone", ours=True)),
+        sets=_MANAGEMENT,
+        waits=NO_BUDGET,
+        promise="On success the final record of state stopped, which is no longer listed.",
+        result_example=_RECORD_EXAMPLE % "stopped",
+    ),
+    Operation(
+        "list_sandboxes",
+        "manager",
+        "management",
+        "List known sandboxes",
+        "List all sandboxes with id, state and workspace directory. Start here to find a sandbox_id. A recorded endpoint is not proof of health: snapshot asks the sandbox itself.",
+        (),
+        scope="system",
+        owner="manager",
+        read_only=True,
+        idempotent=True,
+        related=("inspect_sandbox", "create_sandbox"),
+        examples=("sandbox-manager-cli list_sandboxes",),
+        when_to_use=(
+            "The first read-only source of sandbox ids and lifecycle states.",
+            "A record that is creating, stopping, stopped or failed may have no endpoint.",
+            "A stored endpoint need not be reachable; for health use observability snapshot.",
+        ),
+        result=(ResultField("sandboxes", "array", "records, sorted by id"),),
+        sets=_MANAGEMENT,
+        promise="sandboxes is empty when the manager has no records.",
+        result_example='{"sandboxes": [' + _RECORD_EXAMPLE % "ready" + "]}",
+    ),
+    Operation(
+        "inspect_sandbox",
+        "manager",
+        "management",
+        "Show one sandbox's record",
+        "Show one sandbox's record: state, workspace directory, endpoints, base. Reads the registry only and proves nothing about health; use snapshot for that.",
+        (_SANDBOX,),
+        scope="system",
+        owner="manager",
+        read_only=True,
+        idempotent=True,
+        related=("list_sandboxes", "snapshot"),
+        examples=("sandbox-manager-cli inspect_sandbox --sandbox-id eos-1",),
+        when_to_use=(
+            "When you need one record and its endpoints; take the id from list_sandboxes.",
+            "It reads the manager's registry, asks no agent and proves no health.",
+            "Treat paths and endpoints as operational metadata.",
+        ),
+        result=_RECORD,
+        sets=_MANAGEMENT,
+        promise="Outside the state ready, daemon, daemon_http and shared_base may be null.",
+        result_example=_RECORD_EXAMPLE % "ready",
+    ),
+    Operation(
+        "squash_layerstacks",
+        "manager",
+        "management",
+        "Squash published layers",
+        "Fold runs of published layers into equivalent single layers and move live sessions to the shorter chain. Content stays the same; "
+        "history inside a folded run is lost. For storage upkeep, not part of publishing.",
+        (_SANDBOX,),
+        scope="system",
+        owner="manager",
+        idempotent=True,
+        related=("inspect_sandbox", "export_changes", "layerstack"),
+        examples=("sandbox-manager-cli squash_layerstacks --sandbox-id eos-1",),
+        when_to_use=(
+            "For storage upkeep by an operator; it changes the active layer manifest.",
+            "The sandbox commits equivalent flat layers and reports what moved and what is still leased.",
+            "A sandbox too old to squash answers operation_failed and has to be created anew.",
+        ),
+        result=(
+            ResultField("manifest_version", "integer"),
+            ResultField("squashed_blocks", "array"),
+            ResultField("swept_sessions", "array"),
+            ResultField("faulty_sessions", "array"),
+        ),
+        sets=_MANAGEMENT,
+        waits=NO_BUDGET,
+        promise="The optional blocked_reasons and faulty_sessions say why something was not reclaimed.",
+        result_example='{"manifest_version": 5, "squashed_blocks": [{"squashed_layer_id": "S000005-1f00aa12", "replaced_layer_ids": ["L000003-…", "L000002-…"], '
+        '"replaced_layers": "reclaimed"}], "swept_sessions": [{"session_id": "…", "disposition": "migrated"}]}',
+    ),
+    Operation(
+        "export_changes",
+        "manager",
+        "management",
+        "Write published changes to the host",
+        "Write everything published above the base to the host: dir applies it to a directory (deletes what was deleted), tar and tar-zst write one archive. "
+        "Private changes of open sessions are not included; live_workspace_sessions names them. Refused destinations: /, the home directory, our own state.",
+        (
+            _SANDBOX,
+            Argument(
+                "dest", "path", required=True, help="Absolute host path: a directory for dir, the archive file otherwise.", value="PATH"
+            ),
+            Argument("format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")),
+        ),
+        scope="system",
+        owner="manager",
+        destructive=True,
+        related=("inspect_sandbox", "squash_layerstacks"),
+        examples=(
+            "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject",
+            "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /tmp/delta.tar.zst --format tar-zst",
+        ),
+        when_to_use=(
+            "dir applies the changes to a host directory; tar and tar-zst write an archive atomically.",
+            "dest must be absolute; the root, the home directory, the manager's state and .export are refused.",
+            "The manager checks the bytes that it receives and alone writes to the destination.",
+        ),
+        result=(
+            ResultField("manifest_version", "integer"),
+            ResultField("format", "string"),
+            ResultField("layers_exported", "array"),
+            ResultField("files_written", "integer"),
+            ResultField("symlinks_written", "integer"),
+            ResultField("deletes_applied", "integer"),
+            ResultField("opaque_clears", "integer"),
+            ResultField("skipped_unchanged", "integer"),
+            ResultField("whiteouts_emitted", "integer"),
+            ResultField("bytes_written", "integer"),
+            ResultField("live_workspace_sessions", "array"),
+            ResultField("hygiene", "array", "files that run code on the host", ours=True),
+        ),
+        sets=_MANAGEMENT,
+        waits=NO_BUDGET,
+        promise="The dir result reports deletions and opaque clears; an archive's reports the whiteouts it holds.",
+        result_example='{"manifest_version": 7, "format": "tar-zst", "layers_exported": ["L000007-…", "L000006-…"], "files_written": 12, '
+        '"symlinks_written": 1, "whiteouts_emitted": 2, "bytes_written": 48211}',
+    ),
+    Operation(
+        "gateway_info",
+        "manager",
+        "management",
+        "Version and features of the gateway",
+        "Report the gateway's version, catalog hash, features and providers. Use it to see which back ends work on this host.",
+        (),
+        scope="system",
+        owner="manager",
+        read_only=True,
+        idempotent=True,
+        related=("list_docker_images",),
+        examples=("sandbox-manager-cli gateway_info",),
+        result=(
+            ResultField("version", "string"),
+            ResultField("catalog_hash", "string"),
+            ResultField("features", "array"),
+            ResultField("backends", "object"),
+        ),
+        sets=("all",),
+        ours=True,
+        promise="Answered by the gateway itself; no sandbox is asked.",
+        result_example='{"version": "0.1.0", "catalog_hash": "9f…", "features": ["drafts"], "backends": {}}',
+    ),
+)
+
+DOMAINS: dict[str, tuple[Operation, ...]] = {"manager": MANAGER, "runtime": RUNTIME, "observability": OBSERVABILITY}
+FAMILIES: dict[str, tuple[Family, ...]] = {
+    "manager": MANAGER_FAMILIES,
+    "runtime": operations.RUNTIME_FAMILIES,
+    "observability": operations.OBSERVABILITY_FAMILIES,
+}
+ALL: tuple[Operation, ...] = (*MANAGER, *RUNTIME, *OBSERVABILITY)
+_BY_NAME = {operation.name: operation for operation in ALL}
+
+
+def find(name: str) -> Operation | None:
+    """The operation of that name in any domain; names do not collide."""
+    return _BY_NAME.get(name)
+
+
+def operations_of_set(name: str, *, ours: bool = True) -> tuple[Operation, ...]:
+    """The tools of an MCP set, the contract's first, each group in catalog order. `ours=False`: exactly the reference's."""
+    members = [operation for operation in ALL if name in operation.sets]
+    return (*(o for o in members if not o.ours), *(o for o in members if o.ours and ours))
+
+
+def build(
+    operation: Operation, args: Mapping[str, Any], *, selector: str | None = None, bounds: bool = True
+) -> tuple[str | None, dict[str, Any]]:
+    """Scope and checked arguments of one call: `(sandbox_id or None for system scope, args)`.
+
+    Args:
+        selector: the sandbox named outside the arguments, if any. A `sandbox_id` inside them must equal it, or stands for it.
+    Raises:
+        OperationError: invalid_request, in the order of contract 0.6.
+    """
+    rest, sandbox_id = dict(args), None
+    if operation.scope != "system":
+        sandbox_id = selector
+        if "sandbox_id" in rest:
+            inner = rest.pop("sandbox_id")
+            if not isinstance(inner, str) or not inner.strip():
+                details = {"argument": "sandbox_id", "value": inner}
+                raise OperationError(
+                    INVALID_REQUEST, f"sandbox_id of {operation.name} must be a non-blank string", details, reason="wrong_type"
+                )
+            if selector is not None and inner != selector:
+                details = {"argument": "sandbox_id", "value": inner}
+                raise OperationError(
+                    INVALID_REQUEST,
+                    f"sandbox_id of {operation.name} differs from the selected sandbox",
+                    details,
+                    reason="selector_mismatch",
+                )
+            sandbox_id = inner
+        if sandbox_id is not None and not sandbox_id.strip():
+            raise OperationError(
+                INVALID_REQUEST,
+                "sandbox_id must be a non-blank string",
+                {"argument": "sandbox_id", "value": sandbox_id},
+                reason="wrong_type",
+            )
+        if sandbox_id is None and operation.scope == "sandbox_required":
+            raise OperationError(
+                INVALID_REQUEST, f"sandbox_id is required for {operation.name}", {"argument": "sandbox_id"}, reason="missing_argument"
+            )
+    return sandbox_id, check_arguments(operation, rest, bounds=bounds)
+
+
+def suggestions(word: str, domain: str | None = None) -> list[str]:
+    """Names of public operations in which `word` occurs (name, texts, arguments, family), case folded, in catalog order."""
+    needle = word.casefold()
+    found: list[str] = []
+    for operation in ALL if domain is None else DOMAINS[domain]:
+        family = next((f for f in FAMILIES[operation.domain] if f.id == operation.family), None)
+        texts = [operation.name, operation.summary, operation.description, *operation.examples]
+        texts += [text for a in operation.arguments for text in (a.name, a.help)]
+        texts += [] if family is None else [family.title, family.summary, family.description]
+        if any(needle in text.casefold() for text in texts):
+            found.append(operation.name)
+    return found
+
+
+def document() -> dict[str, Any]:
+    """The catalog document of contract 0.7."""
+    return {
+        "schema_version": 1,
+        "kind": "ephemeral_sandbox_product_catalog",
+        "domains": {name: _domain(name) for name in DOMAINS},
+    }
+
+
+def _domain(name: str) -> dict[str, Any]:
+    members = DOMAINS[name]
+    return {
+        "operation_execution_space": name,
+        "families": [family._asdict() for family in FAMILIES[name]],
+        "operations": [
+            {
+                "name": o.name,
+                "family": o.family,
+                "summary": o.summary,
+                "description": o.description,
+                "args": [
+                    {
+                        "name": a.name,
+                        "kind": a.kind,
+                        "required": a.required,
+                        "help": a.help,
+                        "default": None if a.default is None else str(a.default).lower() if isinstance(a.default, bool) else str(a.default),
+                    }
+                    for a in o.arguments
+                ],
+                "related": list(o.related),
+            }
+            for o in members
+        ],
+        "routes": [route for o in members for route in _routes(o)],
+    }
+
+
+def _routes(operation: Operation) -> list[dict[str, str]]:
+    kinds = {"system": ("system",), "sandbox_required": ("sandbox",), "system_or_sandbox": ("system", "sandbox")}[operation.scope]
+    return [
+        {
+            "operation": operation.name,
+            "scope_policy": operation.scope,
+            "scope_kind": kind,
+            "execution_owner": "manager" if kind == "system" else operation.owner,
+            "visibility": operation.visibility,
+        }
+        for kind in kinds
+    ]
