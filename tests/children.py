@@ -1,0 +1,167 @@
+"""Run a function in a child process: in its own mount namespace as root, or in a user namespace as an ordinary user. Mounts end with it.
+
+The child is a fork, so that closures and imported modules are there. What the function returns comes back by pickle; what it raises comes
+back as ChildFailed with the child's own traceback in the text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from layerstack import linux
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+importlib.import_module("pathspec")  # the library imports it late, when an ordinary user may not be able to read the file any more
+
+ORDINARY_UID = 65534
+"""Who a root test becomes when it plays the ordinary user."""
+
+
+class ChildFailed(AssertionError):
+    """The function raised; `kind` is the name of the exception's class, the text ends with the child's traceback."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"in the child: {text}")
+        self.kind = kind
+
+
+class ChildDied(Exception):
+    """The child ended without an answer; `signal` is what killed it, 0 when it exited with `code`."""
+
+    def __init__(self, status: int) -> None:
+        self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
+        super().__init__(f"child ended by signal {self.signal}" if self.signal else f"child exited with {self.code}")
+
+
+def enter_mount_namespace() -> None:
+    """A private copy of all mounts; needs CAP_SYS_ADMIN."""
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+
+
+def become(uid: int) -> None:
+    """All ids, no groups; nothing of root is left."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+
+
+def enter_user_namespace() -> None:
+    """This user becomes uid 0 of a new user namespace, with mounts of its own; a single-threaded process only."""
+    uid, gid = os.geteuid(), os.getegid()
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+
+
+def enter(form: str | None) -> None:
+    """None: nothing. "trusted": a mount namespace. "user": an ordinary uid (when root), then a user and mount namespace. "uid": that uid alone."""
+    if form == "trusted":
+        enter_mount_namespace()
+    elif form in ("user", "uid"):
+        if os.geteuid() == 0:
+            become(ORDINARY_UID)
+        if form == "user":
+            enter_user_namespace()
+    elif form is not None:
+        raise ValueError(form)
+
+
+def fork() -> int:
+    """os.fork without Python 3.12's warning about threads: ours are C threads of pytest's faulthandler, which hold no lock of the child."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _serve(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], form: str | None, answer_fd: int, parent: int
+) -> None:
+    """The whole life of the child; does not return."""
+    code = 1
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        try:
+            enter(form)
+            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() not in (parent, 0):
+                os._exit(1)
+            answer = pickle.dumps((True, function(*args, **kwargs)))
+        except BaseException as error:
+            answer = pickle.dumps((False, (type(error).__name__, "".join(traceback.format_exception(error)))))
+        with open(answer_fd, "wb") as out:
+            out.write(answer)
+        code = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """function(*args, **kwargs) in a child in the given form of namespace (see `enter`), at most 170 s.
+
+    Raises:
+        ChildFailed: the function raised.
+        ChildDied: the child was killed or exited by itself.
+    """
+    read_fd, write_fd = os.pipe()
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = fork()
+    if pid == 0:
+        os.close(read_fd)
+        _serve(function, args, kwargs, form, write_fd, parent)
+    os.close(write_fd)
+    try:
+        received = _read_all(read_fd, pid, timeout_s=TIMEOUT_S)
+    finally:
+        os.close(read_fd)
+    _, status = os.waitpid(pid, 0)
+    if not received:
+        raise ChildDied(status)
+    good, value = pickle.loads(received)
+    if not good:
+        raise ChildFailed(*value)
+    return value  # type: ignore[no-any-return]
+
+
+TIMEOUT_S = 170.0
+
+
+def _read_all(fd: int, pid: int, *, timeout_s: float) -> bytes:
+    end = time.monotonic() + timeout_s
+    parts: list[bytes] = []
+    while True:
+        left = end - time.monotonic()
+        try:
+            ready = select.select([fd], [], [], left)[0] if left > 0 else []
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise TimeoutError(f"a child of the test was not done after {timeout_s:.0f} s")
+        part = os.read(fd, 1 << 16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)

@@ -1,0 +1,171 @@
+"""Powers, required powers, soak, short directories, children in namespaces."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import pytest
+
+from layerstack import durable
+from tests import children, images, probes
+
+REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(" ", ",").split(",") if name)
+"""Not empty: this run must leave out nothing. A skip, an xfail, a deselected test is a failure."""
+
+_left_out: list[str] = []
+_soak_off = 0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run what is marked soak, and thousands of examples instead of dozens")
+
+
+def soaking(config: pytest.Config) -> bool:
+    """--soak or EOS_SOAK=1."""
+    return bool(config.getoption("--soak")) or os.environ.get("EOS_SOAK", "") not in ("", "0")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = REQUIRED - probes.PROBES.keys()
+    if unknown:
+        raise pytest.UsageError(f"EOS_REQUIRE names no power: {', '.join(sorted(unknown))}; there are {', '.join(probes.PROBES)}")
+    if soaking(config):
+        os.environ["EOS_SOAK"] = "1"
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    required = [f"required: {','.join(sorted(REQUIRED))}; whatever is left out is a failure"] if REQUIRED else []
+    return [*probes.describe(), *required, f"soak: {'on' if soaking(config) else 'off'}; scratch: {probes.scratch_root()}"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Soak tests are no part of an ordinary run. A power that nobody knows is an error of the test."""
+    global _soak_off
+    for item in items:
+        for marker in item.iter_markers("needs"):
+            unknown = set(marker.args) - probes.PROBES.keys()
+            if unknown or not marker.args:
+                raise pytest.UsageError(f"{item.nodeid}: needs names no power: {sorted(map(str, unknown))}")
+    if not soaking(config):
+        kept = [item for item in items if item.get_closest_marker("soak") is None]
+        _soak_off = len(items) - len(kept)
+        items[:] = kept
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    _left_out.extend(f"deselected: {item.nodeid}" for item in items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            found = probes.power(name)
+            if not found.on:
+                pytest.skip(f"needs {name}: {found.reason}")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    return str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if REQUIRED and report.skipped:
+        what = "xfailed" if hasattr(report, "wasxfail") else "skipped"
+        report.outcome, report.longrepr = "failed", f"{what}, but EOS_REQUIRE lets nothing be left out: {_reason(report)}"
+        if hasattr(report, "wasxfail"):
+            del report.wasxfail
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if REQUIRED and report.skipped:
+        _left_out.append(f"skipped while collecting: {collector.nodeid}: {_reason(report)}")
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if REQUIRED and _left_out and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _soak_off:
+        terminalreporter.write_line(f"{_soak_off} soak tests belong to `make soak`")
+    if REQUIRED:
+        for line in _left_out:
+            terminalreporter.write_line(f"EOS_REQUIRE: {line}", red=True)
+
+
+# Fixtures
+
+
+def make_short_dir(prefix: str = "eos-") -> str:
+    """A new directory, mode 0755, whose name leaves room for a unix socket, on a file system that can carry an upperdir."""
+    path = tempfile.mkdtemp(prefix=prefix, dir=probes.scratch_root())
+    os.chmod(path, 0o755)
+    return path
+
+
+def drop_dir(path: str) -> None:
+    """Delete it; something still mounted below it is a failure, since its test forgot it."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        mounted = [line.split()[4].decode() for line in file if line.split()[4].startswith(os.fsencode(path) + b"/")]
+    assert not mounted, f"the test left mounts: {mounted}"
+    durable.remove_tree(path)
+
+
+@pytest.fixture
+def short_dir() -> Generator[str]:
+    """An empty directory with a short absolute path; deleted afterwards."""
+    path = make_short_dir()
+    yield path
+    drop_dir(path)
+
+
+@pytest.fixture
+def state_dir(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """A state directory of this test's own: EOS_STATE_DIR points to it, so its gateway, its token and its instance id lie there."""
+    path = make_short_dir("eos-s-")
+    monkeypatch.setenv("EOS_STATE_DIR", path)
+    yield path
+    drop_dir(path)
+
+
+@pytest.fixture(autouse=True)
+def _nobodys_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reaches the gateway or the sandboxes of the person who runs the tests."""
+    for name in [n for n in os.environ if n.startswith("SANDBOX_")]:
+        monkeypatch.delenv(name)
+    if "EOS_STATE_DIR" not in os.environ:
+        monkeypatch.setenv("EOS_STATE_DIR", "/nonexistent/eos-tests-use-the-state_dir-fixture")
+
+
+@pytest.fixture
+def in_mount_namespace() -> Callable[..., Any]:
+    """call(function, *args): runs it in a child with a mount namespace of its own: as root, or as an ordinary user in a user namespace."""
+    form = "trusted" if os.geteuid() == 0 else "user"
+
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return children.call(form, function, *args, **kwargs)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def image() -> Callable[[str], str]:
+    """image("busybox") -> the reference of an image that the engine has; made when missing. The test needs dockerd."""
+
+    def made(name: str) -> str:
+        try:
+            return images.ensure(name)
+        except images.ImageUnavailable as error:
+            pytest.skip(f"image {name}: {error}")
+
+    return made

