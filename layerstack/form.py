@@ -1,0 +1,34 @@
+"""The two forms in which overlayfs keeps its marks: `trusted.*` for root, `user.*` inside a user namespace. A store has one of them for life."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Form(NamedTuple):
+    """One xattr namespace and the mount options that go with it."""
+
+    name: str
+    """`trusted` or `user`, as it stands in workspace.json."""
+    namespace: str
+    """What every mark of overlayfs begins with, `trusted.overlay.`."""
+    options: tuple[str, ...]
+    """Mount options: `key=value` or a flag."""
+
+    @property
+    def opaque(self) -> str:
+        return self.namespace + "opaque"
+
+    @property
+    def redirect(self) -> str:
+        return self.namespace + "redirect"
+
+    @property
+    def escaped(self) -> str:
+        """What a user's own xattr of our namespace is stored under: overlayfs.rst, "Nesting overlayfs mounts"."""
+        return self.namespace + "overlay."
+
+
+TRUSTED = Form("trusted", "trusted.overlay.", ("redirect_dir=on", "index=off", "metacopy=off"))
+USER = Form("user", "user.overlay.", ("userxattr",))
+FORMS = {form.name: form for form in (TRUSTED, USER)}

@@ -1,0 +1,129 @@
+"""A version of the stack as a value: its number and its layers, newest first. Frozen, JSON, no I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any, NamedTuple, NewType
+
+from layerstack.errors import StoreCorrupt
+
+LayerId = NewType("LayerId", str)
+"""`B000001-base`, `L<version:06>-<8 hex>` (published) or `S<version:06>-<8 hex>` (squashed)."""
+
+SCHEMA_VERSION = 1
+BASE_ID = LayerId("B000001-base")
+FIRST_VERSION = 1
+LOWER_LIMIT = 500
+"""The kernel mounts no more lowers than this: OVL_MAX_STACK, fs/overlayfs/params.h."""
+
+_ID = re.compile(r"B000001-base|[LS][0-9]{6,}-[0-9a-f]{8}")
+
+
+class LayerRef(NamedTuple):
+    """One layer of a manifest."""
+
+    layer_id: LayerId
+    path: str
+    """Relative to the root of the store: `layers/<id>` or `base/B000001-base`."""
+
+    @property
+    def is_base(self) -> bool:
+        return self.layer_id == BASE_ID
+
+
+def reference(layer_id: str) -> LayerRef:
+    """The reference to a layer of that id, at the place where the store keeps it."""
+    return LayerRef(LayerId(layer_id), f"base/{layer_id}" if layer_id == BASE_ID else f"layers/{layer_id}")
+
+
+def published_id(version: int, digest: str) -> LayerId:
+    """The id of the layer that makes `version`; `digest` is the layer's SHA-256 in hex."""
+    return LayerId(f"L{version:06d}-{digest[:8]}")
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+class Manifest(NamedTuple):
+    """A version: rises by one per publish and per squash; `layers` is newest first and ends with the base."""
+
+    version: int
+    layers: tuple[LayerRef, ...]
+
+    @property
+    def layer_ids(self) -> tuple[LayerId, ...]:
+        return tuple(layer.layer_id for layer in self.layers)
+
+    @property
+    def root_hash(self) -> str:
+        """SHA-256 in hex of the list of layers: two versions of the same layers have the same one."""
+        return hashlib.sha256(_canonical([[layer.layer_id, layer.path] for layer in self.layers])).hexdigest()
+
+    def with_layer(self, layer_id: LayerId) -> Manifest:
+        """The next version: this one with a layer on top."""
+        return Manifest(self.version + 1, (reference(layer_id), *self.layers))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "version": self.version,
+            "layers": [{"layer_id": layer.layer_id, "path": layer.path} for layer in self.layers],
+        }
+
+    def dump(self) -> bytes:
+        """The bytes of the file: compact JSON, with a checksum over the rest, so that a flipped bit is an error and not another version."""
+        body = self.to_json()
+        body["sha256"] = hashlib.sha256(_canonical(body)).hexdigest()
+        return json.dumps(body, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, value: object, *, source: str = "manifest") -> Manifest:
+        """Raises:
+        StoreCorrupt: not a manifest, or of an unknown schema; `details.file` is `source`.
+        """
+
+        def wrong(what: str) -> StoreCorrupt:
+            return StoreCorrupt(f"{source}: {what}", details={"file": source})
+
+        if not isinstance(value, dict):
+            raise wrong("not a JSON object")
+        body: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        if body.get("schema_version") != SCHEMA_VERSION:
+            raise wrong(f"schema_version is {body.get('schema_version')!r}, known is {SCHEMA_VERSION}")
+        version, listed = body.get("version"), body.get("layers")
+        if not isinstance(version, int) or isinstance(version, bool) or version < FIRST_VERSION:
+            raise wrong(f"version is {version!r}")
+        if not isinstance(listed, list):
+            raise wrong("layers is no list")
+        layers: list[LayerRef] = []
+        entries: list[Any] = listed  # pyright: ignore[reportUnknownVariableType]
+        for entry in entries:
+            if not isinstance(entry, dict):
+                raise wrong("a layer is no object")
+            named: dict[str, Any] = entry  # pyright: ignore[reportUnknownVariableType]
+            layer_id = named.get("layer_id")
+            if not isinstance(layer_id, str) or not _ID.fullmatch(layer_id):
+                raise wrong(f"{layer_id!r} is no layer id")
+            ref = reference(layer_id)
+            if named.get("path") != ref.path:
+                raise wrong(f"path of {layer_id} is {named.get('path')!r}, not {ref.path!r}")
+            layers.append(ref)
+        if not layers or not layers[-1].is_base or len(set(layers)) != len(layers):
+            raise wrong("layers must differ and end with the base")
+        return cls(version, tuple(layers))
+
+    @classmethod
+    def load(cls, data: bytes, *, source: str) -> Manifest:
+        """The inverse of `dump`. Raises StoreCorrupt, naming `source`, for anything that `dump` did not write."""
+        try:
+            value: Any = json.loads(data)
+        except ValueError as error:
+            raise StoreCorrupt(f"{source}: not JSON ({error})", details={"file": source}) from None
+        if isinstance(value, dict):
+            stored: Any = value.pop("sha256", None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            if stored != hashlib.sha256(_canonical(value)).hexdigest():  # pyright: ignore[reportUnknownArgumentType]
+                raise StoreCorrupt(f"{source}: the checksum does not match its content", details={"file": source})
+        return cls.from_json(value, source=source)
