@@ -1,0 +1,111 @@
+"""Frames between the agent, the zygote and a session's runner: one JSON object, optional bytes, descriptors beside them.
+
+A stream socket carries `u32 length of the JSON, u32 length of the bytes (or NO_DATA), u32 count of descriptors`, the JSON, the bytes; the
+descriptors ride (SCM_RIGHTS) on the first byte of their frame. The kernel never lets one recvmsg(2) run past a byte that carries
+descriptors (unix(7)), so they arrive in the order of the frames. What a runner sends is checked here: it shares its uid with user code.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+HEADER = struct.Struct("<III")
+NO_DATA = 0xFFFFFFFF
+MAX_JSON_BYTES = 24 * 1024 * 1024
+MAX_DATA_BYTES = 256 * 1024 * 1024
+MAX_FDS = 8
+READ_BYTES = 256 * 1024
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_FDS * 4) if hasattr(socket, "CMSG_SPACE") else 0
+
+
+class Frame(NamedTuple):
+    """One message. The receiver owns `fds` and closes them."""
+
+    message: dict[str, Any]
+    data: bytes | None
+    fds: tuple[int, ...]
+
+
+class BadFrame(ValueError):
+    """The peer sent what no peer of ours sends; the connection is of no more use."""
+
+
+def encode(message: dict[str, Any], data: bytes | None = None, fd_count: int = 0) -> bytes:
+    """The bytes of one frame. Names that are no UTF-8 travel as the surrogates of os.fsdecode."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return HEADER.pack(len(body), NO_DATA if data is None else len(data), fd_count) + body + (data or b"")
+
+
+def rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    """The ancillary data that hands `fds` over."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+
+
+def send(sock: socket.socket, message: dict[str, Any], data: bytes | None = None, fds: Sequence[int] = ()) -> None:
+    """Send one frame over a blocking socket; the caller keeps and closes its own copies of `fds`."""
+    raw = encode(message, data, len(fds))
+    sent = sock.sendmsg([raw], rights(fds))
+    if sent < len(raw):
+        sock.sendall(memoryview(raw)[sent:])
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """What is there to read, and the descriptors that came with it (close-on-exec); b"" at the end of the stream."""
+    raw, ancillary, _, _ = sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return raw, fds.tolist()
+
+
+class Decoder:
+    """Puts frames together from what `receive` returned."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+
+    def feed(self, raw: bytes, fds: Sequence[int] = ()) -> list[Frame]:
+        """Frames that are complete now.
+
+        Raises:
+            BadFrame: lengths beyond the limits, no JSON object, or fewer descriptors than announced.
+        """
+        self._buffer += raw
+        self._fds += fds
+        frames: list[Frame] = []
+        while len(self._buffer) >= HEADER.size:
+            json_bytes, data_bytes, fd_count = HEADER.unpack_from(self._buffer)
+            has_data = data_bytes != NO_DATA
+            if json_bytes > MAX_JSON_BYTES or (has_data and data_bytes > MAX_DATA_BYTES) or fd_count > MAX_FDS:
+                raise BadFrame(f"frame of {json_bytes} + {data_bytes} bytes and {fd_count} descriptors")
+            body_end = HEADER.size + json_bytes
+            end = body_end + (data_bytes if has_data else 0)
+            if len(self._buffer) < end:
+                break
+            if len(self._fds) < fd_count:
+                raise BadFrame(f"{fd_count} descriptors announced, {len(self._fds)} came")
+            try:
+                message = json.loads(self._buffer[HEADER.size : body_end])
+            except (ValueError, RecursionError):
+                raise BadFrame("frame without JSON") from None
+            if not isinstance(message, dict):
+                raise BadFrame("frame without a JSON object")
+            data = bytes(memoryview(self._buffer)[body_end:end]) if has_data else None
+            del self._buffer[:end]
+            taken, self._fds = tuple(self._fds[:fd_count]), self._fds[fd_count:]
+            frames.append(Frame(message, data, taken))
+        return frames
+
+    def close(self) -> None:
+        """Close descriptors of frames that never came whole."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()

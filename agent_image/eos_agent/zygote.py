@@ -1,0 +1,425 @@
+"""The agent's side of sessions: a single-threaded forker, started before anything else, and one Runner object per session.
+
+    agent (asyncio) --- control socket --- zygote --- clone(NEWNS|NEWPID|NEWIPC[|NEWNET]) --- runner, pid 1 of the session
+        \\______________________ one socket per session (frames of channel.py) ____________________/
+
+The zygote imports all that a runner needs, then only forks and reaps. It dies with the agent and the runners die with it
+(PR_SET_PDEATHSIG, and the end of their socket). Whoever creates a session hands over a detached overlay mount; once `Runner.gone` is
+resolved pid 1 was reaped, nothing of the session lives and the upperdir is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from eos_agent import channel
+from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
+
+
+class HostSpec(NamedTuple):
+    """What is the same for all sessions of a sandbox.
+
+    hidden_paths are shown as empty folders; private_dirs (the local provider's own state) too. rootfs: a directory that is the root of each
+    session, or None for the root that the agent sees.
+    """
+
+    provider: str
+    workspace_root: str
+    hidden_paths: Sequence[str] = ("/eos",)
+    private_dirs: Sequence[str] = ()
+    rootfs: str | None = None
+    runtime_dir: str = ""
+
+
+class SessionSpec(NamedTuple):
+    """One session: network "shared" or "isolated" (own network namespace, loopback up), rootfs_mode "shared" or "read_only"."""
+
+    session_id: str
+    network: str = "shared"
+    rootfs_mode: str = "shared"
+
+
+class Spawned(NamedTuple):
+    """A command that runs. pid counts in the session's pid namespace; fds ("tty" | "stdin", "stdout", "stderr") belong to the caller."""
+
+    pid: int
+    fds: dict[str, int]
+
+
+def fork_zygote(host: HostSpec) -> tuple[int, socket.socket]:
+    """Fork the zygote: the first thing an agent does, while it has one thread. Returns its pid and the agent's end of the socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        from eos_agent import forker  # noqa: PLC0415
+
+        forker.main(host, theirs, parent)  # never returns
+    theirs.close()
+    return pid, ours
+
+
+class _Link:
+    """The agent's end of one socket: frames in by callback, frames out in order."""
+
+    def __init__(self, sock: socket.socket, on_frame: Callable[[channel.Frame], None], on_end: Callable[[], None]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._decoder = channel.Decoder()
+        self._turn = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._loop.add_reader(sock, self._read)
+
+    def _read(self) -> None:
+        try:
+            raw, fds = channel.receive(self._sock)
+            frames = self._decoder.feed(raw, fds)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, channel.BadFrame):
+            raw, frames = b"", []
+        for frame in frames:
+            self._on_frame(frame)
+        if not raw:
+            self.close()
+            self._on_end()
+
+    async def send(self, message: dict[str, Any], data: bytes | None = None, fds: Sequence[int] = ()) -> None:
+        """Queue one frame in order.
+
+        Raises:
+            OSError: the peer is gone.
+        """
+        raw = channel.encode(message, data, len(fds))
+        async with self._turn:
+            while self._open:
+                try:
+                    sent = self._sock.sendmsg([raw], channel.rights(fds))
+                except (BlockingIOError, InterruptedError):
+                    await self._writable()
+                    continue
+                if sent < len(raw):
+                    await self._loop.sock_sendall(self._sock, memoryview(raw)[sent:])
+                return
+        raise BrokenPipeError(32, "the session's process is gone")
+
+    async def _writable(self) -> None:
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_writer(self._sock, lambda: ready.done() or ready.set_result(None))
+        try:
+            await ready
+        finally:
+            self._loop.remove_writer(self._sock)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._decoder.close()
+            self._sock.close()
+
+
+def _lost(session_id: str) -> OperationError:
+    return OperationError(
+        OPERATION_FAILED,
+        f"workspace session lost: {session_id}: its process is gone",
+        {"workspace_session_id": session_id},
+        reason="session_lost",
+    )
+
+
+class Zygote:
+    """The agent's handle of the forker."""
+
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.pid = pid
+        self.lost: asyncio.Future[str]
+        self._sock = sock
+        self._link: _Link | None = None
+        self._last_id = 0
+        self._creating: dict[int, Runner] = {}
+        self._runners: dict[int, Runner] = {}
+
+    async def start(self) -> None:
+        """Attach to the running loop. `lost` resolves when the forker died: no session survives it, and the agent should end."""
+        self.lost = asyncio.get_running_loop().create_future()
+        self._link = _Link(self._sock, self._on_frame, self._on_end)
+
+    async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> Runner:
+        """Make a session on a detached overlay mount. The caller closes `mount_fd` afterwards, whatever happened.
+
+        Raises:
+            OperationError: operation_failed, reason setup_failed, with step and errno in the details; nothing of the session lives then.
+        """
+        link = self._link
+        if link is None or self.lost.done():
+            raise _setup_failed(spec, "zygote", "the process that makes sessions is gone")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._last_id += 1
+        number = self._last_id
+        runner = Runner(spec, ours)
+        self._creating[number] = runner
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    await link.send({"op": "create", "id": number, "spec": list(spec)}, fds=[mount_fd, theirs.fileno()])
+                except OSError as error:
+                    self._creating.pop(number, None)
+                    runner._reaped(str(error), failed_step="zygote", code=error.errno)  # pyright: ignore[reportPrivateUsage]
+                finally:
+                    theirs.close()
+                await runner._started()  # pyright: ignore[reportPrivateUsage]
+        except BaseException as error:
+            await asyncio.shield(runner._abandon())  # pyright: ignore[reportPrivateUsage]
+            if isinstance(error, TimeoutError):
+                raise _setup_failed(spec, "start", f"not ready after {timeout_s} s") from None
+            raise
+        return runner
+
+    async def close(self) -> None:
+        """End every session and the zygote; returns when it was reaped."""
+        for runner in list(self._runners.values()):
+            await runner.terminate()
+        if self._link is not None:
+            self._link.close()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, _reap, self.pid)
+
+    def _on_frame(self, frame: channel.Frame) -> None:
+        message = frame.message
+        event = message.get("event")
+        if event == "started":
+            runner = self._creating.pop(message["id"], None)
+            pidfd = frame.fds[0]
+            if runner is None:
+                os.close(pidfd)
+                return
+            self._runners[message["pid"]] = runner
+            runner._forked(message["pid"], pidfd)  # pyright: ignore[reportPrivateUsage]
+        elif event == "not_started":
+            runner = self._creating.pop(message["id"], None)
+            if runner is not None:
+                runner._reaped(str(message.get("message")), failed_step="clone", code=message.get("errno"))  # pyright: ignore[reportPrivateUsage]
+        elif event == "exited":
+            runner = self._runners.pop(message["pid"], None)
+            if runner is not None:
+                runner._reaped(_describe(message["status"]))  # pyright: ignore[reportPrivateUsage]
+
+    def _on_end(self) -> None:
+        if not self.lost.done():
+            self.lost.set_result("the process that makes sessions is gone")
+        for runner in self._creating.values():
+            runner._reaped("was lost with the zygote")  # pyright: ignore[reportPrivateUsage]
+        for runner in self._runners.values():
+            runner._orphaned()  # pyright: ignore[reportPrivateUsage]
+        self._creating.clear()
+        self._runners.clear()
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass
+
+
+def _describe(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+
+def _setup_failed(spec: SessionSpec, step: str, message: str, code: int | None = None) -> OperationError:
+    name = "" if code is None else f" [{_errno_name(code)}]"
+    details: dict[str, Any] = {"step": step, "workspace_session_id": spec.session_id}
+    if code is not None:
+        details["errno"] = _errno_name(code)
+    return OperationError(OPERATION_FAILED, f"session set-up failed at {step}: {message}{name}", details, reason="setup_failed")
+
+
+def _errno_name(code: int) -> str:
+    import errno  # noqa: PLC0415
+
+    return errno.errorcode.get(code, str(code))
+
+
+class Runner:
+    """One session's pid 1, seen from the agent.
+
+    `on_event` is called from the loop with {"event": "leader_exit", "key", "status": a wait status}, {"event": "waiting_on", "key",
+    "processes": [{"pid", "name"}]} (the leader is gone, these of its group live) and {"event": "group_gone", "key", "left_behind":
+    [{"pid", "name"}]}. The events of a command may come before the await of its spawn returns: know its key first.
+    """
+
+    def __init__(self, spec: SessionSpec, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self.spec = spec
+        self.pid = 0
+        self.gone: asyncio.Future[str] = loop.create_future()
+        self.on_event: Callable[[dict[str, Any]], None] | None = None
+        self._pidfd = -1
+        self._abandoned = False
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._waiting: dict[int, asyncio.Future[channel.Frame]] = {}
+        self._last_id = 0
+        self._link = _Link(sock, self._on_frame, self._on_end)
+
+    async def spawn(
+        self, key: str, *, argv: list[str], env: dict[str, str], cwd: str, tty: bool, split: bool, stdin: bool, uid: int | None = None
+    ) -> Spawned:
+        """Start a command as the leader of its own session and process group.
+
+        cwd is absolute or relative to the workspace. With tty a pseudo-terminal is its standard input, output and error; without, pipes:
+        one for both outputs unless `split`, and /dev/null as input unless `stdin`. The descriptors returned are non-blocking.
+
+        Raises:
+            OperationError: operation_failed with reason cwd_not_found, exec_failed or session_lost.
+        """
+        message = {"op": "spawn", "key": key, "argv": argv, "env": env, "cwd": cwd, "tty": tty, "split": split, "stdin": stdin, "uid": uid}
+        frame = await self._call(message)
+        return Spawned(int(frame.message["pid"]), dict(zip(frame.message["fds"], frame.fds, strict=True)))
+
+    async def which_shell(self) -> list[str] | None:
+        """The argv before the command text: bash without start-up files, else sh, else None."""
+        found = (await self._call({"op": "which_shell"})).message["argv"]
+        return None if found is None else [str(a) for a in found]
+
+    async def signal(self, key: str, signum: int) -> bool:
+        """Send a signal to the process group of a command; False when it is gone."""
+        return bool((await self._call({"op": "signal", "key": key, "signum": signum})).message["sent"])
+
+    async def kill_tree(self, key: str) -> None:
+        """SIGTERM, 100 ms, SIGKILL to all that descends from a command, also what left its group; returns when nothing of it lives."""
+        await self._call({"op": "kill_tree", "key": key})
+
+    async def file_op(self, name: str, args: dict[str, Any], data: bytes | None = None) -> tuple[dict[str, Any], bytes | None]:
+        """Run eos_agent.files.perform_in_mount inside the mount. Its errors come back as OperationError."""
+        frame = await self._call({"op": "file", "name": name, "args": args}, data)
+        return frame.message["result"], frame.data
+
+    async def freeze(self) -> None:
+        """Stop every process of the session but the runner; returns when all are stopped."""
+        await self._call({"op": "freeze"})
+
+    async def thaw(self) -> None:
+        """Continue what `freeze` stopped; a process that was stopped before stays so."""
+        await self._call({"op": "thaw"})
+
+    async def terminate(self) -> None:
+        """SIGKILL pid 1, and so the whole pid namespace; returns when it was reaped. Harmless when it is gone already."""
+        self._kill()
+        await asyncio.shield(self.gone)
+
+    async def _call(self, message: dict[str, Any], data: bytes | None = None) -> channel.Frame:
+        if self.gone.done():
+            raise _lost(self.spec.session_id)
+        self._last_id += 1
+        number = self._last_id
+        reply: asyncio.Future[channel.Frame] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
+        try:
+            await self._link.send({**message, "id": number}, data)
+        except OSError:
+            self._waiting.pop(number, None)
+            raise _lost(self.spec.session_id) from None
+        frame = await reply  # when cancelled, the reply that still comes is dropped in _on_frame
+        error = frame.message.get("error")
+        if error is not None:
+            raise OperationError(error["kind"], error["message"], error["details"])
+        return frame
+
+    def _on_frame(self, frame: channel.Frame) -> None:
+        message = frame.message
+        number = message.get("id")
+        if number is not None:
+            reply = self._waiting.pop(number, None)
+            if reply is not None and not reply.done():
+                reply.set_result(frame)
+            else:
+                for fd in frame.fds:
+                    os.close(fd)
+            return
+        for fd in frame.fds:
+            os.close(fd)
+        event = message.get("event")
+        if event == "ready":
+            if not self._ready.done():
+                self._ready.set_result(None)
+        elif event == "failed":
+            if not self._ready.done():
+                self._ready.set_exception(_setup_failed(self.spec, message["step"], message["message"], message.get("errno")))
+        elif self.on_event is not None:
+            self.on_event(message)
+
+    def _on_end(self) -> None:
+        """The runner closed its socket: it dies, or it is broken. It has to die either way."""
+        self._kill()
+        waiting, self._waiting = self._waiting, {}
+        for reply in waiting.values():
+            if not reply.done():
+                reply.set_exception(_lost(self.spec.session_id))
+
+    def _forked(self, pid: int, pidfd: int) -> None:
+        self.pid, self._pidfd = pid, pidfd
+        if self._abandoned:
+            self._kill()
+
+    def _orphaned(self) -> None:
+        """The zygote is dead, so nobody reports: pid 1 dies with it, and its pidfd says when."""
+        loop, pidfd = asyncio.get_running_loop(), self._pidfd
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            self._reaped("was lost with the zygote")
+
+        self._kill()
+        loop.add_reader(pidfd, ended)
+
+    async def _started(self) -> None:
+        await asyncio.wait([self._ready, self.gone], return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            raise _setup_failed(self.spec, "start", f"its process {self.gone.result()} before it was ready")
+        self._ready.result()
+
+    async def _abandon(self) -> None:
+        """Set-up failed: nothing of it may live when the caller hears of that."""
+        self._abandoned = True
+        if not self._ready.done():
+            self._ready.cancel()
+        elif not self._ready.cancelled():
+            self._ready.exception()
+        self._link.close()
+        self._kill()
+        await self.gone
+
+    def _kill(self) -> None:
+        if self._pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def _reaped(self, reason: str, *, failed_step: str = "", code: int | None = None) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if failed_step and not self._ready.done():
+            self._ready.set_exception(_setup_failed(self.spec, failed_step, reason, code))
+        self._link.close()
+        waiting, self._waiting = self._waiting, {}
+        for reply in waiting.values():
+            if not reply.done():
+                reply.set_exception(_lost(self.spec.session_id))
+        if not self.gone.done():
+            self.gone.set_result(reason)
+
+
+__all__ = ["INTERNAL_ERROR", "HostSpec", "Runner", "SessionSpec", "Spawned", "Zygote", "fork_zygote"]
