@@ -1,0 +1,54 @@
+# `make demo` and `make test` are all that a newcomer types. Each makes .venv first.
+
+SHELL := /bin/sh
+PY := .venv/bin/python
+DEPENDS := pyproject.toml requirements.lock .ci/venv
+
+# An ordinary user in a tree that somebody else installed: leave it as it is, keep the caches elsewhere.
+ifneq ($(shell test -w . && echo yes),yes)
+CACHES := $(shell mktemp -d)
+export RUFF_CACHE_DIR := $(CACHES)/ruff
+export MYPY_CACHE_DIR := $(CACHES)/mypy
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHES)/hypothesis
+export PYTHONDONTWRITEBYTECODE := 1
+export PYTEST_ADDOPTS := -o cache_dir=$(CACHES)/pytest
+endif
+
+.PHONY: help demo test lint bench soak lock
+
+help:
+	@echo "make demo    three agents work on one project in one sandbox (30 s after set-up)"
+	@echo "make test    every test that this machine can run, linters included"
+	@echo "make lint    ruff, mypy, pyright"
+	@echo "make bench   figures of this machine, each beside its baseline"
+	@echo "make soak    thousands of random histories, as long as they take"
+	@echo "make lock    resolve the dependencies again into requirements.lock"
+
+.venv/runtime.stamp: $(DEPENDS)
+	@.ci/venv runtime
+	@touch $@
+
+.venv/dev.stamp: $(DEPENDS)
+	@.ci/venv dev
+	@touch .venv/runtime.stamp $@
+
+demo: .venv/runtime.stamp
+	@.venv/bin/eos demo $(ARGS)
+
+test: .venv/dev.stamp
+	$(PY) -m pytest $(ARGS)
+
+lint: .venv/dev.stamp
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m pyright --pythonpath $(PY)
+
+bench: .venv/dev.stamp
+	$(PY) -m benchmarks $(ARGS)
+
+soak: .venv/dev.stamp
+	$(PY) -m pytest --soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
+
+lock:
+	.ci/lock
