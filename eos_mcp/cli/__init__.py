@@ -1,0 +1,1 @@
+"""The command-line programs: a parser, help pages and output over the catalog. Standard library only."""

@@ -1,0 +1,50 @@
+"""`sandbox-gateway-token path|read|ensure|write`: the token file, for scripts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from eos_agent.protocol import OperationError
+from eos_mcp import places, token_file
+from eos_mcp.cli import output
+
+USAGE = """usage: sandbox-gateway-token path | read | ensure | write
+  path    print where the token file lies
+  read    check it and print the token
+  ensure  create one when there is none, then print the token
+  write   store one line from standard input
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words in (["--help"], ["-h"]):
+        return output.page(USAGE)
+    if len(words) != 1 or words[0] not in ("path", "read", "ensure", "write"):
+        output.write_error(USAGE.encode())
+        return output.USAGE
+    try:
+        return do(words[0])
+    except OperationError as error:
+        output.write_error(f"sandbox-gateway-token: {error.message}\n".encode("utf-8", "replace"))
+        return output.FAILED
+
+
+def do(verb: str) -> int:
+    if verb == "path":
+        return output.page(places.token_file())
+    if verb == "ensure":
+        return output.page(token_file.ensure())
+    if verb == "write":
+        token_file.write(sys.stdin.read())
+        return output.OK
+    token = token_file.read()
+    if token is None:
+        output.write_error(f"sandbox-gateway-token: there is no {places.token_file()}; run: sandbox-gateway-token ensure\n".encode())
+        return output.FAILED
+    return output.page(token)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

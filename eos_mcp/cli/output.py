@@ -1,0 +1,106 @@
+"""What a program prints, and the status it leaves with: the result on standard output, one envelope on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from eos_agent import protocol
+from eos_agent.protocol import INVALID_REQUEST, OperationError
+
+OK, FAILED, USAGE, REJECTED = 0, 1, 2, 3
+_ABSENT = object()
+
+
+def write(text: bytes) -> None:
+    """To standard output; a reader that has gone away is no error of ours."""
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def write_error(text: bytes) -> None:
+    try:
+        sys.stderr.flush()
+        sys.stderr.buffer.write(text)
+        sys.stderr.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def page(text: str) -> int:
+    write(text.rstrip("\n").encode() + b"\n")
+    return OK
+
+
+def own_error(error: OperationError, *, details: bool) -> None:
+    """An error that this program found itself; `details` False keeps them empty, as the contract's three programs do."""
+    write_error(protocol.encode(protocol.error_envelope(error.kind, error.message, error.details if details else {})))
+
+
+def result(reply: Mapping[str, Any], *, pretty: bool, field: str | None) -> None:
+    """The result as one compact line, indented, or one field of it.
+
+    Raises:
+        OperationError: invalid_request, when the result has no such field.
+    """
+    value: Any = reply
+    if field is not None:
+        value = pick(reply, field)
+        if isinstance(value, str):
+            write(value.encode("utf-8", "replace") + b"\n")
+            return
+    if pretty:
+        import json
+
+        write(json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+    else:
+        write(protocol.encode(value))
+
+
+def pick(result: Mapping[str, Any], path: str) -> Any:
+    """`a.b.0` of a result: keys of objects, indexes of arrays."""
+    value: Any = result
+    for part in path.split("."):
+        found: Any
+        if isinstance(value, dict):
+            found = cast("dict[str, Any]", value).get(part, _ABSENT)
+        elif isinstance(value, list) and part.isascii() and part.isdigit():
+            found = next(iter(cast("list[Any]", value)[int(part) :]), _ABSENT)
+        else:
+            found = _ABSENT
+        if found is _ABSENT:
+            raise OperationError(
+                INVALID_REQUEST, f"the result has no field {path}", {"argument": "--field", "value": path}, reason="no_such_field"
+            )
+    return value
+
+
+def progress_printer(started: float) -> Callable[[str], None]:
+    """Prints `[progress S.SSSs] MESSAGE`, counted from `started` of time.monotonic()."""
+
+    def show(message: str) -> None:
+        write_error(f"[progress {time.monotonic() - started:.3f}s] {message}\n".encode("utf-8", "replace"))
+
+    return show
+
+
+def exit_status(reply: Mapping[str, Any], *, propagate: bool, fail_on_reject: bool) -> int:
+    """0 for a result and 1 for an error, but for what the two options ask: the command's own status, 3 for a refused publish."""
+    if protocol.is_error(reply):
+        refused = bool(_object(_object(reply["error"]).get("details")).get("publish_rejection"))
+        return REJECTED if fail_on_reject and refused else FAILED
+    code = reply.get("exit_code")
+    if propagate and isinstance(code, int) and not isinstance(code, bool) and code != 0:
+        return code & 0xFF if code > 0 else 128 - code  # a shell's word for "killed by signal N"
+    return REJECTED if fail_on_reject and reply.get("publish_rejected") is True else OK
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,249 @@
+"""Words of a command line -> globals, operation and arguments. The catalog says which flags there are; nothing is sent or read from disk but `--…-file`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from eos_agent.operations import U64_MAX, Argument, Operation
+from eos_agent.protocol import INVALID_REQUEST, OperationError
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Global(NamedTuple):
+    name: str
+    flags: tuple[str, ...]
+    takes_value: bool
+    help: str
+
+
+COMMON = (
+    Global("gateway_endpoint", ("--gateway-endpoint", "--gateway-socket"), True, "HOST:PORT, tcp://HOST:PORT, unix:///PATH"),
+    Global("gateway_auth_token", ("--gateway-auth-token",), True, "token; better from the token file"),
+    Global("pretty", ("--pretty",), False, "indent the result"),
+    Global("field", ("--field",), True, "print one field of the result, as in a.b.0"),
+    Global("version", ("--version",), False, "print the version"),
+    Global("help", ("--help", "-h"), False, "print help, after an operation its page"),
+)
+GLOBALS: dict[str, tuple[Global, ...]] = {
+    "manager": (Global("progress", ("--progress",), False, "progress lines on standard error"), *COMMON),
+    "runtime": (
+        Global("sandbox_id", ("--sandbox-id",), True, "sandbox to act in; else SANDBOX_ID of the environment"),
+        Global("request_id", ("--request-id",), True, "1-128 of [A-Za-z0-9._:-]; becomes trace id and owner"),
+        Global("propagate_exit", ("--propagate-exit",), False, "exit with the command's own status"),
+        Global("fail_on_reject", ("--fail-on-reject",), False, "exit 3 when a publish was refused"),
+        *COMMON,
+    ),
+    "observability": COMMON,
+}
+
+
+class Parsed(NamedTuple):
+    """A command line. `error` is what is wrong with the operation's own arguments: reported after configuration, as the contract's order wants."""
+
+    options: dict[str, str]  # globals that were given; a flag without value is "true"
+    name: str | None
+    words: tuple[str, ...]  # what follows `help`
+    operation: Operation | None
+    args: dict[str, Any]
+    error: OperationError | None
+
+
+def usage_error(message: str) -> OperationError:
+    return OperationError(INVALID_REQUEST, message, reason="usage")
+
+
+def parse(argv: Sequence[str], domain: str, operations: Sequence[Operation]) -> Parsed:
+    """Globals anywhere but inside a flag's value; then the operation; then its flags and positionals.
+
+    Raises:
+        OperationError: invalid_request for a global that is given twice, lacks its value or stands before the operation unknown.
+    """
+    return _Parser(domain, {operation.name: operation for operation in operations}).run(list(argv))
+
+
+class _Parser:
+    def __init__(self, domain: str, operations: dict[str, Operation]) -> None:
+        self.globals = {flag: g for g in GLOBALS[domain] for flag in g.flags}
+        self.operations = operations
+        self.options: dict[str, str] = {}
+        self.name: str | None = None
+        self.operation: Operation | None = None
+        self.flags: dict[str, tuple[Argument, bool]] = {}
+        self.words: list[str] = []
+        self.args: dict[str, Any] = {}
+        self.seen_own = False
+        self.error: OperationError | None = None
+
+    def run(self, argv: list[str]) -> Parsed:
+        rest, literal = argv, False
+        while rest:
+            token, rest = rest[0], rest[1:]
+            if literal:
+                self.word(token)
+            elif token == "--" and self.name is not None:
+                literal = True
+            elif token in ("-h", "--help") and self.is_help(token):
+                self.set_global(self.globals[token], None, [])
+            elif token.startswith("--"):
+                rest = self.flag(token, rest)
+            else:
+                self.word(token)
+        if self.operation is not None and self.error is None:
+            self.require_all(self.operation)
+        return Parsed(self.options, self.name, tuple(self.words), self.operation, self.args, self.error)
+
+    def is_help(self, token: str) -> bool:
+        """`-h` where the operation waits for its positional, after its own flags, is that positional."""
+        return token == "--help" or not (self.seen_own and self.open_positional() is not None)
+
+    def open_positional(self) -> Argument | None:
+        if self.operation is None:
+            return None
+        return next((a for a in self.operation.arguments if a.positional and a.name not in self.args), None)
+
+    def word(self, token: str) -> None:
+        if self.name is None:
+            self.name = token
+            self.operation = self.operations.get(token)
+            for argument in () if self.operation is None else self.operation.arguments:
+                for flag in (() if argument.positional else (argument.label,)) + argument.aliases:
+                    self.flags[flag] = (argument, False)
+                if argument.file_flag:
+                    self.flags[argument.file_flag] = (argument, True)
+            return
+        if self.operation is None:
+            self.words.append(token)
+            return
+        positional = self.open_positional()
+        if positional is None:
+            self.note(usage_error(f"unexpected positional argument for {self.name}: {_shown(token)}"))
+            return
+        self.take(positional, token)
+
+    def flag(self, token: str, rest: list[str]) -> list[str]:
+        flag, equals, attached = token.partition("=")
+        value = attached if equals else None
+        if flag in self.flags:
+            argument, from_file = self.flags[flag]
+            self.seen_own = True
+            if argument.kind == "boolean" and not from_file:
+                self.take(argument, value if value is not None else "true")
+                return rest
+            if value is None:
+                if not rest:
+                    self.note(usage_error(f"{flag} requires a value"))
+                    return rest
+                value, rest = rest[0], rest[1:]
+            self.take(argument, value, file=from_file)
+            return rest
+        if flag in self.globals:
+            return self.set_global(self.globals[flag], value, rest, flag)
+        if self.name is None:
+            raise usage_error(f"unknown option: {flag}")
+        if self.operation is not None:
+            self.note(usage_error(f"unknown option for {self.name}: {flag}"))
+        return rest
+
+    def set_global(self, option: Global, value: str | None, rest: list[str], flag: str = "") -> list[str]:
+        if option.name == "help":
+            self.options["help"] = "true"
+            return rest
+        if option.name in self.options:
+            raise usage_error(f"{flag} was provided more than once")
+        if option.takes_value:
+            if value is None:
+                if not rest:
+                    raise usage_error(f"{flag} requires a value")
+                value, rest = rest[0], rest[1:]
+        elif value is not None:
+            raise usage_error(f"{flag} takes no value")
+        self.options[option.name] = "true" if value is None else value
+        return rest
+
+    def take(self, argument: Argument, text: str, *, file: bool = False) -> None:
+        self.seen_own = True
+        try:
+            if argument.name in self.args:
+                raise usage_error(f"{argument.label} was provided more than once")
+            self.args[argument.name] = value_of(argument, _read(argument, text) if file else text)
+        except OperationError as error:
+            self.note(error)
+            self.args.setdefault(argument.name, None)
+
+    def require_all(self, operation: Operation) -> None:
+        for argument in operation.arguments:
+            if argument.required and argument.name not in self.args:
+                self.note(usage_error(f"{argument.label} is required for {operation.name}"))
+
+    def note(self, error: OperationError) -> None:
+        if self.error is None:
+            self.error = error
+
+
+def value_of(argument: Argument, text: str) -> Any:
+    """The native value of what stands on the command line.
+
+    Raises:
+        OperationError: invalid_request that names the flag.
+    """
+    label = argument.label
+    if argument.kind == "integer":
+        if not (text.isascii() and text.isdigit()) or int(text[:40]) > U64_MAX:
+            raise usage_error(f"{label} must be an integer from 0 to {U64_MAX}: {_shown(text)}")
+        return int(text)
+    if argument.kind == "float":
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise usage_error(f"{label} must be a finite number: {_shown(text)}")
+        return number
+    if argument.kind == "boolean":
+        if text not in ("true", "false"):
+            raise usage_error(f"{label} must be true or false: {_shown(text)}")
+        return text == "true"
+    if argument.kind == "json_array":
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise usage_error(f"{label} must be a JSON array: {error}") from None
+        if not isinstance(value, list):
+            raise usage_error(f"{label} must be a JSON array")
+        return value  # type: ignore[no-any-return, unused-ignore]
+    return text
+
+
+def check_request_id(value: str) -> None:
+    if not REQUEST_ID.fullmatch(value):
+        raise usage_error("--request-id must have 1-128 characters of A-Z a-z 0-9 . _ : -")
+
+
+def _read(argument: Argument, path: str) -> str:
+    """Text of a file, `-` is standard input; UTF-8, since the request is JSON."""
+    try:
+        if path == "-":
+            content = sys.stdin.buffer.read()
+        else:
+            with open(path, "rb") as file:
+                content = file.read()
+        return content.decode()
+    except OSError as error:
+        raise usage_error(f"{argument.file_flag} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise usage_error(f"{argument.file_flag} {path}: not valid UTF-8") from None
+
+
+def _shown(text: str) -> str:
+    return repr(text[:80]) if len(text) > 80 or not text.isprintable() or not text else text
+
+
+def sandbox_from_environment() -> str | None:
+    return os.environ.get("SANDBOX_ID") or None

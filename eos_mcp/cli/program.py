@@ -1,0 +1,110 @@
+"""One of the three programs from its words to its exit status; they differ by their domain only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from eos_agent.operations import Operation
+from eos_agent.protocol import CONFIG_ERROR, INVALID_REQUEST, OperationError, encode
+from eos_mcp import catalog, client
+from eos_mcp.cli import output
+from eos_mcp.cli.parse import Parsed, check_request_id, parse, sandbox_from_environment, usage_error
+
+
+def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details: bool = False) -> int:
+    """Do what the words say and return the exit status: 0 done, 1 refused or unreachable, 2 the words or the configuration are wrong.
+
+    Args:
+        details: show `details` of errors made here (`eos`); the three programs keep them empty, as the contract has it.
+    """
+    started = time.monotonic()
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        parsed = parse(words, domain, catalog.DOMAINS[domain])
+        if "request_id" in parsed.options:
+            check_request_id(parsed.options["request_id"])
+        text = help_text(parsed, domain, program)
+        if text is not None:
+            return output.page(text)
+        sandbox_id = selected_sandbox(parsed, domain)
+        settings = client.discover(endpoint=parsed.options.get("gateway_endpoint"), token=parsed.options.get("gateway_auth_token"))
+        operation = known(parsed, domain)
+        if parsed.error is not None:
+            raise parsed.error
+        sandbox_id, args = catalog.build(operation, parsed.args, selector=sandbox_id, bounds=False)
+    except OperationError as error:
+        output.own_error(error, details=details)
+        return output.USAGE
+    try:
+        return send(settings, operation, args, sandbox_id, parsed, started)
+    except OperationError as error:
+        output.own_error(error, details=details)
+        return output.USAGE if error.kind == CONFIG_ERROR else output.FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def send(
+    settings: client.Settings, operation: Operation, args: dict[str, object], sandbox_id: str | None, parsed: Parsed, started: float
+) -> int:
+    progress = "progress" in parsed.options
+    reply = client.call(
+        settings,
+        operation.name,
+        args,
+        sandbox_id=sandbox_id,
+        request_id=parsed.options.get("request_id"),
+        on_progress=output.progress_printer(started) if progress else None,
+    )
+    status = output.exit_status(reply, propagate="propagate_exit" in parsed.options, fail_on_reject="fail_on_reject" in parsed.options)
+    if "error" in reply:
+        output.write_error(encode(reply))
+        return status
+    if progress:
+        output.write_error(b"[Output]\n")
+    output.result(reply, pretty="pretty" in parsed.options, field=parsed.options.get("field"))
+    return status
+
+
+def help_text(parsed: Parsed, domain: str, program: str) -> str | None:
+    """The page that the words ask for; None when they ask for a call."""
+    if "version" in parsed.options:
+        from eos_mcp import __version__
+
+        return f"{program} {__version__}"
+    asked = "help" in parsed.options
+    if parsed.name is not None and parsed.name != "help" and not asked:
+        return None
+    from eos_mcp.cli import help as pages
+
+    names = list(parsed.words) if parsed.name == "help" else [] if parsed.name is None else [parsed.name]
+    if len(names) > 1:
+        raise usage_error(f"help takes one operation, not {len(names)}: {' '.join(names)}")
+    if not names:
+        return pages.catalog_page(domain, program)
+    operation = next((o for o in catalog.DOMAINS[domain] if o.name == names[0]), None)
+    if operation is None:
+        raise pages.unknown_operation(names[0], domain, program)
+    return pages.operation_page(operation, program)
+
+
+def selected_sandbox(parsed: Parsed, domain: str) -> str | None:
+    """The runtime program's sandbox: flag, then environment. The others take it as an argument of the operation."""
+    if domain != "runtime":
+        return None
+    sandbox_id = parsed.options.get("sandbox_id", sandbox_from_environment())
+    if sandbox_id is None or not sandbox_id.strip():
+        raise usage_error("--sandbox-id ID is required, as in: sandbox-runtime-cli --sandbox-id ID OPERATION")
+    return sandbox_id
+
+
+def known(parsed: Parsed, domain: str) -> Operation:
+    if parsed.operation is not None:
+        return parsed.operation
+    name = parsed.name or ""
+    near = catalog.suggestions(name, domain) if name else []
+    raise OperationError(
+        INVALID_REQUEST, f"unknown operation: {name}", {"operation": name, "suggestions": near}, reason="unknown_operation"
+    )

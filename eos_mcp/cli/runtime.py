@@ -1,0 +1,16 @@
+"""`sandbox-runtime-cli`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from eos_mcp.cli.program import run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run("runtime", "sandbox-runtime-cli", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
