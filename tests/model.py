@@ -1,0 +1,156 @@
+"""ModelStack: the meaning of the layer stack on plain dicts. No layers, whiteouts, opaque marks or indexes; on purpose the dumbest form.
+
+The outcome of a publish is a function of three trees: B, the session's base; O, what the session shows; H, the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from layerstack import merge
+from layerstack.ignore import IgnoreRules
+from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors
+
+T = TypeVar("T")
+Ignored = Callable[[str, bool], bool]
+
+
+class Verdict(NamedTuple):
+    """What a publish comes to: the conflicts by path (none: it passes), the tree of the head afterwards, head paths dropped on the way."""
+
+    conflicts: dict[str, str]
+    tree: Tree
+    dropped: frozenset[str]
+
+
+def pick(base: T, ours: T, head: T) -> tuple[bool, T]:
+    """One value, three ways: changed by one side, or by both alike; (False, _) when both changed it differently."""
+    if ours == head or base == head:
+        return True, ours
+    return base == ours, head
+
+
+def content(base: Entry | None, ours: Entry, head: Entry) -> tuple[str, bytes]:
+    """(class of the conflict or '', content) for two entries of one kind; the base counts only if it is of that kind too."""
+    if ours.body == head.body:
+        return "", ours.body
+    if ours.kind == LINK:
+        good, target = pick(base.body if base else None, ours.body, head.body)
+        return ("" if good else "symlink"), target or b""
+    good, body = pick(base.body if base else b"", ours.body, head.body)
+    if good:
+        return "", body
+    three = (base.body if base else b"", ours.body, head.body)
+    if any(len(text) > merge.MERGE_LIMIT or b"\0" in text for text in three):
+        return "binary", head.body
+    merged = merge.merge(*three)
+    if merged.content is None:
+        return ("content" if base else "add_add"), head.body
+    return "", merged.content
+
+
+def decide(base: Entry | None, ours: Entry | None, head: Entry | None) -> tuple[str, Entry | None]:
+    """Both sides changed the path, differently: (classes of the conflict joined by +, or '', and the entry)."""
+    if ours is None:
+        return "delete_modify", head
+    if head is None:
+        return "modify_delete", head
+    if ours.kind != head.kind:
+        return "type", head
+    like = base if base is not None and base.kind == ours.kind else None
+    wrong, body = content(like, ours, head)
+    classes = [wrong] if wrong else []
+    good, meta = pick(like.meta if like else None, ours.meta, head.meta)
+    if not good or meta is None:
+        classes.append("mode")
+    three = [dict(entry.xattrs) if entry else {} for entry in (like, ours, head)]
+    xattrs: dict[str, bytes] = {}
+    for name in three[1].keys() | three[2].keys():
+        good, value = pick(*(x.get(name) for x in three))
+        if not good:
+            classes.append("xattr")
+            break
+        if value is not None:
+            xattrs[name] = value
+    if classes:
+        return "+".join(classes), head
+    return "", Entry(ours.kind, meta or ours.meta, body, tuple(sorted(xattrs.items())))
+
+
+def ignore_of(tree: Tree) -> Ignored:
+    """What the `.gitignore` files of a tree ignore."""
+
+    def read(path: str) -> bytes | None:
+        entry = tree.get(path)
+        return entry.body if entry is not None and entry.kind == FILE else None
+
+    return IgnoreRules(read).ignored
+
+
+def publish(base: Tree, ours: Tree, head: Tree) -> Verdict:
+    """Every path by the table, then: is what comes out still a tree?"""
+    ignored = ignore_of(base)
+    out: Tree = {}
+    conflicts: dict[str, str] = {}
+    from_ours: set[str] = set()
+    for path in base.keys() | ours.keys() | head.keys():
+        b, o, h = base.get(path), ours.get(path), head.get(path)
+        shown = o if o is not None else b
+        ours_wins = path != "" and shown is not None and ignored(path, shown.is_dir) and (h is None or ignored(path, h.is_dir))
+        if o == b:
+            entry = h
+        elif h == b or o == h or ours_wins:
+            entry = o
+            from_ours.add(path)
+        else:
+            wrong, entry = decide(b, o, h)
+            if wrong:
+                conflicts[path] = wrong
+        if entry is not None:
+            out[path] = entry
+    flat = dict(out)
+    dropped: set[str] = set()
+    for path in sorted(flat):
+        gone = [a for a in ancestors(path) if a not in flat or flat[a].kind != DIRECTORY]
+        if not gone:
+            continue
+        loose = ignored(path, out[path].is_dir)
+        if path in from_ours and loose and all(a not in flat for a in gone):
+            out.update({a: ours[a] for a in gone})
+        elif path not in from_ours and loose:
+            del out[path]
+            dropped.add(path)
+        else:
+            conflicts.setdefault(path, "parent")
+    return Verdict(topmost(conflicts), head if conflicts else out, frozenset(dropped))
+
+
+def topmost(conflicts: dict[str, str]) -> dict[str, str]:
+    """One conflict per lost subtree: a `parent` below another conflict says nothing new."""
+    return {p: c for p, c in conflicts.items() if c != "parent" or not any(a in conflicts for a in ancestors(p))}
+
+
+class ModelStack:
+    """Versions by number, and the head."""
+
+    def __init__(self, base: Tree) -> None:
+        self.versions: dict[int, Tree] = {1: base}
+
+    @property
+    def head(self) -> int:
+        return max(self.versions)
+
+    def tree(self) -> Tree:
+        return self.versions[self.head]
+
+    def preview(self, base: int, ours: Tree) -> Verdict:
+        """What `publish` would answer."""
+        return publish(self.versions[base], ours, self.tree())
+
+    def publish(self, base: int, ours: Tree) -> Verdict:
+        """A conflict changes nothing, and what changes nothing makes no version."""
+        verdict = self.preview(base, ours)
+        if not verdict.conflicts and verdict.tree != self.tree():
+            self.versions[self.head + 1] = verdict.tree
+        return verdict
