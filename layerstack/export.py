@@ -1,0 +1,259 @@
+"""Write a version out: the folded delta above the base as one stream of bytes, which is a pure function of the version.
+
+    header    one JSON line: {"format", "manifest_version", "root_hash", "layers_exported", ...}
+    frames    u32 big-endian length and so many bytes; joined they are a pax tar (layerstack.pax) in byte order of paths
+    end       a frame of length 0
+    trailer   one JSON line: {"entries", "files", "symlinks", ..., "tar_bytes", "content_bytes", "sha256"}, or {"error": ...}
+
+Every directory that an entry lies in comes before it. Nothing of the base crosses, no special file exists in a layer. Deletions and
+opaque directories are typed by `EOS.kind`; second names of one file of the delta are hard links to its first name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from layerstack import pax
+from layerstack.errors import LayerStackError, StoreCorrupt
+
+FORMAT = 1
+FRAME_BYTES = 256 * 1024
+
+_KEPT_PARENTS = 4096
+
+
+class Entry(Protocol):
+    """What a path is in a version, as the store's `Entry` tells it."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def mode(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def mtime_ns(self) -> int: ...
+    @property
+    def real_path(self) -> str: ...
+
+
+class Version(Protocol):
+    """The part of a Snapshot that an export needs; the caller holds its lease until the stream has ended."""
+
+    def changed(self) -> Iterator[tuple[str, Any, bool]]: ...
+    def stat(self, path: str) -> Any: ...
+
+
+class ExportEntry(NamedTuple):
+    """One path that the delta decides. `real_path` is where a file's bytes lie; None for anything else and for a hard link."""
+
+    header: pax.Header
+    real_path: str | None
+
+
+def fold(version: Version, *, xattrs: bool = False) -> Iterator[ExportEntry]:
+    """The delta above the base in byte order of paths, one winner per path; a deletion only where its directory still is one.
+
+    Memory: a few thousand paths, and one name for each file that has several.
+    Raises:
+        StoreCorrupt: the root is opaque, or a layer holds what no layer may hold.
+    """
+    first_names: dict[tuple[int, int], bytes] = {}
+    parents: dict[str, bool] = {"": True}
+
+    def is_directory(path: str) -> bool:
+        known = parents.get(path)
+        if known is None:
+            if len(parents) > _KEPT_PARENTS:
+                parents.clear()
+                parents[""] = True
+            above = path.rpartition("/")[0]
+            entry = version.stat(path) if is_directory(above) else None
+            known = parents[path] = entry is not None and entry.kind == "directory"
+        return known
+
+    for path, entry, opaque in version.changed():
+        raw = os.fsencode(path)
+        if not path:
+            if opaque:
+                raise StoreCorrupt("the root of a layer is opaque: an export would clear its whole destination", reason="opaque_root")
+            continue
+        if entry is None:
+            if is_directory(path.rpartition("/")[0]):
+                yield ExportEntry(pax.Header(raw, pax.FILE, 0o644, kind=pax.WHITEOUT), None)
+        elif entry.kind == "directory":
+            kind = pax.OPAQUE if opaque else b""
+            more = _xattrs(entry.real_path) if xattrs else {}
+            yield ExportEntry(pax.Header(raw, pax.DIRECTORY, entry.mode & 0o7777, 0, entry.mtime_ns, kind=kind, xattrs=more), None)
+        elif entry.kind == "symlink":
+            target = os.fsencode(os.readlink(entry.real_path))
+            yield ExportEntry(pax.Header(raw, pax.SYMLINK, 0o777, 0, entry.mtime_ns, target), None)
+        elif entry.kind == "file":
+            status = os.lstat(entry.real_path)
+            if status.st_nlink > 1:
+                key = (status.st_dev, status.st_ino)
+                first = first_names.setdefault(key, raw)
+                if first is not raw:
+                    yield ExportEntry(pax.Header(raw, pax.HARD_LINK, entry.mode & 0o7777, 0, entry.mtime_ns, first), None)
+                    continue
+            more = _xattrs(entry.real_path) if xattrs else {}
+            header = pax.Header(raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more)
+            yield ExportEntry(header, entry.real_path)
+        else:
+            raise StoreCorrupt(f"a layer holds a special file at {path}", details={"path": path})
+
+
+def _xattrs(path: str) -> dict[bytes, bytes]:
+    """The `user.` attributes that a session sees; overlayfs's own are left out, and one of the user's that it escaped is restored."""
+    out: dict[bytes, bytes] = {}
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.EPERM):
+            return out
+        raise
+    for name in names:
+        if not name.startswith("user.") or (name.startswith("user.overlay.") and not name.startswith("user.overlay.overlay.")):
+            continue
+        seen = "user.overlay." + name.removeprefix("user.overlay.overlay.") if name.startswith("user.overlay.overlay.") else name
+        out[os.fsencode(seen)] = os.getxattr(path, name, follow_symlinks=False)
+    return out
+
+
+_NUMBERS: tuple[str, ...] = (
+    "entries",
+    "files",
+    "hard_links",
+    "symlinks",
+    "directories",
+    "whiteouts",
+    "opaques",
+    "content_bytes",
+    "tar_bytes",
+)
+
+
+class _Count:
+    """What the trailer says."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = dict.fromkeys(_NUMBERS, 0)
+        self.digest = hashlib.sha256()
+
+    def entry(self, header: pax.Header) -> None:
+        names = {pax.FILE: "files", pax.HARD_LINK: "hard_links", pax.SYMLINK: "symlinks", pax.DIRECTORY: "directories"}
+        self.numbers["entries"] += 1
+        self.numbers["whiteouts" if header.kind == pax.WHITEOUT else names[header.type]] += 1
+        self.numbers["opaques"] += header.kind == pax.OPAQUE
+        self.numbers["content_bytes"] += header.size
+
+    def bytes(self, data: bytes) -> None:
+        self.digest.update(data)
+        self.numbers["tar_bytes"] += len(data)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.numbers, "sha256": self.digest.hexdigest()}
+
+
+def tar(entries: Iterator[ExportEntry], count: _Count | None = None) -> Iterator[bytes]:
+    """The pax tar of `entries` in pieces of at most FRAME_BYTES; small entries share a piece.
+
+    Raises:
+        StoreCorrupt: a file is shorter or longer than its entry says. Layers do not change.
+    """
+    waiting = bytearray()
+
+    def full() -> bytes:
+        data = bytes(waiting)
+        waiting.clear()
+        if count is not None:
+            count.bytes(data)
+        return data
+
+    for header, real_path in entries:
+        waiting += pax.encode(header)
+        if count is not None:
+            count.entry(header)
+        if real_path is not None and header.size:
+            fd = os.open(real_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                left = header.size
+                while left:
+                    if len(waiting) >= FRAME_BYTES:
+                        yield full()
+                    piece = os.read(fd, min(left, FRAME_BYTES - len(waiting)))
+                    if not piece:
+                        raise StoreCorrupt(
+                            f"{real_path} lost {left} of its {header.size} bytes", details={"path": os.fsdecode(header.path)}
+                        )
+                    left -= len(piece)
+                    if waiting:
+                        waiting += piece
+                    elif len(piece) == FRAME_BYTES:
+                        if count is not None:
+                            count.bytes(piece)
+                        yield piece
+                    else:
+                        waiting += piece
+            finally:
+                os.close(fd)
+            waiting += pax.padding(header.size)
+        if len(waiting) >= FRAME_BYTES // 2:
+            yield full()
+    waiting += pax.END
+    yield full()
+
+
+def stream(version: Version, *, header: Mapping[str, Any], offset: int = 0, xattrs: bool = False) -> Iterator[bytes]:
+    """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
+
+    Args:
+        header: what the first line says beside the format: manifest_version, root_hash, layers_exported (newest first, without the base),
+            live_workspace_sessions when there are any.
+        offset: bytes of the tar that the other side has; they are made and hashed again, but not sent.
+    Yields:
+        Byte strings of any length. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
+        so that the other side never takes a part for the whole.
+    """
+    yield _line({"format": FORMAT, **header, **({"offset": offset} if offset else {})})
+    count = _Count()
+    skip = offset
+    trailer: dict[str, Any]
+    try:
+        for piece in tar(fold(version, xattrs=xattrs), count):
+            if skip >= len(piece):
+                skip -= len(piece)
+                continue
+            part = piece[skip:] if skip else piece
+            skip = 0
+            yield struct.pack(">I", len(part))
+            yield part
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "EIO")
+        details = {"reason": "os_error", "errno": name}
+        trailer = {"error": {"kind": "operation_failed", "message": f"export: {error.strerror} [{name}]", "details": details}}
+    except LayerStackError as error:
+        details = {**error.details, "reason": error.reason}
+        trailer = {"error": {"kind": error.kind, "message": error.message, "details": details}}
+    else:
+        if skip:
+            details = {"reason": "bad_offset", "offset": offset}
+            trailer = {
+                "error": {"kind": "invalid_request", "message": f"offset {offset} is behind the end of the stream", "details": details}
+            }
+        else:
+            trailer = count.to_json()
+    yield bytes(4)
+    yield _line(trailer)
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,216 @@
+"""POSIX tar headers with pax records, as bytes: encoded the same way by every Python, decoded strictly. Pure.
+
+Names are bytes. A name that fits stands in the header as it is; any other goes to a `path` record, with `hdrcharset=BINARY` when it is
+no UTF-8. What tar has no type for (`EOS.kind` = whiteout, opaque) is a record too, so that no name has a meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+BLOCK = 512
+ZERO = bytes(BLOCK)
+END = ZERO * 2
+
+FILE = b"0"
+HARD_LINK = b"1"
+SYMLINK = b"2"
+DIRECTORY = b"5"
+_EXTENDED = b"x"
+
+KIND = b"EOS.kind"
+WHITEOUT = b"whiteout"
+OPAQUE = b"opaque"
+XATTR = b"SCHILY.xattr."
+
+MAX_RECORDS = 1 << 20
+"""Bytes of pax records that one entry may have: two paths and its extended attributes."""
+
+_MAX_OCTAL_11 = 0o77777777777
+_BILLION = 1_000_000_000
+
+
+class Malformed(ValueError):
+    """These bytes are no header that we would write."""
+
+
+class Header(NamedTuple):
+    """One entry without its content. `size` bytes of content follow, padded to whole blocks; only a file has any."""
+
+    path: bytes
+    type: bytes
+    mode: int = 0
+    size: int = 0
+    mtime_ns: int = 0
+    target: bytes = b""
+    kind: bytes = b""
+    """`whiteout` on an empty file, `opaque` on a directory, else empty."""
+    xattrs: Mapping[bytes, bytes] = {}
+
+
+def padding(size: int) -> bytes:
+    """The zero bytes after `size` bytes of content."""
+    return bytes(-size % BLOCK)
+
+
+def encode(header: Header) -> bytes:
+    """The header's blocks, pax records first where it needs any; owner and group are 0 without names."""
+    records: dict[bytes, bytes] = {}
+    name = header.path + (b"/" if header.type == DIRECTORY else b"")
+    if len(name) > 100:
+        records[b"path"] = name
+    if len(header.target) > 100:
+        records[b"linkpath"] = header.target
+    if header.size > _MAX_OCTAL_11:
+        records[b"size"] = b"%d" % header.size
+    if header.mtime_ns % _BILLION or not 0 <= header.mtime_ns // _BILLION <= _MAX_OCTAL_11:
+        records[b"mtime"] = _time(header.mtime_ns)
+    if header.kind:
+        records[KIND] = header.kind
+    for key in sorted(header.xattrs):
+        records[XATTR + key] = header.xattrs[key]
+    plain = _ustar(name, header.type, header.mode, header.size, header.mtime_ns // _BILLION, header.target)
+    if not records:
+        return plain
+    if not all(_is_utf8(records[key]) for key in (b"path", b"linkpath") if key in records):
+        records = {b"hdrcharset": b"BINARY", **records}
+    body = b"".join(_record(key, value) for key, value in records.items())
+    return _ustar(b"././@PaxHeader", _EXTENDED, 0o644, len(body), 0, b"") + body + padding(len(body)) + plain
+
+
+def _time(ns: int) -> bytes:
+    seconds, rest = divmod(abs(ns), _BILLION)
+    text = b"%s%d" % (b"-" if ns < 0 else b"", seconds)
+    return text + (b".%09d" % rest if rest else b"")
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _record(key: bytes, value: bytes) -> bytes:
+    rest = b" %s=%s\n" % (key, value)
+    size = len(rest) + 1
+    while len(b"%d" % size) + len(rest) != size:
+        size = len(b"%d" % size) + len(rest)
+    return b"%d%s" % (size, rest)
+
+
+def _ustar(name: bytes, kind: bytes, mode: int, size: int, seconds: int, target: bytes) -> bytes:
+    fields = b"%s%07o\0%07o\0%07o\0%011o\0%011o\0        %s%s" % (
+        name[:100].ljust(100, b"\0"),
+        mode & 0o7777,
+        0,
+        0,
+        size if size <= _MAX_OCTAL_11 else 0,
+        min(max(seconds, 0), _MAX_OCTAL_11),
+        kind,
+        target[:100].ljust(100, b"\0"),
+    )
+    block = (fields + b"ustar\x0000").ljust(BLOCK, b"\0")
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+class Decoder:
+    """Headers out of blocks: feed each header block, and after `needs` > 0 the so many bytes of records (padding included) that follow."""
+
+    def __init__(self) -> None:
+        self._records: dict[bytes, bytes] | None = None
+        self._size = 0
+        self.needs = 0
+
+    def block(self, block: bytes) -> Header | None:
+        """The entry of a header block; None when it announces records, or is the end mark (`at_end`).
+
+        Raises:
+            Malformed: a wrong check sum, a type or a number that we do not write, records for nothing.
+        """
+        if block == ZERO:
+            if self._records is not None:
+                raise Malformed("records for no entry")
+            return None
+        if len(block) != BLOCK or block[257:263] != b"ustar\0":
+            raise Malformed("no ustar header")
+        if _octal(block[148:156]) != sum(block) - sum(block[148:156]) + 256:
+            raise Malformed("a header's check sum is wrong")
+        kind, size = block[156:157], _octal(block[124:136])
+        if kind == _EXTENDED:
+            if self._records is not None:
+                raise Malformed("two sets of records for one entry")
+            if size > MAX_RECORDS:
+                raise Malformed(f"{size} bytes of records for one entry, at most {MAX_RECORDS} are taken")
+            self._size, self.needs = size, size + -size % BLOCK
+            self._records = {}
+            return None
+        records, self._records = self._records or {}, None
+        if kind not in (FILE, HARD_LINK, SYMLINK, DIRECTORY):
+            raise Malformed(f"entry of unknown type {kind!r}")
+        name = records.get(b"path")
+        if name is None:
+            name = _text(block[0:100])
+            if prefix := _text(block[345:500]):
+                name = prefix + b"/" + name
+        target = records.get(b"linkpath", _text(block[157:257]))
+        mtime_ns = _nanoseconds(records[b"mtime"]) if b"mtime" in records else _octal(block[136:148]) * _BILLION
+        if b"size" in records:
+            size = _decimal(records[b"size"])
+        tag = records.get(KIND, b"")
+        if tag not in (b"", WHITEOUT, OPAQUE) or (tag == WHITEOUT and (kind != FILE or size)) or (tag == OPAQUE and kind != DIRECTORY):
+            raise Malformed(f"entry of unknown kind {tag!r}")
+        if size and kind != FILE:
+            raise Malformed("content of an entry that has none")
+        xattrs = {key[len(XATTR) :]: value for key, value in records.items() if key.startswith(XATTR)}
+        if kind == DIRECTORY:
+            name = name[:-1] if name.endswith(b"/") else name
+        return Header(name, kind, _octal(block[100:108]) & 0o7777, size, mtime_ns, target, tag, xattrs)
+
+    def records(self, data: bytes) -> None:
+        """The records that the last block announced.
+
+        Raises:
+            Malformed: they are no pax records.
+        """
+        self.needs = 0
+        found: dict[bytes, bytes] = {}
+        at, end = 0, self._size
+        while at < end:
+            space = data.find(b" ", at, min(end, at + 12))
+            size = _decimal(data[at:space]) if space > 0 else 0
+            record = data[at : at + size]
+            equals = record.find(b"=")
+            if size < 5 or at + size > end or equals < 0 or not record.endswith(b"\n"):
+                raise Malformed("a pax record is damaged")
+            found[record[space - at + 1 : equals]] = record[equals + 1 : -1]
+            at += size
+        self._records = found
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _octal(field: bytes) -> int:
+    digits = field.rstrip(b"\0 ").lstrip(b" ")
+    if not digits:
+        return 0
+    if digits.strip(b"01234567"):
+        raise Malformed(f"no octal number: {field!r}")
+    return int(digits, 8)
+
+
+def _decimal(text: bytes) -> int:
+    if not text or len(text) > 20 or text.strip(b"0123456789"):
+        raise Malformed(f"no number: {text[:40]!r}")
+    return int(text)
+
+
+def _nanoseconds(text: bytes) -> int:
+    negative = text.startswith(b"-")
+    whole, _, rest = text[negative:].partition(b".")
+    ns = _decimal(whole) * _BILLION + (_decimal(rest[:9].ljust(9, b"0")) if rest else 0)
+    return -ns if negative else ns
