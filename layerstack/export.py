@@ -16,11 +16,12 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from layerstack import pax
 from layerstack.errors import LayerStackError, StoreCorrupt
+from layerstack.manifest import Manifest
 
 FORMAT = 1
 FRAME_BYTES = 256 * 1024
@@ -48,6 +49,8 @@ class Entry(Protocol):
 class Version(Protocol):
     """The part of a Snapshot that an export needs; the caller holds its lease until the stream has ended."""
 
+    @property
+    def manifest(self) -> Manifest: ...
     def changed(self) -> Iterator[tuple[str, Any, bool]]: ...
     def stat(self, path: str) -> Any: ...
 
@@ -212,18 +215,28 @@ def tar(entries: Iterator[ExportEntry], count: _Count | None = None) -> Iterator
     yield full()
 
 
-def stream(version: Version, *, header: Mapping[str, Any], offset: int = 0, xattrs: bool = False) -> Iterator[bytes]:
+def stream(version: Version, *, live_workspace_sessions: Sequence[str] = (), offset: int = 0, xattrs: bool = False) -> Iterator[bytes]:
     """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
     Args:
-        header: what the first line says beside the format: manifest_version, root_hash, layers_exported (newest first, without the base),
-            live_workspace_sessions when there are any.
+        live_workspace_sessions: named in the first line when there are any: their private work is not part of a version.
         offset: bytes of the tar that the other side has; they are made and hashed again, but not sent.
     Yields:
         Byte strings of any length. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
         so that the other side never takes a part for the whole.
     """
-    yield _line({"format": FORMAT, **header, **({"offset": offset} if offset else {})})
+    manifest = version.manifest
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "manifest_version": manifest.version,
+        "root_hash": manifest.root_hash,
+        "layers_exported": [layer.layer_id for layer in manifest.layers[:-1]],
+    }
+    if live_workspace_sessions:
+        header["live_workspace_sessions"] = list(live_workspace_sessions)
+    if offset:
+        header["offset"] = offset
+    yield _line(header)
     count = _Count()
     skip = offset
     trailer: dict[str, Any]
@@ -238,7 +251,7 @@ def stream(version: Version, *, header: Mapping[str, Any], offset: int = 0, xatt
             yield part
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "EIO")
-        details = {"reason": "os_error", "errno": name}
+        details: dict[str, Any] = {"reason": "os_error", "errno": name}
         trailer = {"error": {"kind": "operation_failed", "message": f"export: {error.strerror} [{name}]", "details": details}}
     except LayerStackError as error:
         details = {**error.details, "reason": error.reason}
