@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from eos_mcp import __version__
 from eos_mcp.server.options import EOS, Options
 
 # How long a client may keep a list or a discovery answer: they are fixed while the process lives.
 CACHE_TTL_MS = 3_600_000
-CACHE_SCOPE = "public"
+CACHE_SCOPE: Final[Literal["public"]] = "public"
 
 
 class Identity(NamedTuple):
@@ -34,12 +34,14 @@ _WORK = """\
 A sandbox holds a project as immutable layers. Sessions are private writable views; publishing adds a layer, all or nothing.
 - One-off: exec_command without workspace_session_id publishes what the command changed when it ends; file_write and file_edit publish at once.
 - Several steps: create_workspace_session, pass its id to exec_command and file_*; nobody else sees it until publish_workspace_session.
-- status "running": go on with read_command_lines or write_command_stdin and command_session_id. Output is never lost.
-- A rejected publish changes nothing and loses nothing; the result lists each conflict. A session stays open: mend the file and publish again. \
-Work of a one-off command becomes a draft: open it with create_workspace_session(draft_id), write the resolution, publish.\
+- status "running": go on with read_command_lines or write_command_stdin and command_session_id. No output is lost.
+- A rejected publish changes nothing and loses nothing: the result lists each conflict. Redo those paths on the newest version (file_edit \
+without a session, or a new session), then drop the old session, or the draft that a one-off command left.\
 """
 
-_PLACE = "- Start: list_sandboxes; if none fits, create_sandbox(image, absolute workspace_root). The host's files change only by export_changes."
+_PLACE = (
+    "- Start: list_sandboxes; if none fits, create_sandbox(image, absolute workspace_root). The host's files change only by export_changes."
+)
 
 INSTRUCTIONS = {
     "agent": f"{_WORK}\n{_PLACE}",

@@ -1,0 +1,52 @@
+"""`eos-mcp`, `sandbox-mcp` and `python -m eos_mcp`: the MCP server. Imports nothing that delays the first answer."""
+
+from __future__ import annotations
+
+import sys
+
+from eos_mcp import __version__
+from eos_mcp.server.options import EOS, SANDBOX, Options, Shown, UsageError, parse, usage
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The server with our tools. Never returns."""
+    _run(EOS, sys.argv[1:] if argv is None else argv)
+
+
+def sandbox_mcp(argv: list[str] | None = None) -> None:
+    """The server with exactly the reference's tools, under its name. Never returns."""
+    _run(SANDBOX, sys.argv[1:] if argv is None else argv)
+
+
+def _run(program: str, words: list[str]) -> None:
+    try:
+        options = parse(program, words, version=__version__)
+    except Shown as shown:
+        sys.stdout.write(str(shown))
+        raise SystemExit(0) from None
+    except UsageError as error:
+        sys.stderr.write(f"{program}: {error}\n\n{usage(program)}")
+        raise SystemExit(2) from None
+    if options.transport == "stdio":
+        _stdio(options)
+    from eos_mcp.server import http
+
+    raise SystemExit(http.run(options))
+
+
+def _stdio(options: Options) -> None:
+    from eos_mcp.server import stdio
+
+    pipes = stdio.claim()
+    from eos_mcp.server.identity import identity
+
+    def serve(reader: stdio.Reader, writer: stdio.Writer, ending: stdio.Ending) -> None:
+        from eos_mcp.server import app, serving
+
+        serving.serve(app.build(options), reader, writer, ending)
+
+    stdio.run(pipes, identity(options), serve)
+
+
+if __name__ == "__main__":
+    main()

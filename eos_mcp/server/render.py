@@ -1,0 +1,315 @@
+"""Results as text that a model reads: complete by itself, since some clients show it and nothing else; compact, since it costs tokens.
+
+Every operation has the common form, compact JSON. Those that are called all the time, or whose answer says what to do next, have their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from eos_mcp.server import render_conflicts
+from eos_mcp.server.replies import Object, compact, is_object, items, rows
+
+# Above this many characters a text shows head and tail, or the first lines, and says how to get the rest.
+TEXT_LIMIT = 20_000
+HEAD = 8_000
+TAIL = 8_000
+
+
+def result(name: str, args: Object, reply: Object) -> str:
+    """The text of one reply of operation `name`, error envelopes included."""
+    if "error" in reply:
+        return error(reply["error"], name)
+    form = _FORMS.get(name)
+    return form(args, reply) if form is not None else compact(reply)
+
+
+def error(failure: Object, name: str) -> str:
+    """The text of an error envelope: what failed, why, every conflict, what to do next."""
+    details = dict(failure.get("details") or {})
+    lines = [f"{name} failed: {failure.get('message')} ({failure.get('kind')})"]
+    rejection = details.pop("publish_rejection", None)
+    hint, nothing = details.pop("hint", None), details.pop("request_id", None)
+    del nothing
+    if is_object(rejection):
+        lines += render_conflicts.rejection(rejection)
+        lines.append(render_conflicts.next_step(details))
+    details.pop("session_retained", None)
+    if details:
+        lines.append("details: " + compact(details))
+    if hint:
+        lines.append(f"next: {hint}")
+    return "\n".join(lines)
+
+
+def was_cut(reply: Object) -> bool:
+    """Whether the text of a command's reply leaves out a part of its output."""
+    return len(str(reply.get("output") or "")) > TEXT_LIMIT
+
+
+def head_and_tail(text: str, first_line: int, more: Callable[[int], str]) -> str:
+    """`text`, or its first and last lines around a marker with the sizes.
+
+    Args:
+        first_line: number of the text's first line, as `more` counts.
+        more: line number -> how to read on from there.
+    """
+    if len(text) <= TEXT_LIMIT:
+        return text
+    head = text[:HEAD]
+    head = head[: head.rfind("\n") + 1] or head
+    tail = text[-TAIL:]
+    tail = tail[tail.find("\n") + 1 :] or tail
+    left_out = len(text) - len(head) - len(tail)
+    line = first_line + head.count("\n")
+    mark = f"[... {left_out} characters left out of {len(text.encode(errors='replace'))} bytes; {more(line)} ...]"
+    return f"{head.rstrip(chr(10))}\n{mark}\n{tail}"
+
+
+def _command(args: Object, reply: Object) -> str:
+    command_id = reply.get("command_session_id")
+    status = reply.get("status")
+    seconds = reply.get("command_total_time_seconds")
+    about = [str(status)]
+    if reply.get("exit_code") is not None:
+        about.append(f"exit code {reply['exit_code']}")
+    if isinstance(seconds, (int, float)):
+        about.append(f"{seconds:.2f} s")
+    start, end, total = (reply.get(key, 0) for key in ("start_offset", "end_offset", "total_lines"))
+    about.append(f"lines {start} to {end} of {total}" if (start, end) != (0, total) else f"{total} lines")
+    if command_id:
+        about.append(f"command_session_id {command_id}")
+    if reply.get("workspace_session_id"):
+        about.append(f"workspace_session_id {reply['workspace_session_id']}")
+    lines = ["; ".join(about)]
+    output = str(reply.get("output") or "")
+
+    def more(line: int) -> str:
+        if command_id is None:
+            return "run it again with the output in a file to read the rest"
+        return f"read_command_lines command_session_id={command_id} start_offset={line} has the rest"
+
+    if output:
+        lines += ["", head_and_tail(output, int(start or 0), more), ""]
+    if reply.get("stderr"):
+        lines += ["stderr:", head_and_tail(str(reply["stderr"]), 0, lambda _line: "run it again with stderr in a file"), ""]
+    lines += _command_notes(reply, command_id, end, total)
+    return "\n".join(lines).rstrip("\n")
+
+
+def _command_notes(reply: Object, command_id: object, end: object, total: object) -> list[str]:
+    notes: list[str] = []
+    if reply.get("truncated"):
+        notes.append("part of the output was dropped: the transcript is bounded")
+    if end != total and command_id and reply.get("status") != "running":
+        notes.append(f"more output: read_command_lines command_session_id={command_id} start_offset={end}")
+    if reply.get("leader_exit_code") is not None:
+        notes.append(
+            f"the command itself ended with exit code {reply['leader_exit_code']}; it waits for {compact(reply.get('waiting_on') or [])}"
+        )
+    if reply.get("left_behind"):
+        notes.append(f"still running apart from the command, ended with its session: {compact(reply['left_behind'])}")
+    publish = reply.get("publish")
+    if is_object(publish):
+        notes.append(_published(publish))
+    if reply.get("publish_rejected"):
+        rejection = reply.get("publish_rejection")
+        notes.append(
+            f"NOT PUBLISHED ({reply.get('publish_reject_class')}): the command ran, its changes are kept in {reply.get('draft_id') or 'a draft'}"
+        )
+        if is_object(rejection):
+            notes += render_conflicts.rejection(rejection)
+        notes.append(render_conflicts.next_step(reply))
+    if reply.get("finalization_failed"):
+        notes.append(f"closing the session failed: {reply.get('finalization_failure_class')}; its work is kept, see list_drafts")
+    if reply.get("finalizing"):
+        notes.append("the command ended, its changes are being published")
+    if reply.get("status") == "running" and command_id:
+        notes.append(f"still running; read on with read_command_lines command_session_id={command_id} start_offset={end}")
+    if reply.get("hint"):
+        notes.append(f"next: {reply['hint']}")
+    return notes
+
+
+def _published(publish: Object) -> str:
+    if publish.get("no_op"):
+        return "published: nothing had changed"
+    revision, routes = publish.get("revision"), publish.get("route_summary")
+    version = revision.get("manifest_version") if is_object(revision) else publish.get("manifest_version")
+    counts = f" ({routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths)" if is_object(routes) else ""
+    return f"published as version {version}{counts}"
+
+
+def _file_read(args: Object, reply: Object) -> str:
+    content = str(reply.get("content") or "")
+    start, shown = int(reply.get("start_line") or 1), int(reply.get("num_lines") or 0)
+    following = reply.get("next_offset")
+    if len(content) > TEXT_LIMIT:
+        kept = content[:TEXT_LIMIT]
+        if "\n" in kept:
+            kept = kept[: kept.rfind("\n")]
+            shown = kept.count("\n") + 1
+            following = start + shown
+        content = kept
+    lines = f"{reply.get('path')}: lines {start} to {start + shown - 1} of {reply.get('total_lines')}, {reply.get('total_bytes')} bytes"
+    if not shown:
+        return f"{reply.get('path')}: no lines from {start} on; it has {reply.get('total_lines')} lines, {reply.get('total_bytes')} bytes"
+    tail = f"\n\nmore: file_read with offset={following}" if following is not None else ""
+    return f"{lines}\n\n{content}{tail}"
+
+
+def _file_change(args: Object, reply: Object) -> str:
+    verb = {"create": "created", "update": "replaced", "edit": "edited"}.get(str(reply.get("type")), str(reply.get("type")))
+    where = f"in session {args['workspace_session_id']} (private until published)" if args.get("workspace_session_id") else "and published"
+    text = f"{verb} {reply.get('path')} {where}: {reply.get('bytes_written')} bytes"
+    if "replacements" in reply:
+        text += f", {reply.get('edits_applied')} edits, {reply['replacements']} replacements"
+    return text
+
+
+def _file_list(args: Object, reply: Object) -> str:
+    entries = rows(reply.get("entries"))
+    if not entries:
+        return f"{reply.get('path') or '.'}: empty"
+    names = [_name(entry) for entry in entries]
+    end = "\n(cut: more entries; list a subdirectory)" if reply.get("truncated") else ""
+    return f"{reply.get('path') or '.'}: {len(entries)} entries\n" + "\n".join(names) + end
+
+
+def _name(entry: Object) -> str:
+    kind = entry.get("kind") or entry.get("type")
+    mark = {"directory": "/", "symlink": "@"}.get(str(kind), "")
+    return f"{entry.get('name') or entry.get('path')}{mark}" + (f"  {entry['size']}" if kind == "file" and "size" in entry else "")
+
+
+def _sandbox(record: Object) -> str:
+    text = f"{record.get('id')}  {record.get('state')}  {record.get('workspace_root')}"
+    if record.get("state") == "failed" and record.get("failure"):
+        text += f"  ({record['failure']})"
+    return text
+
+
+def _sandboxes(args: Object, reply: Object) -> str:
+    if "sandboxes" not in reply:
+        return _sandbox(reply) + _record_rest(reply)
+    found = rows(reply.get("sandboxes"))
+    if not found:
+        return "no sandboxes; create one with create_sandbox (image, workspace_root)"
+    return "sandbox_id  state  workspace_root\n" + "\n".join(_sandbox(row) for row in found)
+
+
+def _record_rest(record: Object) -> str:
+    rest = {key: value for key, value in record.items() if key not in ("id", "state", "workspace_root") and value is not None}
+    return ("\n" + compact(rest)) if rest else ""
+
+
+def _created(args: Object, reply: Object) -> str:
+    return "created; pass the id as sandbox_id\n" + _sandboxes(args, reply)
+
+
+def _images(args: Object, reply: Object) -> str:
+    return (
+        "\n".join(str(name) for name in reply.get("images") or ()) or "no local images; pull or build one, or use host where it is offered"
+    )
+
+
+def _session(args: Object, reply: Object) -> str:
+    about = [f"session {reply.get('workspace_session_id')}"]
+    if reply.get("base_version") is not None:
+        about.append(f"base version {reply['base_version']}")
+    if reply.get("draft_id"):
+        about.append(f"with the work of {reply['draft_id']}")
+    about.append(f"network {reply.get('network_profile')}")
+    return ", ".join(about) + "; pass it as workspace_session_id; publish_workspace_session ends it"
+
+
+def _publish(args: Object, reply: Object) -> str:
+    publish = reply.get("publish")
+    text = _published(publish) if is_object(publish) else "published"
+    notices = publish.get("notices") if is_object(publish) else None
+    return f"{text}; session {reply.get('workspace_session_id')} is closed" + (f"\nnotices: {compact(notices)}" if notices else "")
+
+
+def _destroyed(args: Object, reply: Object) -> str:
+    extra = f"; discarded {compact(reply['discarded'])}" if reply.get("discarded") else ""
+    return f"session {reply.get('workspace_session_id')} is gone, {reply.get('evicted_upperdir_bytes')} bytes of private changes{extra}"
+
+
+def _table(key: str, columns: Sequence[str], nothing: str) -> Callable[[Object, Object], str]:
+    def form(args: Object, reply: Object) -> str:
+        found = rows(reply.get(key))
+        if not found:
+            return nothing
+        lines = ["  ".join(columns)]
+        lines += ["  ".join(_cell(row.get(column)) for column in columns) for row in found]
+        if reply.get("next") is not None:
+            lines.append(f"more: call again with after={reply['next']}")
+        return "\n".join(lines)
+
+    return form
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ",".join(str(item) for item in items(value)) or "-"  # pyright: ignore[reportUnknownArgumentType]
+    return " ".join(str(value).split())[:120] or "-"
+
+
+def _preview(args: Object, reply: Object) -> str:
+    verdict = "would publish" if reply.get("would_publish") else "would be rejected"
+    if reply.get("no_op"):
+        verdict = "nothing to publish"
+    lines = [f"{verdict}; head is version {reply.get('head_version')}"]
+    routes = reply.get("route_summary")
+    if is_object(routes):
+        lines[0] += f"; {routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths"
+    if reply.get("conflicts"):
+        lines += render_conflicts.rejection(reply)
+    for key in ("notices", "dropped"):
+        if reply.get(key):
+            lines.append(f"{key}: {compact(reply[key])}")
+    if reply.get("next") is not None:
+        lines.append(f"more conflicts: call again with cursor={reply['next']}")
+    return "\n".join(lines)
+
+
+def _export(args: Object, reply: Object) -> str:
+    rest = {key: value for key, value in reply.items() if key not in ("layers_exported", "live_workspace_sessions", "format", "hygiene")}
+    text = f"exported to {args.get('dest')} as {reply.get('format')}: {compact(rest)}; {len(reply.get('layers_exported') or ())} layers"
+    if reply.get("live_workspace_sessions"):
+        text += f"\nnot included: the private work of open sessions {', '.join(map(str, reply['live_workspace_sessions']))}"
+    if reply.get("hygiene"):
+        text += f"\nfiles that can run code on this machine, look at them first: {compact(reply['hygiene'])}"
+    return text
+
+
+_FORMS: dict[str, Callable[[Object, Object], str]] = {
+    "create_sandbox": _created,
+    "list_sandboxes": _sandboxes,
+    "inspect_sandbox": _sandboxes,
+    "list_docker_images": _images,
+    "export_changes": _export,
+    "exec_command": _command,
+    "write_command_stdin": _command,
+    "read_command_lines": _command,
+    "wait_command": _command,
+    "signal_command": _command,
+    "close_stdin": _command,
+    "file_read": _file_read,
+    "file_write": _file_change,
+    "file_edit": _file_change,
+    "file_list": _file_list,
+    "create_workspace_session": _session,
+    "publish_workspace_session": _publish,
+    "destroy_workspace_session": _destroyed,
+    "preview_publish": _preview,
+    "list_workspace_sessions": _table(
+        "sessions",
+        ("workspace_session_id", "state", "base_version", "agent", "upper_bytes", "active_command_session_ids"),
+        "no live sessions",
+    ),
+    "list_commands": _table("commands", ("command_session_id", "status", "exit_code", "workspace_session_id", "command"), "no commands"),
+    "list_drafts": _table("drafts", ("draft_id", "base_version", "paths", "bytes", "agent", "reason", "origin"), "no drafts"),
+}

@@ -1,0 +1,28 @@
+"""Reading a reply whose shape nobody guarantees: JSON that came over a wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+Object = Mapping[str, Any]
+
+
+def is_object(value: object) -> TypeGuard[Object]:
+    return isinstance(value, Mapping)
+
+
+def rows(value: object) -> list[Object]:
+    """The objects in a JSON array; [] for anything else."""
+    items: list[object] = value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]
+    return [item for item in items if is_object(item)]
+
+
+def items(value: object) -> list[object]:
+    """The members of a JSON array; [] for anything else."""
+    return list(value) if isinstance(value, (list, tuple)) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
