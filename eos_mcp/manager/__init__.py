@@ -1,0 +1,1 @@
+"""The eight operations over sandboxes: records, workspace bases, export to the host."""

@@ -1,0 +1,466 @@
+"""The base: a copy of a workspace, made once per content and shared by every sandbox that starts from it.
+
+    <cache>/<root_hash>/base/B000001-base/...     the copy, never changed again
+    <cache>/<root_hash>/boot, durable             the boot it was made in; there once the copy survives a power cut
+    <cache>/index/<hash of the workspace's path>  what each file looked like (lstat) and what it held (SHA-256) at the last copy
+
+An unchanged workspace is recognised by its lstat results alone, as git does; a workspace with few changes is linked from the copy before
+and only the changed files are read. Times, permission bits, symlinks and hard links are kept, owners are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
+from layerstack import durable
+
+BASE_LAYER = "B000001-base"
+INDEX_FORMAT = 1
+ROUNDS = 4
+"""How often files that changed under the copy are copied again before the workspace counts as busy."""
+COPY_THREADS = 2
+LARGE_BYTES = 256 * 1024
+"""From this size on reading and hashing are worth a thread of their own; below, threads only wait for one another."""
+PIECE = 1 << 20
+RACY_NS = 100_000_000
+RACY_COARSE_NS = 2_100_000_000
+"""A file that changed so shortly before it was looked at may change again without a sign: its content is read again next time.
+Clocks of file systems step by a few milliseconds, some by two seconds."""
+
+Stat = tuple[int, int, int, int, int, int]
+"""mode, size, mtime_ns, ctime_ns, inode, number of links."""
+
+
+class BaseTree(NamedTuple):
+    """A base on this machine's disk. `path` holds the directory `B000001-base`; `size_bytes` counts the bytes of its files."""
+
+    path: str
+    root_hash: str
+    reused: bool
+    size_bytes: int
+    warnings: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        return os.path.join(self.path, BASE_LAYER)
+
+
+class Index(NamedTuple):
+    """What was found at the last copy of one workspace: per path its lstat and, for files, the SHA-256 of the content, for symlinks the target."""
+
+    root_hash: str
+    looked_ns: int
+    size_bytes: int
+    warnings: tuple[str, ...]
+    entries: dict[str, tuple[Stat, str]]
+
+
+class Listing(NamedTuple):
+    """One walk over a workspace: lstat by relative path ('' is the root), special files left out, in the order of the walk."""
+
+    looked_ns: int
+    entries: dict[str, Stat]
+    special: tuple[str, ...]
+
+
+def cache_dir(default: str) -> str:
+    """Where bases are kept: EOS_SHARED_BASE_CACHE, else `default`."""
+    return os.environ.get("EOS_SHARED_BASE_CACHE") or default
+
+
+def check_workspace(workspace: str, own: Iterable[str]) -> None:
+    """Refuse what cannot be a workspace.
+
+    Args:
+        own: directories of ours, absolute: state, cache, token.
+    Raises:
+        OperationError: invalid_request: not absolute, no directory, or it holds (or lies in) one of our own directories.
+    """
+    details = {"argument": "workspace_root", "value": workspace}
+    if not os.path.isabs(workspace) or "\0" in workspace:
+        raise OperationError(INVALID_REQUEST, f"workspace_root must be an absolute path: {workspace!r}", details, reason="not_absolute")
+    if not os.path.isdir(workspace):
+        what = "is no directory" if os.path.lexists(workspace) else "does not exist"
+        raise OperationError(INVALID_REQUEST, f"workspace_root {workspace} {what} on this machine", details, reason="workspace_missing")
+    real = os.path.realpath(workspace)
+    if real == "/":
+        raise OperationError(
+            INVALID_REQUEST, "workspace_root must not be the filesystem root", details, reason="workspace_root_is_filesystem_root"
+        )
+    for path in own:
+        ours = os.path.realpath(path)
+        if os.path.commonpath([real, ours]) in (real, ours):
+            hint = "choose a directory below it, or move ours with EOS_STATE_DIR and EOS_SHARED_BASE_CACHE"
+            message = f"workspace_root {workspace} and our own directory {path} lie inside one another; {hint}"
+            raise OperationError(
+                INVALID_REQUEST, message, {**details, "hint": hint, "directory": path}, reason="workspace_holds_own_directory"
+            )
+
+
+def prepare(workspace: str, cache: str, *, special_files: str = "skip", progress: Callable[[str], None] = lambda _: None) -> BaseTree:
+    """The base of `workspace` as it is now.
+
+    Returns:
+        A complete tree; `reused` when its content was there already. A thread makes it durable in the background: after a power cut before
+        that is done, the next call checks its content against its hash and makes it anew if it was torn.
+    Raises:
+        OperationError: operation_failed: something in the workspace cannot be read, it kept changing, it holds a special file and
+            `special_files` is "abort", or the cache cannot be written. Nothing is left behind.
+    Cost: one lstat per entry when nothing changed; else a read of each changed file, and a link or copy of every file.
+    """
+    try:
+        return _prepare(os.path.realpath(workspace), cache, special_files, progress)
+    except OSError as error:
+        wrapped = os_error(error)
+        wrapped.details["reason"] = (
+            "workspace_unreadable" if str(wrapped.details.get("path", "")).startswith(workspace) else wrapped.details["reason"]
+        )
+        raise OperationError(
+            OPERATION_FAILED, f"workspace preparation failed: {wrapped.message} at {error.filename}", wrapped.details
+        ) from error
+
+
+def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[[str], None]) -> BaseTree:
+    index_path = os.path.join(cache, "index", hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32])
+    listing = look(workspace)
+    if listing.special and special_files == "abort":
+        shown = ", ".join(listing.special[:5])
+        message = f"workspace preparation failed: the base must be a full copy: special={len(listing.special)} [{shown}] unstable=0 []"
+        raise OperationError(OPERATION_FAILED, message, {"special": list(listing.special[:50])}, reason="special_files")
+    index = load_index(index_path)
+    if index is not None and _unchanged(index, listing) and usable(cache, index.root_hash):
+        return BaseTree(os.path.join(cache, index.root_hash, "base"), index.root_hash, True, index.size_bytes, index.warnings)
+    progress(f"copying {len(listing.entries)} entries of {workspace}")
+    staging = os.path.join(cache, f".building-{os.getpid()}-{os.urandom(4).hex()}")
+    target = os.path.join(staging, "base", BASE_LAYER)
+    try:
+        os.makedirs(target, mode=0o700)
+        copy = _Copy(workspace, target, index, os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index else None)
+        for _ in range(ROUNDS):
+            copy.bring_to(listing)
+            again = look(workspace)
+            if not copy.unstable and again.entries == listing.entries:
+                break
+            listing = again
+        else:
+            shown = ", ".join(sorted(copy.unstable)[:5])
+            message = (
+                f"workspace preparation failed: files keep changing during the copy: special=0 [] unstable={len(copy.unstable)} [{shown}]"
+            )
+            raise OperationError(
+                OPERATION_FAILED, message, {"unstable": sorted(copy.unstable)[:50], "retryable": True}, reason="workspace_changing"
+            )
+        copy.settle(listing)
+        warnings = tuple(f"left out, no regular file, directory or symlink: {path}" for path in listing.special)
+        size = sum(entry[1] for entry in listing.entries.values() if stat.S_ISREG(entry[0]))
+        root_hash = root_hash_of((path, entry[0], entry[1], copy.content[path]) for path, entry in listing.entries.items())
+        path = os.path.join(cache, root_hash)
+        reused = usable(cache, root_hash)
+        if not reused:
+            with open(os.path.join(staging, "boot"), "w", encoding="ascii") as file:
+                file.write(_boot_id())
+            try:
+                os.rename(staging, path)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                reused = True
+            else:
+                threading.Thread(target=_make_durable, args=(path,), name="base-durable", daemon=True).start()
+        entries = {path_: (entry, copy.content[path_]) for path_, entry in listing.entries.items()}
+        _save_index(index_path, Index(root_hash, listing.looked_ns, size, warnings, entries))
+        return BaseTree(os.path.join(path, "base"), root_hash, reused, size, warnings)
+    finally:
+        durable.remove_tree(staging)
+
+
+def usable(cache: str, root_hash: str) -> bool:
+    """Whether the cache holds the whole tree of this hash.
+
+    Cost: two look-ups; a read of the whole tree when the machine went down before the tree was durable. A torn one is moved aside.
+    """
+    path = os.path.join(cache, root_hash)
+    if not os.path.isdir(os.path.join(path, "base", BASE_LAYER)):
+        return False
+    if os.path.exists(os.path.join(path, "durable")):
+        return True
+    try:
+        with open(os.path.join(path, "boot"), encoding="ascii") as file:
+            if file.read() == _boot_id():
+                return True
+    except OSError:
+        pass
+    if tree_hash(os.path.join(path, "base", BASE_LAYER)) == root_hash:
+        _make_durable(path)
+        return True
+    os.rename(path, os.path.join(cache, f".torn-{root_hash[:16]}-{os.urandom(4).hex()}"))
+    return False
+
+
+def tree_hash(tree: str) -> str:
+    """The root hash of a tree as it is on disk, every file read."""
+    entries: list[tuple[str, int, int, str]] = []
+    for path, entry in look(tree).entries.items():
+        content = ""
+        if stat.S_ISLNK(entry[0]):
+            content = os.readlink(os.path.join(tree, path))
+        elif stat.S_ISREG(entry[0]):
+            with open(os.path.join(tree, path), "rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        entries.append((path, entry[0], entry[1], content))
+    return root_hash_of(entries)
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _make_durable(path: str) -> None:
+    with contextlib.suppress(OSError):  # a cache that vanished meanwhile, or a system without syncfs: the boot id decides then
+        durable.sync_tree_of(path)
+        durable.write_file(os.path.join(path, "durable"), b"")
+
+
+def look(workspace: str) -> Listing:
+    """lstat of everything below `workspace`, itself included; what vanishes on the way is not there."""
+    looked = time.time_ns()
+    root = os.stat(workspace)
+    entries: dict[str, Stat] = {"": (root.st_mode, 0, root.st_mtime_ns, root.st_ctime_ns, root.st_ino, 0)}
+    special: list[str] = []
+    pending = [""]
+    isdir, isreg, islnk = stat.S_ISDIR, stat.S_ISREG, stat.S_ISLNK
+    while pending:
+        prefix = pending.pop()
+        try:
+            found = os.scandir(os.path.join(workspace, prefix))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        lead = prefix + "/" if prefix else ""
+        with found:
+            for entry in found:
+                try:
+                    s = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                mode, path = s.st_mode, lead + entry.name
+                if isreg(mode) or islnk(mode):
+                    entries[path] = (mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_nlink)
+                elif isdir(mode):
+                    entries[path] = (mode, 0, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, 0)
+                    pending.append(path)
+                else:
+                    special.append(path)
+    return Listing(looked, entries, tuple(sorted(special)))
+
+
+def root_hash_of(entries: Iterable[tuple[str, int, int, str]]) -> str:
+    """SHA-256 over (path, mode, size, content) entries in byte order of paths; content is a file's SHA-256 or a symlink's target.
+
+    Each entry gives kind, path, permission bits, and for files size and SHA-256, for symlinks the target, each ended by NUL.
+    """
+    digest = hashlib.sha256()
+    for path, mode, size, content in sorted(entries, key=lambda entry: os.fsencode(entry[0])):
+        name = os.fsencode(path or ".")
+        if stat.S_ISDIR(mode):
+            digest.update(b"directory\0%s\0%o\0" % (name, stat.S_IMODE(mode)))
+        elif stat.S_ISLNK(mode):
+            digest.update(b"symlink\0%s\0%s\0" % (name, os.fsencode(content)))
+        else:
+            digest.update(b"file\0%s\0%o\0%d\0%s\0" % (name, stat.S_IMODE(mode), size, content.encode()))
+    return digest.hexdigest()
+
+
+def _racy(entry: Stat, looked_ns: int) -> bool:
+    newest = max(entry[2], entry[3])
+    return looked_ns - newest < (RACY_NS if entry[3] % 1_000_000_000 else RACY_COARSE_NS)
+
+
+def _unchanged(index: Index, listing: Listing) -> bool:
+    """Every entry looks as it did, and none changed so shortly before the last look that another change would not show."""
+    if len(index.entries) != len(listing.entries):
+        return False
+    before, limit = index.entries, index.looked_ns - RACY_COARSE_NS
+    for path, entry in listing.entries.items():
+        known = before.get(path)
+        if known is None or known[0] != entry:
+            return False
+        if entry[3] > limit and stat.S_ISREG(entry[0]) and _racy(entry, index.looked_ns):
+            return False
+    return True
+
+
+class _Copy:
+    """A copy on its way. `content` holds what was read of each path, `unstable` the paths that changed while they were read."""
+
+    def __init__(self, workspace: str, target: str, index: Index | None, previous: str | None) -> None:
+        self.workspace, self.target = workspace, target
+        self.content: dict[str, str] = {}
+        self.unstable: set[str] = set()
+        self._done: dict[str, Stat] = {}
+        self._index = index
+        self._previous = previous if previous is not None and os.path.isdir(previous) else None
+
+    def bring_to(self, listing: Listing) -> None:
+        """Make the copy hold what `listing` names; files that are already as it says are not touched."""
+        self.unstable = set()
+        for path in sorted(self._done.keys() - listing.entries.keys(), reverse=True):
+            self._drop(path)
+        changed = {path: entry for path, entry in listing.entries.items() if self._done.get(path) != entry}
+        for path, entry in changed.items():  # in the order of the walk: a directory comes before what it holds
+            if path and self._done.get(path) is not None and not (stat.S_ISDIR(entry[0]) and stat.S_ISDIR(self._done[path][0])):
+                self._drop(path)
+            if stat.S_ISDIR(entry[0]):
+                if path and path not in self._done:
+                    os.mkdir(os.path.join(self.target, path), 0o700)
+                self.content[path] = ""
+                self._done[path] = entry
+        links: dict[int, list[str]] = {}
+        alone: list[str] = []
+        for path, entry in changed.items():
+            if stat.S_ISLNK(entry[0]):
+                self._link_or_gone(path, entry)
+            elif stat.S_ISREG(entry[0]):
+                if entry[5] > 1:
+                    links.setdefault(entry[4], []).append(path)
+                else:
+                    alone.append(path)
+        files = [*alone, *(paths[0] for paths in links.values())]
+        with ThreadPoolExecutor(COPY_THREADS) as pool:
+            large = [pool.submit(self._file, path, changed[path]) for path in files if changed[path][1] >= LARGE_BYTES]
+            for path in files:
+                if changed[path][1] < LARGE_BYTES:
+                    self._file(path, changed[path])
+            for each in large:
+                each.result()
+        for first, *others in links.values():
+            for path in others:
+                if first in self.unstable:
+                    self.unstable.add(path)
+                else:
+                    os.link(os.path.join(self.target, first), os.path.join(self.target, path), follow_symlinks=False)
+                    self.content[path], self._done[path] = self.content[first], changed[path]
+
+    def settle(self, listing: Listing) -> None:
+        """Directories get their modes and times when nothing is written below them any more."""
+        for path, entry in sorted(listing.entries.items(), key=lambda item: item[0], reverse=True):
+            if stat.S_ISDIR(entry[0]):
+                where = os.path.join(self.target, path) if path else self.target
+                os.utime(where, ns=(entry[2], entry[2]))
+                os.chmod(where, stat.S_IMODE(entry[0]))
+
+    def _drop(self, path: str) -> None:
+        durable.remove_tree(os.path.join(self.target, path))
+        for gone in [p for p in self._done if p == path or p.startswith(path + "/")]:
+            del self._done[gone]
+            self.content.pop(gone, None)
+
+    def _link_or_gone(self, path: str, entry: Stat) -> None:
+        try:
+            target = os.readlink(os.path.join(self.workspace, path))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINVAL, errno.ENOTDIR):
+                raise
+            self.unstable.add(path)
+            return
+        where = os.path.join(self.target, path)
+        os.symlink(target, where)
+        os.utime(where, ns=(entry[2], entry[2]), follow_symlinks=False)
+        self.content[path], self._done[path] = target, entry
+
+    def _file(self, path: str, entry: Stat) -> None:
+        where = os.path.join(self.target, path)
+        if self._index is not None and self._previous is not None:
+            known = self._index.entries.get(path)
+            if known is not None and known[0] == entry and not _racy(entry, self._index.looked_ns) and entry[5] == 1:
+                try:
+                    os.link(os.path.join(self._previous, path), where, follow_symlinks=False)
+                except OSError as error:
+                    if error.errno not in (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.ENOENT):
+                        raise
+                else:
+                    self.content[path], self._done[path] = known[1], entry
+                    return
+        digest = self._read(path, where, entry)
+        if digest is None:
+            durable.remove_tree(where)
+            self.unstable.add(path)
+        else:
+            self.content[path], self._done[path] = digest, entry
+
+    def _read(self, path: str, where: str, entry: Stat) -> str | None:
+        """Copy one file; its SHA-256, or None when it is not the one that was looked at or changed meanwhile."""
+        try:
+            source = os.open(os.path.join(self.workspace, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                return None
+            raise
+        try:
+            target = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                digest, size = hashlib.sha256(), 0
+                while data := os.read(source, PIECE):
+                    digest.update(data)
+                    size += len(data)
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(target, view) :]
+                    if size > entry[1]:
+                        return None
+                after = os.fstat(source)
+                if (after.st_mode, after.st_size, after.st_mtime_ns, after.st_ctime_ns, after.st_ino) != entry[:5] or size != entry[1]:
+                    return None
+                os.fchmod(target, stat.S_IMODE(entry[0]))
+                os.utime(target, ns=(entry[2], entry[2]))
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+        return digest.hexdigest()
+
+
+def load_index(path: str) -> Index | None:
+    """The index at `path`, or None when it is missing, of another format or damaged: then everything is read again."""
+    try:
+        with open(path, "rb") as file:
+            raw = json.load(file)
+        if raw["format"] != INDEX_FORMAT:
+            return None
+        numbers = iter(raw["numbers"])
+        stats = zip(*[numbers] * 6, strict=True)
+        entries: dict[str, tuple[Stat, str]] = dict(zip(raw["paths"], zip(stats, raw["content"], strict=True), strict=True))
+        return Index(raw["root_hash"], raw["looked_ns"], raw["size_bytes"], tuple(raw["warnings"]), entries)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _save_index(path: str, index: Index) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    known: Sequence[tuple[Stat, str]] = list(index.entries.values())
+    value = {
+        "format": INDEX_FORMAT,
+        "root_hash": index.root_hash,
+        "looked_ns": index.looked_ns,
+        "size_bytes": index.size_bytes,
+        "warnings": index.warnings,
+        "paths": list(index.entries),
+        "numbers": list(itertools.chain.from_iterable(entry[0] for entry in known)),
+        "content": [entry[1] for entry in known],
+    }
+    durable.write_file(path, json.dumps(value, separators=(",", ":")).encode(), mode=0o600)
