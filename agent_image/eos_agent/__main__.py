@@ -1,0 +1,147 @@
+"""`sandbox-daemon serve --settings FILE`: one agent for one sandbox, from the fork of its zygote to the end of its drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from eos_agent import log, namespaces, settings, zygote
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+VERSION = "0.1.0"
+DRAIN_S = 4.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 after a drain, 1 when it could not start or lost its zygote, 2 for usage."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args == ["--version"]:
+        sys.stdout.write(f"sandbox-daemon {VERSION}\n")
+        return 0
+    if len(args) != 3 or args[:2] != ["serve", "--settings"]:
+        sys.stderr.write("usage: sandbox-daemon serve --settings FILE\n")
+        return 2
+    try:
+        return serve(settings.load(args[2]))
+    except settings.SettingsError as error:
+        log.log("settings_refused", message=str(error))
+        return 1
+    except Exception as error:
+        shown = getattr(error, "message", None) or str(error)
+        log.failure("start_failed", error, message=shown)
+        return 1
+
+
+def serve(found: settings.Settings) -> int:
+    """Run until SIGTERM. Everything that needs a single thread comes first."""
+    ordinary = os.geteuid() != 0
+    token = found.token()
+    for path in (found.runtime_dir, found.layer_stack_root, found.scratch_root, os.path.dirname(found.socket_path)):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    if found.local:
+        if ordinary:
+            namespaces.enter_user_namespace()
+        else:
+            namespaces.enter_mount_namespace()
+        if found.base_dir is not None:
+            namespaces.bind_base(found.base_dir, os.path.join(found.layer_stack_root, "base"))
+    host = zygote.HostSpec(found.provider, found.workspace_root, found.hidden_paths, found.private_dirs, found.rootfs, found.runtime_dir)
+    zygote_pid, zygote_socket = zygote.fork_zygote(host)
+    store = open_store(found, ordinary)
+    try:
+        return asyncio.run(_run(found, token, store, zygote_pid, zygote_socket))
+    finally:
+        store.close()
+
+
+def open_store(found: settings.Settings, ordinary: bool) -> Store:
+    """The store, made if this is the sandbox's first start; what a dead agent left in it is swept and told."""
+    from layerstack.form import TRUSTED, USER
+    from layerstack.store import Store
+
+    log.line("live remount kernel gate: NOT PROVEN (live remount is not part of this version)")
+    reaped = _sweep_scratch(found)
+    Store.create(
+        found.layer_stack_root,
+        workspace_root=found.workspace_root,
+        base_root_hash=found.base_root_hash,
+        form=USER if ordinary else TRUSTED,
+    )
+    store = Store.open(found.layer_stack_root)
+    log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
+    log.line(f"boot storage sweep done: {len(store.recovered)} sessions of an earlier agent became drafts")
+    for draft in store.recovered:
+        log.log("draft_recovered", draft=draft.draft_id, origin=draft.origin, paths=draft.paths, bytes=draft.bytes)
+    return store
+
+
+def _sweep_scratch(found: settings.Settings) -> int:
+    """Transcripts of an earlier agent belong to nobody. Writes the empty inventory that tools look for."""
+    from layerstack import durable
+
+    os.makedirs(os.path.join(found.scratch_root, ".export"), mode=0o700, exist_ok=True)
+    os.makedirs(found.transcripts, mode=0o700, exist_ok=True)
+    names = os.listdir(found.transcripts)
+    for name in names:
+        durable.remove_tree(os.path.join(found.transcripts, name))
+    inventory = json.dumps({"schema_version": 1, "sessions": []}).encode() + b"\n"
+    durable.write_file(os.path.join(found.scratch_root, "manager.json"), inventory)
+    return len(names)
+
+
+async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: int, zygote_socket: socket.socket) -> int:
+    from eos_agent.commands import Commands
+    from eos_agent.environment import base_environment
+    from eos_agent.handlers import Handlers
+    from eos_agent.http import HttpServer
+    from eos_agent.pool import Pool
+    from eos_agent.server import Server
+    from eos_agent.sessions import Sessions
+    from layerstack import durable
+
+    forker = zygote.Zygote(zygote_pid, zygote_socket)
+    await forker.start()
+    pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
+    sessions = Sessions(found, store, forker, pool)
+    commands = Commands(found, sessions, base_environment(found))
+    handlers = Handlers(found, store, sessions, commands, pool, exports)
+    server, http = Server(handlers, token), HttpServer(handlers, token)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    tcp, web = await server.listen(), await http.listen()
+    endpoint = {"format": 1, "pid": os.getpid(), "tcp": list(tcp), "http": list(web)}
+    durable.write_file(found.pid_path, f"{os.getpid()}\n".encode())
+    durable.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)
+    log.log("ready", sandbox=found.sandbox_id, pid=os.getpid(), version=store.head.version, tcp=list(tcp), http=list(web))
+
+    stopped = loop.create_task(stop.wait())
+    await asyncio.wait([stopped, forker.lost], return_when=asyncio.FIRST_COMPLETED)
+    zygote_lost = forker.lost.done()
+    log.log("draining", why="the zygote is gone" if zygote_lost else "signal")
+    server.draining = http.draining = True
+    await sessions.drain(DRAIN_S)
+    await server.close(1.0)
+    http.close()
+    await forker.close()
+    pool.close()
+    exports.close()
+    for path in (found.endpoint_path, found.pid_path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    log.log("stopped")
+    return 1 if zygote_lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

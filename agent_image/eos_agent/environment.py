@@ -1,0 +1,69 @@
+"""The environment of a command: the image's own plus the container's plus the caller's; never the agent's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_agent.settings import Settings
+
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy")
+ALLOWED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", *PROXIES)
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def base_environment(settings: Settings) -> dict[str, str]:
+    """What every command of the sandbox starts from.
+
+    Docker: the image's variables and `container_env`. Local, or with `runtime.command.environment: allow_list`: of the image's (the
+    caller's) variables only the allow-list. PATH has a default, HOME is root's where nobody says otherwise.
+    """
+    image = dict(item.split("=", 1) for item in settings.image_env if "=" in item)
+    if settings.local or settings.get("runtime.command.environment", "image") == "allow_list":
+        image = {key: value for key, value in image.items() if key in ALLOWED}
+    found = {**image, **settings.container_env}
+    if settings.path:
+        found["PATH"] = _visible(settings.path, (*settings.hidden_paths, *settings.private_dirs))
+    found.setdefault("PATH", DEFAULT_PATH)
+    found.setdefault("HOME", "/root")
+    found.setdefault("USER", "root")
+    found.setdefault("PAGER", "cat")
+    found.setdefault("GIT_PAGER", "cat")
+    found["GIT_OPTIONAL_LOCKS"] = "0"
+    if "GIT_CONFIG_COUNT" not in found:  # the files of a base belong to whoever made it: git would refuse them all
+        found.update(GIT_CONFIG_COUNT="1", GIT_CONFIG_KEY_0="safe.directory", GIT_CONFIG_VALUE_0="*")
+    found["EOS_WORKSPACE"] = settings.workspace_root
+    return found
+
+
+def _visible(path: str, hidden: Sequence[str]) -> str:
+    def shows(entry: str) -> bool:
+        return os.path.isabs(entry) and not any(entry == folder or entry.startswith(folder.rstrip("/") + "/") for folder in hidden)
+
+    return ":".join(entry for entry in path.split(":") if shows(entry)) or DEFAULT_PATH
+
+
+def parse_env(items: Sequence[object]) -> dict[str, str]:
+    """The `env` argument, an array of "NAME=value".
+
+    Raises:
+        OperationError: invalid_request that names the item.
+    """
+    found: dict[str, str] = {}
+    for index, item in enumerate(items):
+        name, equals, value = item.partition("=") if isinstance(item, str) else ("", "", "")
+        if not name or not equals or "\0" in value or "\0" in name:
+            raise OperationError(
+                INVALID_REQUEST, f'env[{index}] must be a string "NAME=value"', {"argument": f"env[{index}]"}, reason="invalid_env"
+            )
+        found[name] = value
+    return found
+
+
+def command_environment(base: dict[str, str], extra: dict[str, str], *, tty: bool) -> dict[str, str]:
+    """`base` and what the caller adds; a terminal has a TERM."""
+    found = {**base, **extra}
+    if tty:
+        found.setdefault("TERM", "xterm-256color")
+    return found

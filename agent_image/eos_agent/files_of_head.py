@@ -1,0 +1,112 @@
+"""The file operations on the published head, without a session: reads from the layers, writes as one layer each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from eos_agent import text
+from eos_agent.files import FILE_FLAGS, MAX_EDIT_BYTES, edit_result, list_entry, list_limit, not_a_directory, not_a_file, not_found
+from eos_agent.protocol import OperationError
+from eos_agent.workspace_path import echo, resolve
+from layerstack.errors import LayerStackError, NotAFile
+
+if TYPE_CHECKING:
+    from layerstack.store import Snapshot, Store
+
+KINDS = {"directory": "Directory", "symlink": "Symlink", "other": "Other"}
+
+
+def perform_on_head(
+    store: Store, name: str, root: str, args: Mapping[str, Any], data: bytes | None, *, request_id: str, agent: str | None
+) -> dict[str, Any]:
+    """One file operation on the head: read | write | edit | list, as files.perform_in_mount.
+
+    Raises:
+        OperationError: as contract 1.2.5 to 1.2.7.
+        LayerStackError, OSError: the store refused the publication.
+    """
+    if name == "read":
+        return _read(store, root, args)
+    if name == "list":
+        return _list(store, root, args)
+    edits = text.parse_edits(args["edits"]) if name == "edit" else []
+    snapshot = store.snapshot()
+    path = resolve(args, root, lambda p: _exists(snapshot, p))
+    owner = f"operation:{request_id}"
+    before: list[bytes | None] = []
+    edited: list[text.Edited] = []
+
+    def write(old: bytes | None) -> bytes:
+        before[:] = [old]
+        return data or b""
+
+    def edit(old: bytes | None) -> bytes:
+        if old is None:
+            raise not_found(path)
+        edited[:] = [text.apply_edits(old, edits, path, args.get("max_bytes", MAX_EDIT_BYTES))]
+        return edited[0].content
+
+    try:
+        store.update_file(path, write if name == "write" else edit, owner=owner, request_id=request_id, agent=agent)
+    except NotAFile as error:
+        raise _refused(store.snapshot(), path, error) from None
+    if name == "edit":
+        return edit_result(path, len(edits), edited[0])
+    return {"type": "create" if before[0] is None else "update", **echo(path), "bytes_written": len(data or b"")}
+
+
+def _exists(snapshot: Snapshot, path: str) -> bool:
+    try:
+        return snapshot.stat(path) is not None
+    except LayerStackError:
+        return False
+
+
+def _refused(snapshot: Snapshot, path: str, error: NotAFile) -> OperationError:
+    """NotAFile with the place of the symlink and where it points."""
+    kind = str(error.details.get("kind", "Other"))
+    at = path
+    if kind == "Symlink":
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            at = "/".join(parts[:depth])
+            entry = snapshot.stat(at)
+            if entry is not None and entry.kind == "symlink":
+                return not_a_file(path, kind, at, os.readlink(entry.real_path))
+    return not_a_file(path, kind, at)
+
+
+def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    with store.lease() as snapshot:
+        path = resolve(args, root, lambda p: _exists(snapshot, p))
+        try:
+            entry = snapshot.stat(path)
+        except NotAFile as error:
+            raise _refused(snapshot, path, error) from None
+        if entry is None:
+            raise not_found(path)
+        if entry.kind != "file":
+            target = os.readlink(entry.real_path) if entry.kind == "symlink" else None
+            raise not_a_file(path, KINDS[entry.kind], target=target)
+        with open(os.open(entry.real_path, FILE_FLAGS), "rb", buffering=0) as file:
+            window = text.read_window(file, path, args["offset"], args["limit"], args.get("max_bytes", text.MAX_WINDOW_BYTES))
+    return {**echo(path), **window.to_json()}
+
+
+def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    with store.lease() as snapshot:
+        path = resolve(args, root, lambda p: _exists(snapshot, p), allow_root=True)
+        try:
+            entry = snapshot.stat(path) if path else None
+        except NotAFile as error:
+            raise _refused(snapshot, path, error) from None
+        if path and entry is None:
+            raise not_found(path)
+        if entry is not None and entry.kind != "directory":
+            raise not_a_directory(path, KINDS.get(entry.kind, "File"))
+        limit = list_limit(args)
+        found = snapshot.list(path)
+    entries = [list_entry(path, os.path.basename(e.path), e.kind, e.size) for e in found[:limit]]
+    return {**echo(path), "entries": entries, "truncated": len(found) > limit}

@@ -1,0 +1,175 @@
+"""Operation name -> what the agent does for it: arguments checked against the catalog, then one method each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eos_agent import files_of_head
+from eos_agent.commands import Commands
+from eos_agent.files import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
+from eos_agent.observe import layerstack as observe_layerstack
+from eos_agent.observe import snapshot as observe_snapshot
+from eos_agent.operations import check_arguments, find
+from eos_agent.pool import Pool
+from eos_agent.protocol import UNKNOWN_OP, OperationError, Request
+from eos_agent.sessions import Sessions
+from eos_agent.settings import Settings
+from eos_agent.text import MAX_WINDOW_BYTES, MAX_WINDOW_LINES
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+
+class Stream(NamedTuple):
+    """An answer that is not one line: pieces of bytes, written as they come; nothing else follows on the connection."""
+
+    pieces: AsyncIterator[bytes]
+
+
+Handler = Callable[[dict[str, Any], Request], Awaitable[dict[str, Any]]]
+
+
+class Handlers:
+    """The operations of one agent."""
+
+    def __init__(self, settings: Settings, store: Store, sessions: Sessions, commands: Commands, pool: Pool, exports: Pool) -> None:
+        self.settings = settings
+        self.store = store
+        self.sessions = sessions
+        self.commands = commands
+        self.pool = pool
+        self.exports = exports
+        self._table: dict[str, Handler] = {
+            "exec_command": lambda args, request: commands.exec(args, request.request_id),
+            "write_command_stdin": lambda args, _: commands.write_stdin(args),
+            "read_command_lines": self._now(commands.read_lines),
+            "wait_command": lambda args, _: commands.wait(args),
+            "signal_command": lambda args, _: commands.signal(args),
+            "close_stdin": lambda args, _: commands.close_stdin(args),
+            "list_commands": self._now(commands.list),
+            "file_read": self._file("read"),
+            "file_write": self._file("write"),
+            "file_edit": self._file("edit"),
+            "file_list": self._file("list"),
+            "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
+            "publish_workspace_session": lambda args, request: sessions.publish(args, request.request_id),
+            "destroy_workspace_session": lambda args, _: sessions.destroy(args),
+            "list_workspace_sessions": self._list_sessions,
+            "preview_publish": lambda args, _: sessions.preview(args),
+            "list_drafts": self._list_drafts,
+            "discard_draft": self._discard_draft,
+            "snapshot": lambda _args, _request: observe_snapshot.snapshot(self),
+            "layerstack": lambda args, _: observe_layerstack.layerstack(self, args),
+        }
+
+    @staticmethod
+    def _now(call: Callable[[dict[str, Any]], dict[str, Any]]) -> Handler:
+        async def handler(args: dict[str, Any], _request: Request) -> dict[str, Any]:
+            return call(args)
+
+        return handler
+
+    async def perform(self, request: Request) -> dict[str, Any] | Stream:
+        """The result of one request.
+
+        Raises:
+            OperationError and whatever the operation raises; failures.operation_error makes an envelope of it.
+        """
+        if request.op == "sandbox_daemon_ready":
+            return {"status": "ready", "sandbox_id": self.settings.sandbox_id, "daemon": "sandbox-daemon"}
+        if request.op == "export_stream":
+            return Stream(self._export(request.args))
+        operation, handler = find(request.op), self._table.get(request.op)
+        if operation is None or handler is None:
+            raise OperationError(UNKNOWN_OP, f"unknown operation: {request.op}", {"op": request.op}, reason="unknown_op")
+        given = self._raw_defaults(request.op, request.args)
+        args = check_arguments(operation, given, server=True)
+        for key in ("path_b64", "layer_id", "limit"):  # raw requests have these beyond the catalog
+            if key in given and key not in args:
+                args[key] = given[key]
+        return await handler(args, request)
+
+    def _raw_defaults(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """What a request without a client means: the configured defaults, and numbers that the server reads more widely."""
+        given = dict(args)
+        if op == "file_read":
+            given.setdefault("limit", self.settings.get("runtime.file.read_lines_default", MAX_WINDOW_LINES))
+            if given.get("offset") == 0:
+                given["offset"] = 1
+        elif op == "read_command_lines":
+            given.setdefault("limit", self.settings.get("runtime.command.read_lines_default", 200))
+        if given.get("path_b64") and op.startswith("file_"):
+            given.setdefault("path", "")
+        return given
+
+    def _file(self, name: str) -> Handler:
+        root = self.settings.workspace_root
+        limits: dict[str, Any] = {
+            "read": {"max_bytes": self.settings.get("runtime.file.max_output_bytes", MAX_WINDOW_BYTES)},
+            "edit": {"max_bytes": self.settings.get("runtime.file.max_edit_bytes", MAX_EDIT_BYTES)},
+            "list": {"max_entries": self.settings.get("runtime.file.max_list_entries", MAX_LIST_ENTRIES)},
+        }.get(name, {})
+
+        async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
+            session_id, agent = args.pop("workspace_session_id", None), args.pop("agent", None)
+            content = args.pop("content", None)
+            data = None if content is None else content.encode("utf-8", "surrogatepass")
+            args.update(limits)
+            if session_id is not None:
+                return await self.sessions.file_op(session_id, name, args, data)
+            return await self.pool.run(
+                lambda: files_of_head.perform_on_head(self.store, name, root, args, data, request_id=request.request_id, agent=agent)
+            )
+
+        return handler
+
+    async def _list_sessions(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
+        return {"sessions": await self.sessions.rows()}
+
+    async def _list_drafts(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
+        drafts = await self.pool.run(self.store.drafts)
+        return {"drafts": [draft.to_json() for draft in drafts]}
+
+    async def _discard_draft(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
+        draft_id = args["draft_id"]
+        size = await self.pool.run(lambda: self.store.discard_draft(draft_id))
+        for session_id, kept in list(self.sessions.lost.items()):
+            if kept == draft_id:
+                del self.sessions.lost[session_id]
+        return {"draft_id": draft_id, "discarded": True, "bytes": size}
+
+    async def _export(self, args: dict[str, Any]) -> AsyncIterator[bytes]:
+        """The folded delta of the head, with a lease on it for as long as somebody reads."""
+        from layerstack import export
+
+        lease = self.store.lease()
+        snapshot = await self.exports.run(lease.__enter__)
+        try:
+            pieces: Iterator[bytes] = iter(export.stream(snapshot))
+            while piece := await self.exports.run(lambda: next(pieces, b"")):
+                yield piece
+        finally:
+            await self.exports.run(lambda: lease.__exit__(None, None, None))
+
+
+def storage_bytes(root: str) -> tuple[int, int]:
+    """Logical and allocated bytes of all files below `root`; a blocking walk that crosses no mount."""
+    logical = allocated = 0
+    stack = [root]
+    device = os.stat(root).st_dev
+    while stack:
+        try:
+            with os.scandir(stack.pop()) as entries:
+                for entry in entries:
+                    found = entry.stat(follow_symlinks=False)
+                    if found.st_dev != device:
+                        continue
+                    logical += found.st_size
+                    allocated += found.st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(entry.path)
+        except OSError:
+            continue
+    return logical, allocated

@@ -1,0 +1,70 @@
+"""The operation `snapshot` of one sandbox: what is alive now, from memory and the store's own figures."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eos_agent.handlers import Handlers
+    from eos_agent.sessions import Session
+
+NOTHING_LOST = {"dropped_storage": 0, "dropped_oversized": 0, "truncated_records": 0}
+
+
+async def snapshot(agent: Handlers) -> dict[str, Any]:
+    """Contract 7.2, sandbox form. What cannot be read is named in `errors`, with availability `partial`."""
+    errors: list[str] = []
+    stack: dict[str, Any] | None = None
+    try:
+        stats = await agent.pool.run(agent.store.layer_stats)
+        stack = {
+            "layer_count": len(stats["layers"]),
+            "layers_bytes": stats["total_bytes"],
+            "layers_allocated_bytes": stats["total_allocated_bytes"],
+            "storage_allocated_bytes": stats["storage_allocated_bytes"],
+            "staging_entry_count": stats["staging_entry_count"],
+            "active_leases": stats["active_lease_count"],
+            "draft_count": stats["draft_count"],
+            "pin_count": stats["pin_count"],
+        }
+    except OSError as error:
+        errors.append(f"stack: {error.strerror}")
+    sessions = list(agent.sessions.live.values())
+    found: dict[str, Any] = {
+        "sandbox_id": agent.settings.sandbox_id,
+        "lifecycle_state": "ready",
+        "availability": "partial" if errors else "available",
+        "sampled_at_unix_ms": int(time.time() * 1000),
+        "errors": errors,
+        "daemon": {"daemon_pid": os.getpid(), "runtime_dir": agent.settings.runtime_dir, "event_store": dict(NOTHING_LOST)},
+        "resources": {"latest": None, "history": []},
+        "workspaces": [_workspace(session) for session in sessions],
+    }
+    if stack is not None:
+        found["stack"] = stack
+    return found
+
+
+def _workspace(session: Session) -> dict[str, Any]:
+    manifest = session.upper.snapshot.manifest
+    return {
+        "workspace_id": session.id,
+        "lifecycle_state": "active",
+        "finalization_state": session.state,
+        "network_profile": session.spec.network,
+        "finalize_policy": session.policy,
+        "layers": {"base_root_hash": manifest.root_hash, "layer_count": len(manifest.layers)},
+        "namespace_fd_count": 0,
+        "resources": {"latest": None, "history": []},
+        "active_namespace_executions": [
+            {
+                "namespace_execution_id": command.id,
+                "operation": "exec_command",
+                "lifecycle_state": "running",
+                "command": command.text[:1000],
+            }
+            for command in session.commands.values()
+        ],
+    }

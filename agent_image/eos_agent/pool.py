@@ -1,0 +1,25 @@
+"""The agent's small pool of threads for blocking work: the store and the disk. Waiting for anything else never comes here."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Pool:
+    """At most `width` blocking calls at a time; more wait in order."""
+
+    def __init__(self, width: int) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=width, thread_name_prefix="eos-blocking")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The result of call(), made in a thread. It runs to its end even if the caller stops waiting."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(call))
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True)

@@ -1,0 +1,230 @@
+"""The agent's two JSON-line listeners: accept, read a line, authenticate, dispatch, answer. A coroutine per connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import socket
+from typing import Any
+
+from eos_agent import log
+from eos_agent.failures import operation_error
+from eos_agent.handlers import Handlers, Stream
+from eos_agent.protocol import (
+    BAD_JSON,
+    DAEMON_TOKEN_KEY,
+    INVALID_REQUEST,
+    KEEP_ALIVE_KEY,
+    MAX_LINE_BYTES,
+    REQUEST_TOO_LARGE,
+    SERVER_BUSY,
+    SERVER_SHUTTING_DOWN,
+    UNAUTHORIZED,
+    OperationError,
+    Request,
+    decode_object,
+    decode_request,
+    encode,
+)
+
+BACKLOG = 1024
+
+
+class Server:
+    """The listeners of one agent. A request that has been read is answered even if its peer has half-closed or is gone."""
+
+    def __init__(self, handlers: Handlers, token: str) -> None:
+        settings = handlers.settings
+        self._handlers = handlers
+        self._token = token.encode()
+        self._max_request: int = min(settings.get("daemon.server.max_request_bytes", MAX_LINE_BYTES), MAX_LINE_BYTES)
+        self._read_timeout: float = settings.get("daemon.server.request_read_timeout_s", 30)
+        self._max_connections: int = settings.get("daemon.server.max_concurrent_connections", 64)
+        self._busy = 0  # connections that are being read or served; kept ones that wait for their next request do not count
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[asyncio.Task[Any]] = set()
+        self._idle: set[asyncio.StreamWriter] = set()
+        self.draining = False
+
+    async def listen(self) -> tuple[str, int]:
+        """Open both listeners; returns the TCP address that was taken."""
+        settings = self._handlers.settings
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(settings.socket_path)
+        mask = os.umask(0o177)
+        try:
+            unix = await asyncio.start_unix_server(
+                lambda r, w: self._accept(r, w, trusted=True), settings.socket_path, limit=self._max_request, backlog=BACKLOG
+            )
+        finally:
+            os.umask(mask)
+        tcp = await asyncio.start_server(
+            lambda r, w: self._accept(r, w, trusted=False),
+            settings.tcp_host,
+            settings.tcp_port,
+            limit=self._max_request,
+            backlog=BACKLOG,
+            family=socket.AF_INET,
+        )
+        self._servers += [unix, tcp]
+        host, port = tcp.sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, trusted: bool) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer, trusted))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trusted: bool) -> None:
+        try:
+            if self._busy >= self._max_connections:
+                busy = OperationError(
+                    SERVER_BUSY,
+                    f"the agent serves {self._max_connections} connections, which is the limit",
+                    {"fields": {"max_concurrent_connections": self._max_connections}, "retryable": True},
+                    reason="max_concurrent_connections",
+                )
+                await self._answer(writer, busy.envelope())
+                return
+            first = True
+            while not self.draining or first:
+                line = await self._line(reader, writer, first)
+                if line is None:
+                    return
+                self._busy += 1
+                try:
+                    keep = await self._one(line, writer, trusted)
+                finally:
+                    self._busy -= 1
+                if not keep:
+                    return
+                first = False
+        except (ConnectionError, BrokenPipeError, TimeoutError):
+            return
+        except Exception as error:
+            log.failure("connection_failed", error)
+        finally:
+            self._idle.discard(writer)
+            writer.close()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bool) -> bytes | None:
+        """One request line; None at the end of the stream. Time runs from the first byte on a kept connection, else from the start."""
+        head = b""
+        if not first:
+            self._idle.add(writer)
+            head = await reader.read(1)
+            self._idle.discard(writer)
+            if not head:
+                return None
+        try:
+            async with asyncio.timeout(self._read_timeout):
+                return head + await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            partial = head + error.partial
+            return partial if partial.strip() else None
+        except asyncio.LimitOverrunError:
+            too_large = OperationError(
+                REQUEST_TOO_LARGE,
+                f"request exceeds the byte limit of {self._max_request}",
+                {"fields": {"limit": self._max_request}},
+                reason="request_too_large",
+            )
+            await self._answer(writer, too_large.envelope())
+            await _discard(reader)
+            return None
+
+    async def _one(self, line: bytes, writer: asyncio.StreamWriter, trusted: bool) -> bool:
+        """Answer one request; True when the connection stays open for another."""
+        keep = False
+        request: Request | None = None
+        try:
+            value = decode_object(line)
+            keep = value.get(KEEP_ALIVE_KEY) is True
+            if not trusted and not self._authentic(value.get(DAEMON_TOKEN_KEY)):
+                keep = False
+                raise OperationError(UNAUTHORIZED, "the agent's token is missing or wrong", reason="unauthorized")
+            request = decode_request(value)
+            answer = await self._perform(request)
+        except Exception as error:
+            answer = self._envelope(error, request)
+            keep = keep and answer["error"]["kind"] != BAD_JSON
+        if isinstance(answer, Stream):
+            await self._stream(answer, writer, request)
+            return False
+        await self._answer(writer, answer)
+        return keep and not self.draining
+
+    def _authentic(self, given: object) -> bool:
+        return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)
+
+    async def _perform(self, request: Request) -> dict[str, Any] | Stream:
+        if self.draining:
+            raise OperationError(SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining")
+        sandbox_id = self._handlers.settings.sandbox_id
+        if request.sandbox_id is None:
+            raise OperationError(
+                INVALID_REQUEST, f"{request.op} needs sandbox scope", {"argument": "scope"}, reason="sandbox_scope_required"
+            )
+        if request.sandbox_id != sandbox_id:
+            raise OperationError(
+                INVALID_REQUEST, f"sandbox not found: {request.sandbox_id}", {"sandbox_id": request.sandbox_id}, reason="sandbox_mismatch"
+            )
+        return await self._handlers.perform(request)
+
+    def _envelope(self, error: Exception, request: Request | None) -> dict[str, Any]:
+        shown = operation_error(error, request.request_id if request else None)
+        if shown.kind == "internal_error" and not isinstance(error, OperationError):
+            log.failure("request_failed", error, op=request.op if request else None, request_id=request.request_id if request else None)
+        return shown.envelope()
+
+    async def _answer(self, writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
+        writer.write(encode(value))
+        await writer.drain()
+
+    async def _stream(self, stream: Stream, writer: asyncio.StreamWriter, request: Request | None) -> None:
+        """Pieces as they come. An error before the first one is an envelope; after it the connection breaks off, which the reader sees."""
+        begun = False
+        try:
+            async for piece in stream.pieces:
+                writer.write(piece)
+                begun = True
+                await writer.drain()
+        except ConnectionError:
+            return
+        except Exception as error:
+            envelope = self._envelope(error, request)
+            if begun:
+                log.log("stream_broken", error=envelope["error"]["message"])
+                writer.transport.abort()
+            else:
+                await self._answer(writer, envelope)
+        finally:
+            await stream.pieces.aclose()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+    async def close(self, grace_s: float) -> None:
+        """No new connections; those being served get `grace_s` for their answers."""
+        self.draining = True
+        for server in self._servers:
+            server.close()
+        for writer in list(self._idle):
+            writer.close()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=grace_s)
+        for task in list(self._connections):
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=1)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._handlers.settings.socket_path)
+
+
+async def _discard(reader: asyncio.StreamReader) -> None:
+    """Read on for a moment, so that the peer sees the answer and not a reset."""
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(2):
+            while await reader.read(1 << 16):
+                pass

@@ -1,0 +1,653 @@
+"""The live sessions: create, gate, publish, destroy, settle when the last command of an implicit one ended, keep what a dead one wrote.
+
+Each session has a gate, an asyncio lock: admission of a command, a file operation, publish, destroy and the end of its runner go through it
+one after the other; a command runs without holding it. Blocking store work is done in the agent's small pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import stat
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any
+
+from eos_agent import log
+from eos_agent.failures import inline_conflicts, operation_error, rejection
+from eos_agent.pool import Pool
+from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from eos_agent.zygote import Runner, SessionSpec, Zygote
+from layerstack.errors import PublishRejected
+
+if TYPE_CHECKING:
+    from eos_agent.commands import Command
+    from eos_agent.settings import Settings
+    from layerstack.store import Draft, Preview, Published, Store, Upper
+
+EXPLICIT, IMPLICIT = "no_op", "publish_then_destroy"
+WALK_MAX = 50_000
+SHOWN_PATHS = 100
+LOST = "session_lost"
+
+
+def session_not_found(session_id: str, kind: str = OPERATION_FAILED) -> OperationError:
+    details = {"workspace_session_id": session_id, "hint": "list_workspace_sessions shows the live ones, list_drafts the kept work"}
+    return OperationError(kind, f"workspace session not found: {session_id}", details, reason="session_not_found")
+
+
+def session_lost(session_id: str, draft_id: str | None) -> OperationError:
+    kept = f"its work is kept in {draft_id}" if draft_id else "nothing was unpublished in it"
+    details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": draft_id}
+    if draft_id:
+        details["hint"] = "create_workspace_session with this draft_id opens the work again"
+    return OperationError(
+        OPERATION_FAILED, f"workspace session lost: {session_id}: its process ended unasked; {kept}", details, reason=LOST
+    )
+
+
+class Session:
+    """One live session. `ended` is set once it is out of the table, whatever the reason."""
+
+    def __init__(
+        self, session_id: str, policy: str, spec: SessionSpec, upper: Upper, runner: Runner, agent: str | None, request_id: str
+    ) -> None:
+        self.id = session_id
+        self.policy = policy
+        self.spec = spec
+        self.upper = upper
+        self.runner = runner
+        self.agent = agent
+        self.request_id = request_id
+        self.draft_id: str | None = None
+        self.gate = asyncio.Lock()
+        self.state = "active"
+        self.ending = False  # the runner's end is our own doing
+        self.ended = asyncio.Event()
+        self.destroyed: dict[str, Any] | None = None
+        self.commands: dict[str, Command] = {}  # those that have not finished
+        self.created_unix_ms = self.last_activity_unix_ms = int(time.time() * 1000)
+        self._shell: list[str] | None = None
+
+    async def which_shell(self) -> list[str] | None:
+        if self._shell is None:
+            self._shell = await self.runner.which_shell()
+        return self._shell
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        command = self.commands.get(str(event.get("key")))
+        if command is not None:
+            command.on_event(event)
+
+    @property
+    def owner(self) -> str:
+        return f"workspace_session:{self.id}"
+
+
+class Sessions:
+    """The table. `lost` remembers sessions that ended unasked, and the draft that holds what they had written."""
+
+    def __init__(self, settings: Settings, store: Store, zygote: Zygote, pool: Pool) -> None:
+        self._settings = settings
+        self._store = store
+        self._zygote = zygote
+        self._pool = pool
+        self._counter = itertools.count(1)
+        self._setup_timeout: float = settings.get("runtime.workspace.setup_timeout_s", 30)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._draining = False
+        self.live: dict[str, Session] = {}
+        self.lost: dict[str, str | None] = {}
+        for draft in store.drafts():
+            self._remember(draft)
+
+    def _remember(self, draft: Draft) -> None:
+        kind, _, session_id = draft.origin.partition(":")
+        if kind == "workspace_session" and draft.reason not in ("source_conflict", "publish_error"):
+            self.lost[session_id] = draft.draft_id
+
+    def _new_id(self) -> str:
+        return f"{next(self._counter) & 0xFFFFFF:06x}{time.time_ns():016x}"
+
+    # Making
+
+    async def create(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+        """The operation create_workspace_session."""
+        session = await self._create(
+            EXPLICIT,
+            network=args["network_profile"],
+            rootfs=args["rootfs"],
+            agent=args.get("agent"),
+            request_id=request_id,
+            draft_id=args.get("draft_id"),
+            draft_base=args["draft_base"],
+        )
+        found: dict[str, Any] = {
+            "workspace_session_id": session.id,
+            "network_profile": session.spec.network,
+            "finalize_policy": session.policy,
+            "base_version": session.upper.snapshot.version,
+        }
+        if session.draft_id is not None:
+            found["draft_id"] = session.draft_id
+        return found
+
+    async def create_implicit(self, *, agent: str | None, request_id: str) -> Session:
+        return await self._create(IMPLICIT, network="shared", rootfs="shared", agent=agent, request_id=request_id)
+
+    async def _create(
+        self,
+        policy: str,
+        *,
+        network: str,
+        rootfs: str,
+        agent: str | None,
+        request_id: str,
+        draft_id: str | None = None,
+        draft_base: str = "own",
+    ) -> Session:
+        if self._draining:
+            raise OperationError(SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining")
+        if network == "isolated" and self._settings.get("runtime.workspace.rfc1918_egress", "allow") == "deny":
+            raise OperationError(
+                OPERATION_FAILED,
+                "isolated sessions are unavailable: runtime.workspace.rfc1918_egress is deny and nothing here can enforce it",
+                reason="egress_not_enforceable",
+            )
+        spec = SessionSpec(self._new_id(), network, rootfs)
+
+        def prepare() -> tuple[Upper, int]:
+            upper = self._store.open_upper(
+                spec.session_id,
+                origin=f"workspace_session:{spec.session_id}",
+                agent=agent,
+                request_id=request_id,
+                draft_id=draft_id,
+                draft_base=draft_base,
+            )
+            try:
+                return upper, upper.mount()
+            except BaseException:
+                upper.discard()
+                raise
+
+        upper, mount_fd = await self._pool.run(prepare)
+        try:
+            runner = await self._zygote.create(spec, mount_fd, timeout_s=self._setup_timeout)
+        except BaseException as error:
+            await asyncio.shield(self._pool.run(upper.discard))
+            if isinstance(error, OperationError):
+                message = f"workspace setup failed: {error.message}"
+                raise OperationError(error.kind, message, error.details) from None
+            raise
+        finally:
+            os.close(mount_fd)
+        session = Session(spec.session_id, policy, spec, upper, runner, agent, request_id)
+        session.draft_id = draft_id
+        self.live[session.id] = session
+        self._watch(session, runner)
+        return session
+
+    def _watch(self, session: Session, runner: Runner) -> None:
+        runner.on_event = session.on_event
+
+        def gone(_reason: asyncio.Future[str]) -> None:
+            if not session.ending and session.runner is runner:
+                self._task(self._lose(session, runner))
+
+        runner.gone.add_done_callback(gone)
+
+    def _task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Finding
+
+    def find(self, session_id: str, *, kind: str = OPERATION_FAILED) -> Session:
+        """The live session of that id.
+
+        Raises:
+            OperationError: session_not_found of the given kind, or operation_failed session_lost with the draft.
+        """
+        session = self.live.get(session_id)
+        if session is not None:
+            return session
+        if session_id in self.lost:
+            raise session_lost(session_id, self.lost[session_id])
+        raise session_not_found(session_id, kind)
+
+    @contextlib.asynccontextmanager
+    async def use(self, session_id: str, *, kind: str = OPERATION_FAILED) -> AsyncGenerator[Session]:
+        """The session with its gate held.
+
+        Raises:
+            OperationError: as `find`; also when the session ended while this waited, or while the body used its runner.
+        """
+        session = self.find(session_id, kind=kind)
+        try:
+            async with session.gate:
+                if session.ended.is_set():
+                    self.find(session_id, kind=kind)
+                session.last_activity_unix_ms = int(time.time() * 1000)
+                yield session
+        except OperationError as error:
+            if error.details.get("reason") != LOST:
+                raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._setup_timeout):
+                    await session.ended.wait()
+            raise session_lost(session_id, self.lost.get(session_id)) from None
+
+    # Ending
+
+    def _end(self, session: Session) -> None:
+        session.ending = True
+        session.state = "ended"
+        self.live.pop(session.id, None)
+        session.ended.set()
+
+    async def _lose(self, session: Session, runner: Runner) -> None:
+        """The runner died unasked: what the session wrote becomes a draft at once, and its commands end without an exit code."""
+        async with session.gate:
+            if session.ending or session.runner is not runner:
+                return
+            reason = runner.gone.result()
+            await self._keep(session, "runner_lost")
+            log.log("session_lost", session=session.id, reason=reason, draft=self.lost[session.id])
+
+    async def _keep(self, session: Session, reason: str) -> None:
+        """Make a draft of an offline session and end it."""
+        session.ending = True
+        draft_id: str | None = None
+        try:
+            draft = await self._pool.run(lambda: session.upper.to_draft(reason=reason))
+            draft_id = draft.draft_id if draft is not None else None
+        except Exception as error:  # the upper stays where it is: the next open of the store makes the draft
+            log.failure("draft_failed", error, session=session.id)
+        self.lost[session.id] = draft_id
+        lost = session_lost(session.id, draft_id)
+        for command in list(session.commands.values()):
+            command.lost = OperationError(lost.kind, lost.message, {**lost.details, "command_session_id": command.id})
+            command.outcome["session_lost"] = True
+            if draft_id:
+                command.outcome["draft_id"] = draft_id
+            command.lose()
+        self._end(session)
+
+    def command_finished(self, command: Command, make_terminal: Callable[[], None]) -> None:
+        """A command has ended; the last one of an implicit session is terminal only after the session was settled."""
+        session = command.session
+        session.commands.pop(command.id, None)
+        session.last_activity_unix_ms = int(time.time() * 1000)
+        if session.policy != IMPLICIT or session.commands or session.ending or command.lost is not None:
+            make_terminal()
+            return
+
+        async def settle() -> None:
+            try:
+                command.outcome.update(await self.settle(session))
+            finally:
+                make_terminal()
+
+        session.state = "finalizing"
+        self._task(settle())
+
+    async def settle(self, session: Session) -> dict[str, Any]:
+        """End an implicit session that runs nothing: publish its work, or keep it as a draft. Returns what that adds to the result."""
+        async with session.gate:
+            if session.commands or session.ending:  # somebody joined it meanwhile, or it is gone
+                if not session.ending:
+                    session.state = "active"
+                elif session.id in self.lost:
+                    return {"session_lost": True, "draft_id": self.lost[session.id]}
+                return {}
+            session.ending = True
+            session.state = "finalizing"
+            await session.runner.terminate()
+            try:
+                outcome = await self._pool.run(lambda: self._publish_or_keep(session))
+            except Exception as error:
+                log.failure("finalization_failed", error, session=session.id)
+                shown = operation_error(error)
+                outcome = {
+                    "finalization_failed": True,
+                    "finalization_failure_class": "holder_finalization_capture_failed",
+                    "finalization_attempts": 1,
+                    "finalization_error": {"kind": shown.kind, "message": shown.message, "details": shown.details},
+                }
+                self.lost[session.id] = None
+            self._end(session)
+            return outcome
+
+    def _publish_or_keep(self, session: Session) -> dict[str, Any]:
+        """In the pool, with the session offline."""
+        upper = session.upper
+        try:
+            published = upper.publish(owner=session.owner, request_id=session.request_id, agent=session.agent)
+        except PublishRejected as error:
+            refused = rejection(error.conflicts, error.reason)
+            reason = error.reason
+        except Exception as error:
+            log.failure("publish_failed", error, session=session.id)
+            shown = operation_error(error)
+            reason = "publish_error"
+            refused = {"path": None, "reason": reason, "source_conflict": None, "protected_drop": None, "message": shown.message}
+            refused |= {"conflict_count": 0, "conflicts": [], "error": shown.details}
+        else:
+            return {"publish": {"published": not published.no_op, **publish_json(published)}}
+        draft = upper.to_draft(reason=reason)
+        found: dict[str, Any] = {
+            "publish_rejected": True,
+            "publish_reject_class": reason,
+            "publish_rejection": refused,
+            "publish": {"published": False, "no_op": False},
+        }
+        if draft is not None:
+            found["draft_id"] = draft.draft_id
+            found["hint"] = (
+                "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
+                "redo them on the newest version, then discard_draft"
+            )
+        return found
+
+    async def _await_commands(self, session: Session, grace_s: float, doing: str) -> None:
+        """Wait up to `grace_s` for running commands, then refuse. The gate is held, so none is added."""
+        end = time.monotonic() + grace_s
+        for command in list(session.commands.values()):
+            await command.wait(end)
+        if session.commands:
+            active = list(session.commands)
+            raise OperationError(
+                OPERATION_FAILED,
+                f"cannot {doing}: workspace session {session.id} has active command sessions: {', '.join(active)}",
+                {
+                    "workspace_session_id": session.id,
+                    "active_command_session_ids": active,
+                    "hint": "wait_command or signal_command them first",
+                },
+                reason="active_commands",
+            )
+
+    async def destroy(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The operation destroy_workspace_session: everything unpublished goes, and the answer says what that was."""
+        session_id: str = args["workspace_session_id"]
+        grace = check_grace(args)
+        session = self.find(session_id)
+        async with session.gate:
+            if session.destroyed is not None:  # a second caller that waited here for the first
+                return session.destroyed
+            if session.ended.is_set():
+                self.find(session_id)
+            await self._await_commands(session, grace, "destroy")
+            session.ending = True
+            await session.runner.terminate()
+
+            def discard() -> tuple[int, dict[str, Any]]:
+                discarded = describe_upper(session.upper.upperdir)
+                size = session.upper.size_bytes()
+                session.upper.discard()
+                return size, discarded
+
+            try:
+                size, discarded = await self._pool.run(discard)
+            except Exception as error:
+                log.failure("destroy_failed", error, session=session.id)
+                self._end(session)
+                raise
+            session.destroyed = {
+                "workspace_session_id": session_id,
+                "destroyed": True,
+                "evicted_upperdir_bytes": size,
+                "discarded": discarded,
+            }
+            self._end(session)
+            return session.destroyed
+
+    async def publish(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+        """The operation publish_workspace_session.
+
+        Freeze and preview first: with conflicts nothing has happened and the session goes on. Else its processes end, which is the real end of
+        the overlay, and the work is sealed and committed; should the head have moved into a conflict meanwhile, the session goes on with the
+        same view and a new runner.
+        """
+        session_id: str = args["workspace_session_id"]
+        grace = check_grace(args)
+        async with self.use(session_id) as session:
+            await self._await_commands(session, grace, "publish")
+            if session.policy != EXPLICIT:
+                raise OperationError(
+                    OPERATION_FAILED,
+                    f"workspace session {session_id} publishes by itself",
+                    {"workspace_session_id": session_id},
+                    reason="implicit_session",
+                )
+            size = await self._preview_frozen(session)
+            session.ending = True
+            session.state = "finalizing"
+            await session.runner.terminate()
+            upper = session.upper
+            try:
+                published = await self._pool.run(lambda: upper.publish(owner=session.owner, request_id=request_id, agent=session.agent))
+            except Exception as error:
+                retained = await self._go_on(session)
+                raise self._publish_refused(session, error, "publish", retained) from error
+            self._end(session)
+        return {
+            "workspace_session_id": session_id,
+            "publish": publish_json(published),
+            "destroyed": True,
+            "evicted_upperdir_bytes": size,
+        }
+
+    async def _preview_frozen(self, session: Session) -> int:
+        """Raises the rejection if there are conflicts, with the session as it was; else its size, and its processes stay frozen."""
+        await session.runner.freeze()
+        good = False
+        try:
+            preview, size = await self._pool.run(lambda: (session.upper.preview(), session.upper.size_bytes()))
+            if preview.conflicts:
+                raise self._rejected(session, rejection(preview.conflicts), "publish", retained=True)
+            good = True
+            return size
+        except OperationError:
+            raise
+        except Exception as error:
+            raise self._publish_refused(session, error, "capture", retained=True) from error
+        finally:
+            if not good:
+                await session.runner.thaw()
+
+    async def _go_on(self, session: Session) -> bool:
+        """A sealed session whose publication failed gets a new mount on the same view, and a new runner; else its work becomes a draft."""
+        try:
+            mount_fd = await self._pool.run(session.upper.mount)
+            try:
+                runner = await self._zygote.create(session.spec, mount_fd, timeout_s=self._setup_timeout)
+            finally:
+                os.close(mount_fd)
+        except Exception as error:
+            log.failure("remount_failed", error, session=session.id)
+            await self._keep(session, "publish_error")
+            return False
+        session.runner = runner
+        session.ending = False
+        session.state = "active"
+        self._watch(session, runner)
+        return True
+
+    def _rejected(self, session: Session, refused: dict[str, Any], stage: str, *, retained: bool) -> OperationError:
+        details = {"workspace_session_id": session.id, "stage": stage, "session_retained": retained, "publish_rejection": refused}
+        if retained:
+            details["hint"] = "redo the conflicting paths on the newest version in a new session, publish that, then destroy this one"
+        else:
+            details["draft_id"] = self.lost.get(session.id)
+        return OperationError(OPERATION_FAILED, "workspace session publish was rejected", details, reason=str(refused["reason"]))
+
+    def _publish_refused(self, session: Session, error: Exception, stage: str, retained: bool) -> OperationError:
+        if isinstance(error, PublishRejected):
+            return self._rejected(session, rejection(error.conflicts, error.reason), stage, retained=retained)
+        shown = operation_error(error)
+        if shown.kind == "internal_error":
+            log.failure("publish_failed", error, session=session.id)
+        details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
+        if not retained:
+            details["draft_id"] = self.lost.get(session.id)
+        return OperationError(
+            OPERATION_FAILED if shown.kind != "internal_error" else shown.kind,
+            f"workspace session publish failed: {shown.message}",
+            details,
+        )
+
+    async def preview(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The operation preview_publish, of a live session or of a draft."""
+        session_id, draft_id = args.get("workspace_session_id"), args.get("draft_id")
+        if (session_id is None) == (draft_id is None):
+            raise OperationError(
+                INVALID_REQUEST,
+                "preview_publish takes either workspace_session_id or draft_id",
+                {"argument": "workspace_session_id"},
+                reason="one_of_two",
+            )
+        cursor = args.get("cursor") or "0"
+        if not cursor.isdecimal():
+            raise OperationError(
+                INVALID_REQUEST, "cursor is not one that this operation gave", {"argument": "cursor"}, reason="invalid_cursor"
+            )
+        if draft_id is not None:
+            preview = await self._pool.run(lambda: self._store.preview_draft(draft_id))
+        else:
+            assert session_id is not None
+            async with self.use(session_id) as session:
+                await session.runner.freeze()
+                try:
+                    preview = await self._pool.run(session.upper.preview)
+                finally:
+                    await session.runner.thaw()
+        return preview_json(preview, int(cursor))
+
+    async def file_op(self, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
+        """A file operation inside the mount of a session."""
+        async with self.use(session_id, kind=NOT_FOUND) as session:
+            result, _ = await session.runner.file_op(name, args, data)
+            return result
+
+    async def rows(self) -> list[dict[str, Any]]:
+        """The entries of list_workspace_sessions."""
+        sessions = list(self.live.values())
+
+        def sizes() -> list[int | None]:
+            return [_size(session.upper) for session in sessions]
+
+        upper_bytes = await self._pool.run(sizes)
+        return [
+            {
+                "workspace_session_id": session.id,
+                "state": session.state,
+                "finalize_policy": session.policy,
+                "network_profile": session.spec.network,
+                "base_version": session.upper.snapshot.version,
+                "created_unix_ms": session.created_unix_ms,
+                "last_activity_unix_ms": session.last_activity_unix_ms,
+                "upper_bytes": size,
+                "active_command_session_ids": list(session.commands),
+                "agent": session.agent,
+                **({"draft_id": session.draft_id} if session.draft_id else {}),
+            }
+            for session, size in zip(sessions, upper_bytes, strict=True)
+        ]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Before the agent ends: publications under way end, every runner is ended; uppers stay, and become drafts when the store is opened."""
+        self._draining = True
+        busy = [task for task in self._tasks if not task.done()]
+        if busy:
+            await asyncio.wait(busy, timeout=timeout_s)
+        left = [session for session in self.live.values() if not session.ending]
+        for session in left:
+            session.ending = True
+        await asyncio.gather(*(session.runner.terminate() for session in left), return_exceptions=True)
+        for session in left:
+            for command in list(session.commands.values()):
+                command.lost = OperationError(
+                    SERVER_SHUTTING_DOWN,
+                    "the agent is shutting down; the session's work becomes a draft at its next start",
+                    {"workspace_session_id": session.id, "command_session_id": command.id, "retryable": True},
+                    reason="draining",
+                )
+                command.lose()
+            self._end(session)
+
+
+def _size(upper: Upper) -> int | None:
+    try:
+        return upper.size_bytes()
+    except OSError:
+        return None
+
+
+def check_grace(args: dict[str, Any]) -> float:
+    """`grace_s`, 0 when absent."""
+    grace = float(args.get("grace_s") or 0)
+    if grace < 0:
+        raise OperationError(INVALID_REQUEST, "grace_s must be non-negative", {"argument": "grace_s"}, reason="out_of_bounds")
+    return grace
+
+
+def publish_json(published: Published) -> dict[str, Any]:
+    """The `publish` object of a success."""
+    manifest = published.manifest
+    found: dict[str, Any] = {
+        "no_op": published.no_op,
+        "revision": {"manifest_version": manifest.version, "root_hash": manifest.root_hash, "layer_count": len(manifest.layers)},
+        "route_summary": {"source_count": published.source_count, "ignored_count": published.ignored_count},
+    }
+    if published.notices:
+        found["notices"] = [notice.to_json() for notice in published.notices]
+    if published.dropped:
+        found["dropped"] = [notice.to_json() for notice in published.dropped]
+    return found
+
+
+def preview_json(preview: Preview, start: int = 0) -> dict[str, Any]:
+    """The result of preview_publish, its conflicts from `start` on."""
+    conflicts, more = inline_conflicts(preview.conflicts, start)
+    return {
+        "would_publish": preview.would_publish,
+        "no_op": preview.no_op,
+        "head_version": preview.head_version,
+        "route_summary": {"source_count": preview.source_count, "ignored_count": preview.ignored_count},
+        "conflicts": conflicts,
+        "conflict_count": len(preview.conflicts),
+        "notices": [notice.to_json() for notice in preview.notices],
+        "dropped": [notice.to_json() for notice in preview.dropped],
+        "next": None if more is None else str(more),
+    }
+
+
+def describe_upper(upperdir: str) -> dict[str, Any]:
+    """What an upperdir holds that nobody has published: at most 100 paths by name, and how many there are."""
+    paths: list[str] = []
+    count = walked = 0
+    stack = [""]
+    while stack and walked < WALK_MAX:
+        directory = stack.pop()
+        try:
+            with os.scandir(os.path.join(upperdir, directory) if directory else upperdir) as entries:
+                found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+        except OSError:
+            continue
+        below: list[str] = []
+        for entry in found:
+            walked += 1
+            path = f"{directory}/{entry.name}" if directory else entry.name
+            if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
+                below.append(path)
+                continue
+            count += 1
+            if len(paths) < SHOWN_PATHS:
+                paths.append(os.fsencode(path).decode("utf-8", "replace"))
+        stack += reversed(below)
+    return {"paths": paths, "count": count, "truncated": count > len(paths) or bool(stack)}
