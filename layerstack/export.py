@@ -24,7 +24,7 @@ from layerstack.errors import LayerStackError, StoreCorrupt
 from layerstack.manifest import Manifest
 
 FORMAT = 1
-FRAME_BYTES = 256 * 1024
+FRAME_BYTES = 1 << 20
 
 _KEPT_PARENTS = 4096
 

@@ -1,0 +1,341 @@
+"""The manager's end of an export stream: every entry is checked before anybody acts on it, and nothing is held but the present piece.
+
+The stream's form is that of `layerstack.export`. Sandboxes are not trusted here: what our own agent would not send is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import tempfile
+from array import array
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from layerstack import pax
+
+PIECE_BYTES = 1 << 20
+MAX_FRAME_BYTES = 64 << 20
+MAX_LINE_BYTES = 16 << 20
+
+
+class Reader(Protocol):
+    """Blocking bytes with a deadline on each call: TimeoutError when it passes, OSError when the connection is lost.
+
+    Never asked for bytes that need not come: an exact read and a short one both do.
+    """
+
+    def read(self, n: int, /) -> bytes:
+        """1 to n bytes; empty at the end of the stream."""
+        ...
+
+    def readline(self, limit: int, /) -> bytes:
+        """Up to and with the next newline."""
+        ...
+
+
+class ExportLimits(NamedTuple):
+    """`manager.export`: bytes received (None is no cap), bytes of the tar, entries."""
+
+    max_stream_bytes: int | None = None
+    max_decompressed_bytes: int = 8 << 30
+    max_apply_entries: int = 1_000_000
+
+
+def refused(message: str, reason: str, **details: Any) -> OperationError:
+    return OperationError(OPERATION_FAILED, f"export: {message}", details, reason=reason)
+
+
+def shown(path: bytes) -> str:
+    """A path for a message: UTF-8 where it is, and no control characters."""
+    text = path.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+class PathIndex:
+    """Paths in byte order with one letter each, on disk; 8 bytes of memory per path."""
+
+    def __init__(self, directory: str | None = None) -> None:
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=1 << 16)  # noqa: SIM115: closed by close()
+        self._at = array("Q")
+        self._end = 0
+        self._dirty = False
+
+    def add(self, path: bytes, letter: bytes) -> None:
+        """Append; the caller has seen to the order."""
+        record = struct.pack("<Hc", len(path), letter) + path
+        self._file.write(record)
+        self._at.append(self._end)
+        self._end += len(record)
+        self._dirty = True
+
+    def find(self, path: bytes) -> tuple[int, bytes] | None:
+        """The number and the letter of a path."""
+        lo, hi = 0, len(self._at)
+        while lo < hi:
+            middle = (lo + hi) // 2
+            found, letter = self._record(middle)
+            if found == path:
+                return middle, letter
+            if found < path:
+                lo = middle + 1
+            else:
+                hi = middle
+        return None
+
+    def path(self, number: int) -> bytes:
+        return self._record(number)[0]
+
+    def _record(self, number: int) -> tuple[bytes, bytes]:
+        if self._dirty:
+            self._file.flush()
+            self._dirty = False
+        self._file.seek(self._at[number])
+        size, letter = struct.unpack("<Hc", self._file.read(3))
+        found = self._file.read(size)
+        self._file.seek(0, 2)
+        return found, letter
+
+    def close(self) -> None:
+        self._file.close()
+
+
+LETTERS = {pax.FILE: b"f", pax.HARD_LINK: b"h", pax.SYMLINK: b"l", pax.DIRECTORY: b"d"}
+
+
+class ExportStream:
+    """One stream from its first line to its trailer. Iterate `entries()`, read `content()` of each file, then `finish()`.
+
+    Raises:
+        OperationError: operation_failed, with a reason, from any of its methods: the sandbox's own refusal, an entry that is not allowed,
+            a cap, bytes that do not match their digest, a silent or lost connection.
+    """
+
+    def __init__(self, reader: Reader, limits: ExportLimits) -> None:
+        self._reader, self._limits = reader, limits
+        self.index = PathIndex()
+        self.received = self.tar_bytes = self.count = 0
+        self._digest = hashlib.sha256()
+        self._piece = memoryview(b"")  # what is here of the present frame
+        self._frame_left = 0  # what is still to come of it
+        self._length = b""  # what is here of the next frame's length
+        self._ended = False
+        self._content_left = self._padding = 0
+        self._parents: dict[bytes, bytes | None] = {}
+        self.header = self._line("header")
+        if self.header.get("format") != 1 or type(self.header.get("manifest_version")) is not int:
+            raise refused("the stream's first line is not one that this version understands", "bad_stream")
+
+    def __enter__(self) -> ExportStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.index.close()
+
+    # bytes
+
+    def _read(self, n: int) -> bytes:
+        try:
+            data = self._reader.read(n)
+        except TimeoutError:
+            raise refused("the sandbox sent nothing until the deadline", "export_stalled", retryable=True) from None
+        except OSError as error:
+            raise refused(f"the connection that forwards the stream was lost: {error}", "export_interrupted", retryable=True) from None
+        self._receive(len(data))
+        return data
+
+    def _receive(self, size: int) -> None:
+        if not size:
+            raise refused("the forwarded stream ended before its trailer", "export_interrupted", retryable=True)
+        self.received += size
+        cap = self._limits.max_stream_bytes
+        if cap is not None and self.received > cap:
+            raise refused(f"export stream cap exceeded: more than {cap} bytes were received", "stream_cap", limit=cap)
+
+    def _line(self, name: str) -> dict[str, Any]:
+        try:
+            line = self._reader.readline(MAX_LINE_BYTES)
+        except TimeoutError:
+            raise refused("the sandbox sent nothing until the deadline", "export_stalled", retryable=True) from None
+        except OSError as error:
+            raise refused(f"the connection that forwards the stream was lost: {error}", "export_interrupted", retryable=True) from None
+        self._receive(len(line))
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if not line.endswith(b"\n") or not isinstance(value, dict):
+            raise refused(f"the stream's {name} is not a line of JSON", "bad_stream")
+        found: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(error := found.get("error"), dict):
+            self._pass_on(error)  # pyright: ignore[reportUnknownArgumentType]
+        return found
+
+    def _pass_on(self, error: dict[str, Any]) -> None:
+        """The sandbox's own refusal, as a failure of this operation."""
+        details = error.get("details")
+        kept: dict[str, Any] = dict(details) if isinstance(details, dict) else {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if error.get("kind") == "unknown_op":
+            kept["daemon_op"] = "export_layerstack"
+        raise OperationError(OPERATION_FAILED, str(error.get("message", "the sandbox refused the export")), kept)
+
+    def _fill(self) -> bool:
+        """Have at least one byte of a frame; False at the end of the frames. Reads a frame together with the length of the next one."""
+        while not self._piece:
+            if self._ended:
+                return False
+            if self._frame_left:
+                data = self._read(min(self._frame_left, PIECE_BYTES) + (4 if self._frame_left <= PIECE_BYTES else 0))
+                mine = data[: self._frame_left] if len(data) > self._frame_left else data
+                self._length = data[len(mine) :]
+                self._frame_left -= len(mine)
+                self._digest.update(mine)
+                self.tar_bytes += len(mine)
+                if self.tar_bytes > self._limits.max_decompressed_bytes:
+                    self._too_large()
+                self._piece = memoryview(mine)
+                return True
+            while len(self._length) < 4:
+                self._length += self._read(4 - len(self._length))
+            self._frame_left = int.from_bytes(self._length, "big")
+            self._length = b""
+            self._ended = not self._frame_left
+            if self._frame_left > MAX_FRAME_BYTES:
+                raise refused(f"a frame of {self._frame_left} bytes, at most {MAX_FRAME_BYTES} are taken", "bad_stream")
+        return True
+
+    def _too_large(self) -> None:
+        cap = self._limits.max_decompressed_bytes
+        raise refused(f"decompressed size cap exceeded: the export has more than {cap} bytes", "decompressed_cap", limit=cap)
+
+    def _take(self, n: int) -> bytes:
+        """Exactly n bytes of the tar."""
+        out = bytearray()
+        while len(out) < n:
+            if not self._fill():
+                raise refused("the archive in the stream is cut short", "bad_stream")
+            part = self._piece[: n - len(out)]
+            out += part
+            self._piece = self._piece[len(part) :]
+        return bytes(out)
+
+    # entries
+
+    def entries(self) -> Iterator[pax.Header]:
+        """Every entry, checked, in byte order of paths; content that was not read is passed over."""
+        decoder = pax.Decoder()
+        last = b""
+        try:
+            while True:
+                self._pass_content()
+                block = self._take(pax.BLOCK)
+                header = decoder.block(block)
+                if decoder.needs:
+                    decoder.records(self._take(decoder.needs))
+                elif header is None:
+                    if self._take(pax.BLOCK) != pax.ZERO:
+                        raise refused("the archive in the stream has no proper end", "bad_stream")
+                    return
+                else:
+                    self._check(header, last)
+                    last = header.path
+                    self._content_left = header.size
+                    self._padding = -header.size % pax.BLOCK
+                    yield header
+        except pax.Malformed as error:
+            raise refused(f"the archive in the stream is not one of ours: {error}", "bad_stream") from None
+
+    def _check(self, header: pax.Header, last: bytes) -> None:
+        path = header.path
+        self.count += 1
+        if self.count > (cap := self._limits.max_apply_entries):
+            raise refused(f"entry-count cap exceeded: the export has more than {cap} entries", "entry_cap", limit=cap)
+        _check_name(path, "entry")
+        if self.tar_bytes - len(self._piece) + header.size > self._limits.max_decompressed_bytes:
+            self._too_large()
+        if path <= last:
+            raise refused(f"entry {shown(path)} is out of order", "bad_entry", path=shown(path))
+        parent = path.rpartition(b"/")[0]
+        if parent and self._letter(parent) != b"d":
+            raise refused(f"entry {shown(path)} lies in no directory of the stream", "bad_entry", path=shown(path))
+        if header.type == pax.HARD_LINK:
+            _check_name(header.target, f"hard link {shown(path)} to")
+            if self._letter(header.target) != b"f":
+                raise refused(
+                    f"hard link {shown(path)} to {shown(header.target)}, which is no earlier file of the stream",
+                    "bad_entry",
+                    path=shown(path),
+                )
+        if header.type == pax.SYMLINK and (not header.target or b"\0" in header.target):
+            raise refused(f"symlink {shown(path)} has no proper target", "bad_entry", path=shown(path))
+        letter = b"w" if header.kind == pax.WHITEOUT else LETTERS[header.type]
+        self.index.add(path, letter)
+        if letter == b"d":
+            self._remember(path, letter)
+
+    def _letter(self, path: bytes) -> bytes | None:
+        if path not in self._parents:
+            found = self.index.find(path)
+            self._remember(path, found[1] if found else None)
+        return self._parents[path]
+
+    def _remember(self, path: bytes, letter: bytes | None) -> None:
+        if len(self._parents) >= 4096:
+            self._parents.clear()
+        self._parents[path] = letter
+
+    def content(self) -> Iterator[memoryview]:
+        """The bytes of the present file, in pieces; valid until the next one is asked for."""
+        while self._content_left:
+            if not self._fill():
+                raise refused("the archive in the stream is cut short", "bad_stream")
+            part = self._piece[: self._content_left]
+            self._piece = self._piece[len(part) :]
+            self._content_left -= len(part)
+            yield part
+
+    def _pass_content(self) -> None:
+        for _ in self.content():
+            pass
+        if self._padding:
+            self._take(self._padding)
+            self._padding = 0
+
+    def finish(self) -> dict[str, Any]:
+        """Read to the trailer and compare: only now is the stream known to be whole."""
+        if self._fill():
+            raise refused("bytes after the end of the archive", "bad_stream")
+        trailer = self._line("trailer")
+        if (
+            trailer.get("sha256") != self._digest.hexdigest()
+            or trailer.get("tar_bytes") != self.tar_bytes
+            or trailer.get("entries") != self.count
+        ):
+            raise refused("the stream does not match its trailer: bytes were lost or changed", "stream_corrupt", retryable=True)
+        return trailer
+
+
+def _check_name(path: bytes, what: str) -> None:
+    """A normalised relative path.
+
+    Raises:
+        OperationError: operation_failed, `bad_entry`.
+    """
+
+    def wrong(why: str) -> OperationError:
+        return refused(f"{what} {shown(path)} {why}", "bad_entry", path=shown(path))
+
+    if path.startswith(b"/"):
+        raise wrong("is an absolute path")
+    if b"\0" in path:
+        raise wrong("holds a NUL byte")
+    if len(path) > 0xFFFF:
+        raise wrong("is longer than any path")
+    for name in path.split(b"/"):
+        if name == b"..":
+            raise wrong("holds '..'")
+        if name in (b"", b"."):
+            raise wrong("is not a normalised path")
