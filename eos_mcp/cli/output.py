@@ -12,7 +12,6 @@ from eos_agent import protocol
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 
 OK, FAILED, USAGE, REJECTED = 0, 1, 2, 3
-_ABSENT = object()
 
 
 def write(text: bytes) -> None:
@@ -65,21 +64,20 @@ def result(reply: Mapping[str, Any], *, pretty: bool, field: str | None) -> None
 
 
 def pick(result: Mapping[str, Any], path: str) -> Any:
-    """`a.b.0` of a result: keys of objects, indexes of arrays."""
+    """`a.b.0` of a result: keys of objects, indexes of arrays.
+
+    Raises:
+        OperationError: invalid_request.
+    """
     value: Any = result
     for part in path.split("."):
-        found: Any
-        if isinstance(value, dict):
-            found = cast("dict[str, Any]", value).get(part, _ABSENT)
-        elif isinstance(value, list) and part.isascii() and part.isdigit():
-            found = next(iter(cast("list[Any]", value)[int(part) :]), _ABSENT)
-        else:
-            found = _ABSENT
-        if found is _ABSENT:
+        try:
+            value = value[part] if isinstance(value, dict) else value[int(part)] if isinstance(value, list) else _object(None)[part]
+        except (KeyError, IndexError, ValueError):
             raise OperationError(
                 INVALID_REQUEST, f"the result has no field {path}", {"argument": "--field", "value": path}, reason="no_such_field"
-            )
-    return value
+            ) from None
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def progress_printer(started: float) -> Callable[[str], None]:

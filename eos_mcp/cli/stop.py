@@ -1,0 +1,84 @@
+"""Stop a running gateway: SIGTERM to a process that is one beyond doubt, and wait until it has gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp import places
+
+STOP_S = 30.0
+
+
+def running() -> int | None:
+    """Stop the gateway of this state directory; its pid, or None when there was none.
+
+    Raises:
+        OperationError: it does not end.
+    """
+    from eos_mcp.gateway.ownership import running_pid
+
+    pid = running_pid()
+    if pid is None:
+        return None
+    end(pid)
+    deadline = time.monotonic() + STOP_S
+    while running_pid() == pid and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return pid
+
+
+def by_pid_file(path: str) -> int | None:
+    """Stop the gateway that a pid file names. A pid that is some other program's by now is left alone.
+
+    Raises:
+        OperationError: it does not end.
+    """
+    try:
+        with open(path) as file:
+            text = file.read(64).strip()
+    except OSError:
+        return None
+    if not text.isascii() or not text.isdigit() or not is_gateway(int(text)):
+        return None
+    end(int(text))
+    return int(text)
+
+
+def is_gateway(pid: int) -> bool:
+    """Do the words of that process say so? (A pid file may be older than the last reboot.)"""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        words = []
+    return any(b"gateway" in word for word in words) and b"serve" in words
+
+
+def end(pid: int) -> None:
+    """SIGTERM, and SIGKILL when it has not gone after half a minute.
+
+    Raises:
+        OperationError: the process is another user's.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
+            signal.pidfd_send_signal(descriptor, number)
+            if select.select([descriptor], [], [], wait_s)[0]:
+                return
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        raise OperationError(OPERATION_FAILED, f"the gateway (pid {pid}) belongs to another user", reason="not_permitted") from None
+    finally:
+        os.close(descriptor)
+    raise OperationError(OPERATION_FAILED, f"the gateway (pid {pid}) of {places.state_dir()} does not end", reason="gateway_hangs")

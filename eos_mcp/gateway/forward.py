@@ -1,0 +1,301 @@
+"""Requests to the agents of sandboxes: pooled connections, one request in flight on each.
+
+A fresh connection, and one that has been idle, proves itself with `sandbox_daemon_ready` before it carries anything: behind a published
+port a connect succeeds although no agent is there, and the port may belong to another sandbox by now. So a request is sent once only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, Protocol
+
+from eos_agent import protocol
+from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp import catalog
+from eos_mcp.gateway.lines import LineSocket, TooLong
+
+CONNECT_TIMEOUT_S = 5.0
+READY_TIMEOUT_S = 5.0
+RECONNECT_S = 10.0  # an agent that is started again by its container needs a part of this
+PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.3)
+TRUSTED_IDLE_S = 1.0
+POOL_SIZE = 16
+STREAM_SILENCE_S = 120.0
+MAX_STREAM_LINE = protocol.MAX_LINE_BYTES
+
+
+class Target(Protocol):
+    """Where an agent listens and what it wants to be told."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def token(self) -> str: ...
+    @property
+    def sandbox_id(self) -> str: ...
+
+
+class Targets(Protocol):
+    """`Manager.target`: raises OperationError for a sandbox that is unknown or not ready."""
+
+    def __call__(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[Target]: ...
+
+
+class NotThere(Exception):
+    """No agent of that sandbox answers at the address."""
+
+
+class Pooled(NamedTuple):
+    line: LineSocket
+    address: tuple[str, int]
+    used_at: float
+
+
+class ByteReader:
+    """The bytes of a streamed reply. Each read has a deadline, so that a silent peer is an error and not a hang."""
+
+    def __init__(self, line: LineSocket) -> None:
+        self._line = line
+
+    async def read_line(self, timeout_s: float | None = STREAM_SILENCE_S) -> bytes:
+        """A line without its newline.
+
+        Raises:
+            OperationError: internal_error, reason sandbox_gone.
+        """
+        with _gone("the stream"):
+            async with asyncio.timeout(timeout_s):
+                line = await self._line.read_line(MAX_STREAM_LINE)
+            if line is None:
+                raise EOFError
+            return line
+
+    async def read_exactly(self, size: int, timeout_s: float | None = STREAM_SILENCE_S) -> bytes:
+        """`size` bytes.
+
+        Raises:
+            OperationError: internal_error, reason sandbox_gone.
+        """
+        with _gone("the stream"):
+            async with asyncio.timeout(timeout_s):
+                return await self._line.read_exactly(size)
+
+
+class Forwarder:
+    """One per gateway. `targets` is set by it before the first request."""
+
+    targets: Targets
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[Pooled]] = {}
+        self._reaching: dict[str, asyncio.Lock] = {}
+
+    async def request(
+        self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None
+    ) -> dict[str, Any]:
+        """The agent's reply, which may be an error envelope.
+
+        Args:
+            timeout_s: for the whole exchange; None waits as long as the agent lives.
+        Raises:
+            OperationError: what `targets` raises; internal_error with reason forward_timeout, sandbox_unreachable or sandbox_gone.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._request(sandbox_id, op, args, request_id)
+        except TimeoutError:
+            details = {"retryable": False, "hint": "the sandbox keeps working on it; look at the result with a read operation"}
+            message = f"sandbox {sandbox_id} did not answer {op} within {timeout_s:g} s"
+            raise OperationError(INTERNAL_ERROR, message, details, reason="forward_timeout") from None
+
+    @asynccontextmanager
+    async def stream(self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str) -> AsyncGenerator[ByteReader]:
+        """A reply that is more than a line, on a connection of its own, closed at the end of the block.
+
+        Raises:
+            OperationError: as `request`; an error reply is the stream's first line and left to the reader.
+        """
+        line, target = await self._connection(sandbox_id)
+        try:
+            data = protocol.encode_request(
+                op, args, request_id=request_id, sandbox_id=sandbox_id, **{protocol.DAEMON_TOKEN_KEY: target.token}
+            )
+            with _gone(op):
+                await line.send(data)
+            yield ByteReader(line)
+        finally:
+            line.close()
+
+    def forget(self, sandbox_id: str) -> None:
+        """Close what is kept for a sandbox that is gone."""
+        for pooled in self._idle.pop(sandbox_id, ()):
+            pooled.line.close()
+        self._reaching.pop(sandbox_id, None)
+
+    def close(self) -> None:
+        for sandbox_id in list(self._idle):
+            self.forget(sandbox_id)
+
+    async def _request(self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+        operation = catalog.find(op)
+        attempts = 2 if operation is not None and operation.read_only else 1  # a read may be asked again; whatever writes is sent once
+        while True:
+            attempts -= 1
+            line, target = await self._connection(sandbox_id)
+            transport = {protocol.DAEMON_TOKEN_KEY: target.token, protocol.KEEP_ALIVE_KEY: True}
+            try:
+                with _gone(op):
+                    await line.send(protocol.encode_request(op, args, request_id=request_id, sandbox_id=sandbox_id, **transport))
+                    reply = await _reply(line)
+            except OperationError:
+                line.close()
+                self.forget(sandbox_id)  # its other connections end the same way
+                if attempts == 0:
+                    raise
+                continue
+            except BaseException:
+                line.close()
+                raise
+            self._keep(sandbox_id, line, target)
+            return reply
+
+    async def _connection(self, sandbox_id: str) -> tuple[LineSocket, Target]:
+        """A connection at whose other end this sandbox's agent answers."""
+        target = await self.targets(sandbox_id)
+        kept = await self._kept(sandbox_id, target)
+        if kept is not None:
+            return kept, target
+        try:
+            return await _open(target), target
+        except NotThere:
+            pass
+        async with self._reaching.setdefault(sandbox_id, asyncio.Lock()):
+            return await self._reach(sandbox_id)
+
+    async def _reach(self, sandbox_id: str) -> tuple[LineSocket, Target]:
+        """Nobody answered: ask for the address anew (a restart moves the ports, a local agent is started again) and keep trying for a while."""
+        for pooled in self._idle.pop(sandbox_id, ()):
+            pooled.line.close()
+        deadline, tries = time.monotonic() + RECONNECT_S, 0
+        while True:
+            # The first look is without a refresh: whoever held the lock before us may have found the agent.
+            target = await self.targets(sandbox_id, refresh=tries > 0)
+            try:
+                return await _open(target), target
+            except NotThere as error:
+                if time.monotonic() > deadline:
+                    details = {
+                        "sandbox_id": sandbox_id,
+                        "retryable": True,
+                        "hint": "is it running? see inspect_sandbox and the log of the sandbox",
+                    }
+                    message = f"the agent of sandbox {sandbox_id} does not answer at {target.host}:{target.port}: {error}"
+                    raise OperationError(INTERNAL_ERROR, message, details, reason="sandbox_unreachable") from None
+            if tries > 0:
+                await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S)) - 1])
+            tries += 1
+
+    async def _kept(self, sandbox_id: str, target: Target) -> LineSocket | None:
+        idle = self._idle.get(sandbox_id)
+        while idle:
+            pooled = idle.pop()
+            if pooled.address == (target.host, target.port) and pooled.line.at_rest():
+                if time.monotonic() - pooled.used_at < TRUSTED_IDLE_S:
+                    return pooled.line
+                try:
+                    await _prove(pooled.line, target)
+                    return pooled.line
+                except NotThere:
+                    continue
+            pooled.line.close()
+        return None
+
+    def _keep(self, sandbox_id: str, line: LineSocket, target: Target) -> None:
+        idle = self._idle.setdefault(sandbox_id, [])
+        if len(idle) < POOL_SIZE and not line.pending:
+            idle.append(Pooled(line, (target.host, target.port), time.monotonic()))
+        else:
+            line.close()
+
+
+async def _open(target: Target) -> LineSocket:
+    loop = asyncio.get_running_loop()
+    connected: socket.socket | None = None
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            family, kind, number, _, address = found[0]
+            connected = socket.socket(family, kind, number)
+            connected.setblocking(False)
+            await loop.sock_connect(connected, address)
+    except (OSError, TimeoutError) as error:
+        if connected is not None:
+            connected.close()
+        raise NotThere(str(error) or "no answer to connect") from None
+    except BaseException:
+        if connected is not None:
+            connected.close()
+        raise
+    for option, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a container that vanishes sends no FIN
+    line = LineSocket(connected)
+    await _prove(line, target)
+    return line
+
+
+async def _prove(line: LineSocket, target: Target) -> None:
+    """The agent of that very sandbox answers, or NotThere and the connection is closed."""
+    transport = {protocol.DAEMON_TOKEN_KEY: target.token, protocol.KEEP_ALIVE_KEY: True}
+    ping = protocol.encode_request(
+        "sandbox_daemon_ready", {}, request_id=protocol.new_request_id(), sandbox_id=target.sandbox_id, **transport
+    )
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await line.send(ping)
+            reply = await _reply(line)
+        if reply.get("status") == "ready" and reply.get("sandbox_id") in (None, target.sandbox_id):
+            return
+        error = reply.get("error")
+        if isinstance(error, dict) and error.get("kind") in (protocol.SERVER_BUSY,):  # pyright: ignore[reportUnknownMemberType]
+            busy: dict[str, Any] = error  # pyright: ignore[reportUnknownVariableType]
+            raise OperationError(protocol.SERVER_BUSY, str(busy.get("message")), {"retryable": True, **busy.get("details", {})})
+        raise NotThere("another program answers there" if error is None else f"it answered {json.dumps(error)[:200]}")
+    except (OSError, EOFError, TimeoutError, TooLong, ValueError) as error:
+        line.close()
+        raise NotThere(str(error) or type(error).__name__) from None
+    except BaseException:
+        line.close()
+        raise
+
+
+async def _reply(line: LineSocket) -> dict[str, Any]:
+    received = await line.read_line(protocol.MAX_LINE_BYTES)
+    if received is None:
+        raise EOFError("it closed the connection")
+    reply = json.loads(received)
+    if not isinstance(reply, dict):
+        raise ValueError("the reply is no object")
+    return reply  # pyright: ignore[reportUnknownVariableType]
+
+
+@contextlib.contextmanager
+def _gone(what: str) -> Any:
+    """A connection that breaks in the middle: nobody knows how far the agent got."""
+    try:
+        yield
+    except (OSError, EOFError, TooLong, ValueError) as error:
+        if isinstance(error, TimeoutError) and error.errno is None and what != "the stream":
+            raise  # the budget of the whole exchange
+        details = {"retryable": True, "hint": "check what was done with a read operation, then repeat the call"}
+        message = f"the sandbox went away during {what}: {error or type(error).__name__}"
+        raise OperationError(INTERNAL_ERROR, message, details, reason="sandbox_gone") from None

@@ -1,0 +1,94 @@
+"""Listening sockets: a unix socket of mode 0600, TCP, or a descriptor that the client which started us had bound already."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import NamedTuple
+
+from eos_mcp import client
+from eos_mcp.client import Endpoint
+
+
+class ListenError(Exception):
+    """Names the endpoint, what is wrong and the next step."""
+
+
+class Listener(NamedTuple):
+    endpoint: Endpoint
+    socket: socket.socket
+    identity: tuple[int, int] | None  # device and inode of a unix socket's file, so that only our own is ever removed
+
+
+def inherited(fd: int, endpoint: Endpoint) -> Listener:
+    """The listening socket that a client handed over."""
+    listening = socket.socket(fileno=fd)
+    listening.set_inheritable(False)
+    listening.setblocking(False)
+    return Listener(endpoint, listening, _identity(endpoint.path))
+
+
+def unix(path: str) -> Listener:
+    """Listen at `path`; a socket there that nobody answers is replaced. The caller holds the start lock.
+
+    Raises:
+        ListenError: somebody listens there, it is no socket, or it cannot be bound.
+    """
+    endpoint = Endpoint("unix", path=path)
+    try:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        if os.path.lexists(path):
+            probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with probe:
+                probe.settimeout(5)
+                error = probe.connect_ex(path)
+            if error == 0:
+                raise ListenError(f"something already listens at {endpoint}; stop it, or choose another --gateway-endpoint")
+            if error not in (errno.ECONNREFUSED, errno.ENOENT):
+                raise ListenError(f"{path} is there and is no stale socket ({os.strerror(error)}); remove it first")
+        listening = client.bind_unix(path)
+    except OSError as error:
+        raise ListenError(f"cannot listen at {endpoint}: {error.strerror or error}") from None
+    listening.setblocking(False)
+    return Listener(endpoint, listening, _identity(path))
+
+
+def tcp(endpoint: Endpoint) -> Listener:
+    """Listen on a TCP address; port 0 takes a free one, which `endpoint` of the result tells.
+
+    Raises:
+        ListenError: the port is taken, or the address is not ours.
+    """
+    listening: socket.socket | None = None
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(
+            endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, number)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(client.BACKLOG)
+    except OSError as error:
+        if listening is not None:
+            listening.close()
+        if error.errno == errno.EADDRINUSE:
+            step = "stop what listens there, or choose another --gateway-endpoint"
+            raise ListenError(f"port {endpoint.port} of {endpoint.host} is taken; {step}") from None
+        raise ListenError(f"cannot listen at {endpoint}: {error.strerror or error}") from None
+    listening.setblocking(False)
+    return Listener(Endpoint("tcp", host=endpoint.host, port=int(listening.getsockname()[1])), listening, None)
+
+
+def unlink_own(listener: Listener) -> None:
+    """Remove a unix socket's file, unless it is another's by now."""
+    if listener.identity is not None and _identity(listener.endpoint.path) == listener.identity:
+        os.unlink(listener.endpoint.path)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

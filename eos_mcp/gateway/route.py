@@ -1,0 +1,141 @@
+"""Which hand answers a request: the gateway itself, a manager handler, or the agent of the sandbox that it names. First match wins."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, cast
+
+from eos_agent import protocol
+from eos_agent.operations import INTERNAL_NAMES
+from eos_agent.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
+from eos_mcp import __version__, catalog
+from eos_mcp.gateway.forward import Forwarder, Target
+from eos_mcp.gateway.log import log
+
+REVISING = frozenset(
+    {
+        "exec_command",
+        "write_command_stdin",
+        "file_write",
+        "file_edit",
+        "create_workspace_session",
+        "publish_workspace_session",
+        "destroy_workspace_session",
+    }
+)
+FEATURES = ("drafts", "file_list", "keep_alive", "gateway_info", "cancel_request")
+_LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
+
+
+class Manager(Protocol):
+    """What the gateway asks of the manager."""
+
+    async def start(self) -> None: ...
+    def handles(self, op: str, scope_kind: str) -> bool: ...
+    async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]: ...
+    def target(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[Target]: ...
+    def note_activity(self, sandbox_id: str) -> None: ...
+    def sandbox_count(self) -> int: ...
+    async def close(self) -> None: ...
+
+
+class Router:
+    """Answers one decoded request; every failure leaves as an OperationError."""
+
+    def __init__(self, manager: Manager, forwarder: Forwarder, *, info: Callable[[], dict[str, Any]], contract_results: bool) -> None:
+        self._manager, self._forwarder = manager, forwarder
+        self._info, self._contract_results = info, contract_results
+
+    async def answer(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any]:
+        """The reply, which may be an agent's error envelope.
+
+        Raises:
+            OperationError: the gateway's or the manager's own.
+        """
+        started = time.monotonic()
+        result = "internal_error"
+        try:
+            reply = await self._route(request, progress)
+            result = _kind(reply)
+        except OperationError as error:
+            result = error.kind
+            raise
+        finally:
+            if request.op in _LOGGED or result not in ("ok", INVALID_REQUEST, protocol.NOT_FOUND, protocol.OPERATION_FAILED):
+                took_ms = round((time.monotonic() - started) * 1000, 1)
+                log("request", op=request.op, request_id=request.request_id, sandbox_id=request.sandbox_id, result=result, took_ms=took_ms)
+        return only_contract(request.op, reply) if self._contract_results else reply
+
+    async def _route(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any]:
+        op, sandbox_id = request.op, request.sandbox_id
+        if sandbox_id is None and op == "gateway_info":
+            return self._info()
+        if self._manager.handles(op, "system" if sandbox_id is None else "sandbox"):
+            args = request.args if sandbox_id is None else {**request.args, "sandbox_id": sandbox_id}
+            reply = await self._manager.handle(op, args, request_id=request.request_id, progress=progress)
+            self._after_manager(op, args, reply)
+            return reply
+        if sandbox_id is None:
+            raise OperationError(UNKNOWN_OP, f"unknown operation in system scope: {op}", {"operation": op}, reason="unknown_op")
+        operation = catalog.find(op)
+        if op in INTERNAL_NAMES:
+            raise OperationError(INVALID_REQUEST, f"{op} is internal to manager and agent", {"operation": op}, reason="internal_operation")
+        if operation is not None and operation.scope == "system":
+            message = f"{op} is a manager operation: send it with system scope, sandbox_id inside args"
+            raise OperationError(INVALID_REQUEST, message, {"operation": op}, reason="wrong_scope")
+        reply = await self._forwarder.request(
+            sandbox_id, op, request.args, request_id=request.request_id, timeout_s=catalog.budget_s(operation, request.args)
+        )
+        if op in REVISING and _counts(reply):
+            self._manager.note_activity(sandbox_id)
+        return reply
+
+    def _after_manager(self, op: str, args: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
+        sandbox_id = args.get("sandbox_id")
+        if protocol.is_error(reply) or not isinstance(sandbox_id, str):
+            return
+        if op == "destroy_sandbox":
+            self._forwarder.forget(sandbox_id)
+        elif op == "squash_layerstacks":
+            self._manager.note_activity(sandbox_id)
+
+
+def catalog_hash() -> str:
+    return hashlib.sha256(protocol.encode(catalog.document())).hexdigest()
+
+
+def base_info() -> dict[str, Any]:
+    """What `gateway_info` says on every gateway of this version."""
+    return {"version": __version__, "catalog_hash": catalog_hash(), "features": list(FEATURES)}
+
+
+def only_contract(op: str, reply: dict[str, Any]) -> dict[str, Any]:
+    """The result without keys beyond the contract (`gateway.results: contract`); operations of ours stay as they are."""
+    operation = catalog.find(op)
+    if operation is None or operation.ours or not operation.result or protocol.is_error(reply):
+        return reply
+    allowed = {field.name for field in operation.result if not field.ours}
+    kept = {key: value for key, value in reply.items() if key in allowed}
+    records = kept.get("sandboxes")
+    if operation.domain == "manager" and isinstance(records, list):
+        fields = {field.name for field in cast(Any, catalog.find("inspect_sandbox")).result}
+        kept["sandboxes"] = [{k: v for k, v in record.items() if k in fields} for record in cast("list[dict[str, Any]]", records)]
+    return kept
+
+
+def _kind(reply: Mapping[str, Any]) -> str:
+    if not protocol.is_error(reply):
+        return "ok"
+    error = reply["error"]
+    return str(cast("dict[str, Any]", error).get("kind")) if isinstance(error, dict) else protocol.INTERNAL_ERROR
+
+
+def _counts(reply: Mapping[str, Any]) -> bool:
+    """Did the call change the sandbox? A publish that failed only while tearing the session down has."""
+    if not protocol.is_error(reply):
+        return True
+    error = reply["error"]
+    details: Any = cast("dict[str, Any]", error).get("details") if isinstance(error, dict) else None
+    return isinstance(details, dict) and cast("dict[str, Any]", details).get("publish_completed") is True

@@ -1,0 +1,255 @@
+"""The life of a gateway: own the state directory, listen, start the manager, serve, leave when idle or told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from eos_agent import protocol
+from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp import client, config, places
+from eos_mcp.client import Endpoint
+from eos_mcp.gateway import listen, options, ownership, route
+from eos_mcp.gateway.forward import Forwarder
+from eos_mcp.gateway.listen import Listener, ListenError
+from eos_mcp.gateway.log import bound_file, log
+from eos_mcp.gateway.options import Options
+from eos_mcp.gateway.server import GatewayServer
+
+PREDECESSOR_S = 20.0
+GRACE_S = 5.0
+CLOSE_S = 15.0
+REFUSE_S = 2.0
+
+
+class StartError(Exception):
+    """Why this gateway cannot serve, for a person."""
+
+
+def run(chosen: Options) -> int:
+    """Serve until stopped; returns the exit status. What keeps it from serving is said on standard error, and to clients that already wait."""
+    if chosen.listen_fd is not None:
+        _close_others(chosen.listen_fd)
+        bound_file(places.log_path())
+    owner = ownership.Ownership()
+    listeners: list[Listener] = []
+    extra_pid_file: str | None = None
+    try:
+        try:
+            settings = config.load(chosen.config_yaml, relative_to=chosen.relative_to)
+            owner.claim(wait_s=PREDECESSOR_S if chosen.listen_fd is not None else 0)
+            token = options.token_of(chosen)
+            listeners = _listeners(chosen, settings.gateway.bind_addr)
+            extra_pid_file = chosen.pid_file or settings.gateway.pid_path
+            if extra_pid_file is not None:
+                _write_pid(extra_pid_file)
+        except config.ConfigError as error:
+            raise StartError(error.message) from None
+        except (ownership.AlreadyRunning, ListenError) as error:
+            raise StartError(str(error)) from None
+        except OperationError as error:
+            raise StartError(error.message) from None
+        except OSError as error:
+            raise StartError(f"{error.strerror}: {error.filename}") from None
+        os.chdir("/")
+        return asyncio.run(_Life(chosen, settings, token, listeners).run())
+    except StartError as error:
+        log("start_failed", error=str(error))
+        _tell_waiting(chosen, str(error))
+        return 1
+    finally:
+        for listener in listeners:
+            with contextlib.suppress(OSError):
+                listen.unlink_own(listener)
+            listener.socket.close()
+        if extra_pid_file is not None:
+            _remove_pid(extra_pid_file)
+        owner.release()
+
+
+class _Life:
+    def __init__(self, chosen: Options, settings: config.Config, token: str, listeners: list[Listener]) -> None:
+        self.chosen, self.settings, self.token, self.listeners = chosen, settings, token, listeners
+        self.stopping = asyncio.Event()
+        self.started_at = time.time()
+        self.manager: route.Manager | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+        forwarder = Forwarder()
+        manager = self.manager = _manager(self.settings, self.chosen.backend, forwarder)
+        forwarder.targets = manager.target
+        gateway = self.settings.gateway
+        router = route.Router(manager, forwarder, info=self._info, contract_results=gateway.results == "contract")
+        limit = self.chosen.max_connections or gateway.max_concurrent_connections
+        server = GatewayServer(self.listeners, self.token, router.answer, max_connections=limit)
+        try:
+            try:
+                await manager.start()
+            except OperationError as error:
+                raise StartError(error.message) from None
+            server.start()
+            log(
+                "ready",
+                pid=os.getpid(),
+                endpoints=[str(one.endpoint) for one in self.listeners],
+                backend=self.chosen.backend,
+                state_dir=places.state_dir(),
+            )
+            await self._until_stopped(server, manager, gateway.idle_exit_s if self.chosen.listen_fd is not None else 0)
+            await self._leave(server)
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await manager.close()
+            forwarder.close()
+        log("stopped", pid=os.getpid())
+        return 0
+
+    def _stop(self, name: str) -> None:
+        if not self.stopping.is_set():
+            log("stopping", signal=name)
+        self.stopping.set()
+
+    async def _until_stopped(self, server: GatewayServer, manager: route.Manager, idle_exit_s: float) -> None:
+        """Until a signal, or until nothing was asked for `idle_exit_s` and there is no sandbox to look after."""
+        while not self.stopping.is_set():
+            idle_s = time.monotonic() - server.last_request_at
+            if idle_exit_s and not server.busy and manager.sandbox_count() == 0 and idle_s >= idle_exit_s:
+                log("idle", idle_s=round(idle_s))
+                return
+            wait_s = None if not idle_exit_s else max(0.05, min(idle_exit_s - idle_s if idle_s < idle_exit_s else 1.0, 60.0))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), wait_s)
+
+    async def _leave(self, server: GatewayServer) -> None:
+        """Nobody is lost: under the start lock the socket goes, and whoever connected before that is still served."""
+        await server.stop_accepting()
+        lock = client.StartLock()
+        await asyncio.to_thread(lock.__enter__)
+        try:
+            for listener in self.listeners:
+                with contextlib.suppress(OSError):
+                    listen.unlink_own(listener)
+            server.take_pending()
+            for listener in self.listeners:
+                listener.socket.close()
+        finally:
+            lock.__exit__()
+        await server.finish(GRACE_S)
+
+    def _info(self) -> dict[str, Any]:
+        backends: Any = getattr(self.manager, "backends", None)
+        return {
+            **route.base_info(),
+            "backends": backends() if callable(backends) else {},
+            "backend": self.chosen.backend,
+            "pid": os.getpid(),
+            "endpoints": [str(listener.endpoint) for listener in self.listeners],
+            "state_dir": places.state_dir(),
+            "started_unix_ms": int(self.started_at * 1000),
+            "sandboxes": 0 if self.manager is None else self.manager.sandbox_count(),
+        }
+
+
+def _manager(settings: config.Config, backend: str, forwarder: Forwarder) -> route.Manager:
+    from eos_mcp.manager.sandboxes import Manager
+
+    instance = settings.manager.docker.gateway_instance_id or ownership.instance_id()
+    return Manager(settings, places.state_dir(), backend=backend, instance_id=instance, forwarder=forwarder)
+
+
+def _listeners(chosen: Options, bind_addr: str | None) -> list[Listener]:
+    """The endpoint that was asked for and this user's own socket, on every gateway."""
+    found: list[Listener] = []
+    own = Endpoint("unix", path=places.socket_path())
+    try:
+        wanted = chosen.endpoint
+        if chosen.listen_fd is not None:
+            wanted = wanted or own
+            found.append(listen.inherited(chosen.listen_fd, wanted))
+            also = [client.parse_endpoint(bind_addr)] if bind_addr else []
+        else:
+            also = [wanted or client.parse_endpoint(bind_addr or options.DEFAULT_ENDPOINT)]
+        for endpoint in (*also, own):
+            if any(endpoint == listener.endpoint for listener in found):
+                continue
+            if endpoint.kind == "tcp":
+                found.append(listen.tcp(endpoint))
+                continue
+            with client.StartLock():
+                found.append(listen.unix(endpoint.path))
+    except BaseException:
+        for listener in found[1 if chosen.listen_fd is not None else 0 :]:
+            listen.unlink_own(listener)
+            listener.socket.close()
+        if chosen.listen_fd is not None and found:
+            found[0].socket.detach()  # those who wait there are still told why
+        raise
+    return found
+
+
+def _tell_waiting(chosen: Options, why: str) -> None:
+    """Clients that stand in the backlog of a handed-over socket get the reason, instead of a connection that breaks."""
+    if chosen.listen_fd is None:
+        return
+    envelope = OperationError(INTERNAL_ERROR, f"the gateway could not start: {why}", reason="gateway_start_failed").envelope()
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(chosen.listen_fd)) as listening:
+        listening.setblocking(False)
+        if chosen.endpoint is not None and chosen.endpoint.kind == "unix":
+            with client.StartLock():
+                os.unlink(chosen.endpoint.path)
+        while True:
+            connected, _ = listening.accept()
+            with connected:
+                connected.settimeout(REFUSE_S)
+                connected.sendall(protocol.encode(envelope))
+                connected.shutdown(socket.SHUT_WR)
+                while connected.recv(65536):
+                    pass
+
+
+def _close_others(listen_fd: int) -> None:
+    """A client hands over one descriptor; whatever else came along (pipes of its caller) is not ours to hold open."""
+    os.closerange(3, listen_fd)
+    os.closerange(listen_fd + 1, 65536)
+
+
+def _write_pid(path: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w") as file:
+        file.write(f"{os.getpid()}\n")
+    os.replace(temporary, path)
+
+
+def _remove_pid(path: str) -> None:
+    with contextlib.suppress(OSError):
+        with open(path) as file:
+            mine = file.read().strip() == str(os.getpid())
+        if mine:
+            os.unlink(path)
+
+
+def main(words: list[str]) -> int:
+    """`sandbox-gateway serve …`."""
+    if words[:1] in (["help"], ["--help"], ["-h"]) or words[1:2] in (["--help"], ["-h"]):
+        sys.stdout.write(options.usage())
+        return 0
+    if words[:1] != ["serve"]:
+        sys.stderr.write(options.usage())
+        return 2
+    try:
+        chosen = options.parse(words[1:])
+    except options.UsageError as error:
+        sys.stderr.write(f"sandbox-gateway: {error}\n")
+        return 2
+    return run(chosen)

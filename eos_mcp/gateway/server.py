@@ -1,0 +1,223 @@
+"""Connections: admit, read one line, authenticate, answer, close. One request each, progress frames before the reply when asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from eos_agent import protocol
+from eos_agent.protocol import (
+    BAD_JSON,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    REQUEST_TOO_LARGE,
+    SERVER_SHUTTING_DOWN,
+    UNAUTHORIZED,
+    OperationError,
+    Request,
+)
+from eos_mcp.client import progress_frame
+from eos_mcp.gateway.lines import LineSocket, TooLong
+from eos_mcp.gateway.listen import Listener
+from eos_mcp.gateway.log import log
+
+READ_TIMEOUT_S = 30.0
+ACCEPT_PAUSE_S = 0.1
+
+Answer = Callable[[Request, Callable[[str], None]], Awaitable[dict[str, Any]]]
+
+
+class GatewayServer:
+    """Serves `listeners` until `stop`. `answer` never sees an unauthenticated request."""
+
+    def __init__(self, listeners: list[Listener], token: str, answer: Answer, *, max_connections: int) -> None:
+        self.listeners = listeners
+        self.last_request_at = time.monotonic()
+        self._token = token.encode()
+        self._answer = answer
+        self._max_connections = max_connections
+        self._open: set[asyncio.Task[None]] = set()
+        self._accepting: list[asyncio.Task[None]] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._open)
+
+    def start(self) -> None:
+        self._accepting = [asyncio.create_task(self._accept(listener.socket)) for listener in self.listeners]
+
+    async def stop_accepting(self) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+
+    def take_pending(self) -> None:
+        """Serve what stands in the backlogs; called once nobody can join them any more."""
+        for listener in self.listeners:
+            with contextlib.suppress(OSError):
+                while True:
+                    connected, _ = listener.socket.accept()
+                    self._admit(connected)
+
+    async def finish(self, grace_s: float) -> None:
+        """Let requests in flight end; those that do not are told that the gateway stops."""
+        if self._open:
+            await asyncio.wait(self._open, timeout=grace_s)
+        for task in list(self._open):
+            task.cancel()
+        if self._open:
+            await asyncio.wait(self._open, timeout=1)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(listening)
+            except OSError as error:  # out of descriptors: those in use will be given back
+                log("accept_failed", error=str(error))
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            self._admit(connected)
+
+    def _admit(self, connected: socket.socket) -> None:
+        self.last_request_at = time.monotonic()
+        full = len(self._open) >= self._max_connections
+        task = asyncio.create_task(self._refuse(connected) if full else self._serve(connected))
+        if not full:
+            self._open.add(task)
+            task.add_done_callback(self._ended)
+        else:
+            _keep(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        self.last_request_at = time.monotonic()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log("connection_failed", error=repr(error))
+
+    async def _refuse(self, connected: socket.socket) -> None:
+        line = LineSocket(connected)
+        details = {"max_concurrent_connections": self._max_connections, "reason": "gateway_at_capacity", "retryable": True}
+        error = OperationError(INTERNAL_ERROR, f"the gateway serves {self._max_connections} connections already", details)
+        try:
+            with contextlib.suppress(OSError):
+                await line.send(protocol.encode(error.envelope()))
+                await line.linger()
+        finally:
+            line.close()
+
+    async def _serve(self, connected: socket.socket) -> None:
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line = LineSocket(connected)
+        try:
+            reply = await self._exchange(line)
+            if reply is not None:
+                with contextlib.suppress(OSError):  # the client has gone; what it asked for was done
+                    await line.send(reply)
+                    if line.pending or not line.at_rest():
+                        await line.linger()
+        finally:
+            line.close()
+
+    async def _exchange(self, line: LineSocket) -> bytes | None:
+        frames: _Frames | None = None
+        try:
+            received = await self._receive(line)
+            if received is None:
+                return None
+            request = self._authenticated(received)
+            if request.transport.get(protocol.STREAM_LOGS_KEY) is True:
+                frames = _Frames(line)
+            reply = await self._answer(request, frames.put if frames is not None else _no_progress)
+            encoded = _encoded(reply)
+        except OperationError as error:
+            encoded = protocol.encode(error.envelope())
+        except asyncio.CancelledError:
+            details = {"reason": "gateway_stopping", "retryable": True}
+            encoded = protocol.encode(OperationError(SERVER_SHUTTING_DOWN, "the gateway is stopping", details).envelope())
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+        except Exception as error:
+            import traceback
+
+            log("bug", error=repr(error), trace=traceback.format_exc())
+            details = {"reason": "bug", "hint": "see gateway.log"}
+            encoded = protocol.encode(OperationError(INTERNAL_ERROR, "the gateway failed on this request", details).envelope())
+        if frames is not None:
+            await frames.flush()
+        return encoded
+
+    async def _receive(self, line: LineSocket) -> bytes | None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await line.read_line(protocol.MAX_LINE_BYTES)
+        except TooLong:
+            details = {"limit": protocol.MAX_LINE_BYTES, "reason": "request_too_large"}
+            raise OperationError(REQUEST_TOO_LARGE, f"the request exceeds the {protocol.MAX_LINE_BYTES} byte limit", details) from None
+        except TimeoutError:
+            details = {"reason": "request_timeout"}
+            raise OperationError(INVALID_REQUEST, f"no whole request within {READ_TIMEOUT_S:g} s", details) from None
+        except EOFError:
+            raise OperationError(BAD_JSON, "the connection ended before the request's newline", reason="bad_json") from None
+        except OSError:
+            return None
+
+    def _authenticated(self, received: bytes) -> Request:
+        value = protocol.decode_object(received)
+        given = value.get(protocol.GATEWAY_TOKEN_KEY)
+        if not isinstance(given, str) or not hmac.compare_digest(given.encode("utf-8", "replace"), self._token):
+            hint = "the gateway's token is in its token file (sandbox-gateway-token path) or in SANDBOX_GATEWAY_AUTH_TOKEN of whoever started it"
+            what = "is wrong" if isinstance(given, str) else "is missing"
+            raise OperationError(UNAUTHORIZED, f"the gateway token {what}", {"hint": hint}, reason="bad_token")
+        return protocol.decode_request(value)
+
+
+class _Frames:
+    """Progress of one request, in order; it may be told from any thread, and a client that does not read delays no one but itself."""
+
+    def __init__(self, line: LineSocket) -> None:
+        self._line = line
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[str | None] = asyncio.Queue()
+        self._sender = asyncio.create_task(self._send())
+
+    def put(self, message: str) -> None:
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
+
+    async def flush(self) -> None:
+        await asyncio.sleep(0)  # what other threads handed over before their work ended
+        self._queue.put_nowait(None)
+        await self._sender
+
+    async def _send(self) -> None:
+        while (message := await self._queue.get()) is not None:
+            with contextlib.suppress(OSError):
+                await self._line.send(progress_frame(message))
+
+
+def _no_progress(_: str) -> None:
+    pass
+
+
+def _encoded(reply: dict[str, Any]) -> bytes:
+    encoded = protocol.encode(reply)
+    if len(encoded) <= protocol.MAX_LINE_BYTES:
+        return encoded
+    details = {"limit": protocol.MAX_LINE_BYTES, "reason": "reply_too_large"}
+    return protocol.encode(OperationError(INTERNAL_ERROR, f"the reply has {len(encoded)} bytes", details).envelope())
+
+
+_refusals: set[asyncio.Task[None]] = set()
+
+
+def _keep(task: asyncio.Task[None]) -> None:
+    """asyncio holds tasks weakly; this one is nobody else's."""
+    _refusals.add(task)
+    task.add_done_callback(_refusals.discard)
