@@ -29,9 +29,9 @@ def _run(program: str, words: list[str]) -> None:
         raise SystemExit(2) from None
     if options.transport == "stdio":
         _stdio(options)
-    from eos_mcp.server import http
+    from eos_mcp.server.http import run
 
-    raise SystemExit(http.run(options))
+    raise SystemExit(run(options))
 
 
 def _stdio(options: Options) -> None:

@@ -38,7 +38,7 @@ def application(app: App, options: Options, token: str) -> ASGIApp:
     return Guard(inner, token=token, bind_host=options.host, names=options.allow_hosts)
 
 
-def run(options: Options) -> int:
+def run(options: Options, app: App | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then end the process; returns only when it cannot begin, with the exit code. A line on standard error says where it listens."""
     try:
         path = options.token_file or os.path.join(places.state_dir(), "mcp.token")
@@ -48,7 +48,7 @@ def run(options: Options) -> int:
         sys.stderr.write(f"{options.program}: {error.message.replace('gateway token file', 'token file')}\n")
         return 2
     host, port = listener.getsockname()[:2]
-    app = build(options)
+    app = app or build(options)
     config = uvicorn.Config(
         application(app, options, token),
         log_level="warning",

@@ -1,0 +1,128 @@
+"""A server on our own runner and transports with tools that misbehave: `python mcp_fixture.py stdio|http|sse GATE [PORT-OPTIONS]`.
+
+GATE is a file; the SDK is imported when it exists ("-": at once). The tools run in this process; there is no sandbox behind them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from eos_mcp.server import stdio
+
+    PIPES = stdio.claim() if sys.argv[1] == "stdio" else None
+
+from eos_agent.operations import Argument, Operation
+from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_mcp.server.identity import identity
+from eos_mcp.server.options import Options
+
+SECONDS = Argument("seconds", "float", help="How long.", default=60.0)
+
+
+def operation(name: str, *arguments: Argument, **more: Any) -> Operation:
+    return Operation(name, "runtime", "command", f"Title of {name}", f"Does {name}.", arguments, scope="system", **more)
+
+
+OPERATIONS = (
+    operation("fast", Argument("text", "string", help="Comes back.", default="")),
+    operation("slow", SECONDS),
+    operation("block", SECONDS),
+    operation("stick", SECONDS),
+    operation("big", Argument("size", "integer", help="Characters.", required=True)),
+    operation("noisy"),
+    operation("cat"),
+    operation("refuse"),
+    operation("crash"),
+)
+
+
+class FixtureGateway:
+    """Does what the tool's name says. Tells standard error what begins and what is cancelled."""
+
+    def __init__(self) -> None:
+        self.limiter: Any = None
+
+    async def request(
+        self,
+        op: str,
+        args: Mapping[str, Any],
+        *,
+        sandbox_id: str | None,
+        request_id: str,
+        timeout_s: float,
+        on_progress: Callable[[str], Awaitable[None]] | None = None,
+    ) -> dict[str, Any]:
+        import anyio
+        from anyio import to_thread
+
+        if op == "fast":
+            return {"text": args["text"]}
+        if op == "slow":
+            say("BEGUN")
+            try:
+                await anyio.sleep(args["seconds"])
+            except BaseException:
+                say("CANCELLED")
+                raise
+            return {"text": "slow"}
+        if op == "block":
+            self.limiter = self.limiter or anyio.CapacityLimiter(64)
+            await to_thread.run_sync(sleep, args["seconds"], limiter=self.limiter, abandon_on_cancel=True)
+            return {"text": "blocked"}
+        if op == "stick":
+            sleep(args["seconds"])
+            return {"text": "stuck"}
+        if op == "big":
+            return {"text": "é" * args["size"]}
+        if op == "noisy":
+            print("PRINTED", flush=True)
+            os.write(1, b"RAW\n")
+            subprocess.run(["sh", "-c", "echo CHILD"], check=True)
+            return {"text": "noisy"}
+        if op == "cat":
+            return {"text": subprocess.run(["cat"], stdout=subprocess.PIPE, check=True).stdout.decode()}
+        if op == "refuse":
+            raise OperationError(INVALID_REQUEST, "refused", {"why": "on purpose"}, reason="refused")
+        raise ValueError("a secret of ours")
+
+
+def sleep(seconds: float) -> None:
+    say("BEGUN")
+    time.sleep(seconds)
+
+
+def say(text: str) -> None:
+    os.write(2, text.encode() + b"\n")
+
+
+def main() -> None:
+    transport, gate = sys.argv[1:3]
+    options = Options(
+        transport=transport, port=0, token_file=os.environ.get("FIXTURE_TOKEN_FILE"), host=os.environ.get("FIXTURE_HOST", "127.0.0.1")
+    )
+    if PIPES is None:
+        from eos_mcp.server import app, http
+
+        sys.exit(http.run(options, app.build(options, gateway=FixtureGateway(), operations=OPERATIONS)))
+
+    def serve(reader: stdio.Reader, writer: stdio.Writer, ending: stdio.Ending) -> None:
+        while gate != "-" and not os.path.exists(gate):
+            threading.Event().wait(0.01)
+        print("A MODULE PRINTS WHILE IT IS IMPORTED", flush=True)
+        from eos_mcp.server import app, serving
+
+        serving.serve(app.build(options, gateway=FixtureGateway(), operations=OPERATIONS), reader, writer, ending)
+
+    stdio.run(PIPES, identity(options), serve)
+
+
+if __name__ == "__main__":
+    main()
