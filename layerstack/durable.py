@@ -48,19 +48,19 @@ def sync_tree_of(path: str) -> None:
 
 
 def sync_files(root: str, files: Iterable[str], directories: Iterable[str]) -> None:
-    """Make the named files and directories durable: an fsync each up to 64 files, one syncfs of root's file system above.
+    """Make the named files and directories durable: an fsync each up to 64 of them, one syncfs of root's file system above.
 
     Args:
         root: a directory on the file system concerned.
         files, directories: paths; what is no regular file (a symlink, a device) is covered by the fsync of its directory.
     """
-    some = list(files)
-    if len(some) > FSYNC_EACH_UP_TO:
+    some, folders = list(files), list(directories)
+    if len(some) + len(folders) > FSYNC_EACH_UP_TO:
         sync_tree_of(root)
         return
     for path in some:
         fsync_path(path)
-    for path in directories:
+    for path in folders:
         fsync_dir(path)
 
 
@@ -97,6 +97,15 @@ def write_file(path: str, data: bytes, *, mode: int = 0o644, step: Step = no_ste
     """`replacing` for bytes that are all there."""
     with replacing(path, mode=mode, step=step, name=name) as file:
         file.write(data)
+
+
+def write_new(path: str, data: bytes, *, mode: int = 0o644) -> None:
+    """A new file whose bytes are on disk on return; its name is not, until its directory is synced. EEXIST when it is there."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
 
 
 def rename_new(old: str, new: str) -> None:

@@ -201,6 +201,22 @@ def syncfs(fd: int) -> None:
     syscall("syncfs", fd)
 
 
+FICLONE = 0x40049409
+
+
+def reflink(target_fd: int, source_fd: int) -> bool:
+    """ioctl(FICLONE): the target shares the source's blocks, copy on write. False where the file system or the mounts cannot."""
+    import fcntl
+
+    try:
+        fcntl.ioctl(target_fd, FICLONE, source_fd)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM):
+            return False
+        raise
+    return True
+
+
 def renameat2(old: str, new: str, flags: int) -> None:
     """renameat2(2) relative to the working directory; EEXIST with RENAME_NOREPLACE when `new` is there."""
     try:

@@ -1,0 +1,182 @@
+"""Sealing: an offline upperdir becomes a plain layer tree that says exactly what the session changed.
+
+The result holds files, symlinks, directories, whiteouts and opaque marks; no redirects, no special files, nothing that equals the base.
+Between any two steps the tree on its chain shows what the session showed, and sealing a sealed tree does nothing: after a crash it is run
+again. Sealed work may share inodes with published layers, so it is never mounted as an upperdir again.
+Source: overlayfs.rst, "redirect_dir", "whiteouts and opaque directories"; the kernel marks every directory made inside a merged one opaque.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from layerstack.chain import Chain
+from layerstack.paths import join
+from layerstack.paths import parent as parent_of
+from layerstack.states import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, equal
+from layerstack.tree import Child, Tree
+
+SLACK = 8
+"""An opaque directory becomes a plain one if the base's names that it lacks are at most its own names plus so many."""
+
+
+class Sealed(NamedTuple):
+    """What sealing left out: the paths of FIFOs, sockets and devices."""
+
+    dropped: tuple[str, ...]
+
+
+def seal(tree: Tree, chain: Chain, *, keep: Callable[[str], bool] | None = None, slack: int = SLACK) -> Sealed:
+    """Bring `tree`, which stands on `chain`, into final form, in place.
+
+    Args:
+        keep: subtrees that are known to be in final form are not entered.
+    Raises:
+        OSError: the disk refused; the view is as before, and sealing again goes on from there.
+    Cost: O(entries of the tree) look-ups; content is read where a file of equal size lies below.
+    """
+    worker = _Seal(tree, chain, keep or (lambda path: False), slack)
+    if keep is None:
+        worker.expand("", "")
+    worker.prune("", inside=False)
+    return Sealed(tuple(worker.dropped))
+
+
+class _Seal:
+    def __init__(self, tree: Tree, chain: Chain, keep: Callable[[str], bool], slack: int) -> None:
+        self.tree, self.chain, self.keep, self.slack = tree, chain, keep, slack
+        self.dropped: list[str] = []
+
+    # pass 1: directories that were renamed become opaque directories holding what the old place held
+
+    def expand(self, path: str, merges: str | None) -> None:
+        """`merges`: the path of the chain that this directory merges with, None when with nothing."""
+        tree = self.tree
+        redirect, opaque = tree.redirect(path), tree.opaque(path)
+        if opaque:
+            merges = None
+        elif redirect is not None:
+            if redirect.startswith("/"):
+                merges = redirect.strip("/")
+            elif merges is not None:
+                merges = join(parent_of(merges), redirect)
+        children = tree.scan(path)
+        for name, kind in children:
+            if kind == DIRECTORY:
+                self.expand(join(path, name), None if merges is None else join(merges, name))
+        if merges is None:
+            if redirect is not None:  # cut off as well as moved: nothing to fill
+                tree.unmark_redirect(path)
+            return
+        if merges == path:
+            if redirect is not None:  # moved away and back
+                tree.unmark_redirect(path)
+            return
+        times = tree.state(path).times
+        below = self.chain.find(merges)
+        if below is not None and below.kind == DIRECTORY:
+            here = {child.name for child in children}
+            for name in sorted(self.chain.names(merges) - here):
+                self.fill(join(path, name), join(merges, name))
+        tree.mark_opaque(path)
+        if redirect is not None:
+            tree.unmark_redirect(path)
+        for name, kind in children:
+            if kind == WHITEOUT:
+                tree.unlink(join(path, name))
+        tree.set_times(path, times)
+
+    def fill(self, target: str, source: str) -> None:
+        """What the chain shows at `source`, at `target`. A half-filled directory merges with the rest until its parent is marked opaque."""
+        state = self.chain.find(source)
+        if state is None:
+            return
+        self.tree.put(target, state)
+        if state.kind == DIRECTORY:
+            for name in sorted(self.chain.names(source)):
+                self.fill(join(target, name), join(source, name))
+            self.tree.set_times(target, state.times)
+
+    # pass 2: what is as in the base is no change
+
+    def prune(self, path: str, *, inside: bool) -> bool:
+        """`inside`: nothing of the base shows here. -> must the directory stay?"""
+        if path and self.keep(path):
+            return True
+        tree = self.tree
+        state = tree.state(path)
+        below = None if inside else self.chain.find(path)
+        merges = below is not None and below.kind == DIRECTORY
+        marked = tree.opaque(path)
+        children = tree.scan(path)
+        missing, moved = False, False
+        if marked and not (merges and not inside):
+            tree.unmark_opaque(path)  # below is no directory: a mark would hide what others add here
+            marked = False
+        elif marked:
+            here = [child.name for child in children if child.kind in (FILE, LINK, DIRECTORY)]
+            names = self.chain.names(path, stop_above=max(2 * len(here) + self.slack, len(here)))
+            gone = names - set(here)
+            if not gone or len(gone) <= len(here) + self.slack:
+                children = self._unopaque(path, children, names, gone)
+                marked, missing, moved = False, bool(gone), True
+        cut = inside or marked or not merges
+        alive = cut or missing or not equal(below, state)
+        for name, kind in children:
+            child = join(path, name)
+            if kind == DIRECTORY:
+                if self.prune(child, inside=cut):
+                    alive = True
+                else:
+                    tree.rmdir(child)
+                    moved = True
+            elif kind == WHITEOUT:
+                if cut or self.chain.holder(child) is None:
+                    tree.unlink(child)
+                    moved = True
+                else:
+                    alive = True
+            elif kind == SPECIAL:
+                over = not cut and self.chain.holder(child) is not None
+                self._special(child, over=over)
+                alive, moved = alive or over, True
+            elif not cut and self._as_below(child):
+                tree.unlink(child)
+                moved = True
+            else:
+                alive = True
+        if moved:
+            tree.set_times(path, state.times)
+        return alive
+
+    def _as_below(self, path: str) -> bool:
+        below = self.chain.find(path)
+        return below is not None and equal(below, self.tree.state(path))
+
+    def _unopaque(self, path: str, children: list[Child], names: set[str], gone: set[str]) -> list[Child]:
+        """Whiteouts for the names that are gone, marks one level down, then the mark goes. -> the children that are left to look at."""
+        tree = self.tree
+        kinds = dict(children)
+        for name in sorted(gone):
+            kind = kinds.get(name)
+            if kind == SPECIAL:
+                self._special(join(path, name), over=True)
+            elif kind != WHITEOUT:
+                tree.whiteout(join(path, name))
+        left = [child for child in children if child.name not in gone]
+        for name, kind in left:
+            if name in names and kind == DIRECTORY:
+                below = self.chain.find(join(path, name))
+                if below is not None and below.kind == DIRECTORY:
+                    tree.mark_opaque(join(path, name))
+        tree.unmark_opaque(path)
+        return left
+
+    def _special(self, path: str, *, over: bool) -> None:
+        """A FIFO, socket or device is left out; where it took the place of something of the base, that stays gone."""
+        self.dropped.append(path)
+        if over:
+            self.tree.whiteout(path)
+        else:
+            self.tree.unlink(path)

@@ -1,0 +1,103 @@
+"""A version as a value: its layers, newest first, and what a path is in them. No mount is needed and none is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from layerstack.form import Form
+from layerstack.index import Layer, Shelf
+from layerstack.paths import ancestors, join
+from layerstack.states import DIRECTORY, WHITEOUT, State
+
+
+class Chain:
+    """Private layers (sealed, unpublished work) on the layers of a manifest; rank 0 is the top. Immutable, shared between threads."""
+
+    def __init__(self, layers: Sequence[Layer], shelf: Shelf, form: Form, private: Sequence[Layer] = ()) -> None:
+        self.private, self.published = tuple(private), tuple(layers)
+        self.layers = self.private + self.published
+        self.shelf, self.form = shelf, form
+        self.base = self.layers[-1]
+        self._rank = {layer.id: at for at, layer in enumerate(self.published)}
+        self._bottom = len(self.layers) - 1
+
+    def _first(self, path: str, *, cover: bool = False) -> tuple[int, Layer | None]:
+        """The newest layer that lists `path`, or that covers what is below it, with its rank; the base is not asked."""
+        for rank, layer in enumerate(self.private):
+            found = layer.get(path)
+            if found is not None and (found.covers or not cover):
+                return rank, layer
+        best, who, above = len(self.layers), None, len(self.private)
+        for layer in (self.shelf.by_cover if cover else self.shelf.by_path).get(path, ()):
+            at = self._rank.get(layer.id)
+            if at is not None and at + above < best:
+                best, who = at + above, layer
+        return best, who
+
+    def holder(self, path: str) -> Layer | None:
+        """The layer whose entry is what this version has at `path`, or None when it has nothing there."""
+        best, who = self._first(path)
+        for ancestor in ancestors(path):
+            cover, by = self._first(ancestor, cover=True)
+            if cover < best:
+                return None
+            if cover == best and by is not None:
+                found = by.get(ancestor)
+                if found is not None and found.kind != DIRECTORY:
+                    return None
+        if who is not None:
+            found = who.get(path)
+            return None if found is None or found.kind == WHITEOUT else who
+        return self.base if self.base.get(path) else None
+
+    def find(self, path: str) -> State | None:
+        """What this version has at `path`; symlinks on the way are not followed: below one there is nothing."""
+        who = self.holder(path)
+        return None if who is None else who.tree.state(path)
+
+    def directories(self, path: str) -> list[Layer]:
+        """The layers that merge into the directory `path`, newest first; empty when it is none."""
+        top = len(self.layers)
+        for ancestor in ancestors(path):
+            top = min(top, self._first(ancestor, cover=True)[0])
+        hits: list[tuple[int, Layer]] = [(rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None]
+        above = len(self.private)
+        hits += sorted(
+            ((self._rank[layer.id] + above, layer) for layer in self.shelf.by_path.get(path, ()) if layer.id in self._rank),
+            key=lambda hit: hit[0],
+        )
+        merged: list[Layer] = []
+        for rank, layer in hits:
+            found = layer.get(path)
+            if rank > top or found is None or found.kind != DIRECTORY:
+                return merged
+            merged.append(layer)
+            if found.opaque:
+                return merged
+        if top >= self._bottom:
+            found = self.base.get(path)
+            if found is not None and found.kind == DIRECTORY:
+                merged.append(self.base)
+        return merged
+
+    def names(self, path: str, *, stop_above: int | None = None) -> set[str]:
+        """The names in the directory `path`; listing stops early, with more than `stop_above` names, when that is given."""
+        seen, gone = set[str](), set[str]()
+        for layer in self.directories(path):
+            for name, kind in layer.tree.scan(path):
+                if name in seen or name in gone:
+                    continue
+                listed = layer.get(join(path, name))
+                (gone if listed is None or listed.kind == WHITEOUT or kind not in "fld" else seen).add(name)
+                if stop_above is not None and len(seen) > stop_above:
+                    return seen
+        return seen
+
+    def walk(self, path: str = "") -> Iterator[str]:
+        """Visible paths strictly below `path`, a directory before what is in it."""
+        for name in sorted(self.names(path)):
+            child = join(path, name)
+            yield child
+            state = self.find(child)
+            if state is not None and state.kind == DIRECTORY:
+                yield from self.walk(child)

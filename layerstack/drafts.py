@@ -1,0 +1,140 @@
+"""Drafts: captured work that was not published, kept with its base version until somebody publishes or discards it.
+
+    drafts/<id>/draft.json    base version and its layers (the lease), origin, reason
+    drafts/<id>/layer/        the sealed work, immutable: a session opened from it mounts it as a private layer
+
+`draft.json` is durable before the work is renamed in: a folder without `layer` is the start of a draft whose work is still elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerstack import documents, durable
+from layerstack.errors import NotFound, StoreCorrupt
+from layerstack.states import DIRECTORY, FILE
+
+if TYPE_CHECKING:
+    from layerstack.publish import Work
+    from layerstack.store import Store
+
+_ID = re.compile(r"draft-[0-9a-f]{16}")
+
+
+class Draft(NamedTuple):
+    """One draft as the list shows it."""
+
+    draft_id: str
+    base_version: int
+    origin: str
+    """`workspace_session:<id>`."""
+    request_id: str | None
+    agent: str | None
+    reason: str
+    created_unix_ms: int
+    paths: int
+    """How many paths it changes."""
+    bytes: int
+    layer_ids: tuple[str, ...]
+    """The layers of its base, newest first: what it keeps alive."""
+    upper: str
+    """Token of the upper that it was made of."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "draft_id": self.draft_id,
+            "origin": self.origin,
+            "agent": self.agent,
+            "request_id": self.request_id,
+            "reason": self.reason,
+            "base_version": self.base_version,
+            "created_unix_ms": self.created_unix_ms,
+            "paths": self.paths,
+            "bytes": self.bytes,
+        }
+
+
+def new_id() -> str:
+    return f"draft-{os.urandom(8).hex()}"
+
+
+def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent: str | None, reason: str, upper: str) -> Draft:
+    """Make a draft of sealed work: its tree is renamed, not copied. Durable on return.
+
+    Raises:
+        OSError: the disk refused; the work is where it was.
+    """
+    draft = Draft(
+        new_id(),
+        work.version,
+        origin,
+        request_id,
+        agent,
+        reason,
+        time.time_ns() // 1_000_000,
+        len(work.indexed.changed),
+        work.indexed.size_bytes,
+        tuple(layer.id for layer in work.base.published),
+        upper,
+    )
+    folder = folder_of(store, draft.draft_id)
+    store.step("draft.sync_work")
+    rows, tree = work.indexed.rows, work.tree
+    files = [tree.full(row.path) for row in rows if row.record.kind == FILE]
+    durable.sync_files(tree.root, files, [tree.full(row.path) for row in rows if row.record.kind == DIRECTORY])
+    store.step("draft.mkdir")
+    os.mkdir(folder)
+    try:
+        body = {**draft._asdict(), "layer_ids": list(draft.layer_ids)}
+        documents.write(f"{folder}/draft.json", body, step=store.step, name="draft.json")
+        store.step("draft.fsync_drafts")
+        durable.fsync_dir(f"{store.root}/drafts")
+        store.step("draft.rename")
+        durable.rename_new(tree.root, f"{folder}/layer")
+    except BaseException:
+        with durable.suppress_errno(*range(1, 134)):
+            durable.remove_tree(folder)
+        raise
+    store.step("draft.fsync")
+    durable.fsync_dir(folder)
+    return draft
+
+
+def folder_of(store: Store, draft_id: str) -> str:
+    return f"{store.root}/drafts/{draft_id}"
+
+
+def load(store: Store, draft_id: str) -> Draft:
+    """Raises:
+    NotFound: there is no such draft (reason draft_not_found).
+    StoreCorrupt: its draft.json is damaged.
+    """
+    folder = folder_of(store, draft_id)
+    if not _ID.fullmatch(draft_id) or not os.path.isdir(f"{folder}/layer"):
+        raise NotFound(f"draft {draft_id!r} is not in this store", reason="draft_not_found", details={"draft_id": draft_id})
+    path = f"{folder}/draft.json"
+    body = documents.read(path)
+    try:
+        draft = Draft(**{**body, "layer_ids": tuple(body["layer_ids"])})
+    except (KeyError, TypeError) as error:
+        raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None
+    if draft.draft_id != draft_id:
+        raise StoreCorrupt(f"{path}: belongs to {draft.draft_id}", details={"file": path})
+    return draft
+
+
+def all_of(store: Store) -> list[Draft]:
+    """Every draft, oldest first."""
+    found: list[Draft] = []
+    for name in os.listdir(f"{store.root}/drafts"):
+        try:
+            found.append(load(store, name))
+        except NotFound:
+            continue  # being made, or just discarded
+        except StoreCorrupt:
+            if os.path.isdir(f"{folder_of(store, name)}/layer"):
+                raise
+    return sorted(found, key=lambda draft: (draft.created_unix_ms, draft.draft_id))

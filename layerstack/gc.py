@@ -1,0 +1,97 @@
+"""What a crash left, and layers that nothing names. Nothing is deleted that a manifest, a lease or a draft may name."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from layerstack import documents, durable
+from layerstack.manifest import Manifest
+from layerstack.tree import discard
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+_SUFFIXES = (".json", ".index", ".digest")
+
+
+def sweep_staging(root: str, in_use: frozenset[str] = frozenset()) -> None:
+    """Delete everything in staging that no operation of this process is writing: it is scrap by definition, the work is elsewhere."""
+    for name in os.listdir(f"{root}/staging"):
+        path = f"{root}/staging/{name}"
+        if path not in in_use:
+            durable.remove_tree(path)
+
+
+def sweep_root(root: str) -> None:
+    """Delete half-written files of the store's top folder and its manifests."""
+    for folder in (root, f"{root}/manifests"):
+        for name in os.listdir(folder):
+            if name.startswith(".") and name.endswith(".tmp"):
+                os.unlink(f"{folder}/{name}")
+
+
+def give_back(root: str, head: Manifest) -> None:
+    """A layer that no manifest names was renamed in by a publish that never finished. If it is a session's only copy of its work, it goes
+    back into that session's folder; then recovery makes a draft of it. Anything else is a rewritten clone, and goes."""
+    named = set(head.layer_ids) | named_by_history(root, head)
+    for name in sorted(os.listdir(f"{root}/layers")):
+        if name in named:
+            continue
+        path, metadata = f"{root}/layers/{name}", f"{root}/.layer-metadata/{name}.json"
+        about = documents.read(metadata) if os.path.exists(metadata) else {}
+        home = f"{root}/sessions/{about.get('session_id')}"
+        if about.get("moved") and os.path.isdir(home) and not os.path.lexists(f"{home}/upper"):
+            durable.rename_new(path, f"{home}/upper")
+            durable.fsync_dir(home)
+            durable.fsync_dir(f"{root}/layers")
+        else:
+            durable.remove_tree(path)
+
+
+def named_by_history(root: str, head: Manifest) -> set[str]:
+    """Layers that earlier versions name; manifests of versions that never came to be are deleted."""
+    named: set[str] = set()
+    for name in os.listdir(f"{root}/manifests"):
+        stem, dot, suffix = name.partition(".")
+        if not (stem.isdecimal() and dot and suffix == "json"):
+            continue
+        path = f"{root}/manifests/{name}"
+        if int(stem) > head.version:
+            os.unlink(path)
+            continue
+        with open(path, "rb") as file:
+            named.update(Manifest.load(file.read(), source=path).layer_ids)
+    return named
+
+
+def sweep_metadata(root: str) -> None:
+    """Delete the metadata of layers that are not there."""
+    there = set(os.listdir(f"{root}/layers"))
+    for name in os.listdir(f"{root}/.layer-metadata"):
+        stem, suffix = os.path.splitext(name)
+        if suffix not in _SUFFIXES or stem not in there:
+            durable.remove_tree(f"{root}/.layer-metadata/{name}")
+
+
+def sweep_drafts(root: str) -> None:
+    """Delete folders of drafts whose work never arrived: it is still with its session."""
+    for name in os.listdir(f"{root}/drafts"):
+        if not os.path.isdir(f"{root}/drafts/{name}/layer"):
+            durable.remove_tree(f"{root}/drafts/{name}")
+
+
+def collect(store: Store) -> None:
+    """Delete layers that neither the head, an openable version, a lease nor a draft names, and scrap of failed operations."""
+    sweep_staging(store.root, store.scratch_in_use())
+    with store.lock:
+        keep = set(store.head.layer_ids) | named_by_history(store.root, store.head)
+        for lease in store.leases.all():
+            keep.update(lease.layer_ids)
+        for draft in store.drafts():
+            keep.update(draft.layer_ids)
+        for name in os.listdir(f"{store.root}/layers"):
+            if name not in keep:
+                store.forget_layer(name)
+                discard(f"{store.root}/layers/{name}")
+        sweep_metadata(store.root)

@@ -1,0 +1,167 @@
+"""The index of a layer: what it lists at each path, in memory; and the shelf, what all layers together list at a path.
+
+A record is one of a dozen shared tuples, so an index costs its paths. Sizes and digests are in the index file only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from layerstack.manifest import BASE_ID
+from layerstack.paths import ancestors
+from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, kind_of
+from layerstack.tree import DiskTree, Tree
+
+
+class Record(NamedTuple):
+    """What a layer lists at one path."""
+
+    kind: str
+    """`f`, `l`, `d` or `w` (a whiteout)."""
+    quiet: bool
+    """A directory that is here only as a container: its attributes equal those below, and it is not opaque. It is no touch."""
+    opaque: bool
+
+    @property
+    def covers(self) -> bool:
+        """Does it change everything below its path without listing it?"""
+        return self.kind != DIRECTORY or self.opaque
+
+
+_SHARED = {(k, q, o): Record(k, q, o) for k in (FILE, LINK, DIRECTORY, WHITEOUT) for q in (False, True) for o in (False, True)}
+
+
+def record(kind: str, *, quiet: bool = False, opaque: bool = False) -> Record:
+    return _SHARED[kind, quiet, opaque]
+
+
+Index = Mapping[str, Record]
+
+
+class Layer:
+    """One layer of a chain. `index` is None for the base: it is asked by lstat, so a big base costs no memory."""
+
+    def __init__(self, layer_id: str, tree: Tree, version: int, index: Index | None, about: Mapping[str, Any] | None = None) -> None:
+        self.id, self.tree, self.version, self.index = layer_id, tree, version, index
+        self.about: Mapping[str, Any] = about or {}  # the layer's metadata: owner, agent, request_id, base_version, bytes
+        self._keys: list[str] | None = None
+        self._directories: dict[str, bool] = {}
+
+    @property
+    def is_base(self) -> bool:
+        return self.index is None
+
+    @property
+    def keys(self) -> list[str]:
+        """The listed paths in order of their text."""
+        if self._keys is None:
+            self._keys = sorted(self.index or ())
+        return self._keys
+
+    def get(self, path: str) -> Record | None:
+        if self.index is not None:
+            return self.index.get(path)
+        directory = path.rpartition("/")[0]
+        if directory and not self._is_directory(directory):
+            return None  # lstat of a joined path would walk through a symlink of the base
+        assert isinstance(self.tree, DiskTree)
+        try:
+            status = os.lstat(self.tree.full(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        kind = kind_of(status.st_mode)
+        return None if kind not in (FILE, LINK, DIRECTORY) else _SHARED[kind, False, False]
+
+    def _is_directory(self, path: str) -> bool:
+        known = self._directories.get(path)
+        if known is None:
+            if len(self._directories) > 20_000:
+                self._directories = {}
+            found = self.get(path)
+            known = self._directories[path] = found is not None and found.kind == DIRECTORY
+        return known
+
+    def below(self, path: str) -> list[str]:
+        """The listed paths strictly below `path`, those that are only containers left out."""
+        assert self.index is not None
+        prefix, keys, found = path + "/" if path else "", self.keys, list[str]()
+        at = bisect_left(keys, prefix)
+        while at < len(keys) and keys[at].startswith(prefix):
+            if keys[at] and not self.index[keys[at]].quiet:
+                found.append(keys[at])
+            at += 1
+        return found
+
+
+def base_layer(tree: DiskTree) -> Layer:
+    return Layer(BASE_ID, tree, 0, None)
+
+
+class Shelf:
+    """All indexed layers of a store by path, and which version touched what. Readers take no lock: values are replaced, never edited.
+
+    touch[p] is the newest version with a record at p that is no mere container, sub[p] the newest at or below p, cover[p] the newest that
+    changed everything below p without listing it. They give candidates; an entry that is too new costs a look, never a wrong answer.
+    """
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, tuple[Layer, ...]] = {}
+        self.by_cover: dict[str, tuple[Layer, ...]] = {}
+        self.touch: dict[str, int] = {}
+        self.sub: dict[str, int] = {}
+        self.cover: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, layer: Layer) -> None:
+        """List a layer, before the head that names it exists: no chain asks for it until then."""
+        assert layer.index is not None
+        v = layer.version
+        with self._lock:
+            for path, rec in layer.index.items():
+                self.by_path[path] = (layer, *self.by_path.get(path, ()))
+                if rec.covers:
+                    self.by_cover[path] = (layer, *self.by_cover.get(path, ()))
+                    if self.cover.get(path, 0) < v:
+                        self.cover[path] = v
+                if rec.quiet:
+                    continue
+                if self.touch.get(path, 0) < v:
+                    self.touch[path] = v
+                if self.sub.get(path, 0) < v:
+                    self.sub[path] = v
+                at = path
+                while at:
+                    at = at.rpartition("/")[0]
+                    if self.sub.get(at, 0) >= v:
+                        break  # whoever wrote v here has gone on to the root
+                    self.sub[at] = v
+
+    def drop(self, layer: Layer) -> None:
+        """Forget a layer that no chain names; what it marked as touched may stay."""
+        assert layer.index is not None
+        with self._lock:
+            for path in layer.index:
+                for table in (self.by_path, self.by_cover):
+                    left = tuple(held for held in table.get(path, ()) if held is not layer)
+                    if left:
+                        table[path] = left
+                    else:
+                        table.pop(path, None)
+
+    def meets(self, index: Index, version: int) -> bool:
+        """May anything newer than `version` bear on the entries of `index`? False is certain."""
+        for path, rec in index.items():
+            if rec.kind == DIRECTORY and not rec.opaque:
+                if self.touch.get(path, 0) > version:
+                    return True
+            elif self.sub.get(path, 0) > version:
+                return True
+        return False
+
+    def untouched(self, path: str, version: int) -> bool:
+        """Is nothing at, below or covering `path` newer than `version`? True is certain."""
+        return self.sub.get(path, 0) <= version and not any(self.cover.get(a, 0) > version for a in ancestors(path))

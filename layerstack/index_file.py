@@ -1,0 +1,196 @@
+"""Make the index of a tree, and keep it in a file: one line per path in byte order, so that one path is found by bisection.
+
+    eos-index 1 <count of lines> <SHA-256 of all lines>
+    <path> TAB <kind>[q|o] TAB <mode, octal> TAB <size> TAB <SHA-256 of the content or ->
+
+In a path `\\\\`, `\\t` and `\\n` stand for backslash, TAB and LF. Kinds are f, l, d, w; q is a mere container, o opaque.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from layerstack.chain import Chain
+from layerstack.errors import StoreCorrupt
+from layerstack.index import Index, Record, record
+from layerstack.paths import byte_order, join
+from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, equal
+from layerstack.tree import Tree
+
+FORMAT = 1
+_MAGIC = b"eos-index"
+
+
+class Row(NamedTuple):
+    """A line of the file."""
+
+    path: str
+    record: Record
+    mode: int
+    size: int
+    digest: bytes | None
+    """SHA-256 of a file's bytes or of a symlink's target."""
+
+
+class Indexed(NamedTuple):
+    """The index of a tree with what is written beside it."""
+
+    index: Index
+    rows: tuple[Row, ...]
+    """In byte order of paths."""
+    digest: str
+    """SHA-256 in hex over path, kind, mode, owner, xattrs and content of each entry; times are no part of it."""
+    size_bytes: int
+    allocated_bytes: int
+
+    @property
+    def changed(self) -> list[str]:
+        """The paths that say something, in byte order."""
+        return [row.path for row in self.rows if not row.record.quiet]
+
+
+def build(tree: Tree, below: Chain | None, *, known: Mapping[tuple[int, int], bytes] | None = None, hashes: bool = True) -> Indexed:
+    """The index of a sealed tree that stands on the chain `below`. Reads each file once, unless `known` has the digest of its inode.
+
+    Args:
+        hashes: False leaves out digests and sizes: enough to plan.
+    """
+    rows: list[Row] = []
+    lines: list[tuple[bytes, bytes]] = []
+    sizes = [0, 0]
+    known = known or {}
+
+    def note(path: str, rec: Record, mode: int, size: int, digest: bytes | None, rest: bytes) -> None:
+        rows.append(Row(path, rec, mode, size, digest))
+        if hashes:
+            lines.append((byte_order(path), rest))
+
+    def attributes(meta: tuple[int, int, int], xattrs: Mapping[str, bytes]) -> bytes:
+        return repr((meta, sorted(xattrs.items()))).encode()
+
+    def visit(path: str) -> None:
+        state, opaque = tree.state(path), tree.opaque(path)
+        under = below.find(path) if below is not None and not opaque else None
+        quiet = under is not None and under.kind == DIRECTORY and equal(under, state)
+        note(
+            path,
+            record(DIRECTORY, quiet=quiet, opaque=opaque),
+            state.meta[0],
+            0,
+            None,
+            b"d" + attributes(state.meta, state.xattrs) if hashes else b"",
+        )
+        for name, kind in tree.scan(path):
+            child = join(path, name)
+            if kind == DIRECTORY:
+                visit(child)
+            elif kind == WHITEOUT or not hashes:
+                note(child, record(kind), 0, 0, None, b"w")
+            else:
+                found = tree.state(child)
+                if kind == LINK:
+                    digest = hashlib.sha256(os.fsencode(found.target)).digest()
+                else:
+                    digest = known.get(found.inode) or found.digest()
+                    sizes[0] += found.size
+                    sizes[1] += found.allocated
+                note(child, record(kind), found.meta[0], found.size, digest, kind.encode() + digest + attributes(found.meta, found.xattrs))
+
+    visit("")
+    rows.sort(key=lambda row: byte_order(row.path))
+    total = hashlib.sha256()
+    for raw, rest in sorted(lines):
+        total.update(b"%d:%s%d:%s" % (len(raw), raw, len(rest), rest))
+    return Indexed({row.path: row.record for row in rows}, tuple(rows), total.hexdigest(), sizes[0], sizes[1])
+
+
+def known_digests(tree: Tree, indexed: Indexed) -> dict[tuple[int, int], bytes]:
+    """Digest by inode, for a clone of `tree` that shares its files."""
+    return {tree.state(row.path).inode: row.digest for row in indexed.rows if row.digest is not None and row.record.kind == FILE}
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------------------
+
+_ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"))
+
+
+def _escape(path: str) -> bytes:
+    raw = os.fsencode(path)
+    for plain, escaped in _ESCAPES:
+        if plain in raw:
+            raw = raw.replace(plain, escaped)
+    return raw
+
+
+def _unescape(raw: bytes) -> str:
+    if b"\\" in raw:
+        parts = raw.split(b"\\\\")
+        raw = b"\\".join(part.replace(b"\\t", b"\t").replace(b"\\n", b"\n") for part in parts)
+    return os.fsdecode(raw)
+
+
+def dump(indexed: Indexed) -> bytes:
+    """The bytes of the index file."""
+    lines: list[bytes] = []
+    for path, rec, mode, size, digest in indexed.rows:
+        flag = "q" if rec.quiet else "o" if rec.opaque else ""
+        lines.append(_escape(path) + f"\t{rec.kind}{flag}\t{mode:o}\t{size}\t{digest.hex() if digest else '-'}\n".encode())
+    body = b"".join(lines)
+    return b"%s %d %d %s\n%s" % (_MAGIC, FORMAT, len(lines), hashlib.sha256(body).hexdigest().encode(), body)
+
+
+def _corrupt(source: str, what: str) -> StoreCorrupt:
+    return StoreCorrupt(f"{source}: {what}", details={"file": source})
+
+
+def load(data: bytes, *, source: str) -> dict[str, Record]:
+    """path -> record, as `dump` wrote it. Raises StoreCorrupt naming `source` for anything else."""
+    header, _, body = data.partition(b"\n")
+    words = header.split(b" ")
+    if len(words) != 4 or words[0] != _MAGIC:
+        raise _corrupt(source, "not an index")
+    if words[1] != b"%d" % FORMAT:
+        raise _corrupt(source, f"format {words[1].decode('ascii', 'replace')} is not known, {FORMAT} is")
+    if hashlib.sha256(body).hexdigest().encode() != words[3]:
+        raise _corrupt(source, "the checksum does not match its content")
+    found: dict[str, Record] = {}
+    for line in body.split(b"\n"):
+        if line:
+            path, mark, _ = line.split(b"\t", 2)
+            found[_unescape(path)] = record(chr(mark[0]), quiet=mark[1:] == b"q", opaque=mark[1:] == b"o")
+    if b"%d" % len(found) != words[2]:
+        raise _corrupt(source, f"{len(found)} paths, the header says {words[2].decode('ascii', 'replace')}")
+    return found
+
+
+def _row(line: bytes) -> Row:
+    path, mark, mode, size, digest = line.split(b"\t")
+    rec = record(chr(mark[0]), quiet=mark[1:] == b"q", opaque=mark[1:] == b"o")
+    return Row(_unescape(path), rec, int(mode, 8), int(size), None if digest == b"-" else bytes.fromhex(digest.decode()))
+
+
+def look_up(file: str, path: str) -> Row | None:
+    """One path of an index file, by bisection: O(log size) reads of a line, and no checksum of the whole."""
+    wanted = byte_order(path)
+    with open(file, "rb") as f:
+        f.readline()
+        low, high = f.tell(), os.fstat(f.fileno()).st_size
+        while low < high:
+            f.seek((low + high) // 2)
+            if f.tell() > low:
+                f.readline()  # into the next whole line
+            if f.tell() >= high:
+                f.seek(low)
+            at = f.tell()
+            row = _row(f.readline().rstrip(b"\n"))
+            here = byte_order(row.path)
+            if here == wanted:
+                return row
+            if here < wanted:
+                low = f.tell()
+            else:
+                high = at
+    return None

@@ -1,0 +1,173 @@
+"""Read, list and stat a path of a version without a mount."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from layerstack.chain import Chain
+from layerstack.errors import NotAFile, NotFound
+from layerstack.index import Layer
+from layerstack.manifest import Manifest
+from layerstack.paths import ancestors, byte_order, check, join
+from layerstack.states import DIRECTORY, FILE, LINK, State, equal
+from layerstack.tree import DiskTree
+
+_KINDS = {FILE: "file", DIRECTORY: "directory", LINK: "symlink"}
+
+
+class Entry(NamedTuple):
+    """What a version has at a path."""
+
+    path: str
+    kind: str
+    """`file`, `directory`, `symlink` or `other`."""
+    mode: int
+    """Permission bits with setuid, setgid and sticky."""
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    layer_id: str
+    """The layer whose entry it is."""
+    real_path: str
+    """Absolute, inside that layer; immutable as long as a lease holds the version."""
+
+
+def not_a_file(path: str, kind: str, *, parent: str | None = None) -> NotAFile:
+    """`kind` as the wire names it: Directory, Symlink, Other."""
+    where = f"{path}: {parent!r} on the way is a symlink" if parent is not None else f"{path}: is a {kind.lower()}"
+    return NotAFile(f"{where}; links are never followed" if kind == "Symlink" else where, details={"path": path, "kind": kind})
+
+
+class Snapshot:
+    """One version, read-only, a value: what it shows never changes. Its layers stay on disk while somebody leases it."""
+
+    def __init__(self, manifest: Manifest, chain: Chain) -> None:
+        self.manifest, self.chain = manifest, chain
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+    @property
+    def lowerdirs(self) -> tuple[str, ...]:
+        """Absolute, topmost first, private layers included: ready for `overlay.create`."""
+        found: list[str] = []
+        for layer in self.chain.layers:
+            assert isinstance(layer.tree, DiskTree)
+            found.append(layer.tree.root)
+        return tuple(found)
+
+    def _entry(self, path: str, holder: Layer) -> Entry:
+        assert isinstance(holder.tree, DiskTree)
+        full = holder.tree.full(path)
+        s = os.lstat(full)
+        kind = (
+            "file"
+            if stat.S_ISREG(s.st_mode)
+            else "directory"
+            if stat.S_ISDIR(s.st_mode)
+            else "symlink"
+            if stat.S_ISLNK(s.st_mode)
+            else "other"
+        )
+        return Entry(path, kind, stat.S_IMODE(s.st_mode), s.st_uid, s.st_gid, s.st_size, s.st_mtime_ns, holder.id, full)
+
+    def stat(self, path: str) -> Entry | None:
+        """The entry at `path` itself, or None.
+
+        Raises:
+            InvalidPath: not a path of a tree.
+            NotAFile: a directory on the way is a symlink (details.kind Symlink).
+        """
+        check(path)
+        holder = self.chain.holder(path)
+        if holder is not None:
+            return self._entry(path, holder)
+        for ancestor in ancestors(path):
+            state = self.chain.find(ancestor)
+            if state is None:
+                return None
+            if state.kind == LINK:
+                raise not_a_file(path, "Symlink", parent=ancestor)
+        return None
+
+    def list(self, path: str) -> list[Entry]:
+        """The entries of one directory, sorted by the bytes of their names.
+
+        Raises:
+            NotFound: nothing is there.
+            NotAFile: it is no directory, or a directory on the way is a symlink.
+        """
+        entry = self.stat(path)
+        if entry is None:
+            raise NotFound(f"{path}: no such directory in version {self.version}", details={"path": path})
+        if entry.kind != "directory":
+            raise NotAFile(f"{path}: is a {entry.kind}, not a directory", details={"path": path, "kind": entry.kind.capitalize()})
+        found: list[Entry] = []
+        for name in sorted(self.chain.names(path), key=byte_order):
+            child = join(path, name)
+            holder = self.chain.holder(child)
+            if holder is not None:
+                found.append(self._entry(child, holder))
+        return found
+
+    def read_bytes(self, path: str, limit: int | None = None) -> bytes:
+        """The bytes of a regular file, at most `limit` of them.
+
+        Raises:
+            NotFound: nothing is there.
+            NotAFile: a directory, a symlink, a special file, or below a symlink; details.kind says which.
+        """
+        entry = self.stat(path)
+        if entry is None:
+            raise NotFound(f"{path}: no such file in version {self.version}", details={"path": path})
+        if entry.kind != "file":
+            raise not_a_file(path, entry.kind.capitalize())
+        with open(os.open(entry.real_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
+            if limit is None:
+                return file.readall()
+            pieces: list[bytes] = []
+            while limit > 0 and (piece := file.read(min(limit, 1 << 20))):
+                pieces.append(piece)
+                limit -= len(piece)
+            return b"".join(pieces)
+
+    def changed(self) -> Iterator[tuple[str, Entry | None, bool]]:
+        """Every path that the layers above the base decide, in byte order: (path, entry or None for deleted, is it an opaque directory?).
+
+        A directory that is only a container for what is below it, with the attributes that the base has, is left out. Opaque: the base has
+        a directory of that name, and nothing of its content shows unless it is listed here too. Paths below a deleted one are not listed.
+        """
+        chain, base = self.chain, self.chain.base
+        paths: set[str] = set()
+        for layer in chain.layers[:-1]:
+            paths.update(layer.index or ())
+        for path in sorted(paths, key=byte_order):
+            holder = chain.holder(path)
+            if holder is None:
+                if self._base_shows(path):
+                    yield path, None, False
+                continue
+            if holder is base:
+                continue
+            state = holder.tree.state(path)
+            opaque = False
+            if state.kind == DIRECTORY:
+                below = self._base_state(path)
+                opaque = below is not None and below.kind == DIRECTORY and base not in chain.directories(path)
+                if not opaque and equal(below, state):
+                    continue
+            yield path, self._entry(path, holder), opaque
+
+    def _base_state(self, path: str) -> State | None:
+        return None if self.chain.base.get(path) is None else self.chain.base.tree.state(path)
+
+    def _base_shows(self, path: str) -> bool:
+        """Would the base's entry be seen at `path`, were it not for a whiteout there?"""
+        if self.chain.base.get(path) is None:
+            return False
+        return all(self.chain.base in self.chain.directories(ancestor) for ancestor in ancestors(path)[-1:])

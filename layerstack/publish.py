@@ -1,0 +1,284 @@
+"""Sealed work -> one layer on top of the head, or every conflict and no change.
+
+Planning, hashing, merging and the data's fsyncs happen outside the store lock; under it there are renames and the fsyncs of the manifest.
+A head that moved meanwhile is harmless when nothing newer meets our paths; else the work is planned again, after three rounds under the
+lock. The work itself is only ever renamed: what must be rewritten is rewritten in a clone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerstack import documents, durable
+from layerstack.capture import seal
+from layerstack.chain import Chain
+from layerstack.changes import Conflict, Notice, TheirsLayer
+from layerstack.errors import PublishRejected
+from layerstack.index import Layer
+from layerstack.index_file import Indexed, build, dump, known_digests
+from layerstack.manifest import Manifest, published_id
+from layerstack.overlay import check_count
+from layerstack.paths import parent as parent_of
+from layerstack.resolve import Edit, Ignored, Plan, plan
+from layerstack.states import DIRECTORY, FILE, WHITEOUT
+from layerstack.tree import DiskTree, MemoryTree, Tree, clone, discard
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+ROUNDS = 3
+"""Optimistic rounds before the lock is held from plan to commit."""
+
+
+class Published(NamedTuple):
+    """What a publish did. `manifest` is the head as this publish left it; for a no-op the head that was found, and there is no layer."""
+
+    no_op: bool
+    manifest: Manifest
+    layer_id: str | None
+    source_count: int
+    ignored_count: int
+    notices: tuple[Notice, ...]
+    dropped: tuple[str, ...]
+    """FIFOs, sockets and devices that were left out."""
+
+
+class Preview(NamedTuple):
+    """What a publish would do against the head of now."""
+
+    would_publish: bool
+    no_op: bool
+    head_version: int
+    source_count: int
+    ignored_count: int
+    conflicts: tuple[Conflict, ...]
+    notices: tuple[Notice, ...]
+    dropped: tuple[str, ...]
+
+
+class Work(NamedTuple):
+    """Sealed, unpublished work: a layer tree on disk that stands on the chain of `version`. Never an upperdir again."""
+
+    tree: DiskTree
+    indexed: Indexed
+    version: int
+    base: Chain
+    dropped: tuple[str, ...]
+
+
+class Author(NamedTuple):
+    """Who publishes, for the layer's metadata."""
+
+    owner: str
+    request_id: str
+    agent: str | None
+    upper: str = ""
+    """The token of the upper that the work comes from, so that recovery knows that it was published."""
+    session_id: str | None = None
+    draft_id: str | None = None
+
+
+def describe(layer: Layer) -> TheirsLayer:
+    """The layer as a conflict names it."""
+    return TheirsLayer(layer.id, layer.version, layer.about.get("owner"), layer.about.get("agent"))
+
+
+def apply(tree: Tree, edits: Iterable[Edit]) -> None:
+    """Carry the edits out on a clone; directories keep their times."""
+    for edit in edits:
+        above = parent_of(edit.path)
+        times = tree.state(above).times if edit.path else None
+        edit.apply(tree)
+        if times is not None:
+            tree.set_times(above, times)
+
+
+def settle(tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int) -> None:
+    """Apply the edits, then seal against the head what they may have made equal to it. Only subtrees that newer layers meet are entered."""
+    apply(tree, edits)
+    shelf = head.shelf
+    seal(tree, head, keep=lambda path: shelf.untouched(path, version))
+
+
+def count_routes(indexed: Indexed, base: Chain, ignored: Ignored) -> tuple[int, int]:
+    """(source, ignored): how many changed paths go which way."""
+    routes: Counter[bool] = Counter()
+    for row in indexed.rows:
+        if row.record.quiet:
+            continue
+        if row.record.kind == WHITEOUT:
+            below = base.find(row.path)
+            is_directory = below is not None and below.kind == DIRECTORY
+        else:
+            is_directory = row.record.kind == DIRECTORY
+        routes[bool(row.path) and ignored(row.path, is_directory)] += 1
+    return routes[False], routes[True]
+
+
+def preview(store: Store, tree: MemoryTree, *, base: Chain, version: int, dropped: tuple[str, ...]) -> Preview:
+    """What `publish` would answer for a sealed tree in memory, which is used up."""
+    head = store.head
+    ignored = store.ignored(version)
+    indexed = build(tree, base, hashes=False)
+    planned = _plan(store, tree, indexed, base, version, head, ignored)
+    if planned.conflicts:
+        source, other = count_routes(indexed, base, ignored)
+        return Preview(False, False, head.version, source, other, planned.conflicts, planned.notices, dropped)
+    if planned.edits:
+        over = store.chain(head)
+        settle(tree, planned.edits, head=over, version=version)
+        indexed = build(tree, over, hashes=False)
+    source, other = count_routes(indexed, base, ignored)
+    no_op = not indexed.changed
+    return Preview(not no_op, no_op, head.version, source, other, (), planned.notices, dropped)
+
+
+def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest, ignored: Ignored) -> Plan:
+    if head.version == version:
+        return Plan((), (), ())
+    return plan(tree, indexed.index, base=base, head=store.chain(head), version=version, ignored=ignored, describe=describe)
+
+
+class Metadata(NamedTuple):
+    """The files that go beside a layer: their path in staging without suffix, and what the JSON one says."""
+
+    stem: str
+    about: dict[str, Any]
+
+
+class CommitUnsynced(OSError):
+    """The head names the layer, but the directory that says so could not be synced: a power cut may still undo it."""
+
+    published: Published
+
+
+def publish(store: Store, work: Work, author: Author, *, on_moved: Callable[[], None] = lambda: None) -> Published:
+    """Append the work on top of the head as one layer, or change nothing.
+
+    Args:
+        work: on the store's file system; its tree is renamed into `layers/` or left where it is.
+        on_moved: called under the lock, once the head names the layer.
+    Returns:
+        The head afterwards; from the moment of return it survives a power cut.
+    Raises:
+        PublishRejected: with every conflict; the work is where it was.
+        LayerLimit: the head is as long as the kernel can mount.
+        OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work is where it was.
+    Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
+    """
+    scratch: list[str] = []
+    try:
+        for _ in range(ROUNDS):
+            ready = _prepare(store, work, author, scratch)
+            published = _commit(store, work, ready, on_moved, final=False)
+            if published is not None:
+                return published
+        with store.lock:
+            ready = _prepare(store, work, author, scratch)
+            published = _commit(store, work, ready, on_moved, final=True)
+            assert published is not None
+            return published
+    finally:
+        for path in scratch:
+            discard(path)
+            store.forget_scratch(path)
+
+
+class _Ready(NamedTuple):
+    """A tree that shows the merge on top of `head`, with its metadata written and synced in staging."""
+
+    tree: DiskTree
+    indexed: Indexed
+    head: Manifest
+    planned: Plan
+    metadata: Metadata | None
+    """None: nothing is left to publish."""
+
+
+def _prepare(store: Store, work: Work, author: Author, scratch: list[str]) -> _Ready:
+    head = store.head
+    check_count(len(head.layers) + 1)
+    ignored = store.ignored(work.version)
+    store.step("publish.plan")
+    planned = _plan(store, work.tree, work.indexed, work.base, work.version, head, ignored)
+    if planned.conflicts:
+        raise PublishRejected(planned.conflicts, base=work.version, head=head.version)
+    tree, indexed = work.tree, work.indexed
+    if planned.edits:
+        over = store.chain(head)
+        root = store.scratch("rewrite", scratch)
+        store.step("publish.clone")
+        tree = DiskTree(root, store.form, aside=store.staging, step=store.step)
+        clone(work.tree, tree)
+        settle(tree, planned.edits, head=over, version=work.version)
+        indexed = build(tree, over, known=known_digests(work.tree, work.indexed))
+    if not indexed.changed:
+        return _Ready(tree, indexed, head, planned, None)
+    store.step("publish.sync_layer")
+    files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
+    folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
+    durable.sync_files(tree.root, files, folders)
+    return _Ready(tree, indexed, head, planned, _write_metadata(store, work, tree, indexed, author, scratch))
+
+
+def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, author: Author, scratch: list[str]) -> Metadata:
+    """The layer's files of `.layer-metadata`, synced, still without their final name: that depends on the version."""
+    about: dict[str, Any] = {
+        "base_version": work.version,
+        "digest": indexed.digest,
+        "owner": author.owner,
+        "agent": author.agent,
+        "request_id": author.request_id,
+        "session_id": author.session_id,
+        "draft_id": author.draft_id,
+        "upper": author.upper,
+        "moved": tree is work.tree,
+        "created_unix_ms": time.time_ns() // 1_000_000,
+        "paths": len(indexed.changed),
+        "bytes": indexed.size_bytes,
+        "allocated_bytes": indexed.allocated_bytes,
+    }
+    stem = store.scratch("metadata")
+    for suffix, data in ((".json", documents.dump(about)), (".index", dump(indexed)), (".digest", indexed.digest.encode() + b"\n")):
+        scratch.append(stem + suffix)
+        store.step(f"publish.metadata{suffix}")
+        durable.write_new(stem + suffix, data)
+    return Metadata(stem, about)
+
+
+def _commit(store: Store, work: Work, ready: _Ready, on_moved: Callable[[], None], *, final: bool) -> Published | None:
+    """The renames and the manifest; None when the head moved in a way that meets the work."""
+    if ready.metadata is None:
+        return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
+    source, other = count_routes(ready.indexed, work.base, store.ignored(work.version))
+    about, version = ready.metadata.about, ready.head.version + 1
+    layer: Layer | None = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.index, about)
+    store.shelf.add(layer)
+    try:
+        with store.lock:
+            head = store.head
+            if head is not ready.head:
+                if store.shelf.meets(ready.indexed.index, ready.head.version) or store.shelf.meets(work.indexed.index, ready.head.version):
+                    assert not final
+                    return None
+                check_count(len(head.layers) + 1)
+                store.shelf.drop(layer)
+                version = head.version + 1
+                layer = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.index, about)
+                store.shelf.add(layer)
+            manifest = head.with_layer(layer.id)
+            published = Published(False, manifest, layer.id, source, other, ready.planned.notices, work.dropped)
+            try:
+                store.commit(manifest, layer, ready.tree.root, ready.metadata.stem)
+            except CommitUnsynced as error:
+                error.published, layer = published, None
+                raise
+            layer = None
+            on_moved()
+        return published
+    finally:
+        if layer is not None:
+            store.shelf.drop(layer)

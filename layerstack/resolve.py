@@ -1,0 +1,367 @@
+"""Plan and resolve: sealed work on its base, a head that moved on -> every conflict, or what must change in the layer.
+
+The outcome is a function of three trees, base B, ours O, head H, alone. Which paths are looked at comes from the versions of the layers
+(`Shelf`); the verdict is always the decision table on real states. Subtrees that nothing newer meets are not entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from layerstack.chain import Chain
+from layerstack.changes import ABSENT, Conflict, Hunk, Notice, TheirsLayer
+from layerstack.index import Index, Layer, Record
+from layerstack.paths import ancestors
+from layerstack.paths import parent as parent_of
+from layerstack.rules import Verdict, decide
+from layerstack.states import DIRECTORY, WHITEOUT, State, equal, fingerprint
+from layerstack.tree import Tree
+
+Ignored = Callable[[str, bool], bool]
+"""(path, is it a directory?) -> is it on the ignored route?"""
+
+HUNK_LIMIT = 100
+"""Hunks named per conflict; more are cut and said to be."""
+
+
+class Drop(NamedTuple):
+    """Take the entry, with all below it, out of the layer."""
+
+    path: str
+
+    def apply(self, tree: Tree) -> None:
+        tree.remove(self.path)
+
+
+class Bring(NamedTuple):
+    """Put what the head has at the path into the layer, in the place of ours."""
+
+    path: str
+    state: State
+
+    def apply(self, tree: Tree) -> None:
+        name = self.path.rpartition("/")[2]
+        if any(child.name == name for child in tree.scan(parent_of(self.path))):
+            tree.replace(self.path, self.state)
+        else:
+            tree.put(self.path, self.state)
+
+
+class Attributes(NamedTuple):
+    """Give the directory the attributes of a state."""
+
+    path: str
+    state: State
+
+    def apply(self, tree: Tree) -> None:
+        tree.set_attributes(self.path, self.state)
+
+
+class Write(NamedTuple):
+    """Replace the file or symlink by a new one: its inode may be shared with other layers, so it is never edited."""
+
+    path: str
+    state: State
+
+    def apply(self, tree: Tree) -> None:
+        tree.replace(self.path, self.state)
+
+
+class Look(NamedTuple):
+    """Nothing to edit, but the directory must be sealed once more, against the head."""
+
+    path: str
+
+    def apply(self, tree: Tree) -> None:
+        return
+
+
+Edit = Drop | Bring | Attributes | Write | Look
+
+
+class Plan(NamedTuple):
+    """Without conflicts, a clone of the layer with the edits applied shows the merge on top of the head. No edits: the layer itself does."""
+
+    conflicts: tuple[Conflict, ...]
+    edits: tuple[Edit, ...]
+    notices: tuple[Notice, ...]
+
+
+def plan(
+    tree: Tree, index: Index, *, base: Chain, head: Chain, version: int, ignored: Ignored, describe: Callable[[Layer], TheirsLayer]
+) -> Plan:
+    """Decide every path of `index` that something newer than `version` bears on.
+
+    Args:
+        tree, index: sealed work that stands on `base`, which is the chain of `version`.
+        describe: who published a layer.
+    Returns:
+        All conflicts in byte order of paths, none left out; or the edits in the order to apply.
+    Cost: O(newer records that meet ours) look-ups; content is read for paths in doubt only.
+    """
+    merge = _Merge(tree, index, base, head, version, ignored)
+    merge.visit("", inside=False, gone=False, covered=False)
+    return Plan(merge.listed_conflicts(describe), tuple(merge.edits), tuple(merge.notices))
+
+
+class _Merge:
+    def __init__(self, tree: Tree, index: Index, base: Chain, head: Chain, version: int, ignored: Ignored) -> None:
+        self.tree, self.index, self.B, self.H, self.version, self.ignored = tree, index, base, head, version, ignored
+        self.shelf = head.shelf
+        self.newer = [layer for layer in head.published if not layer.is_base and layer.version > version]
+        self.edits: list[Edit] = []
+        self.conflicts: dict[str, tuple[str, tuple[Hunk, ...]]] = {}
+        self.notices: list[Notice] = []
+        self._children: dict[str, list[str]] | None = None
+
+    # look-ups
+
+    def children(self, path: str) -> list[str]:
+        if self._children is None:
+            self._children = {}
+            for child in sorted(self.index):
+                if child:
+                    self._children.setdefault(parent_of(child), []).append(child)
+        return self._children.get(path, [])
+
+    def below(self, path: str) -> list[str]:
+        """Paths strictly below `path` that newer layers changed, parents first."""
+        found: set[str] = set()
+        for layer in self.newer:
+            found.update(layer.below(path))
+        return sorted(found)
+
+    def unmoved(self, path: str, b: State | None, h: State | None) -> bool:
+        """Is the head's state the base's? Without a read when both come from one layer."""
+        return self.B.holder(path) is self.H.holder(path) or equal(b, h)
+
+    def last_writer_wins(self, path: str, first: State | None, h: State | None) -> bool:
+        if not path:
+            return False
+        if not self.ignored(path, first is not None and first.kind == DIRECTORY):
+            return False
+        return h is None or self.ignored(path, h.kind == DIRECTORY)
+
+    def blocked(self, path: str) -> bool:
+        """Has an ancestor become a file or a link in the head?"""
+        return any((a := self.H.find(x)) is not None and a.kind != DIRECTORY for x in ancestors(path))
+
+    # verdicts
+
+    def conflict(self, path: str, kind: str, hunks: tuple[Hunk, ...] = ()) -> None:
+        self.conflicts.setdefault(path, (kind, hunks))
+
+    def decided(self, path: str, b: State | None, o: State | None, h: State | None) -> Verdict:
+        verdict = decide(b, o, h)
+        if verdict.conflict is not None:
+            self.conflict(path, verdict.conflict, verdict.hunks)
+        return verdict
+
+    def combine(self, path: str, b: State | None, o: State, h: State) -> State:
+        """The merge of the two; what is there afterwards."""
+        verdict = self.decided(path, b, o, h)
+        if verdict.conflict is not None:
+            return o
+        content, meta, xattrs = verdict.content, verdict.meta, dict(verdict.xattrs)
+        if content == "ours" and meta == o.meta and xattrs == o.xattrs:
+            return o
+        merged = o.changed(meta=meta, xattrs=xattrs, content=content if isinstance(content, bytes) else h if content == "head" else o)
+        if o.kind == DIRECTORY:
+            self.edits.append(Attributes(path, merged))
+        elif content == "head" and meta == h.meta and xattrs == h.xattrs:
+            self.edits.append(Bring(path, h))
+        else:
+            merged.linkable = False
+            self.edits.append(Write(path, merged))
+        return merged
+
+    def hidden(self, path: str) -> None:
+        """Ours has nothing below `path` any more. Source changes of the head there conflict; ignored ones go with the directory."""
+        for q in self.below(path):
+            h = self.H.find(q)
+            if h is None:
+                continue
+            b = self.B.find(q)
+            if self.last_writer_wins(q, b, h) if b is not None else self.ignored(q, h.kind == DIRECTORY):
+                self.notices.append(Notice("dropped", q))
+            elif b is None:
+                self.conflict(q, "parent")
+            elif not self.unmoved(q, b, h):
+                self.decided(q, b, None, h)
+
+    # the walk
+
+    def visit(self, path: str, *, inside: bool, gone: bool, covered: bool) -> bool:
+        """`inside`: an opaque directory of ours is above; `gone`: the parent is no directory in H; `covered`: something newer covers an
+        ancestor. -> is the path in the resulting layer?"""
+        if not gone and not covered and self.shelf.sub.get(path, 0) <= self.version:
+            return True
+        covered = covered or self.shelf.cover.get(path, 0) > self.version
+        rec, b, h = self.index[path], self.B.find(path), self.H.find(path)
+        if rec.kind == WHITEOUT:
+            return self.visit_whiteout(path, b, h)
+        o = self.tree.state(path)
+        if rec.kind == DIRECTORY:
+            return self.visit_directory(path, rec, b, o, h, inside=inside, gone=gone, covered=covered)
+        return self.visit_file(path, b, o, h, inside=inside, gone=gone)
+
+    def visit_whiteout(self, path: str, b: State | None, h: State | None) -> bool:
+        if h is None:
+            self.edits.append(Drop(path))
+            return False
+        if not self.last_writer_wins(path, b, h) and not self.unmoved(path, b, h):
+            self.decided(path, b, None, h)
+        if h.kind == DIRECTORY:
+            self.hidden(path)
+        return True
+
+    def visit_file(self, path: str, b: State | None, o: State, h: State | None, *, inside: bool, gone: bool) -> bool:
+        unmoved = self.unmoved(path, b, h)
+        if h is not None and h.kind == DIRECTORY:
+            self.hidden(path)
+        if equal(b, o):  # inside opaque directories only
+            if unmoved:
+                return True
+            if h is None:
+                self.edits.append(Drop(path))
+                return False
+            self.edits.append(Bring(path, h))
+            return True
+        if not gone and unmoved:
+            return True
+        if h is not None and equal(o, h):
+            if not inside:
+                self.edits.append(Drop(path))
+            return inside
+        if self.last_writer_wins(path, o, h):
+            if gone and self.blocked(path):
+                self.conflict(path, "parent")
+            return True
+        if gone or h is None:
+            if gone and b is None:
+                self.conflict(path, "parent")
+            else:
+                self.decided(path, b, o, None)
+            return True
+        self.combine(path, b, o, h)
+        return True
+
+    def visit_directory(
+        self, path: str, rec: Record, b: State | None, o: State, h: State | None, *, inside: bool, gone: bool, covered: bool
+    ) -> bool:
+        if b is None or b.kind != DIRECTORY:  # ours made this directory
+            if gone:
+                if self.last_writer_wins(path, o, h):
+                    if self.blocked(path):
+                        self.conflict(path, "parent")
+                elif b is None:
+                    self.conflict(path, "parent")
+                else:
+                    self.decided(path, b, o, None)
+                return True
+            if self.unmoved(path, b, h):
+                return True
+            if h is None or h.kind != DIRECTORY:
+                if not self.last_writer_wins(path, o, h):
+                    self.decided(path, b, o, h)
+                return True
+        elif h is None or h.kind != DIRECTORY:  # the head took this directory away
+            return self.visit_taken(path, rec, b, o, h, inside=inside, covered=covered)
+        # a directory on both sides: attributes first, then what is in it
+        now = o
+        if equal(b, o) and not equal(o, h):
+            now = o.changed(meta=h.meta, xattrs=dict(h.xattrs))
+            self.edits.append(Attributes(path, now))
+        elif not equal(o, h) and not equal(b, h) and not self.last_writer_wins(path, o, h):
+            now = self.combine(path, b, o, h)
+        cut = inside or rec.opaque
+        left = [child for child in self.children(path) if self.visit(child, inside=cut, gone=False, covered=covered)]
+        if rec.opaque and not inside:
+            self.bring_below(path)
+            self.edits.append(Look(path))
+        if cut or left or not path:
+            return True
+        if now.meta == h.meta and now.xattrs == h.xattrs:
+            self.edits.append(Drop(path))
+            return False
+        return True
+
+    def visit_taken(self, path: str, rec: Record, b: State, o: State, h: State | None, *, inside: bool, covered: bool) -> bool:
+        ours_stays = False
+        if not equal(b, o):
+            if self.last_writer_wins(path, o, h):
+                ours_stays = True
+                if self.blocked(path):
+                    self.conflict(path, "parent")
+            else:
+                self.decided(path, b, o, h)
+        left = [self.visit(child, inside=inside or rec.opaque, gone=not ours_stays, covered=covered) for child in self.children(path)]
+        if ours_stays or any(left):
+            return True
+        self.edits.append(Drop(path))
+        return False
+
+    def bring_below(self, path: str) -> None:
+        """`path` is opaque in ours; what the head added or changed below it since the base must not vanish under the mark."""
+        lost = {edit.path for edit in self.edits if isinstance(edit, Drop)}
+        brought = {edit.path: edit.state.kind == DIRECTORY for edit in self.edits if isinstance(edit, Bring)}
+
+        def is_directory(q: str) -> bool:
+            return brought[q] if q in brought else q in self.index and self.index[q].kind == DIRECTORY and q not in lost
+
+        for q in self.below(path):
+            if q in self.index or q in brought:
+                continue
+            h = self.H.find(q)
+            if h is None:
+                continue
+            b = self.B.find(q)
+            ignored = self.last_writer_wins(q, b if b is not None else h, h)
+            if b is not None:  # ours removed it
+                if not ignored and not self.unmoved(q, b, h):
+                    self.decided(q, b, None, h)
+            elif is_directory(parent_of(q)):
+                self.edits.append(Bring(q, h))
+                brought[q] = h.kind == DIRECTORY
+                self.notices.append(Notice("kept", q))
+            elif ignored:
+                self.notices.append(Notice("dropped", q))
+            else:
+                self.conflict(q, "parent")
+
+    # the report
+
+    def theirs(self, path: str) -> Layer | None:
+        """The newest layer that changed `path` since the base."""
+        above = ancestors(path)
+        for layer in self.newer:
+            found = layer.get(path)
+            if found is not None and not found.quiet:
+                return layer
+            if any((a := layer.get(x)) is not None and a.covers for x in above):
+                return layer
+        return None
+
+    def listed_conflicts(self, describe: Callable[[Layer], TheirsLayer]) -> tuple[Conflict, ...]:
+        listed: list[Conflict] = []
+        for path in sorted(self.conflicts):
+            kind, hunks = self.conflicts[path]
+            if kind == "parent" and any(a in self.conflicts for a in ancestors(path)):
+                continue  # one conflict per lost subtree
+            layer = self.theirs(path)
+            listed_here = path in self.index and self.index[path].kind != WHITEOUT
+            listed.append(
+                Conflict(
+                    path,
+                    kind,
+                    fingerprint(self.B.find(path)),
+                    fingerprint(self.tree.state(path)) if listed_here else ABSENT,
+                    fingerprint(self.H.find(path)),
+                    None if layer is None else describe(layer),
+                    hunks[:HUNK_LIMIT],
+                    len(hunks) > HUNK_LIMIT,
+                )
+            )
+        listed.sort(key=lambda c: c.path.encode("utf-8", "surrogateescape"))
+        return tuple(listed)

@@ -1,0 +1,260 @@
+"""What the decision table compares: the state of one path, read lazily from a real file.
+
+A state is a kind with content and attributes: permission bits, owner and group, and each xattr that a user of the tree can see. Times,
+inode numbers and link counts are no part of it. An absent path is None.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+
+from layerstack import linux
+from layerstack.changes import ABSENT, Fingerprint
+from layerstack.durable import suppress_errno
+from layerstack.form import Form
+
+Meta = tuple[int, int, int]
+"""Permission bits with setuid, setgid and sticky; owner; group."""
+
+PIECE = 1 << 20
+"""Files are compared and copied in pieces of 1 MiB."""
+
+FILE, LINK, DIRECTORY, WHITEOUT, SPECIAL = "f", "l", "d", "w", "s"
+
+
+def kind_of(mode: int) -> str:
+    """`f`, `l`, `d`, or `s` for what is no part of a state: FIFO, socket, device."""
+    if stat.S_ISREG(mode):
+        return FILE
+    if stat.S_ISDIR(mode):
+        return DIRECTORY
+    return LINK if stat.S_ISLNK(mode) else SPECIAL
+
+
+class State:
+    """The state of a path: attributes as they stand here, content in the file at `path` unless `body` carries it."""
+
+    __slots__ = ("_xattrs", "allocated", "body", "form", "inode", "kind", "linkable", "meta", "path", "size", "target_text", "times")
+
+    def __init__(self, path: str, form: Form, status: os.stat_result | None = None, *, linkable: bool = True) -> None:
+        s = os.lstat(path) if status is None else status
+        self.kind = kind_of(s.st_mode)
+        self.meta: Meta = (stat.S_IMODE(s.st_mode), s.st_uid, s.st_gid)
+        self.path, self.form, self.linkable = path, form, linkable
+        self.size, self.allocated = s.st_size, s.st_blocks * 512
+        self.times = (s.st_atime_ns, s.st_mtime_ns)
+        self.inode = (s.st_dev, s.st_ino)
+        self.body: bytes | None = None
+        self.target_text: str | None = None
+        self._xattrs: dict[str, bytes] | None = None
+
+    def changed(self, *, meta: Meta, xattrs: dict[str, bytes], content: State | bytes | None = None) -> State:
+        """A state that exists in memory only: other attributes, and the content of another state or given bytes."""
+        source = content if isinstance(content, State) else self
+        new = object.__new__(State)
+        new.kind, new.meta, new.form, new.linkable = self.kind, meta, self.form, source.linkable
+        new.path, new.size, new.times, new.inode = source.path, source.size, source.times, source.inode
+        new.body, new.target_text, new.allocated = source.body, source.target_text, source.allocated
+        if isinstance(content, bytes):
+            new.body, new.size, new.inode = content, len(content), (-1, id(content))
+        new._xattrs = xattrs
+        return new
+
+    @property
+    def target(self) -> str:
+        if self.target_text is None:
+            self.target_text = os.readlink(self.path)
+        return self.target_text
+
+    @property
+    def xattrs(self) -> dict[str, bytes]:
+        """As a user of the merged tree sees them: overlayfs' own left out, escaped ones under their own name."""
+        if self._xattrs is None:
+            found: dict[str, bytes] = {}
+            namespace, escaped = self.form.namespace, self.form.escaped
+            for name in list_xattrs(self.path):
+                if not name.startswith(namespace):
+                    found[name] = os.getxattr(self.path, name, follow_symlinks=False)
+                elif name.startswith(escaped):
+                    found[namespace + name[len(escaped) :]] = os.getxattr(self.path, name, follow_symlinks=False)
+            self._xattrs = found
+        return self._xattrs
+
+    def data(self) -> bytes:
+        """All bytes of a file; the caller has looked at `size`."""
+        if self.body is not None:
+            return self.body
+        with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
+            return file.readall()
+
+    def digest(self) -> bytes:
+        """SHA-256 of a file's bytes."""
+        if self.body is not None:
+            return hashlib.sha256(self.body).digest()
+        total = hashlib.sha256()
+        with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
+            while piece := file.read(PIECE):
+                total.update(piece)
+        return total.digest()
+
+
+def list_xattrs(path: str) -> list[str]:
+    """Names of the xattrs of `path` itself; none where the file system has none."""
+    try:
+        return os.listxattr(path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return []
+        raise
+
+
+def same(x: State, y: State) -> bool:
+    """Equal kind and content, attributes aside."""
+    if x.kind != y.kind:
+        return False
+    if x.kind == DIRECTORY or (x.inode == y.inode and x.body is None and y.body is None):
+        return True
+    if x.kind == LINK:
+        return x.target == y.target
+    if x.size != y.size:
+        return False
+    if x.body is not None or y.body is not None:
+        return x.data() == y.data()
+    with (
+        open(os.open(x.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as f,
+        open(os.open(y.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as g,
+    ):
+        while True:
+            a, b = f.read(PIECE), g.read(PIECE)
+            if a != b:
+                return False
+            if not a:
+                return True
+
+
+def equal(x: State | None, y: State | None) -> bool:
+    """Equal states; None is absent."""
+    if x is None or y is None:
+        return x is y
+    if x is y:
+        return True
+    return x.kind == y.kind and x.meta == y.meta and x.xattrs == y.xattrs and same(x, y)
+
+
+def fingerprint(state: State | None) -> Fingerprint:
+    """The state as a conflict shows it. Reads a file's bytes."""
+    if state is None:
+        return ABSENT
+    if state.kind == FILE:
+        return Fingerprint("file", digest=state.digest().hex(), size=state.size, mode=state.meta[0])
+    if state.kind == LINK:
+        return Fingerprint("symlink", target=state.target)
+    return Fingerprint("directory", mode=state.meta[0])
+
+
+def set_meta(path: str, meta: Meta, *, symlink: bool = False) -> None:
+    """Owner first: chown(2) clears setuid and setgid."""
+    os.chown(path, meta[1], meta[2], follow_symlinks=False)
+    if not symlink:
+        os.chmod(path, meta[0])
+
+
+def set_xattrs(path: str, want: dict[str, bytes], form: Form) -> None:
+    """The user-visible xattrs of `path` become `want`; overlayfs' own stay."""
+    have: dict[str, bytes] = {}
+    stored = {}
+    for name in list_xattrs(path):
+        seen = name
+        if name.startswith(form.namespace):
+            if not name.startswith(form.escaped):
+                continue
+            seen = form.namespace + name[len(form.escaped) :]
+        have[seen] = os.getxattr(path, name, follow_symlinks=False)
+        stored[seen] = name
+    for name, raw in stored.items():
+        if name not in want:
+            os.removexattr(path, raw, follow_symlinks=False)
+    for name, value in want.items():
+        if have.get(name) != value:
+            raw = form.escaped + name[len(form.namespace) :] if name.startswith(form.namespace) else name
+            os.setxattr(path, raw, value, follow_symlinks=False)
+
+
+def set_times(path: str, times: tuple[int, int]) -> None:
+    os.utime(path, ns=times, follow_symlinks=False)
+
+
+def make_directory(path: str, like: State, *, times: bool = True) -> None:
+    """A new directory with the attributes of `like`; it must not exist."""
+    os.mkdir(path, 0o700)
+    set_xattrs(path, like.xattrs, like.form)
+    set_meta(path, like.meta)
+    if times:
+        set_times(path, like.times)
+
+
+def copy_bytes(source: str, target_fd: int) -> None:
+    """The bytes of a file into an empty one: a reflink where the file system can, else holes stay holes."""
+    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if linux.reflink(target_fd, fd):
+            return
+        size, at = os.fstat(fd).st_size, 0
+        os.ftruncate(target_fd, size)
+        while at < size:
+            try:
+                at = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                return
+            end = os.lseek(fd, at, os.SEEK_HOLE)
+            os.lseek(target_fd, at, os.SEEK_SET)
+            while at < end:
+                sent = os.sendfile(target_fd, fd, at, min(end - at, 1 << 30))
+                if sent == 0:
+                    return
+                at += sent
+    finally:
+        os.close(fd)
+
+
+def write_copy(path: str, state: State, *, times: bool = True) -> None:
+    """A new file or symlink at `path` with the state's content and attributes; never the same inode."""
+    if state.kind == LINK:
+        os.symlink(state.target, path)
+        set_meta(path, state.meta, symlink=True)
+    else:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            if state.body is not None:
+                view = memoryview(state.body)
+                while view:
+                    view = view[os.write(fd, view) :]
+            else:
+                copy_bytes(state.path, fd)
+        finally:
+            os.close(fd)
+        set_meta(path, state.meta)
+    with suppress_errno(*(() if state.kind == FILE else (errno.EPERM, errno.EOPNOTSUPP))):
+        set_xattrs(path, state.xattrs, state.form)
+    if state.kind == FILE:
+        # chmod again: setting security.* or an ACL may have touched the bits
+        os.chmod(path, state.meta[0])
+    if times and state.body is None:
+        set_times(path, state.times)
+
+
+def link_or_copy(path: str, state: State) -> None:
+    """The state at `path`: a hard link where its inode may be shared, else a copy (the base lies on a mount of its own)."""
+    if state.linkable and state.body is None:
+        try:
+            os.link(state.path, path, follow_symlinks=False)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMLINK, errno.EXDEV, errno.EPERM):
+                raise
+    write_copy(path, state)

@@ -1,0 +1,657 @@
+"""The store: the on-disk names; create, open, lock.
+
+    manifest.json             the head, newest layer first; replaced by one rename
+    manifests/<version>.json  every openable version, the head included
+    layers/<layer_id>/        one immutable tree in overlayfs upperdir form; nothing of ours inside
+    base/B000001-base/        the base, read-only, on a mount of its own
+    .layer-metadata/<id>.json owner, agent, base version, sizes, digest; <id>.index the changed paths, <id>.digest the digest alone
+    sessions/<id>/            the live writes of a session (layerstack.upper)
+    workspace.json            which workspace, which base, xattr form
+    .storage-writer.lock      flock: one process at a time
+    drafts/<id>/              work that was not published (layerstack.drafts)
+    staging/                  scrap: empty at rest, swept at open
+
+Durability: data is synced before the rename that makes it visible, metadata is renamed in before its layer, the layer before the manifest
+that names it. A crash at any step leaves the old head or the new one, and what was not published is a draft after the next open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from layerstack import documents, drafts, durable, gc, overlay, update
+from layerstack.capture import seal
+from layerstack.chain import Chain
+from layerstack.drafts import Draft
+from layerstack.durable import Step, no_step
+from layerstack.errors import Busy, Invalid, NotFound, StoreBusy, StoreCorrupt, Unsupported
+from layerstack.form import FORMS, Form
+from layerstack.ignore import IgnoreRules
+from layerstack.index import Index, Layer, Shelf, base_layer
+from layerstack.index_file import build, load
+from layerstack.lease import Lease, Leases
+from layerstack.manifest import BASE_ID, FIRST_VERSION, Manifest, reference
+from layerstack.projection import Snapshot
+from layerstack.publish import CommitUnsynced, Preview, Published, preview
+from layerstack.resolve import Ignored
+from layerstack.states import FILE, State, make_directory
+from layerstack.tree import DiskTree, MemoryTree, discard
+from layerstack.upper import Identity, Upper
+
+FOLDERS = ("manifests", "layers", "base", ".layer-metadata", "sessions", "drafts", "staging")
+MANIFEST, WORKSPACE, LOCK = "manifest.json", "workspace.json", ".storage-writer.lock"
+IGNORE_FILE_MAX = 1 << 20
+"""A larger .gitignore is no list of rules."""
+RULES_KEPT = 16
+"""Versions whose .gitignore rules stay parsed."""
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class Store:
+    """One stack of layers on disk. One process has it open; its methods may be called from any thread."""
+
+    def __init__(self, root: str, form: Form, workspace: dict[str, Any], lock_fd: int, step: Step) -> None:
+        """Not for callers: `open` is."""
+        self.root, self.form, self.workspace, self.step = root, form, workspace, step
+        self.lock = threading.RLock()
+        """Held for bookkeeping: renames into `layers/`, the manifest, the head in memory."""
+        self.shelf, self.leases = Shelf(), Leases()
+        self.recovered: tuple[Draft, ...] = ()
+        self.unrecovered: tuple[tuple[str, str], ...] = ()
+        """Dead sessions whose work could not be made a draft for want of disk: (session id, why). Tried again at the next open."""
+        self.update_lock = threading.Lock()
+        self._lock_fd = lock_fd
+        self._layers: dict[str, Layer] = {}
+        self._chains: dict[int, tuple[Manifest, Chain]] = {}
+        self._rules: dict[int, IgnoreRules] = {}
+        self._scratch: set[str] = set()
+        self._draft_users: dict[str, int] = {}
+        self._draft_leases: dict[str, Lease] = {}
+        self._consumed: set[str] = set()
+        self._head: Manifest
+
+    # ---- create, open, close
+
+    @staticmethod
+    def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, step: Step = no_step) -> None:
+        """Make an empty store around a base; `root` may be there and hold a mounted `base/` already.
+
+        After a crash it is called again. Durable on return: manifest.json is written last.
+        Raises:
+            Invalid: a store with another base, workspace or form is there (reason store_exists).
+        """
+        body = {"workspace_root": workspace_root, "layer_stack_root": root, "base_root_hash": base_root_hash, "form": form.name}
+        if os.path.exists(f"{root}/{MANIFEST}"):
+            there = documents.read(f"{root}/{WORKSPACE}")
+            different = sorted(key for key, value in body.items() if there.get(key) != value and key != "layer_stack_root")
+            if different:
+                raise Invalid(
+                    f"{root}: there is a store with another {', '.join(different)}", reason="store_exists", details={"store": root}
+                )
+            return
+        step("create.mkdir")
+        for folder in FOLDERS:
+            os.makedirs(f"{root}/{folder}", exist_ok=True)
+        with durable.suppress_errno(*_READ_ONLY):
+            os.makedirs(f"{root}/base/{BASE_ID}", exist_ok=True)
+        documents.write(f"{root}/{WORKSPACE}", body, step=step, name="create.workspace.json")
+        data = Manifest(FIRST_VERSION, (reference(BASE_ID),)).dump()
+        durable.write_file(f"{root}/manifests/{FIRST_VERSION}.json", data, step=step, name="create.manifests")
+        step("create.fsync_root")
+        durable.fsync_dir(root)
+        durable.fsync_dir(os.path.dirname(root) or "/")
+        durable.write_file(f"{root}/{MANIFEST}", data, step=step, name="create.manifest.json")
+
+    @staticmethod
+    def open(root: str, *, step: Step = no_step) -> Store:
+        """Open the store for this process: take its lock, check every file, sweep what a crash left, make drafts of dead sessions' work.
+
+        Raises:
+            StoreBusy: another process has it open.
+            StoreCorrupt: a file is missing, damaged or of an unknown format; details.file names it. Nothing was changed.
+            Unsupported: the store has the other form of xattrs than this process can use.
+        """
+        import fcntl
+
+        if not os.path.exists(f"{root}/{WORKSPACE}"):
+            raise StoreCorrupt(f"{root}/{WORKSPACE}: missing: no store is here", details={"file": f"{root}/{WORKSPACE}"})
+        fd = os.open(f"{root}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreBusy(f"{root}: another process has this store open", details={"store": root}) from None
+            workspace = documents.read(f"{root}/{WORKSPACE}")
+            form = FORMS.get(str(workspace.get("form")))
+            if form is None:
+                raise StoreCorrupt(
+                    f"{root}/{WORKSPACE}: form {workspace.get('form')!r} is not known", details={"file": f"{root}/{WORKSPACE}"}
+                )
+            store = Store(root, form, workspace, fd, step)
+            store._check_form()
+            store._load()
+            store._recover()
+        except BaseException:
+            os.close(fd)
+            raise
+        return store
+
+    def close(self) -> None:
+        """Let another process open the store. Live uppers stay on disk: the next open makes drafts of them."""
+        with self.lock:
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+
+    def _check_form(self) -> None:
+        probe = f"{self.staging}/form-{os.urandom(4).hex()}"
+        os.mkdir(probe)
+        try:
+            os.setxattr(probe, self.form.opaque, b"y")
+        except OSError as error:
+            raise Unsupported(
+                f"{self.root}: this store keeps its marks as {self.form.namespace}* and this process cannot set them ({os.strerror(error.errno or 0)})",
+                reason="store_form",
+                details={"form": self.form.name},
+            ) from error
+        finally:
+            os.rmdir(probe)
+
+    def _load(self) -> None:
+        """Read and check everything; nothing is changed before all of it is known to be whole."""
+        path = f"{self.root}/{MANIFEST}"
+        try:
+            with open(path, "rb") as file:
+                head = Manifest.load(file.read(), source=path)
+        except FileNotFoundError:
+            raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
+        for layer in reversed(head.layers):
+            self.shelf_layer(layer.layer_id)
+        for name in os.listdir(f"{self.root}/manifests"):
+            stem, _, suffix = name.partition(".")
+            if stem.isdecimal() and suffix == "json" and int(stem) <= head.version:
+                manifest_path = f"{self.root}/manifests/{name}"
+                with open(manifest_path, "rb") as file:
+                    found = Manifest.load(file.read(), source=manifest_path)
+                if found.version != int(stem):
+                    raise StoreCorrupt(f"{manifest_path}: is of version {found.version}", details={"file": manifest_path})
+        kept = drafts.all_of(self)
+        for draft in kept:
+            for layer_id in draft.layer_ids:
+                self.shelf_layer(layer_id)
+        for name in os.listdir(f"{self.root}/sessions"):
+            documents.read(f"{self.root}/sessions/{name}/session.json")
+        self._head = head
+        for draft in kept:
+            self.hold_draft(draft)
+
+    def _recover(self) -> None:
+        """Sweep, then make drafts of the work of sessions that died with their process."""
+        self.step("open.sweep")
+        gc.sweep_staging(self.root)
+        gc.sweep_root(self.root)
+        gc.sweep_drafts(self.root)
+        gc.give_back(self.root, self._head)
+        gc.sweep_metadata(self.root)
+        published = {str(layer.about.get("upper")) for layer in self._layers.values() if layer.about.get("upper")}
+        drafted = {draft.upper for draft in self.drafts()}
+        recovered: list[Draft] = []
+        unrecovered: list[tuple[str, str]] = []
+        for name in sorted(os.listdir(f"{self.root}/sessions")):
+            folder = f"{self.root}/sessions/{name}"
+            body = documents.read(f"{folder}/session.json")
+            if body["token"] in published or body["token"] in drafted:
+                discard(folder)  # the crash came between the commit and this
+                continue
+            lease = self.leases.take(f"session {name}", body["base_version"], tuple(body["layers"]))
+            try:
+                draft = self._dead_upper(name, body, lease).to_draft(reason="recovered")
+            except OSError as error:
+                unrecovered.append((name, str(error)))
+                continue
+            if draft is not None:
+                recovered.append(draft)
+        self.recovered, self.unrecovered = tuple(recovered), tuple(unrecovered)
+
+    def _dead_upper(self, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
+        manifest = Manifest(body["base_version"], tuple(reference(layer_id) for layer_id in body["layers"]))
+        identity = Identity(session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"])
+        private: list[Layer] = []
+        if body["draft_id"] is not None:
+            private.append(self._draft_layer(self.draft(body["draft_id"])))
+            self._draft_users[body["draft_id"]] = self._draft_users.get(body["draft_id"], 0) + 1
+        upper = Upper(self, identity, manifest, Chain(self.layers_of(manifest), self.shelf, self.form, private), lease)
+        if os.path.isdir(upper.upperdir) and overlay.is_mounted(upper.upperdir):
+            raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})
+        with contextlib.suppress(FileNotFoundError):
+            upper.adopt(sorted(os.listdir(f"{upper.directory}/private")))
+        return upper
+
+    # ---- versions
+
+    @property
+    def head(self) -> Manifest:
+        """The newest version, an immutable value; reading it never waits."""
+        return self._head
+
+    @property
+    def staging(self) -> str:
+        return f"{self.root}/staging"
+
+    def manifest(self, version: int | None) -> Manifest:
+        """Raises NotFound (reason version_not_found) for a version that is not openable."""
+        head = self._head
+        if version is None or version == head.version:
+            return head
+        path = f"{self.root}/manifests/{version}.json"
+        try:
+            if version > head.version:
+                raise FileNotFoundError
+            with open(path, "rb") as file:
+                found = Manifest.load(file.read(), source=path)
+        except FileNotFoundError:
+            raise NotFound(
+                f"version {version} cannot be opened (head is {head.version})", reason="version_not_found", details={"version": version}
+            ) from None
+        return found
+
+    def layers_of(self, manifest: Manifest) -> list[Layer]:
+        return [self.shelf_layer(layer_id) for layer_id in manifest.layer_ids]
+
+    def chain(self, manifest: Manifest) -> Chain:
+        """The layers of a version; the last few are kept, so that publishes share them."""
+        kept = self._chains.get(manifest.version)
+        if kept is not None and kept[0] == manifest:
+            return kept[1]
+        chain = Chain(self.layers_of(manifest), self.shelf, self.form)
+        if len(self._chains) >= 32:
+            self._chains = {}
+        self._chains[manifest.version] = (manifest, chain)
+        return chain
+
+    def snapshot(self, version: int | None = None) -> Snapshot:
+        """A version to read from, the head by default. Without a lease its layers may be folded away later: see `lease`."""
+        manifest = self.manifest(version)
+        return Snapshot(manifest, self.chain(manifest))
+
+    @contextlib.contextmanager
+    def lease(self, version: int | None = None) -> Generator[Snapshot]:
+        """A version whose layers stay on disk for the length of the block."""
+        with self.lock:
+            manifest = self.manifest(version)
+            lease = self.leases.take("export", manifest.version, manifest.layer_ids)
+        try:
+            yield Snapshot(manifest, self.chain(manifest))
+        finally:
+            self.leases.release(lease)
+
+    def ignored(self, version: int) -> Ignored:
+        """The ignored route of a base version: by its own .gitignore files."""
+        rules = self._rules.get(version)
+        if rules is None:
+            chain = self.chain(self.manifest(version))
+
+            def read(path: str) -> bytes | None:
+                state = chain.find(path)
+                return state.data() if state is not None and state.kind == FILE and state.size <= IGNORE_FILE_MAX else None
+
+            rules = IgnoreRules(read)
+            if len(self._rules) >= RULES_KEPT:
+                self._rules = {}
+            self._rules[version] = rules
+        return rules.ignored
+
+    # ---- sessions
+
+    def open_upper(
+        self,
+        session_id: str,
+        *,
+        origin: str,
+        agent: str | None = None,
+        request_id: str | None = None,
+        version: int | None = None,
+        draft_id: str | None = None,
+        draft_base: str = "own",
+    ) -> Upper:
+        """A place for a session's writes on a version (the head by default), or on a draft at the draft's own base.
+
+        Args:
+            session_id: letters, digits, `.`, `_`, `-`; names the folder in `sessions/`.
+            origin: who it is for, as a later draft says it: `workspace_session:<id>`.
+        Returns:
+            An upper whose lease keeps the version's layers until it ends. If the process dies, the next open makes a draft of its work.
+        Raises:
+            Invalid: the id is malformed or in use. NotFound: no such version or draft. LayerLimit: more lowers than the kernel mounts.
+        """
+        if not _SESSION_ID.fullmatch(session_id) or session_id in (".", ".."):
+            raise Invalid(f"session id {session_id!r} is malformed", reason="invalid_session_id", details={"session_id": session_id})
+        if draft_base != "own":
+            raise Unsupported(
+                "a draft can only be opened at its own base: rebasing it is not built yet",
+                reason="not_available",
+                details={"draft_base": draft_base},
+            )
+        with self.lock:
+            private: list[Layer] = []
+            if draft_id is not None:
+                draft = self.draft(draft_id)
+                manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
+                private.append(self._draft_layer(draft))
+                self._draft_users[draft_id] = self._draft_users.get(draft_id, 0) + 1
+            else:
+                manifest = self.manifest(version)
+            lease = self.leases.take(f"session {session_id}", manifest.version, manifest.layer_ids)
+        try:
+            overlay.check_count(len(manifest.layers) + len(private))
+            chain = Chain(self.layers_of(manifest), self.shelf, self.form, private)
+            identity = Identity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex())
+            self._make_session(identity, manifest, chain)
+        except BaseException:
+            self.leases.release(lease)
+            self._leave_draft(draft_id)
+            raise
+        return Upper(self, identity, manifest, chain, lease)
+
+    def _make_session(self, identity: Identity, manifest: Manifest, chain: Chain) -> None:
+        """Complete in staging, then one rename: a folder in `sessions/` is whole."""
+        scratch: list[str] = []
+        folder = self.scratch(f"session-{identity.session_id}", scratch)
+        try:
+            self.step("session.mkdir")
+            os.mkdir(folder, 0o700)
+            root = chain.find("")
+            assert root is not None
+            self.make_upper(f"{folder}/upper", root)
+            os.mkdir(f"{folder}/work")
+            body = {
+                **identity._asdict(),
+                "base_version": manifest.version,
+                "layers": list(manifest.layer_ids),
+                "created_unix_ms": time.time_ns() // 1_000_000,
+            }
+            self.step("session.write")
+            durable.write_new(f"{folder}/session.json", documents.dump(body))
+            self.step("session.rename")
+            try:
+                durable.rename_new(folder, f"{self.root}/sessions/{identity.session_id}")
+            except FileExistsError:
+                raise Invalid(
+                    f"session {identity.session_id} exists", reason="session_exists", details={"session_id": identity.session_id}
+                ) from None
+        finally:
+            if os.path.lexists(folder):
+                discard(folder)
+            self.forget_scratch(folder)
+
+    def make_upper(self, path: str, root: State) -> None:
+        """An empty upperdir whose root looks like `root`: the session sees the upper's own."""
+        make_directory(path, root)
+
+    def end_upper(self, session_id: str, lease: Lease, draft_id: str | None) -> None:
+        """Remove a session's folder and give its lease back; what cannot be removed now is swept at the next open."""
+        folder, gone = f"{self.root}/sessions/{session_id}", self.scratch(f"ended-{session_id}")
+        self.step("session.end")
+        with durable.suppress_errno(*range(1, 134)):
+            os.rename(folder, gone)
+            durable.remove_tree(gone)
+        self.forget_scratch(gone)
+        self.leases.release(lease)
+        self._leave_draft(draft_id)
+
+    # ---- drafts
+
+    def drafts(self) -> list[Draft]:
+        """Every draft, oldest first."""
+        return [draft for draft in drafts.all_of(self) if draft.draft_id not in self._consumed]
+
+    def draft(self, draft_id: str) -> Draft:
+        """Raises NotFound, reason draft_not_found."""
+        if draft_id in self._consumed:
+            raise NotFound(f"draft {draft_id!r} was published", reason="draft_not_found", details={"draft_id": draft_id})
+        return drafts.load(self, draft_id)
+
+    def hold_draft(self, draft: Draft) -> None:
+        """Lease the draft's base for as long as the draft is there."""
+        with self.lock:
+            self._draft_leases[draft.draft_id] = self.leases.take(f"draft {draft.draft_id}", draft.base_version, draft.layer_ids)
+
+    def discard_draft(self, draft_id: str) -> int:
+        """Delete a draft; returns its bytes.
+
+        Raises:
+            NotFound: there is none (draft_not_found).
+            Busy: a session stands on it (draft_in_use).
+        """
+        with self.lock:
+            draft = self.draft(draft_id)
+            if self._draft_users.get(draft_id):
+                raise Busy(
+                    f"draft {draft_id}: a session stands on it; end that first", reason="draft_in_use", details={"draft_id": draft_id}
+                )
+            self._remove_draft(draft_id)
+        return draft.bytes
+
+    def consume_draft(self, draft_id: str) -> None:
+        """Its work was published with a session that stood on it: it goes, at the latest with the last session that uses it."""
+        with self.lock:
+            if self._draft_users.get(draft_id):
+                self._consumed.add(draft_id)
+            elif os.path.isdir(drafts.folder_of(self, draft_id)):
+                self._remove_draft(draft_id)
+
+    def _remove_draft(self, draft_id: str) -> None:
+        gone = self.scratch(f"gone-{draft_id}")
+        self.step("draft.remove")
+        os.rename(drafts.folder_of(self, draft_id), gone)
+        lease = self._draft_leases.pop(draft_id, None)
+        if lease is not None:
+            self.leases.release(lease)
+        discard(gone)
+        self.forget_scratch(gone)
+
+    def _leave_draft(self, draft_id: str | None) -> None:
+        if draft_id is None:
+            return
+        with self.lock:
+            left = self._draft_users.get(draft_id, 1) - 1
+            if left:
+                self._draft_users[draft_id] = left
+                return
+            self._draft_users.pop(draft_id, None)
+            if draft_id in self._consumed:
+                self._consumed.discard(draft_id)
+                self._remove_draft(draft_id)
+
+    def _draft_layer(self, draft: Draft) -> Layer:
+        tree = DiskTree(f"{drafts.folder_of(self, draft.draft_id)}/layer", self.form)
+        manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
+        return Layer(
+            draft.draft_id,
+            tree,
+            draft.base_version,
+            build(tree, Chain(self.layers_of(manifest), self.shelf, self.form), hashes=False).index,
+        )
+
+    def preview_draft(self, draft_id: str) -> Preview:
+        """What publishing the draft as it is would do against the head of now."""
+        draft = self.draft(draft_id)
+        manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
+        base = Chain(self.layers_of(manifest), self.shelf, self.form)
+        tree = MemoryTree.load(DiskTree(f"{drafts.folder_of(self, draft_id)}/layer", self.form))
+        seal(tree, base)
+        return preview(self, tree, base=base, version=draft.base_version, dropped=())
+
+    # ---- sessionless writes
+
+    def update_file(
+        self, path: str, change: Callable[[bytes | None], bytes], *, owner: str, request_id: str, agent: str | None = None
+    ) -> Published:
+        """Read a file of the head, transform it, publish the result as one layer; nothing comes in between.
+
+        Args:
+            change: bytes of the file (None: there is none) -> new bytes; may be called again when the head moved on. What it raises passes.
+        Returns:
+            no_op when the bytes are the same. Mode, owner and xattrs of an existing file are kept; missing parents are made.
+        Raises:
+            NotAFile: the path is a directory, a symlink or special, or a parent is no directory; details.kind says which.
+        """
+        return update.update_file(self, path, change, owner=owner, request_id=request_id, agent=agent)
+
+    # ---- figures
+
+    def layer_stats(self) -> dict[str, Any]:
+        """Sizes, leases and counts, for observability; reads no layer."""
+        head, leases = self._head, self.leases.all()
+        sessions = [lease for lease in leases if not lease.holder.startswith("draft ")]
+        rows: list[dict[str, Any]] = []
+        for layer in self.layers_of(head):
+            booked = sorted({lease.layer_ids[0] for lease in leases if layer.id in lease.layer_ids and lease.layer_ids[0] != layer.id})
+            rows.append(
+                {
+                    "layer_id": layer.id,
+                    "bytes": layer.about.get("bytes"),
+                    "allocated_bytes": layer.about.get("allocated_bytes"),
+                    "leased_by_workspaces": sum(lease.layer_ids[0] == layer.id for lease in sessions),
+                    "booked_by": booked,
+                }
+            )
+        kept = self.drafts()
+        total, allocated = sum(row["bytes"] or 0 for row in rows), sum(row["allocated_bytes"] or 0 for row in rows)
+        return {
+            "version": head.version,
+            "root_hash": head.root_hash,
+            "active_lease_count": len(sessions),
+            "layers": rows,
+            "total_bytes": total,
+            "total_allocated_bytes": allocated,
+            "storage_logical_bytes": total + sum(draft.bytes for draft in kept),
+            "storage_allocated_bytes": allocated + sum(draft.bytes for draft in kept),
+            "staging_entry_count": len(os.listdir(self.staging)),
+            "draft_count": len(kept),
+            "pin_count": 0,
+        }
+
+    def gc(self) -> None:
+        """Delete layers that nothing names and scrap of failed operations. Live sessions, drafts and openable versions keep all they need."""
+        gc.collect(self)
+
+    # ---- for the modules that write
+
+    def scratch(self, what: str, made: list[str] | None = None) -> str:
+        """A name in staging that nobody has, which gc leaves alone until `forget_scratch`; also appended to `made`."""
+        path = f"{self.staging}/{what}-{os.urandom(6).hex()}"
+        with self.lock:
+            self._scratch.add(path)
+        if made is not None:
+            made.append(path)
+        return path
+
+    def forget_scratch(self, path: str) -> None:
+        with self.lock:
+            self._scratch.discard(path)
+
+    def scratch_in_use(self) -> frozenset[str]:
+        with self.lock:
+            return frozenset(self._scratch)
+
+    def new_layer(self, layer_id: str, version: int, index: Index, about: dict[str, Any]) -> Layer:
+        """A layer that is about to be renamed into `layers/`."""
+        return Layer(layer_id, DiskTree(f"{self.root}/layers/{layer_id}", self.form), version, index, about)
+
+    def shelf_layer(self, layer_id: str) -> Layer:
+        """The layer of that id, read from disk at first use. Raises StoreCorrupt, naming what is missing or damaged."""
+        found = self._layers.get(layer_id)
+        if found is not None:
+            return found
+        path = f"{self.root}/{reference(layer_id).path}"
+        if not os.path.isdir(path):
+            raise StoreCorrupt(f"{path}: missing", details={"file": path, "layer_id": layer_id})
+        tree = DiskTree(path, self.form, linkable=layer_id != BASE_ID)
+        if layer_id == BASE_ID:
+            layer = base_layer(tree)
+        else:
+            stem = f"{self.root}/.layer-metadata/{layer_id}"
+            about = documents.read(f"{stem}.json")
+            try:
+                with open(f"{stem}.index", "rb") as file:
+                    index = load(file.read(), source=f"{stem}.index")
+                with open(f"{stem}.digest", "rb") as file:
+                    digest = file.read()
+            except FileNotFoundError as error:
+                raise StoreCorrupt(f"{error.filename}: missing", details={"file": error.filename, "layer_id": layer_id}) from None
+            if digest != about["digest"].encode() + b"\n" or not about["digest"].startswith(layer_id.rpartition("-")[2]):
+                raise StoreCorrupt(f"{stem}.digest: is not the layer's", details={"file": f"{stem}.digest", "layer_id": layer_id})
+            version = about.get("version") or int(layer_id[1:].partition("-")[0])
+            layer = Layer(layer_id, tree, version, index, about)
+        with self.lock:
+            there = self._layers.get(layer_id)
+            if there is not None:
+                return there
+            if layer.index is not None:
+                self.shelf.add(layer)
+            self._layers[layer_id] = layer
+        return layer
+
+    def forget_layer(self, layer_id: str) -> None:
+        """Take a layer that nothing names out of memory."""
+        with self.lock:
+            layer = self._layers.pop(layer_id, None)
+            if layer is not None and layer.index is not None:
+                self.shelf.drop(layer)
+
+    def commit(self, manifest: Manifest, layer: Layer, tree_root: str, stem: str) -> None:
+        """Rename a prepared layer in and make `manifest` the head; the caller holds the lock. On an error everything is renamed back.
+
+        Raises:
+            CommitUnsynced: the head has changed; only its last fsync failed.
+        """
+        root, step = self.root, self.step
+        undo = contextlib.ExitStack()
+        temporary = f"{root}/.{MANIFEST}.tmp"
+        numbered = f"{root}/manifests/{manifest.version}.json"
+
+        def back(new: str, old: str) -> None:
+            with durable.suppress_errno(*range(1, 134)):
+                os.rename(new, old)
+
+        with undo:
+            step("commit.rename_metadata")
+            for suffix in (".json", ".index", ".digest"):
+                target = f"{root}/.layer-metadata/{layer.id}{suffix}"
+                os.rename(stem + suffix, target)
+                undo.callback(back, target, stem + suffix)
+            step("commit.rename_layer")
+            durable.rename_new(tree_root, f"{root}/layers/{layer.id}")
+            undo.callback(back, f"{root}/layers/{layer.id}", tree_root)
+            step("commit.write_manifest")
+            for leftover in (numbered, temporary):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(leftover)
+            undo.callback(discard, numbered)
+            durable.write_new(numbered, manifest.dump())
+            undo.callback(discard, temporary)
+            os.link(numbered, temporary)
+            step("commit.fsync_layer")
+            for folder in (".layer-metadata", "layers", "manifests"):
+                durable.fsync_dir(f"{root}/{folder}")
+            step("commit.rename_manifest")
+            os.rename(temporary, f"{root}/{MANIFEST}")
+            undo.pop_all()
+        self._layers[layer.id] = layer
+        self._head = manifest
+        step("commit.fsync_manifest")
+        try:
+            durable.fsync_dir(root)
+        except OSError as error:
+            raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error
+
+
+_READ_ONLY = (30, 17)  # EROFS: the base is mounted read-only already; EEXIST

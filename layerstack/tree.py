@@ -1,0 +1,306 @@
+"""A layer tree that can be read and rewritten: on disk, or in memory over files that are somebody else's.
+
+Sealing, merging and folding are written once against `Tree`. A publish runs them on a `DiskTree`, a preview on a `MemoryTree` over the
+live upper, which it never touches: so both decide the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from layerstack.durable import Step, no_step, remove_tree, suppress_errno
+from layerstack.form import Form
+from layerstack.paths import join
+from layerstack.paths import parent as parent_of
+from layerstack.states import (
+    DIRECTORY,
+    FILE,
+    LINK,
+    SPECIAL,
+    WHITEOUT,
+    State,
+    link_or_copy,
+    make_directory,
+    set_meta,
+    set_times,
+    set_xattrs,
+    write_copy,
+)
+from layerstack.whiteout import get_mark, is_opaque, is_whiteout, make_whiteout, set_opaque
+
+
+class Child(NamedTuple):
+    """A name in a directory of a layer, and its kind: `f`, `l`, `d`, `w` (whiteout) or `s` (FIFO, socket, device)."""
+
+    name: str
+    kind: str
+
+
+class Tree(Protocol):
+    """What sealing, merging and folding need. Each method that changes something is one step that leaves a whole entry or none."""
+
+    form: Form
+
+    def scan(self, path: str) -> list[Child]: ...
+    def state(self, path: str) -> State: ...
+    def opaque(self, path: str) -> bool: ...
+    def redirect(self, path: str) -> str | None: ...
+    def put(self, path: str, state: State, *, times: bool = True) -> None: ...
+    def whiteout(self, path: str) -> None: ...
+    def mark_opaque(self, path: str) -> None: ...
+    def unmark_opaque(self, path: str) -> None: ...
+    def unmark_redirect(self, path: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def rmdir(self, path: str) -> None: ...
+    def remove(self, path: str) -> None: ...
+    def replace(self, path: str, state: State, *, times: bool = True) -> None: ...
+    def set_attributes(self, path: str, state: State) -> None: ...
+    def set_times(self, path: str, times: tuple[int, int]) -> None: ...
+
+
+class DiskTree:
+    """The tree at `root`. `aside` is a directory of the same file system where an entry is completed before it is renamed in."""
+
+    def __init__(self, root: str, form: Form, *, aside: str = "", step: Step = no_step, linkable: bool = True) -> None:
+        self.root, self.form, self.aside, self.step, self.linkable = root, form, aside, step, linkable
+
+    def full(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def scan(self, path: str) -> list[Child]:
+        found: list[Child] = []
+        with os.scandir(self.full(path)) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    kind = DIRECTORY
+                elif entry.is_file(follow_symlinks=False):
+                    kind = FILE
+                elif entry.is_symlink():
+                    kind = LINK
+                else:
+                    kind = WHITEOUT if is_whiteout(entry.stat(follow_symlinks=False)) else SPECIAL
+                found.append(Child(entry.name, kind))
+        found.sort()
+        return found
+
+    def state(self, path: str) -> State:
+        return State(self.full(path), self.form, linkable=self.linkable)
+
+    def opaque(self, path: str) -> bool:
+        return is_opaque(self.full(path), self.form)
+
+    def redirect(self, path: str) -> str | None:
+        value = get_mark(self.full(path), self.form.redirect)
+        return None if value is None else os.fsdecode(value)
+
+    def _aside(self) -> str:
+        return f"{self.aside}/part-{os.urandom(8).hex()}"
+
+    def _placed(self, path: str, make: Callable[[str], None]) -> None:
+        """Make an entry aside and rename it in: a crash leaves all of it or nothing in the tree."""
+        part = self._aside()
+        try:
+            make(part)
+            os.rename(part, self.full(path))
+        except BaseException:
+            remove_tree(part)
+            raise
+
+    def put(self, path: str, state: State, *, times: bool = True) -> None:
+        self.step(f"seal.put_{state.kind}")
+        if state.kind == DIRECTORY:
+            self._placed(path, lambda part: make_directory(part, state, times=times))
+        elif state.linkable and state.body is None:
+            link_or_copy(self.full(path), state)
+        else:
+            self._placed(path, lambda part: write_copy(part, state, times=times))
+
+    def whiteout(self, path: str) -> None:
+        self.step("seal.whiteout")
+        if os.path.lexists(self.full(path)):
+            self._placed(path, make_whiteout)
+        else:
+            make_whiteout(self.full(path))
+
+    def mark_opaque(self, path: str) -> None:
+        self.step("seal.opaque")
+        set_opaque(self.full(path), self.form)
+
+    def unmark_opaque(self, path: str) -> None:
+        self.step("seal.unopaque")
+        os.removexattr(self.full(path), self.form.opaque, follow_symlinks=False)
+
+    def unmark_redirect(self, path: str) -> None:
+        self.step("seal.unredirect")
+        os.removexattr(self.full(path), self.form.redirect, follow_symlinks=False)
+
+    def unlink(self, path: str) -> None:
+        self.step("seal.unlink")
+        os.unlink(self.full(path))
+
+    def rmdir(self, path: str) -> None:
+        self.step("seal.rmdir")
+        os.rmdir(self.full(path))
+
+    def remove(self, path: str) -> None:
+        self.step("seal.remove")
+        remove_tree(self.full(path))
+
+    def replace(self, path: str, state: State, *, times: bool = True) -> None:
+        """A new inode in the place of whatever is there; the old one may be shared with a published layer."""
+        self.step("seal.replace")
+        full = self.full(path)
+        if state.kind == DIRECTORY:
+            remove_tree(full)
+            make_directory(full, state, times=times)
+            return
+        directory = os.path.isdir(full) and not os.path.islink(full)
+        if directory:
+            remove_tree(full)
+        self._placed(
+            path, lambda part: link_or_copy(part, state) if state.linkable and state.body is None else write_copy(part, state, times=times)
+        )
+
+    def set_attributes(self, path: str, state: State) -> None:
+        """Of a directory: its inode is this tree's own."""
+        self.step("seal.attributes")
+        full = self.full(path)
+        set_xattrs(full, state.xattrs, self.form)
+        set_meta(full, state.meta)
+
+    def set_times(self, path: str, times: tuple[int, int]) -> None:
+        set_times(self.full(path), times)
+
+
+class _Node:
+    __slots__ = ("children", "opaque", "redirect", "state")
+
+    def __init__(self, state: State | None, *, opaque: bool = False, redirect: str | None = None) -> None:
+        self.state = state  # None: a whiteout, or a special file
+        self.opaque, self.redirect = opaque, redirect
+        self.children: dict[str, tuple[str, _Node]] | None = None
+
+
+class MemoryTree:
+    """A tree of names over files on disk; changing it changes no file."""
+
+    def __init__(self, root: State, form: Form) -> None:
+        self.form = form
+        self._root = _Node(root)
+        self._root.children = {}
+
+    @classmethod
+    def load(cls, source: DiskTree) -> MemoryTree:
+        """The tree at `source` as it is now, by reading alone: one lstat per entry, two getxattr per directory.
+
+        Of a live upper the files may not be linked from anywhere: a hard link changes what the session sees.
+        """
+        tree = cls(source.state(""), source.form)
+
+        def fill(path: str, node: _Node) -> None:
+            node.opaque, node.redirect = source.opaque(path), source.redirect(path)
+            node.children = {}
+            for name, kind in source.scan(path):
+                child = join(path, name)
+                if kind in (WHITEOUT, SPECIAL):
+                    node.children[name] = (kind, _Node(None))
+                    continue
+                inner = _Node(source.state(child))
+                node.children[name] = (kind, inner)
+                if kind == DIRECTORY:
+                    fill(child, inner)
+
+        fill("", tree._root)
+        return tree
+
+    def _node(self, path: str) -> _Node:
+        node = self._root
+        if path:
+            for name in path.split("/"):
+                assert node.children is not None
+                node = node.children[name][1]
+        return node
+
+    def _children(self, path: str) -> dict[str, tuple[str, _Node]]:
+        children = self._node(path).children
+        assert children is not None
+        return children
+
+    def scan(self, path: str) -> list[Child]:
+        return sorted(Child(name, kind) for name, (kind, _) in self._children(path).items())
+
+    def state(self, path: str) -> State:
+        state = self._node(path).state
+        assert state is not None
+        return state
+
+    def opaque(self, path: str) -> bool:
+        return self._node(path).opaque
+
+    def redirect(self, path: str) -> str | None:
+        return self._node(path).redirect
+
+    def put(self, path: str, state: State, *, times: bool = True) -> None:
+        node = _Node(state)
+        if state.kind == DIRECTORY:
+            node.children = {}
+        self._children(parent_of(path))[path.rpartition("/")[2]] = (state.kind, node)
+
+    def whiteout(self, path: str) -> None:
+        self._children(parent_of(path))[path.rpartition("/")[2]] = (WHITEOUT, _Node(None))
+
+    def mark_opaque(self, path: str) -> None:
+        self._node(path).opaque = True
+
+    def unmark_opaque(self, path: str) -> None:
+        self._node(path).opaque = False
+
+    def unmark_redirect(self, path: str) -> None:
+        self._node(path).redirect = None
+
+    def unlink(self, path: str) -> None:
+        del self._children(parent_of(path))[path.rpartition("/")[2]]
+
+    rmdir = unlink
+    remove = unlink
+
+    def replace(self, path: str, state: State, *, times: bool = True) -> None:
+        self.put(path, state, times=times)
+
+    def set_attributes(self, path: str, state: State) -> None:
+        self._node(path).state = state
+
+    def set_times(self, path: str, times: tuple[int, int]) -> None:
+        pass
+
+
+def clone(source: DiskTree, target: DiskTree) -> None:
+    """The same tree of hard links at `target`; directories are new, and so are marks. `target` must not exist."""
+
+    def copy(path: str) -> None:
+        state = source.state(path)
+        make_directory(target.full(path), state, times=False)
+        if source.opaque(path):
+            set_opaque(target.full(path), target.form)
+        for name, kind in source.scan(path):
+            child = join(path, name)
+            if kind == DIRECTORY:
+                copy(child)
+            elif kind == WHITEOUT:
+                try:
+                    os.link(source.full(child), target.full(child), follow_symlinks=False)
+                except OSError:
+                    make_whiteout(target.full(child))
+            else:
+                link_or_copy(target.full(child), source.state(child))
+        target.set_times(path, state.times)
+
+    copy("")
+
+
+def discard(path: str) -> None:
+    """Best-effort removal of scrap; what stays is swept at the next open."""
+    with suppress_errno(*range(1, 134)):
+        remove_tree(path)

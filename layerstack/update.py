@@ -1,0 +1,101 @@
+"""A write without a session: read a file of the head, transform it, publish."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from layerstack import overlay
+from layerstack.chain import Chain
+from layerstack.errors import InvalidPath, PublishRejected
+from layerstack.index_file import build
+from layerstack.manifest import Manifest
+from layerstack.paths import ancestors, check
+from layerstack.projection import not_a_file
+from layerstack.publish import ROUNDS, Author, Published, Work, publish
+from layerstack.states import DIRECTORY, FILE, LINK, State, make_directory, set_meta, set_xattrs
+from layerstack.tree import DiskTree, discard
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+NEW_FILE, NEW_DIRECTORY = 0o644, 0o755
+
+
+def update_file(
+    store: Store, path: str, change: Callable[[bytes | None], bytes], *, owner: str, request_id: str, agent: str | None
+) -> Published:
+    """See `Store.update_file`. Writers of this kind take turns; a session's publish that met the file in between makes it read again."""
+    check(path)
+    if path == "":
+        raise InvalidPath("the root is no file", details={"path": path})
+    author = Author(owner, request_id, agent)
+    with store.update_lock:
+        for _ in range(ROUNDS):
+            try:
+                return _once(store, path, change, author)
+            except PublishRejected:
+                continue
+        with store.lock:
+            return _once(store, path, change, author)
+
+
+def _once(store: Store, path: str, change: Callable[[bytes | None], bytes], author: Author) -> Published:
+    head = store.head
+    chain = store.chain(head)
+    above, there = _look(chain, path)
+    old = None if there is None else there.data()
+    new = change(old)
+    if old == new:
+        return Published(True, head, None, 0, 0, (), ())
+    overlay.check_count(len(head.layers) + 1)
+    scratch: list[str] = []
+    try:
+        tree = DiskTree(store.scratch("update", scratch), store.form, aside=store.staging, step=store.step)
+        _write(tree, path, new, above, there)
+        return publish(store, _work(tree, head, chain), author)
+    finally:
+        for made in scratch:
+            discard(made)
+            store.forget_scratch(made)
+
+
+def _look(chain: Chain, path: str) -> tuple[list[tuple[str, State | None]], State | None]:
+    """The directories above, None for those to make, and the file, or NotAFile."""
+    above: list[tuple[str, State | None]] = []
+    for ancestor in ancestors(path):
+        state = chain.find(ancestor) if not above or above[-1][1] is not None else None
+        if state is not None and state.kind != DIRECTORY:
+            raise not_a_file(path, "Symlink" if state.kind == LINK else "Other", parent=ancestor if state.kind == LINK else None)
+        above.append((ancestor, state))
+    there = chain.find(path) if above[-1][1] is not None else None
+    if there is not None and there.kind != FILE:
+        raise not_a_file(path, "Directory" if there.kind == DIRECTORY else "Symlink" if there.kind == LINK else "Other")
+    return above, there
+
+
+def _write(tree: DiskTree, path: str, data: bytes, above: list[tuple[str, State | None]], there: State | None) -> None:
+    """The layer tree of one changed file: directories as the head has them, new ones with the owner of their parent."""
+    holder = above[0][1]
+    assert holder is not None
+    for directory, state in above:
+        if state is not None:
+            make_directory(tree.full(directory), state, times=False)
+            holder = state
+        else:
+            os.mkdir(tree.full(directory))
+            set_meta(tree.full(directory), (NEW_DIRECTORY, holder.meta[1], holder.meta[2]))
+    full = tree.full(path)
+    fd = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(data)
+    if there is None:
+        set_meta(full, (NEW_FILE, holder.meta[1], holder.meta[2]))
+        return
+    set_xattrs(full, there.xattrs, tree.form)
+    set_meta(full, there.meta)
+
+
+def _work(tree: DiskTree, head: Manifest, chain: Chain) -> Work:
+    return Work(tree, build(tree, chain), head.version, chain, ())

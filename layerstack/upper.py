@@ -1,0 +1,277 @@
+"""What one session writes: a lease on a version, an upperdir with its workdir, and private layers between the two.
+
+sessions/<id>/session.json   base version and layers, origin, agent, draft; a token that says whose work a layer or draft is
+sessions/<id>/upper/ work/   the live writes
+sessions/<id>/private/<n>/   sealed work that could not be published and that the session stands on, the highest number on top
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack import durable, overlay
+from layerstack.capture import seal
+from layerstack.chain import Chain
+from layerstack.drafts import Draft, keep
+from layerstack.errors import Invalid, PublishRejected
+from layerstack.fold import fold
+from layerstack.index import Layer
+from layerstack.index_file import build
+from layerstack.lease import Lease
+from layerstack.projection import Snapshot
+from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
+from layerstack.states import make_directory
+from layerstack.tree import DiskTree, MemoryTree, discard
+
+if TYPE_CHECKING:
+    from layerstack.manifest import Manifest
+    from layerstack.store import Store
+
+SIZE_WALK_MAX = 50_000
+"""Entries after which `size_bytes` stops counting."""
+
+
+class Identity(NamedTuple):
+    """Who an upper belongs to; kept in session.json."""
+
+    session_id: str
+    origin: str
+    agent: str | None
+    request_id: str | None
+    draft_id: str | None
+    token: str
+
+
+class Upper:
+    """The writes of one session. Its methods may be called from any thread; they wait for each other.
+
+    `publish`, `to_draft` and `discard` want it offline: nothing has the overlay mounted any more.
+    """
+
+    def __init__(self, store: Store, identity: Identity, manifest: Manifest, chain: Chain, lease: Lease) -> None:
+        self._store, self._identity, self._manifest, self._lease = store, identity, manifest, lease
+        self._base = Chain(chain.published, chain.shelf, chain.form)
+        self._chain = chain
+        self._lock = threading.RLock()
+        self._sealed = False  # the upperdir went through sealing, perhaps not to its end: it may not be mounted as one again
+        self._ended = False
+        self._late: Published | None = None
+        self._dropped: tuple[str, ...] = ()
+        self._number = 0
+
+    @property
+    def session_id(self) -> str:
+        return self._identity.session_id
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The session's base version, with its private layers on top."""
+        return Snapshot(self._manifest, self._chain)
+
+    @property
+    def directory(self) -> str:
+        return f"{self._store.root}/sessions/{self.session_id}"
+
+    @property
+    def upperdir(self) -> str:
+        return f"{self.directory}/upper"
+
+    @property
+    def workdir(self) -> str:
+        return f"{self.directory}/work"
+
+    def _live(self) -> None:
+        if self._ended:
+            raise Invalid(f"upper of session {self.session_id} has ended", reason="upper_ended", details={"session_id": self.session_id})
+
+    def mount(self) -> int:
+        """A detached overlay mount of what the session sees; the descriptor belongs to the caller, who closes it after move_mount.
+
+        Never two at a time. Raises as `overlay.create`; OSError when sealed work could not be set aside for want of space.
+        """
+        with self._lock:
+            self._live()
+            self._set_aside()
+            return overlay.create(self.snapshot.lowerdirs, self.upperdir, self.workdir, form=self._store.form)
+
+    def preview(self) -> Preview:
+        """What `publish` would answer now, by reading alone; on a live upper the session should stand still meanwhile."""
+        with self._lock:
+            self._live()
+            store = self._store
+            self._renew()
+            tree = MemoryTree.load(self._tree())
+            dropped = seal(tree, self._chain).dropped
+            if self._chain.private:
+                folded = MemoryTree(tree.state(""), store.form)
+                self._fold(tree, folded)
+                seal(folded, self._base)
+                tree = folded
+            return preview(store, tree, base=self._base, version=self._manifest.version, dropped=self._dropped + dropped)
+
+    def publish(self, *, owner: str, request_id: str, agent: str | None = None) -> Published:
+        """Publish everything since the base version as one layer. The upper ends; its lease is given back.
+
+        Returns:
+            `no_op` when the session changed nothing, or nothing that the head does not have.
+        Raises:
+            PublishRejected: nothing was published. The work is now a private layer under a new, empty upper: `mount` gives the same view.
+            LayerLimit, OSError: nothing was published, nothing is lost; `mount` and `publish` go on from here.
+        """
+        with self._lock:
+            self._live()
+            store = self._store
+            if self._late is not None:
+                durable.fsync_dir(store.root)
+                return self._finish(self._late)
+            overlay.check_count(len(store.head.layers) + 1)
+            scratch: list[str] = []
+            try:
+                work = self._work(scratch)
+                if not work.indexed.changed:
+                    return self._finish(Published(True, store.head, None, 0, 0, (), work.dropped))
+                author = Author(
+                    owner, request_id, agent or self._identity.agent, self._identity.token, self.session_id, self._identity.draft_id
+                )
+                published = publish(store, work, author)
+            except PublishRejected:
+                with durable.suppress_errno(*range(1, 134)):  # what fails here is tried again by `mount`
+                    self._set_aside()
+                raise
+            except CommitUnsynced as error:
+                self._late = error.published
+                raise
+            finally:
+                for path in scratch:
+                    discard(path)
+                    store.forget_scratch(path)
+            return self._finish(published)
+
+    def to_draft(self, *, reason: str) -> Draft | None:
+        """Keep the work as a draft and end the upper; None when nothing was changed.
+
+        Raises:
+            OSError: the disk refused; the upper is as before.
+        """
+        with self._lock:
+            self._live()
+            store, scratch = self._store, list[str]()
+            try:
+                work = self._work(scratch)
+                draft = None
+                if work.indexed.changed:
+                    who = self._identity
+                    draft = keep(store, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token)
+                    store.hold_draft(draft)
+            finally:
+                for path in scratch:
+                    discard(path)
+                    store.forget_scratch(path)
+            self._end()
+            return draft
+
+    def discard(self) -> int:
+        """Throw the writes away and end the upper. Returns the bytes thrown away; a draft that the session stands on stays."""
+        with self._lock:
+            self._live()
+            size = self.size_bytes()
+            self._end()
+            return size
+
+    def size_bytes(self) -> int:
+        """Bytes of the regular files that this session holds, private layers included; counting stops after 50,000 entries."""
+        total = seen = 0
+        stack = [self.upperdir, f"{self.directory}/private"]
+        while stack:
+            try:
+                with os.scandir(stack.pop()) as entries:
+                    for entry in entries:
+                        seen += 1
+                        if seen > SIZE_WALK_MAX:
+                            return total
+                        if entry.is_dir(follow_symlinks=False):
+                            stack.append(entry.path)
+                        elif entry.is_file(follow_symlinks=False):
+                            total += entry.stat(follow_symlinks=False).st_size
+            except FileNotFoundError:
+                continue
+        return total
+
+    # ---- sealing
+
+    def _tree(self) -> DiskTree:
+        return DiskTree(self.upperdir, self._store.form, aside=self._store.staging, step=self._store.step)
+
+    def _fold(self, top: MemoryTree | DiskTree, target: MemoryTree | DiskTree) -> None:
+        layer = Layer("upper", top, self._manifest.version, build(top, self._chain, hashes=False).index)
+        fold([layer, *self._chain.private], self._base, target)
+
+    def _work(self, scratch: list[str]) -> Work:
+        """Seal in place; with private layers the result is folded onto the base, in staging, and the originals stay."""
+        store = self._store
+        self._renew()
+        tree = self._tree()
+        self._sealed = True
+        self._dropped += seal(tree, self._chain).dropped
+        if self._chain.private:
+            folded = DiskTree(store.scratch("fold", scratch), store.form, aside=store.staging, step=store.step)
+            make_directory(folded.root, tree.state(""))
+            self._fold(tree, folded)
+            seal(folded, self._base)
+            tree = folded
+        return Work(tree, build(tree, self._base), self._manifest.version, self._base, self._dropped)
+
+    def _set_aside(self) -> None:
+        """After sealing: the work becomes a private layer, and a new empty upper takes its place."""
+        if not self._sealed:
+            return
+        store, tree = self._store, self._tree()
+        if os.path.isdir(self.upperdir):
+            self._dropped += seal(tree, self._chain).dropped
+            index = build(tree, self._chain, hashes=False).index
+            if len(index) == 1 and index[""].quiet:
+                self._sealed = False  # nothing is in it: it can go on as it is
+                return
+            private = f"{self.directory}/private"
+            if not os.path.isdir(private):
+                os.mkdir(private)
+            target = f"{private}/{self._number + 1:04d}"
+            store.step("upper.set_aside")
+            durable.rename_new(self.upperdir, target)
+            self._number += 1
+            layer = Layer(f"private-{self._number}", DiskTree(target, store.form), self._manifest.version, index)
+            self._chain = Chain(self._chain.published, self._chain.shelf, store.form, (layer, *self._chain.private))
+        self._renew()
+        self._sealed = False
+
+    def _renew(self) -> None:
+        """An upperdir where there is none; its root looks like the chain's, since the session sees the upper's."""
+        if not os.path.isdir(self.upperdir):
+            root = self._chain.find("")
+            assert root is not None
+            self._store.step("upper.renew")
+            self._store.make_upper(self.upperdir, root)
+
+    def adopt(self, private: list[str]) -> None:
+        """Take over the private layers that a dead process left, oldest first; their names are numbers."""
+        store = self._store
+        for name in private:
+            tree = DiskTree(f"{self.directory}/private/{name}", store.form)
+            layer = Layer(f"private-{name}", tree, self._manifest.version, build(tree, self._chain, hashes=False).index)
+            self._chain = Chain(self._chain.published, self._chain.shelf, store.form, (layer, *self._chain.private))
+            self._number = int(name)
+
+    # ---- the end
+
+    def _finish(self, published: Published) -> Published:
+        draft_id = self._identity.draft_id
+        self._end()
+        if draft_id is not None and not published.no_op:
+            self._store.consume_draft(draft_id)
+        return published
+
+    def _end(self) -> None:
+        self._ended = True
+        self._store.end_upper(self.session_id, self._lease, self._identity.draft_id)
