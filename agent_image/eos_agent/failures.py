@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
 from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError, os_error
+from eos_agent.publication import rejection
 from layerstack.errors import Busy, LayerStackError, PublishRejected
-
-if TYPE_CHECKING:
-    from layerstack.changes import Conflict
-
-INLINE_CONFLICTS = 100
-INLINE_BYTES = 64 * 1024
 
 
 def operation_error(error: BaseException, request_id: str | None = None) -> OperationError:
@@ -35,35 +26,4 @@ def operation_error(error: BaseException, request_id: str | None = None) -> Oper
         found = OperationError(INTERNAL_ERROR, "the agent failed on this request; its log has the details", reason="internal_error")
     if request_id:
         found.details.setdefault("request_id", request_id)
-    return found
-
-
-def inline_conflicts(conflicts: Sequence[Conflict], start: int = 0) -> tuple[list[dict[str, Any]], int | None]:
-    """The conflicts from `start` on that fit into one answer (100 and 64 KiB), and where to go on, or None."""
-    out: list[dict[str, Any]] = []
-    size = 0
-    for index in range(start, len(conflicts)):
-        shown = conflicts[index].to_json()
-        size += len(json.dumps(shown))
-        if out and (len(out) >= INLINE_CONFLICTS or size > INLINE_BYTES):
-            return out, index
-        out.append(shown)
-    return out, None
-
-
-def rejection(conflicts: Sequence[Conflict], reason: str = "source_conflict") -> dict[str, Any]:
-    """The `publish_rejection` object: the reference's five keys, which name the first conflict, then all of them."""
-    shown, _more = inline_conflicts(conflicts)
-    first = shown[0] if shown else None
-    found: dict[str, Any] = {
-        "path": first["path"] if first else None,
-        "reason": reason,
-        "source_conflict": {"path": first["path"], "expected": first["base"], "actual": first["theirs"]} if first else None,
-        "protected_drop": None,
-        "message": None,
-        "conflict_count": len(conflicts),
-        "conflicts": shown,
-    }
-    if len(shown) < len(conflicts):
-        found["conflicts_truncated"] = True
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -152,24 +151,3 @@ class Handlers:
                 yield piece
         finally:
             await self.exports.run(lambda: lease.__exit__(None, None, None))
-
-
-def storage_bytes(root: str) -> tuple[int, int]:
-    """Logical and allocated bytes of all files below `root`; a blocking walk that crosses no mount."""
-    logical = allocated = 0
-    stack = [root]
-    device = os.stat(root).st_dev
-    while stack:
-        try:
-            with os.scandir(stack.pop()) as entries:
-                for entry in entries:
-                    found = entry.stat(follow_symlinks=False)
-                    if found.st_dev != device:
-                        continue
-                    logical += found.st_size
-                    allocated += found.st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        stack.append(entry.path)
-        except OSError:
-            continue
-    return logical, allocated

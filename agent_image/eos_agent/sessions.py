@@ -10,26 +10,24 @@ import asyncio
 import contextlib
 import itertools
 import os
-import stat
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import log
-from eos_agent.failures import inline_conflicts, operation_error, rejection
+from eos_agent.failures import operation_error
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from eos_agent.publication import describe_upper, preview_json, publish_json, rejection
+from eos_agent.session import EXPLICIT, IMPLICIT, Session
 from eos_agent.zygote import Runner, SessionSpec, Zygote
 from layerstack.errors import PublishRejected
 
 if TYPE_CHECKING:
-    from eos_agent.commands import Command
+    from eos_agent.command import Command
     from eos_agent.settings import Settings
-    from layerstack.store import Draft, Preview, Published, Store, Upper
+    from layerstack.store import Draft, Store, Upper
 
-EXPLICIT, IMPLICIT = "no_op", "publish_then_destroy"
-WALK_MAX = 50_000
-SHOWN_PATHS = 100
 LOST = "session_lost"
 
 
@@ -46,44 +44,6 @@ def session_lost(session_id: str, draft_id: str | None) -> OperationError:
     return OperationError(
         OPERATION_FAILED, f"workspace session lost: {session_id}: its process ended unasked; {kept}", details, reason=LOST
     )
-
-
-class Session:
-    """One live session. `ended` is set once it is out of the table, whatever the reason."""
-
-    def __init__(
-        self, session_id: str, policy: str, spec: SessionSpec, upper: Upper, runner: Runner, agent: str | None, request_id: str
-    ) -> None:
-        self.id = session_id
-        self.policy = policy
-        self.spec = spec
-        self.upper = upper
-        self.runner = runner
-        self.agent = agent
-        self.request_id = request_id
-        self.draft_id: str | None = None
-        self.gate = asyncio.Lock()
-        self.state = "active"
-        self.ending = False  # the runner's end is our own doing
-        self.ended = asyncio.Event()
-        self.destroyed: dict[str, Any] | None = None
-        self.commands: dict[str, Command] = {}  # those that have not finished
-        self.created_unix_ms = self.last_activity_unix_ms = int(time.time() * 1000)
-        self._shell: list[str] | None = None
-
-    async def which_shell(self) -> list[str] | None:
-        if self._shell is None:
-            self._shell = await self.runner.which_shell()
-        return self._shell
-
-    def on_event(self, event: dict[str, Any]) -> None:
-        command = self.commands.get(str(event.get("key")))
-        if command is not None:
-            command.on_event(event)
-
-    @property
-    def owner(self) -> str:
-        return f"workspace_session:{self.id}"
 
 
 class Sessions:
@@ -594,60 +554,3 @@ def check_grace(args: dict[str, Any]) -> float:
     if grace < 0:
         raise OperationError(INVALID_REQUEST, "grace_s must be non-negative", {"argument": "grace_s"}, reason="out_of_bounds")
     return grace
-
-
-def publish_json(published: Published) -> dict[str, Any]:
-    """The `publish` object of a success."""
-    manifest = published.manifest
-    found: dict[str, Any] = {
-        "no_op": published.no_op,
-        "revision": {"manifest_version": manifest.version, "root_hash": manifest.root_hash, "layer_count": len(manifest.layers)},
-        "route_summary": {"source_count": published.source_count, "ignored_count": published.ignored_count},
-    }
-    if published.notices:
-        found["notices"] = [notice.to_json() for notice in published.notices]
-    if published.dropped:
-        found["dropped"] = [notice.to_json() for notice in published.dropped]
-    return found
-
-
-def preview_json(preview: Preview, start: int = 0) -> dict[str, Any]:
-    """The result of preview_publish, its conflicts from `start` on."""
-    conflicts, more = inline_conflicts(preview.conflicts, start)
-    return {
-        "would_publish": preview.would_publish,
-        "no_op": preview.no_op,
-        "head_version": preview.head_version,
-        "route_summary": {"source_count": preview.source_count, "ignored_count": preview.ignored_count},
-        "conflicts": conflicts,
-        "conflict_count": len(preview.conflicts),
-        "notices": [notice.to_json() for notice in preview.notices],
-        "dropped": [notice.to_json() for notice in preview.dropped],
-        "next": None if more is None else str(more),
-    }
-
-
-def describe_upper(upperdir: str) -> dict[str, Any]:
-    """What an upperdir holds that nobody has published: at most 100 paths by name, and how many there are."""
-    paths: list[str] = []
-    count = walked = 0
-    stack = [""]
-    while stack and walked < WALK_MAX:
-        directory = stack.pop()
-        try:
-            with os.scandir(os.path.join(upperdir, directory) if directory else upperdir) as entries:
-                found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
-        except OSError:
-            continue
-        below: list[str] = []
-        for entry in found:
-            walked += 1
-            path = f"{directory}/{entry.name}" if directory else entry.name
-            if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
-                below.append(path)
-                continue
-            count += 1
-            if len(paths) < SHOWN_PATHS:
-                paths.append(os.fsencode(path).decode("utf-8", "replace"))
-        stack += reversed(below)
-    return {"paths": paths, "count": count, "truncated": count > len(paths) or bool(stack)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from eos_agent.protocol import INVALID_REQUEST, OperationError
@@ -25,20 +24,9 @@ async def layerstack(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
             INVALID_REQUEST, "layer_id: the entries of a layer cannot be listed yet", {"argument": "layer_id"}, reason="not_available"
         )
     stats = await agent.pool.run(agent.store.layer_stats)
-    keys = (
-        "manifest_version",
-        "root_hash",
-        "active_lease_count",
-        "total_bytes",
-        "total_allocated_bytes",
-        "storage_logical_bytes",
-        "storage_allocated_bytes",
-        "staging_entry_count",
-        "layers",
-        "draft_count",
-        "pin_count",
-    )
-    return {"view": "layerstack", **{key: stats[key] for key in keys}}
+    keys = ("root_hash", "active_lease_count", "total_bytes", "total_allocated_bytes", "storage_logical_bytes", "storage_allocated_bytes")
+    more = ("staging_entry_count", "layers", "draft_count", "pin_count")
+    return {"view": "layerstack", "manifest_version": stats["version"], **{key: stats[key] for key in (*keys, *more)}}
 
 
 async def _workspace(agent: Handlers, workspace_id: str) -> dict[str, Any]:
@@ -60,11 +48,3 @@ async def _workspace(agent: Handlers, workspace_id: str) -> dict[str, Any]:
     except OSError:
         upper_bytes = None
     return {"view": "layerstack", "workspace": workspace_id, "mounts": mounts, "upper_bytes": upper_bytes}
-
-
-def entry_count(path: str) -> int:
-    """Number of names in a directory; 0 when it is not there."""
-    try:
-        return len(os.listdir(path))
-    except FileNotFoundError:
-        return 0

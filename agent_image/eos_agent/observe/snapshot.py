@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eos_agent.handlers import Handlers
-    from eos_agent.sessions import Session
+    from eos_agent.session import Session
 
 NOTHING_LOST = {"dropped_storage": 0, "dropped_oversized": 0, "truncated_records": 0}
 

@@ -1,0 +1,396 @@
+"""One command from spawn to its terminal state.
+
+Everything here runs on the event loop. A command has ended when its process group is gone and its output is drained; it is *terminal*, and
+may be reported so, when its session has been settled too, if it was the last command of an implicit one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_agent.transcript import Transcript
+from layerstack import durable
+
+if TYPE_CHECKING:
+    from eos_agent.session import Session
+
+READ_BYTES = 64 * 1024
+DRAIN_S = 0.1
+
+
+class Command:
+    """One command. `finished`: no process of it is waited for any more; `terminal`: its end may be reported."""
+
+    def __init__(
+        self, command_id: str, session: Session, text: str, request_id: str, directory: str, *, split: bool, max_bytes: int
+    ) -> None:
+        self.id = command_id
+        self.session = session
+        self.text = text
+        self.request_id = request_id
+        self.started = time.monotonic()
+        self.started_unix_ms = int(time.time() * 1000)
+        self.ended: float | None = None
+        self.exit_code: int | None = None
+        self.leader_code: int | None = None
+        self.waiting_on: list[dict[str, Any]] = []
+        self.left_behind: list[dict[str, Any]] = []
+        self.timed_out = self.cancelled = self.finished = False
+        self.terminal = asyncio.Event()
+        self.outcome: dict[str, Any] = {}  # what the settling of the session adds to the result
+        self.lost: OperationError | None = None  # the session died under it: nobody knows an exit code
+        self.output = Transcript(directory, "output", max_bytes)
+        self.errors = Transcript(directory, "stderr", max_bytes) if split else None
+        self.directory = directory
+        self.on_finished: Callable[[Command], None] = lambda _command: None
+        self.completion = "process_group"
+        self._group_gone = self._attached = False
+        self._loop = asyncio.get_running_loop()
+        self._readers: dict[int, Transcript] = {}
+        self._input = -1
+        self._tty = False
+        self._line_open = False  # the terminal holds the beginning of a line
+        self._input_lock = asyncio.Lock()
+        self._cursor = self._cursor_errors = 0
+        self._seen_open = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # Output
+
+    def attach(self, fds: dict[str, int]) -> None:
+        """Take over the descriptors of the spawned process."""
+        self.started = time.monotonic()
+        self._attached = True
+        if "tty" in fds:
+            self._tty = True
+            self._input = fds["tty"]
+            self._readers[fds["tty"]] = self.output
+        else:
+            self._input = fds.get("stdin", -1)
+            for name in ("stdout", "stderr"):
+                if name in fds:
+                    self._readers[fds[name]] = self.errors if name == "stderr" and self.errors is not None else self.output
+        for fd in self._readers:
+            self._loop.add_reader(fd, self._readable, fd)
+        if self._group_gone:  # it was faster than the answer to its spawn
+            self._drain()
+
+    def _readable(self, fd: int) -> bool:
+        """Read one piece; False when there is nothing (more) to read now."""
+        transcript = self._readers.get(fd)
+        if transcript is None:
+            return False
+        try:
+            data = os.read(fd, READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:  # EIO: the last process closed the terminal
+                self.outcome["output_error"] = errno.errorcode.get(error.errno or 0, "EIO")
+            data = b""
+        if data:
+            transcript.append(data)
+            return True
+        self._end_of(fd)
+        if self._group_gone and not self._readers:
+            self._finish()
+        return False
+
+    def _end_of(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        del self._readers[fd]
+        if fd != self._input:
+            os.close(fd)
+
+    def _drain(self) -> None:
+        """The group is gone: read what is there, and for at most 100 ms what processes that left the group still write."""
+        for fd in list(self._readers):
+            for _ in range(64):
+                if not self._readable(fd):
+                    break
+        if not self.finished:
+            if self._readers:
+                self._loop.call_later(DRAIN_S, self._finish)
+            else:
+                self._finish()
+
+    # What the runner reports
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        if kind == "leader_exit":
+            self.leader_code = os.waitstatus_to_exitcode(int(event["status"]))
+            if self.completion == "leader" and not self._group_gone:
+                self._gone([])
+        elif kind == "waiting_on":
+            self.waiting_on = list(event.get("processes", []))
+        elif kind == "group_gone" and not self._group_gone:
+            self._gone(list(event.get("left_behind", [])))
+
+    def _gone(self, left_behind: list[dict[str, Any]]) -> None:
+        self._group_gone = True
+        self.waiting_on = []
+        self.left_behind = left_behind
+        if self._attached:  # else its descriptors are not here yet, and `attach` goes on
+            self._drain()
+
+    def _finish(self) -> None:
+        if self.finished:
+            return
+        self.finished = True
+        self.ended = time.monotonic()
+        if self._timer is not None:
+            self._timer.cancel()
+        for fd in list(self._readers):
+            self._end_of(fd)
+        self._close_input()
+        self.output.finish()
+        if self.errors is not None:
+            self.errors.finish()
+        self.exit_code = 124 if self.timed_out else 130 if self.cancelled else self.leader_code
+        self.on_finished(self)
+
+    def lose(self) -> None:
+        """The session's processes are gone and nobody reports: end without an exit code."""
+        self._group_gone = True
+        for fd in list(self._readers):
+            for _ in range(64):
+                if not self._readable(fd):
+                    break
+        self._finish()
+
+    # Input
+
+    @property
+    def input_open(self) -> bool:
+        return self._input >= 0
+
+    async def write(self, text: str, *, deadline_s: float | None) -> None:
+        """Write all of it, verbatim.
+
+        Raises:
+            OperationError: operation_failed; the input is closed, or it took no more for `deadline_s`.
+        """
+        data = memoryview(text.encode("utf-8", "surrogatepass"))
+        total = len(data)
+        if not total:
+            return
+        async with self._input_lock:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    while data:
+                        if self._input < 0:
+                            raise self._input_closed(total - len(data))
+                        try:
+                            data = data[os.write(self._input, data[:READ_BYTES]) :]
+                        except (BlockingIOError, InterruptedError):
+                            await self._writable()
+                        except OSError as error:
+                            if error.errno not in (errno.EPIPE, errno.EIO, errno.EBADF):
+                                raise
+                            raise self._input_closed(total - len(data)) from None
+            except TimeoutError:
+                written = total - len(data)
+                raise OperationError(
+                    OPERATION_FAILED,
+                    f"stdin_backpressure: the command took {written} of {total} bytes within {deadline_s:g} s",
+                    {"command_session_id": self.id, "written_bytes": written, "total_bytes": total, "retryable": True},
+                    reason="stdin_backpressure",
+                ) from None
+            self._line_open = not text.endswith("\n")
+
+    def _input_closed(self, written: int) -> OperationError:
+        return OperationError(
+            OPERATION_FAILED,
+            f"standard input of {self.id} is closed",
+            {"command_session_id": self.id, "written_bytes": written},
+            reason="stdin_closed",
+        )
+
+    async def _writable(self) -> None:
+        fd, ready = self._input, self._loop.create_future()
+        self._loop.add_writer(fd, _set, ready)
+        try:
+            await ready
+        finally:
+            if self._input == fd:
+                self._loop.remove_writer(fd)
+
+    async def end_input(self) -> None:
+        """End of file: the pipe is closed, or the terminal's end-of-file character is typed."""
+        if self._tty:
+            await self.write("\x04\x04" if self._line_open else "\x04", deadline_s=2)
+            self._line_open = False
+        elif self._input >= 0:
+            async with self._input_lock:
+                self._close_input()
+        else:
+            raise self._input_closed(0)
+
+    def _close_input(self) -> None:
+        if self._input >= 0:
+            fd, self._input = self._input, -1
+            self._loop.remove_writer(fd)
+            if fd in self._readers:
+                self._loop.remove_reader(fd)
+                del self._readers[fd]
+            os.close(fd)
+
+    def feed(self, text: str) -> None:
+        """Write the initial input in the background and, without a terminal, end it there."""
+
+        async def run() -> None:
+            try:
+                await self.write(text, deadline_s=None)
+                if not self._tty:
+                    await self.end_input()
+            except OperationError:
+                pass  # the command did not want all of it
+
+        self._spawn(run())
+
+    # Ending it
+
+    def limit(self, timeout_s: float) -> None:
+        """Kill the whole tree that long after its start."""
+
+        def expired() -> None:
+            if not self.finished and not self._group_gone:
+                self.timed_out = True
+                self._spawn(self._kill())
+
+        self._timer = self._loop.call_at(self._loop.time() + max(0.0, self.started + timeout_s - time.monotonic()), expired)
+
+    def cancel(self) -> None:
+        if not self.finished and not self._group_gone:
+            self.cancelled = True
+            self._spawn(self._kill())
+
+    async def _kill(self) -> None:
+        runner = self.session.runner
+        try:
+            await runner.kill_tree(self.id)
+        except OperationError:
+            return  # the session itself is gone, which ends its commands
+        if not self._group_gone:
+            self._gone([])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Telling
+
+    async def wait(self, until: float) -> None:
+        """Until it is terminal, or the monotonic time `until`."""
+        if self.terminal.is_set():
+            return
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        try:
+            async with asyncio.timeout(left):
+                await self.terminal.wait()
+        except TimeoutError:
+            pass
+
+    @property
+    def status(self) -> str:
+        if not self.terminal.is_set():
+            return "running"
+        if self.timed_out:
+            return "timed_out"
+        if self.cancelled:
+            return "cancelled"
+        return "ok" if self.exit_code == 0 else "error"
+
+    def result(self, start: int | None = None, limit: int | None = None, *, always_id: bool = True) -> dict[str, Any]:
+        """The command result object.
+
+        Args:
+            start: first row; None is the cursor that results of running commands move.
+            always_id: False leaves `command_session_id` out when the command is done and all of its output is in this result.
+        """
+        if start is None and self.lost is not None:
+            raise self.lost
+        running = not self.terminal.is_set()
+        begin = self._cursor if start is None else start
+        total = self.output.total_rows
+        if start is None and begin == total - 1 and self._seen_open and self._seen_open == self.output.open_bytes:
+            begin = total  # the unfinished row was shown and has not grown
+        rows = self.output.read(begin, limit)
+        now = time.monotonic()
+        end = self.ended if self.ended is not None and not running else now
+        found: dict[str, Any] = {
+            "status": self.status,
+            "exit_code": None if running else self.exit_code,
+            "wall_time_seconds": round(now - self.started, 6),
+            "command_total_time_seconds": round(end - self.started, 6),
+            "start_offset": rows.start,
+            "end_offset": rows.end,
+            "total_lines": total,
+            "original_token_count": math.ceil(len(rows.text.encode()) / 4),
+            "output": rows.text,
+        }
+        if always_id or running or rows.end < total or self.output.dropped:
+            found["command_session_id"] = self.id
+        found["workspace_session_id"] = self.session.id
+        if self.errors is not None:
+            at = self._cursor_errors if start is None else start
+            stderr = self.errors.read(at, limit)
+            found["stderr"] = stderr.text
+            found["stderr_end_offset"], found["stderr_total_lines"] = stderr.end, self.errors.total_rows
+            if start is None and running:
+                self._cursor_errors = stderr.end
+        if rows.dropped:
+            found["truncated"] = True
+            found["dropped"] = {"start_offset": rows.dropped[0], "end_offset": rows.dropped[1], "bytes": rows.dropped[2]}
+        elif rows.end < total and limit is None:
+            found["truncated"] = True
+        if running and self.finished:
+            found["finalizing"] = True
+        if running and not self.finished and self.leader_code is not None:
+            found["leader_exit_code"], found["waiting_on"] = self.leader_code, self.waiting_on
+        if self.left_behind:
+            found["left_behind"] = self.left_behind
+        if not running:
+            found.update(self.outcome)
+        if start is None and running:
+            self._cursor, self._seen_open = rows.end, 0
+            if rows.end == total and total and self.output.open_bytes:  # shown again, whole, once it has grown
+                self._cursor, self._seen_open = total - 1, self.output.open_bytes
+        return found
+
+    def row(self) -> dict[str, Any]:
+        """Its entry in list_commands."""
+        return {
+            "command_session_id": self.id,
+            "workspace_session_id": self.session.id,
+            "status": self.status,
+            "exit_code": self.exit_code if self.terminal.is_set() else None,
+            "command": self.text if len(self.text) <= 1000 else self.text[:1000] + "…",
+            "request_id": self.request_id,
+            "started_unix_ms": self.started_unix_ms,
+        }
+
+    def remove(self) -> None:
+        """Evicted: its output is deleted."""
+        self.output.remove()
+        if self.errors is not None:
+            self.errors.remove()
+        with durable.suppress_errno(errno.ENOENT, errno.ENOTEMPTY):
+            os.rmdir(self.directory)
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

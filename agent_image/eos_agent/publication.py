@@ -1,0 +1,108 @@
+"""What publications, previews, rejections and discards look like on the wire: values of the store -> JSON objects."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from layerstack.changes import path_json
+
+if TYPE_CHECKING:
+    from layerstack.changes import Conflict
+    from layerstack.store import Preview, Published
+
+INLINE_CONFLICTS = 100
+INLINE_BYTES = 64 * 1024
+WALK_MAX = 50_000
+SHOWN_PATHS = 100
+
+
+def inline_conflicts(conflicts: Sequence[Conflict], start: int = 0) -> tuple[list[dict[str, Any]], int | None]:
+    """The conflicts from `start` on that fit into one answer (100 and 64 KiB), and where to go on, or None."""
+    out: list[dict[str, Any]] = []
+    size = 0
+    for index in range(start, len(conflicts)):
+        shown = conflicts[index].to_json()
+        size += len(json.dumps(shown))
+        if out and (len(out) >= INLINE_CONFLICTS or size > INLINE_BYTES):
+            return out, index
+        out.append(shown)
+    return out, None
+
+
+def rejection(conflicts: Sequence[Conflict], reason: str = "source_conflict") -> dict[str, Any]:
+    """The `publish_rejection` object: the reference's five keys, which name the first conflict, then all of them."""
+    shown, _more = inline_conflicts(conflicts)
+    first = shown[0] if shown else None
+    found: dict[str, Any] = {
+        "path": first["path"] if first else None,
+        "reason": reason,
+        "source_conflict": {"path": first["path"], "expected": first["base"], "actual": first["theirs"]} if first else None,
+        "protected_drop": None,
+        "message": None,
+        "conflict_count": len(conflicts),
+        "conflicts": shown,
+    }
+    if len(shown) < len(conflicts):
+        found["conflicts_truncated"] = True
+    return found
+
+
+def publish_json(published: Published) -> dict[str, Any]:
+    """The `publish` object of a success."""
+    manifest = published.manifest
+    found: dict[str, Any] = {
+        "no_op": published.no_op,
+        "revision": {"manifest_version": manifest.version, "root_hash": manifest.root_hash, "layer_count": len(manifest.layers)},
+        "route_summary": {"source_count": published.source_count, "ignored_count": published.ignored_count},
+    }
+    if published.notices:
+        found["notices"] = [notice.to_json() for notice in published.notices]
+    if published.dropped:
+        found["dropped"] = [path_json(path) for path in published.dropped]
+    return found
+
+
+def preview_json(preview: Preview, start: int = 0) -> dict[str, Any]:
+    """The result of preview_publish, its conflicts from `start` on."""
+    conflicts, more = inline_conflicts(preview.conflicts, start)
+    return {
+        "would_publish": preview.would_publish,
+        "no_op": preview.no_op,
+        "head_version": preview.head_version,
+        "route_summary": {"source_count": preview.source_count, "ignored_count": preview.ignored_count},
+        "conflicts": conflicts,
+        "conflict_count": len(preview.conflicts),
+        "notices": [notice.to_json() for notice in preview.notices],
+        "dropped": [path_json(path) for path in preview.dropped],
+        "next": None if more is None else str(more),
+    }
+
+
+def describe_upper(upperdir: str) -> dict[str, Any]:
+    """What an upperdir holds that nobody has published: at most 100 paths by name, and how many there are."""
+    paths: list[str] = []
+    count = walked = 0
+    stack = [""]
+    while stack and walked < WALK_MAX:
+        directory = stack.pop()
+        try:
+            with os.scandir(os.path.join(upperdir, directory) if directory else upperdir) as entries:
+                found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+        except OSError:
+            continue
+        below: list[str] = []
+        for entry in found:
+            walked += 1
+            path = f"{directory}/{entry.name}" if directory else entry.name
+            if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
+                below.append(path)
+                continue
+            count += 1
+            if len(paths) < SHOWN_PATHS:
+                paths.append(os.fsencode(path).decode("utf-8", "replace"))
+        stack += reversed(below)
+    return {"paths": paths, "count": count, "truncated": count > len(paths) or bool(stack)}

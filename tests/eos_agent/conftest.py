@@ -1,0 +1,51 @@
+"""Agents for the tests of this folder: one per test, or one per module for tests that leave nothing behind in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.conftest import drop_dir, make_short_dir
+
+from .agent_process import Agent, running
+
+BASE = {
+    "README.md": b"hello\n",
+    "src/app.py": b"one\ntwo\nthree\nfour\nfive\nsix\nseven\n",
+    "run.sh": b"#!/bin/sh\necho run\n",
+    "crlf.txt": b"\xef\xbb\xbfa\r\nb\nc\r\n",
+    ".gitignore": b"*.log\n",
+}
+
+
+@pytest.fixture
+def start_agent() -> Generator[Callable[..., Agent]]:
+    """start_agent(base, uid=..., runtime={...}): a started agent on a store of its own, gone after the test."""
+    with ExitStack() as stack:
+
+        def start(base: dict[str, bytes] | None = None, **config: Any) -> Agent:
+            folder = make_short_dir("eos-a-")
+            stack.callback(drop_dir, folder)
+            return stack.enter_context(running(folder, BASE if base is None else base, **config))
+
+        yield start
+
+
+@pytest.fixture
+def agent(start_agent: Callable[..., Agent]) -> Agent:
+    """An agent of this test's own."""
+    return start_agent()
+
+
+@pytest.fixture(scope="module")
+def shared_agent() -> Generator[Agent]:
+    """An agent that the tests of a module share: nothing in it may matter to another test but what it makes itself."""
+    folder = make_short_dir("eos-a-")
+    try:
+        with running(folder, BASE) as started:
+            yield started
+    finally:
+        drop_dir(folder)
