@@ -72,12 +72,11 @@ def pick(result: Mapping[str, Any], path: str) -> Any:
     value: Any = result
     for part in path.split("."):
         try:
-            value = value[part] if isinstance(value, dict) else value[int(part)] if isinstance(value, list) else _object(None)[part]
+            value = _object(value)[part] if not isinstance(value, list) else cast("Any", value)[int(part)]
         except (KeyError, IndexError, ValueError):
-            raise OperationError(
-                INVALID_REQUEST, f"the result has no field {path}", {"argument": "--field", "value": path}, reason="no_such_field"
-            ) from None
-    return value  # pyright: ignore[reportUnknownVariableType]
+            details = {"argument": "--field", "value": path}
+            raise OperationError(INVALID_REQUEST, f"the result has no field {path}", details, reason="no_such_field") from None
+    return value
 
 
 def progress_printer(started: float) -> Callable[[str], None]:

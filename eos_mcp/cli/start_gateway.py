@@ -55,6 +55,7 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
         token_file.ensure()
     root = product_root()
     configuration = os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML") or (os.path.join(root, "config", "prd.yml") if root else None)
+    pid_file = os.path.abspath(pid_file or os.environ.get("SANDBOX_GATEWAY_PID_FILE") or _configured_pid_file(configuration, root))
     log = places.log_path()
     stop.by_pid_file(pid_file)
     stop.running()  # one started on demand: one gateway per state directory
@@ -79,6 +80,17 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
             return output.OK
         return _fail(f"another gateway (pid {reply.get('pid')}) answers at {endpoint}: {reply.get('error', {})}")
     return _fail(f"the gateway (pid {pid}) does not answer at {endpoint} within {READY_S:g} s; see {log}")
+
+
+def _configured_pid_file(configuration: str | None, root: str | None) -> str:
+    """`gateway.pid_path`; of a document that cannot be read the default, as the gateway itself will say what is wrong with it."""
+    from eos_mcp import config
+
+    try:
+        found = config.load(configuration, relative_to=root).gateway.pid_path
+    except config.ConfigError:
+        found = None
+    return found or os.path.join(places.state_dir(), "start-gateway.pid")
 
 
 def product_root() -> str | None:

@@ -1,0 +1,206 @@
+"""`eos doctor`: what works on this machine, tried and not guessed, and the next step for what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from eos_agent.protocol import OperationError
+from eos_mcp import __version__, client, places, token_file
+from eos_mcp.cli import output
+
+TRIAL_S = 30
+
+
+class Finding(NamedTuple):
+    """`ok` None is a remark. `step` is what to do about it."""
+
+    name: str
+    ok: bool | None
+    said: str
+    step: str = ""
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status 0 when at least one provider works."""
+    if words:
+        output.write_error(b"usage: eos doctor\n")
+        return output.USAGE
+    findings: dict[str, Finding] = {}
+    for check in CHECKS:
+        found = check()
+        findings[found.name] = found
+        mark = {True: "ok  ", False: "FAIL", None: "    "}[found.ok]
+        lines = [f"{mark} {found.name:<16}{found.said}"] + ([f"     {'':<16}-> {found.step}"] if found.step else [])
+        output.write(("\n".join(lines) + "\n").encode("utf-8", "replace"))
+    local = bool(findings["overlay"].ok) and (os.geteuid() == 0 or bool(findings["user namespaces"].ok))
+    docker = bool(findings["docker"].ok)
+    ways = [name for name, works in (("docker", docker), ("local (--image host)", local)) if works]
+    output.write(f"\nsandboxes can be made with: {', '.join(ways) or 'nothing yet; see FAIL above'}\n".encode())
+    return output.OK if ways else output.FAILED
+
+
+def check_platform() -> Finding:
+    said = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}, uid {os.geteuid()}"
+    if platform.system() != "Linux":
+        return Finding("platform", None, said, "sandboxes run in Docker here; the local provider needs Linux")
+    return Finding("platform", True, said)
+
+
+def check_overlay() -> Finding:
+    """A real overlay mount where the state directory lies, with a write through it, as whoever runs this."""
+    form = "trusted" if os.geteuid() == 0 else "user"
+    folder = _existing(places.state_dir())
+    said = _trial(folder, form)
+    if said is None:
+        return Finding("overlay", True, f"mounted and written below {folder} ({form} form)")
+    return Finding(
+        "overlay", False, said, "set EOS_STATE_DIR to a directory on ext4, xfs or tmpfs (not itself on an overlay), or use Docker"
+    )
+
+
+def check_userns() -> Finding:
+    said = _trial(_existing(places.state_dir()), "user")
+    if said is None:
+        return Finding("user namespaces", True, "an overlay can be mounted in one: no root needed")
+    step = (
+        ""
+        if os.geteuid() == 0
+        else "allow them (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0), or use Docker"
+    )
+    return Finding("user namespaces", None if os.geteuid() == 0 else False, said, step)
+
+
+def check_docker() -> Finding:
+    """Which engine the Docker library would talk to, why that one, and whether it answers."""
+    try:
+        import docker
+    except ImportError as error:
+        return Finding("docker", False, f"the docker library cannot be imported: {error}", "install eos-mcp with its dependencies")
+    why = _docker_endpoint_source()
+    try:
+        engine = docker.from_env(timeout=5)  # pyright: ignore[reportUnknownMemberType]
+        with_version: dict[str, Any] = engine.version()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        engine.close()  # pyright: ignore[reportUnknownMemberType]
+    except Exception as error:  # the library raises its own, requests' and the operating system's
+        text = " ".join(str(error).split())[:200]
+        return Finding(
+            "docker", False, f"{why}: {text}", "start the engine, join its group, or set DOCKER_HOST; --image host works without Docker"
+        )
+    said = f"{why}: engine {with_version.get('Version')}, API {with_version.get('ApiVersion')}, {with_version.get('Os')}/{with_version.get('Arch')}"
+    return Finding("docker", True, said)
+
+
+def check_versions() -> Finding:
+    from importlib import metadata
+
+    found: list[str] = [f"eos-mcp {__version__}"]
+    missing: list[str] = []
+    for name in ("mcp", "anyio", "pydantic", "docker", "zstandard", "PyYAML", "pathspec"):
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Finding("versions", False, f"missing: {', '.join(missing)}", "pip install eos-mcp into this Python: " + sys.executable)
+    return Finding("versions", True, ", ".join(found))
+
+
+def check_state() -> Finding:
+    path = places.state_dir()
+    folder = _existing(path)
+    if not os.access(folder, os.W_OK):
+        return Finding("state", False, f"{path} cannot be written", "set EOS_STATE_DIR to a directory of your own")
+    return Finding("state", True, f"{path}{'' if os.path.isdir(path) else ' (made when needed)'}; caches in {places.cache_dir()}")
+
+
+def check_token() -> Finding:
+    if os.environ.get(client.TOKEN_ENV):
+        return Finding("token", None, f"from {client.TOKEN_ENV}")
+    try:
+        token = token_file.read()
+    except OperationError as error:
+        return Finding("token", False, error.message, "correct the file, or remove it to have a new one made")
+    return Finding("token", True, f"{places.token_file()}{'' if token else ' (made when needed)'}")
+
+
+def check_socket() -> Finding:
+    try:
+        endpoint = client.discover().endpoint
+    except OperationError as error:
+        return Finding("endpoint", False, error.message, "a shorter EOS_STATE_DIR, or another SANDBOX_GATEWAY_SOCKET")
+    return Finding("endpoint", True, f"{endpoint}" + (f" (from {client.SOCKET_ENV})" if os.environ.get(client.SOCKET_ENV) else ""))
+
+
+def check_gateway() -> Finding:
+    from eos_mcp.cli.gateway_control import info
+
+    try:
+        found = info()
+    except OperationError as error:
+        return Finding("gateway", False, error.message, "eos gateway stop, then repeat the call that failed")
+    if found is None:
+        return Finding("gateway", None, "not running; it starts on demand")
+    return Finding("gateway", True, f"runs (pid {found.get('pid')}), version {found.get('version')}, {found.get('sandboxes')} sandboxes")
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_platform,
+    check_versions,
+    check_overlay,
+    check_userns,
+    check_docker,
+    check_state,
+    check_token,
+    check_socket,
+    check_gateway,
+)
+
+
+def _existing(path: str) -> str:
+    """The nearest folder above that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _trial(folder: str, form: str) -> str | None:
+    """None when the overlay was mounted and written; else what was said. It runs in a process of its own, whose namespace ends with it."""
+    if platform.system() != "Linux":
+        return "not Linux"
+    try:
+        with tempfile.TemporaryDirectory(prefix="eos-doctor-", dir=folder if os.access(folder, os.W_OK) else None) as scratch:
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "eos_mcp.cli.overlay_trial", scratch, form],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TRIAL_S,
+            )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None if done.returncode == 0 else (" ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}")[:300]
+
+
+def _docker_endpoint_source() -> str:
+    host = os.environ.get("DOCKER_HOST")
+    if host:
+        return f"DOCKER_HOST={host}"
+    context = os.environ.get("DOCKER_CONTEXT")
+    if context:
+        return f"context {context} (DOCKER_CONTEXT)"
+    path = os.path.join(os.environ.get("DOCKER_CONFIG") or os.path.join(places.home(), ".docker"), "config.json")
+    try:
+        with open(path) as file:
+            context = str(json.load(file).get("currentContext") or "")
+    except (OSError, ValueError, AttributeError):
+        context = ""
+    return f"context {context} ({path})" if context and context != "default" else "unix:///var/run/docker.sock (the default)"

@@ -1,0 +1,99 @@
+"""`eos gateway start|stop|status`: the gateway of this state directory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from eos_agent.protocol import OperationError
+from eos_mcp import client, places, token_file
+from eos_mcp.cli import output, stop
+from eos_mcp.cli.start_gateway import last_reason
+
+USAGE = """usage: eos gateway start [options of `sandbox-gateway serve`] | stop | status
+  start   start it in the background, on this user's own socket; it stays until it is stopped
+  stop    stop it; sandboxes go on and are found again by the next one
+  status  say where it listens; exit status 1 when there is none
+"""
+READY_S = 60.0
+
+
+def main(words: Sequence[str]) -> int:
+    verbs = {"start": start, "stop": end, "status": status}
+    if not words or words[0] not in verbs or (words[0] != "start" and len(words) > 1):
+        output.write_error(USAGE.encode())
+        return output.USAGE
+    try:
+        return verbs[words[0]](list(words[1:]))
+    except OperationError as error:
+        output.write_error(f"eos gateway: {error.message}\n".encode("utf-8", "replace"))
+        return output.FAILED
+
+
+def start(arguments: list[str]) -> int:
+    from eos_mcp.gateway.ownership import running_pid
+
+    if running_pid() is not None:
+        output.write(b"it runs already\n")
+        return status([])
+    if os.environ.get(client.TOKEN_ENV) is None:
+        token_file.ensure()
+    own = f"unix://{places.socket_path()}"
+    given = any(word.startswith(("--gateway-endpoint", "--gateway-socket")) for word in arguments)
+    pid = client.spawn_gateway(None, [*([] if given else ["--gateway-endpoint", own]), *arguments], environment=os.environ)
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        ended, code = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            reason = last_reason(places.log_path())
+            output.write_error(
+                f"eos gateway: it ended with status {os.waitstatus_to_exitcode(code)}: {reason}\n".encode("utf-8", "replace")
+            )
+            return output.FAILED
+        if running_pid() == pid and info() is not None:
+            return status([])
+        time.sleep(0.02)
+    output.write_error(f"eos gateway: pid {pid} does not answer within {READY_S:g} s; see {places.log_path()}\n".encode())
+    return output.FAILED
+
+
+def end(_: list[str]) -> int:
+    pid = stop.running()
+    output.write(b"there was none\n" if pid is None else f"stopped (pid {pid})\n".encode())
+    return output.OK
+
+
+def status(_: list[str]) -> int:
+    found = info()
+    if found is None:
+        output.write(f"no gateway runs for {places.state_dir()}; it starts on demand, or with: eos gateway start\n".encode())
+        return output.FAILED
+    endpoints = ", ".join(str(one) for one in found.get("endpoints", ()))
+    lines = [
+        f"gateway {found.get('version')} runs (pid {found.get('pid')}), {found.get('sandboxes')} sandboxes",
+        f"  endpoints  {endpoints}",
+        f"  state      {found.get('state_dir')}",
+        f"  log        {places.log_path()}",
+    ]
+    return output.page("\n".join(lines))
+
+
+def info() -> dict[str, Any] | None:
+    """`gateway_info` of the gateway that listens on this user's own socket; None when nobody answers. Starts nothing.
+
+    Raises:
+        OperationError: somebody answers with an error.
+    """
+    settings = client.discover(endpoint=f"unix://{places.socket_path()}")._replace(autostart=False)
+    try:
+        reply = client.call(settings, "gateway_info", {}, timeout_s=10)
+    except OperationError as error:
+        if error.details.get("reason") == "gateway_unreachable":
+            return None
+        raise
+    if "error" in reply:
+        refused = reply["error"]
+        raise OperationError(refused["kind"], refused["message"], refused["details"])
+    return reply

@@ -1,0 +1,64 @@
+"""`eos mcp-config CLIENT`: the snippet on standard output, where it goes on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from eos_mcp.cli import output
+
+CLIENTS = ("claude-code", "cursor", "vscode", "codex", "gemini", "zed")
+CALL_TIMEOUT_MS = 600_000
+_WHERE = {
+    "claude-code": ".mcp.json of the project, or run: claude mcp add eos -- {line}",
+    "cursor": ".cursor/mcp.json of the project, or ~/.cursor/mcp.json",
+    "vscode": ".vscode/mcp.json of the project",
+    "codex": "~/.codex/config.toml, or run: codex mcp add eos -- {line}",
+    "gemini": ".gemini/settings.json of the project, or ~/.gemini/settings.json",
+    "zed": "Zed's settings.json",
+}
+
+
+def main(words: Sequence[str]) -> int:
+    if len(words) != 1 or words[0] not in CLIENTS:
+        output.write_error(f"usage: eos mcp-config {'|'.join(CLIENTS)}\n".encode())
+        return output.USAGE
+    argv = server_command()
+    output.write_error(f"# goes into {_WHERE[words[0]].format(line=' '.join(argv))}\n".encode())
+    return output.page(snippet(words[0], argv))
+
+
+def server_command() -> list[str]:
+    """The MCP server as an absolute path, so that an IDE with another PATH finds it: beside this Python, else on PATH, else as a module."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), "eos-mcp")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("eos-mcp")
+    return [found] if found else [sys.executable, "-m", "eos_mcp"]
+
+
+def snippet(client: str, argv: Sequence[str]) -> str:
+    command, args = argv[0], list(argv[1:])
+    if client == "codex":
+        lines = [
+            "[mcp_servers.eos]",
+            f"command = {json.dumps(command)}",
+            f"args = {json.dumps(args)}",
+            f"tool_timeout_sec = {CALL_TIMEOUT_MS // 1000}",
+        ]
+        return "\n".join(lines)
+    server: dict[str, Any] = {"command": command, "args": args, "env": {}}
+    document: dict[str, Any]
+    if client == "vscode":
+        document = {"servers": {"eos": {"type": "stdio", "command": command, "args": args}}}
+    elif client == "zed":
+        document = {"context_servers": {"eos": server}}
+    elif client == "cursor":
+        document = {"mcpServers": {"eos": server}}
+    elif client == "gemini":
+        document = {"mcpServers": {"eos": {**server, "timeout": CALL_TIMEOUT_MS}}}
+    else:
+        document = {"mcpServers": {"eos": {"type": "stdio", **server, "timeout": CALL_TIMEOUT_MS}}}
+    return json.dumps(document, indent=2)
