@@ -21,7 +21,12 @@ def result(name: str, args: Object, reply: Object) -> str:
     if "error" in reply:
         return error(reply["error"], name)
     form = _FORMS.get(name)
-    return form(args, reply) if form is not None else compact(reply)
+    if form is None:
+        return compact(reply)
+    try:
+        return form(args, reply)
+    except (TypeError, ValueError, LookupError, AttributeError):  # a reply of another shape than the form knows
+        return compact(reply)
 
 
 def error(failure: Object, name: str) -> str:

@@ -255,6 +255,20 @@ def test_a_cancelled_call_is_stopped_and_gets_no_answer() -> None:
         assert wire.rest() == []
 
 
+@pytest.mark.parametrize("modern", [False, True])
+def test_progress_comes_only_with_a_token_and_never_after_the_result(modern: bool) -> None:
+    with fixture() as wire:
+        wire.open()
+        wire.send(call(1, "slow", {"seconds": 2}, modern=modern, progressToken="t"), call(2, "slow", {"seconds": 2.5}, modern=modern))
+        messages = [wire.receive() for _ in range(3)]
+        assert [message.get("method") for message in messages] == ["notifications/progress", None, None]
+        assert messages[0]["params"]["progressToken"] == "t"
+        assert [message.get("id") for message in messages[1:]] == [1, 2]
+        wire.close_input()
+        assert wire.ends() == 0
+        assert wire.rest() == []
+
+
 def test_both_eras_work_on_one_pipe_whichever_comes_first() -> None:
     with fixture() as wire:
         wire.send(discover("d"), initialize("i"))  # a probe that was given up, and the handshake after it

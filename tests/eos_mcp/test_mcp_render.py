@@ -1,0 +1,183 @@
+"""Texts: each tells on its own what a model must know to go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eos_mcp.catalog import ALL
+from eos_mcp.server import render
+
+FILE = {"kind": "file", "digest": "ab" * 32, "size": 120, "mode": "0644", "executable": False}
+CONFLICT = {
+    "path": "src/parse.awk",
+    "class": "content+mode",
+    "base": FILE,
+    "ours": {**FILE, "digest": "cd" * 32},
+    "theirs": {"kind": "absent"},
+    "theirs_layer": {"layer_id": "L000003-9f3a01bc", "manifest_version": 3, "owner": "workspace_session:w7", "agent": "bob"},
+    "hunks": [{"base": [10, 2], "ours": [10, 3], "theirs": [10, 0]}],
+}
+REJECTION = {"path": "src/parse.awk", "reason": "source_conflict", "conflict_count": 1, "conflicts": [CONFLICT]}
+TOLD = (
+    "src/parse.awk",
+    "content+mode",
+    "abababababab",
+    "cdcdcdcdcdcd",
+    "theirs absent",
+    "L000003-9f3a01bc",
+    "bob",
+    "base 10-11, ours 10-12, theirs none at 10",
+)
+
+
+def command(**more: Any) -> dict[str, Any]:
+    plain = {
+        "status": "ok",
+        "exit_code": 0,
+        "command_total_time_seconds": 1.5,
+        "start_offset": 0,
+        "end_offset": 1,
+        "total_lines": 1,
+        "output": "out",
+    }
+    return {**plain, **more}
+
+
+def test_a_rejected_command_spells_out_every_conflict_and_where_the_work_is() -> None:
+    reply = command(
+        publish_rejected=True, publish_reject_class="source_conflict", publish_rejection=REJECTION, draft_id="draft-0123456789abcdef"
+    )
+    text = render.result("exec_command", {}, reply)
+    for part in (*TOLD, "NOT PUBLISHED", "draft-0123456789abcdef", "newest version"):
+        assert part in text
+
+
+def test_a_rejected_session_spells_out_every_conflict_and_stays_open() -> None:
+    details = {
+        "workspace_session_id": "w1",
+        "stage": "publish",
+        "session_retained": True,
+        "publish_rejection": REJECTION,
+        "request_id": "r",
+    }
+    envelope = {"error": {"kind": "operation_failed", "message": "publish refused", "details": details}}
+    text = render.result("publish_workspace_session", {}, envelope)
+    for part in (*TOLD, "publish refused", "w1 stays open", "destroy_workspace_session"):
+        assert part in text
+
+
+def test_a_preview_with_conflicts_and_a_long_list_say_how_to_go_on() -> None:
+    many = [{**CONFLICT, "path": f"file{number}"} for number in range(100)]
+    reply = {"would_publish": False, "no_op": False, "head_version": 4, "conflicts": many, "conflict_count": 130, "next": "100"}
+    text = render.result("preview_publish", {}, reply)
+    for part in ("would be rejected", "130 conflicts", "file19", "cursor=100"):
+        assert part in text
+
+
+def test_a_running_command_names_its_handle_and_the_line_to_go_on_at() -> None:
+    text = render.result(
+        "exec_command", {}, command(status="running", exit_code=None, command_session_id="namespace_execution_1", end_offset=7)
+    )
+    assert "running" in text
+    assert "read_command_lines command_session_id=namespace_execution_1 start_offset=7" in text
+
+
+def test_a_command_that_waits_for_others_or_left_some_behind_says_so() -> None:
+    waits = command(
+        status="running", leader_exit_code=0, waiting_on=[{"pid": 7, "name": "sleep"}], left_behind=[{"pid": 9, "name": "daemon"}]
+    )
+    text = render.result("wait_command", {}, waits)
+    assert "sleep" in text
+    assert "daemon" in text
+
+
+def test_a_page_of_output_says_where_the_next_one_begins() -> None:
+    text = render.result("read_command_lines", {}, command(end_offset=200, total_lines=900, command_session_id="c"))
+    assert "start_offset=200" in text
+    assert "900" in text
+
+
+def test_a_failing_command_is_no_tool_error_but_its_exit_code_is_first() -> None:
+    assert render.result("exec_command", {}, command(status="error", exit_code=3)).startswith("error; exit code 3")
+
+
+def test_a_file_is_shown_whole_up_to_the_limit_and_by_lines_above_it() -> None:
+    short = {"path": "a", "content": "x\ny", "start_line": 1, "num_lines": 2, "total_lines": 2, "total_bytes": 4, "next_offset": None}
+    assert render.result("file_read", {}, short) == "a: lines 1 to 2 of 2, 4 bytes\n\nx\ny"
+    lines = [f"{number:05d} {'x' * 30}" for number in range(1, 2001)]
+    long = {
+        "path": "a",
+        "content": "\n".join(lines),
+        "start_line": 1,
+        "num_lines": 2000,
+        "total_lines": 5000,
+        "total_bytes": 185000,
+        "next_offset": 2001,
+    }
+    text = render.result("file_read", {}, long)
+    assert len(text) < 20_500
+    following = int(text.rpartition("offset=")[2])
+    assert lines[following - 2] in text
+    assert lines[following - 1] not in text
+    assert f"lines 1 to {following - 1} of 5000" in text
+
+
+def test_reading_past_the_end_says_how_long_the_file_is() -> None:
+    reply = {"path": "a", "content": "", "start_line": 9, "num_lines": 0, "total_lines": 2, "total_bytes": 4, "next_offset": None}
+    assert "2 lines" in render.result("file_read", {}, reply)
+
+
+def test_a_change_says_whether_others_see_it() -> None:
+    reply = {"type": "edit", "path": "a", "bytes_written": 6, "edits_applied": 1, "replacements": 2}
+    assert "published" in render.result("file_edit", {}, reply)
+    assert "private" in render.result("file_edit", {"workspace_session_id": "w1"}, reply)
+
+
+def test_lists_are_short_tables_and_empty_ones_are_words() -> None:
+    rows = [
+        {"id": f"eos-{n}", "state": "ready", "workspace_root": f"/home/me/{n}", "daemon": {"host": "h"}, "resource_profile": {}}
+        for n in range(20)
+    ]
+    text = render.result("list_sandboxes", {}, {"sandboxes": rows})
+    assert len(text) < 700
+    assert all(row["id"] in text and row["workspace_root"] in text for row in rows)
+    assert "create_sandbox" in render.result("list_sandboxes", {}, {"sandboxes": []})
+    drafts = {
+        "drafts": [
+            {"draft_id": "draft-1", "base_version": 3, "paths": 2, "bytes": 90, "reason": "source_conflict", "origin": "x", "agent": None}
+        ]
+    }
+    assert "draft-1  3  2  90  -  source_conflict  x" in render.result("list_drafts", {}, drafts)
+    commands = {"commands": [{"command_session_id": "c1", "status": "running", "command": "a\nb"}], "next": "c1"}
+    assert "after=c1" in render.result("list_commands", {}, commands)
+
+
+def test_an_export_names_what_it_lacks_and_what_the_machine_may_run() -> None:
+    reply = {
+        "manifest_version": 7,
+        "format": "dir",
+        "layers_exported": ["L7"],
+        "files_written": 2,
+        "live_workspace_sessions": ["w1"],
+        "hygiene": [{"path": ".git/hooks/pre-commit"}],
+    }
+    text = render.result("export_changes", {"dest": "/out"}, reply)
+    for part in ("/out", '"files_written":2', "w1", "pre-commit"):
+        assert part in text
+
+
+def test_head_and_tail_keep_whole_lines_and_all_text_that_fits() -> None:
+    assert render.head_and_tail("a" * 20_000, 0, str) == "a" * 20_000
+    one_line = render.head_and_tail("b" * 50_000, 0, str)
+    assert "34000 characters left out of 50000 bytes" in one_line
+    assert len(one_line) < 17_000
+
+
+@pytest.mark.parametrize("operation", ALL, ids=[operation.name for operation in ALL])
+def test_every_operation_has_a_text_for_an_empty_and_for_a_strange_reply(operation: Any) -> None:
+    strange = {field.name: value for field in operation.result for value in (["x", None, 3],)}
+    assert isinstance(render.result(operation.name, {}, {}), str)
+    assert isinstance(render.result(operation.name, {}, strange), str)
+    assert isinstance(render.result(operation.name, {}, {"error": {"kind": "k", "message": "m", "details": {}}}), str)

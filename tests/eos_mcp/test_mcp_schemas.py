@@ -1,0 +1,203 @@
+"""Tool definitions: the contract's projection, our additions, what every provider accepts, what they cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from eos_mcp import catalog
+from eos_mcp.catalog import Operation
+from eos_mcp.server import schema
+from eos_mcp.server.options import EOS, SANDBOX, SETS, Options
+
+REFERENCE = {
+    "management": {
+        "create_sandbox": ["image", "workspace_root"],
+        "list_docker_images": [],
+        "list_workspace_directories": [],
+        "destroy_sandbox": ["sandbox_id"],
+        "list_sandboxes": [],
+        "inspect_sandbox": ["sandbox_id"],
+        "squash_layerstacks": ["sandbox_id"],
+        "export_changes": ["sandbox_id", "dest"],
+    },
+    "runtime": {
+        "exec_command": ["sandbox_id", "cmd"],
+        "write_command_stdin": ["sandbox_id", "command_session_id", "stdin"],
+        "read_command_lines": ["sandbox_id", "command_session_id"],
+        "file_read": ["sandbox_id", "path"],
+        "file_write": ["sandbox_id", "path", "content"],
+        "file_edit": ["sandbox_id", "path", "edits"],
+        "file_blame": ["sandbox_id", "path"],
+        "create_workspace_session": ["sandbox_id"],
+        "publish_workspace_session": ["sandbox_id", "workspace_session_id"],
+        "destroy_workspace_session": ["sandbox_id", "workspace_session_id"],
+    },
+    "observability": {
+        "snapshot": [],
+        "trace": ["sandbox_id"],
+        "events": ["sandbox_id"],
+        "resources": [],
+        "daemon": ["sandbox_id"],
+        "topology": ["sandbox_id"],
+        "cgroup": ["sandbox_id"],
+        "layerstack": ["sandbox_id"],
+    },
+}
+AGENT_OURS = (
+    "signal_command", "wait_command", "file_list", "file_search", "list_workspace_sessions", "list_drafts", "diff_draft",
+)  # fmt: skip
+
+# o200k takes 4.4 characters of such definitions for one token (measured).
+CHARACTERS_PER_TOKEN = 4.4
+
+
+def definitions(program: str = EOS, tool_set: str = "agent") -> list[dict[str, Any]]:
+    return [schema.definition(operation) for operation in schema.operations(Options(program=program, tool_set=tool_set))]
+
+
+@pytest.mark.parametrize("tool_set", REFERENCE)
+def test_sandbox_mcp_offers_exactly_the_reference_tools_that_exist_with_their_required_arguments_in_order(tool_set: str) -> None:
+    offered = {d["name"]: d["inputSchema"]["required"] for d in definitions(SANDBOX, tool_set)}
+    expected = {name: required for name, required in REFERENCE[tool_set].items() if catalog.find(name) is not None}
+    assert list(offered.items()) == list(expected.items())
+
+
+@pytest.mark.parametrize("tool_set", SETS)
+def test_eos_mcp_adds_ours_after_the_reference_tools(tool_set: str) -> None:
+    reference = [d["name"] for d in definitions(SANDBOX, tool_set)]
+    ours = [d["name"] for d in definitions(EOS, tool_set)]
+    assert ours[: len(reference)] == reference
+    assert all(operation.ours for operation in catalog.ALL if operation.name in ours[len(reference) :])
+
+
+def test_the_set_agent_holds_what_the_contract_names_as_far_as_it_exists() -> None:
+    names = [*REFERENCE["management"], *REFERENCE["runtime"], *AGENT_OURS]
+    assert {d["name"] for d in definitions()} == {name for name in names if catalog.find(name) is not None}
+
+
+def test_a_projection_is_exactly_the_one_of_the_contract() -> None:
+    operation = catalog.find("file_read")
+    assert operation is not None
+    found = schema.input_schema(operation)
+    for part in found["properties"].values():
+        assert part.pop("description")
+    assert found == {
+        "type": "object",
+        "properties": {
+            "sandbox_id": {"type": "string"},
+            "path": {"type": "string"},
+            "offset": {"type": "integer", "minimum": 1, "default": 1},
+            "limit": {"type": "integer", "minimum": 1, "maximum": 2000, "default": 2000},
+            "workspace_session_id": {"type": "string"},
+        },
+        "required": ["sandbox_id", "path"],
+        "additionalProperties": False,
+    }
+
+
+def test_every_kind_has_its_json_type_and_arrays_say_what_they_hold() -> None:
+    for operation in catalog.ALL:
+        properties = schema.input_schema(operation)["properties"]
+        assert list(properties) == [*(["sandbox_id"] if injected(operation) else []), *(a.name for a in operation.arguments)]
+        for argument in operation.arguments:
+            found = properties[argument.name]
+            kinds = {
+                "string": "string",
+                "path": "string",
+                "integer": "integer",
+                "float": "number",
+                "json_array": "array",
+                "boolean": "boolean",
+            }
+            assert found["type"] == kinds[argument.kind]
+            assert found.get("default") == argument.default
+            if argument.kind == "integer":
+                assert found["minimum"] == (argument.minimum or 0)
+            if argument.choices:
+                assert found["enum"] == list(argument.choices)
+
+
+def injected(operation: Operation) -> bool:
+    return operation.scope != "system" and operation.argument("sandbox_id") is None
+
+
+def test_with_a_sandbox_of_its_own_the_server_demands_no_sandbox_id_but_for_destroying() -> None:
+    for operation in catalog.ALL:
+        required = schema.input_schema(operation, sandbox_optional=True)["required"]
+        assert ("sandbox_id" in required) == (operation.name == "destroy_sandbox")
+        assert required == [name for name in schema.input_schema(operation)["required"] if name != "sandbox_id" or name in required]
+
+
+def nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a schema."""
+    if isinstance(value, dict):
+        yield value
+        for inner in value.values():
+            yield from nodes(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from nodes(inner)
+
+
+@pytest.mark.parametrize("program", [EOS, SANDBOX])
+def test_every_definition_is_one_that_every_provider_accepts(program: str) -> None:
+    for definition in definitions(program, "all"):
+        name, inputs, outputs = definition["name"], definition["inputSchema"], definition["outputSchema"]
+        assert re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
+        assert definition["title"]
+        assert 0 < len(definition["description"]) <= 400, name
+        assert set(definition["annotations"]) == {"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"}
+        assert all(isinstance(hint, bool) for hint in definition["annotations"].values())
+        assert not (definition["annotations"]["readOnlyHint"] and definition["annotations"]["destructiveHint"]), name
+        assert inputs["type"] == outputs["type"] == "object"
+        assert inputs["additionalProperties"] is False
+        assert "required" in inputs
+        assert "required" not in outputs
+        assert "error" in outputs["properties"]
+        for argument, part in inputs["properties"].items():
+            assert part["description"], f"{name}.{argument}"
+            assert part.get("default", 0) is not None
+            assert part["type"] != "array" or part["items"]
+        for node in nodes(inputs):
+            assert not {"$ref", "$defs", "oneOf", "anyOf", "allOf", "not"} & node.keys()
+        jsonschema.Draft202012Validator.check_schema(inputs)
+        jsonschema.Draft202012Validator.check_schema(outputs)
+
+
+def test_the_error_envelope_and_an_empty_object_satisfy_every_output_schema() -> None:
+    envelope = {"error": {"kind": "not_found", "message": "m", "details": {}}}
+    for definition in definitions(EOS, "all"):
+        jsonschema.validate(envelope, definition["outputSchema"])
+        jsonschema.validate({}, definition["outputSchema"])
+
+
+def test_every_example_result_satisfies_its_output_schema() -> None:
+    for operation in catalog.ALL:
+        if operation.result_example and "%s" not in operation.result_example:
+            jsonschema.validate(json.loads(operation.result_example), schema.output_schema(operation))
+
+
+def test_the_set_of_a_coding_agent_stays_within_its_budget() -> None:
+    found = definitions()
+    assert len(found) <= 25
+    total = sum(len(json.dumps(d, separators=(",", ":"), ensure_ascii=False)) for d in found) / CHARACTERS_PER_TOKEN
+    assert total <= 5000, f"{total:.0f} tokens"
+    assert total / len(found) <= 240
+
+
+def test_the_list_has_the_same_bytes_in_every_process() -> None:
+    program = "import json; from eos_mcp.server import schema, options as o; print(json.dumps([schema.definition(x) for x in schema.operations(o.Options(tool_set='all'))]))"
+    texts = {
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        for seed in ("1", "2")
+    }
+    assert len(texts) == 1
