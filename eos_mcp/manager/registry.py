@@ -100,14 +100,15 @@ class Registry:
             return registry
         except (OSError, ValueError) as error:
             raise RegistryError(f"the registry {path} cannot be read ({error}); move it away to start with an empty one") from error
-        found = value.get("format") if isinstance(value, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        table: dict[str, Any] = value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+        found = table.get("format")
         if found != FORMAT:
             raise RegistryError(
                 f"the registry {path} has format {found!r}, this version reads {FORMAT}; move it away to start with an empty one"
             )
         try:
-            for raw in value["sandboxes"]:
-                record = Record.model_validate(raw)
+            sandboxes: list[Any] = table["sandboxes"]
+            for record in map(Record.model_validate, sandboxes):
                 registry._records[record.id] = record
         except (ValidationError, KeyError, TypeError) as error:
             raise RegistryError(f"the registry {path} is damaged ({error}); move it away to start with an empty one") from error

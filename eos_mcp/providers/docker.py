@@ -1,0 +1,367 @@
+"""Sandboxes as containers of any image, the empty one included: the agent, its interpreter and its loader come in a volume.
+
+    eos-rt-<sha> at /eos/bundle (ro)      eos-shared-base-<hash> at /eos/layer-stack/base (ro)
+    <id>-layer-stack at /eos/layer-stack  <id>-workspace at /eos/workspace
+
+The token is no label, no variable and no argument: it is put into the container before the start, and read back the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Generator
+from typing import Any
+
+from agent_image import build
+from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp.config import Config
+from eos_mcp.manager.registry import Endpoint, Record, SharedBase
+from eos_mcp.providers import bundle_image, contents, engine
+from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress
+from eos_mcp.providers.volumes import Volumes, read_file
+
+Client = Any
+Container = Any
+"""docker-py's own, whose stubs leave most of it open."""
+
+BUNDLE_AT = build.MOUNTED_AT
+POISON = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES")
+"""Variables of an image that would reach into our own loader; empty means absent to it."""
+RUNNER_PIDS = 256
+"""Runners and the agent's own threads count against the container's limit of processes; this much is added for them."""
+ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+class DockerProvider:
+    """Containers that carry this gateway's instance id; no other one is ever touched."""
+
+    name = "docker"
+
+    def __init__(self, config: Config, cache_dir: str, instance_id: str) -> None:
+        self.config = config
+        self.docker = config.manager.docker
+        self.cache_dir = cache_dir
+        self.instance_id = instance_id
+        self._mutex = threading.Lock()
+        self._client: Client = None
+        self._choice: engine.Choice | None = None
+        self._volumes: Volumes | None = None
+        self._info: dict[str, Any] = {}
+
+    def client(self) -> Client:
+        """The engine's client, connected at first use.
+
+        Raises:
+            OperationError: internal_error, reason docker_unreachable.
+        """
+        with self._mutex:
+            if self._client is None:
+                self._client, self._choice = engine.connect(self.docker.docker_endpoint, timeout_s=self.docker.connect_timeout_s)
+                self._info = self._client.info()
+                self._volumes = Volumes(self._client, os.path.join(self.cache_dir, "locks"), {"eos.shared": "true"})
+            return self._client
+
+    @contextlib.contextmanager
+    def _engine(self, what: str) -> Generator[Client]:
+        """A failure of the engine inside the block becomes an internal_error that says what was being done."""
+        from docker.errors import APIError, DockerException
+        from requests.exceptions import RequestException
+
+        client = self.client()
+        try:
+            yield client
+        except APIError as error:
+            text = str(error.explanation or error)
+            reason = "port_taken" if "port is already allocated" in text else "docker_failed"
+            raise OperationError(INTERNAL_ERROR, f"{what}: {text}", {"engine": text}, reason=reason) from error
+        except (DockerException, RequestException) as error:
+            assert self._choice is not None
+            if isinstance(error, RequestException) and not isinstance(error.__cause__, OSError) and "Connection" not in str(error):
+                raise OperationError(INTERNAL_ERROR, f"{what}: {error}", reason="docker_failed") from error
+            engine.unreachable(self._choice, error)
+
+    def check_image(self, image: str) -> None:
+        self._image(image)
+
+    def _image(self, image: str) -> dict[str, Any]:
+        from docker.errors import ImageNotFound
+
+        with self._engine("looking at the image") as client:
+            try:
+                attributes: dict[str, Any] = client.images.get(image).attrs
+            except ImageNotFound as error:
+                hint = f"list_docker_images shows what is there; nothing is pulled: `docker pull {image}` first"
+                message = f"no such image: {image}; {hint}"
+                raise OperationError(INTERNAL_ERROR, message, {"image": image, "hint": hint}, reason="image_not_found") from error
+        return attributes
+
+    def images(self) -> list[str]:
+        """Every tag; the repo digest of an image without tags, or its id."""
+        with self._engine("listing images") as client:
+            listed: list[dict[str, Any]] = client.api.images(all=True)
+        found: set[str] = set()
+        for entry in listed:
+            tags = [tag for tag in _texts(entry.get("RepoTags")) if tag != "<none>:<none>"]
+            digests = [digest for digest in _texts(entry.get("RepoDigests")) if not digest.startswith("<none>")]
+            found.update(tags or digests or [str(entry["Id"])])
+        return sorted(found)
+
+    def create(self, plan: Plan, progress: Progress) -> Made:
+        image = self._image(plan.image)
+        with self._engine("creating the container"):
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._undo, plan.sandbox_id)
+                container = self._make(plan, image, progress)
+                container.put_archive("/", contents.archive(plan, self.docker, image))
+                progress("starting daemon")
+                container.start()
+                daemon, http = self._published(container)
+                undo.pop_all()
+        base_at = f"{contents.stack_root(plan)}/base"
+        base = SharedBase(source=plan.base.source, target=base_at, root_hash=plan.base.root_hash)
+        return Made(daemon, http, base, self.docker.profile().to_json(self.docker.resource_profile), {"container": container.id})
+
+    def _make(self, plan: Plan, image: dict[str, Any], progress: Progress) -> Container:
+        client, volumes = self.client(), self._volumes
+        assert volumes is not None
+        progress("installing daemon assets")
+        bundle = volumes.bundle(self._bundle(str(image.get("Architecture") or "")), plan.image)
+        base = volumes.base(plan.base.root_hash, plan.base.path, plan.image)
+        progress(f"base mounted: {base}")
+        docker, profile = self.docker, self.docker.profile()
+        stack_root = contents.stack_root(plan)
+        cpus = int(self._info.get("NCPU") or 0)
+        ports = {f"{docker.daemon_port}/tcp": ("127.0.0.1", 0), f"{docker.daemon_http_port}/tcp": ("127.0.0.1", 0)}
+        return client.containers.create(
+            plan.image,
+            name=plan.sandbox_id,
+            entrypoint=[*build.daemon_argv(BUNDLE_AT), "serve", "--settings", contents.SETTINGS_AT],
+            user="0:0",
+            working_dir="/",
+            init=True,
+            cap_add=["SYS_ADMIN", *(["NET_ADMIN"] if docker.net_admin else [])],
+            security_opt=["apparmor=unconfined", "no-new-privileges"],
+            privileged=docker.privileged,
+            cgroupns="private",
+            restart_policy={"Name": "unless-stopped"},
+            stop_signal="SIGTERM",
+            healthcheck={"test": ["NONE"]},
+            nano_cpus=min(profile.nano_cpus, cpus * 10**9) if cpus else profile.nano_cpus,
+            mem_limit=profile.memory_max_bytes,
+            mem_reservation=profile.memory_high_bytes,
+            pids_limit=profile.pids_max + RUNNER_PIDS,
+            platform=docker.platform,
+            ports=ports,
+            environment={**docker.container_env, **dict.fromkeys(POISON, "")},
+            labels=contents.labels(plan, self.docker, self.instance_id),
+            volumes={
+                f"{plan.sandbox_id}-layer-stack": {"bind": stack_root, "mode": "rw,nocopy"},
+                f"{plan.sandbox_id}-workspace": {"bind": plan.sections["runtime"]["workspace"]["scratch_root"], "mode": "rw,nocopy"},
+                base: {"bind": f"{stack_root}/base", "mode": "ro,nocopy"},
+                bundle: {"bind": BUNDLE_AT, "mode": "ro,nocopy"},
+            },
+        )
+
+    def _bundle(self, architecture: str) -> build.Bundle:
+        """The bundle for the engine: from this machine's Python, or where that would not run there, from `bundle_base_image`."""
+        engine_machine = str(self._info.get("Architecture") or platform.machine())
+        wanted = ARCHITECTURES.get(architecture, engine_machine)
+        try:
+            if platform.system() == "Linux" and wanted == platform.machine():
+                return build.build(os.path.join(self.cache_dir, "bundles"))
+            self._image(self.docker.bundle_base_image)
+            with self._engine("building the bundle") as client:
+                return bundle_image.build_in(client, self.docker.bundle_base_image, os.path.join(self.cache_dir, "bundles"))
+        except build.BuildError as error:
+            raise OperationError(INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed") from error
+
+    def _published(self, container: Container) -> tuple[Endpoint, Endpoint]:
+        """Where the engine published the two ports.
+
+        Raises:
+            OperationError: internal_error when it does not within the configured attempts, or the container has ended.
+        """
+        for _ in range(self.docker.port_publish_attempts):
+            container.reload()
+            ports = self._ports(container)
+            if ports is not None:
+                return ports
+            if container.status in ("exited", "dead"):
+                break
+            time.sleep(self.docker.port_publish_retry_delay_ms / 1000)
+        log = self._tail(container)
+        details = {"stage": "port publish", "container_state": container.status, "daemon_log": log}
+        said = f": {log[-1]}" if log else ""
+        raise OperationError(
+            INTERNAL_ERROR,
+            f"publishing the ports of {container.name}: the container is {container.status}{said}",
+            details,
+            reason="no_ports",
+        )
+
+    def _ports(self, container: Container) -> tuple[Endpoint, Endpoint] | None:
+        if container.status != "running":
+            return None
+        labels = container.labels
+        published: dict[str, Any] = container.attrs["NetworkSettings"]["Ports"] or {}
+        found: list[Endpoint] = []
+        for key, default in (("eos.daemon_port", self.docker.daemon_port), ("eos.daemon_http_port", self.docker.daemon_http_port)):
+            bindings: list[dict[str, str]] | None = published.get(f"{labels.get(key, default)}/tcp")
+            if not bindings:
+                return None
+            host = bindings[0].get("HostIp") or "127.0.0.1"
+            found.append(Endpoint(host="127.0.0.1" if host in ("0.0.0.0", "::") else host, port=int(bindings[0]["HostPort"])))
+        return found[0], found[1]
+
+    def exited(self, record: Record) -> str | None:
+        container = self._container(record.id)
+        if container is None:
+            return "the container is gone"
+        if container.status in ("exited", "dead"):
+            return f"the container has exited with {container.attrs['State'].get('ExitCode')}"
+        if int(container.attrs.get("RestartCount") or 0) > 2:
+            return "the agent keeps exiting"
+        return None
+
+    def log_tail(self, record: Record) -> list[str]:
+        container = self._container(record.id)
+        return [] if container is None else self._tail(container)
+
+    def _tail(self, container: Container) -> list[str]:
+        with self._engine("reading the container's log"):
+            text = container.logs(tail=LOG_LINES).decode("utf-8", "replace")
+        lines: list[str] = text.splitlines()
+        return lines
+
+    def _container(self, sandbox_id: str) -> Container | None:
+        """The container of this sandbox if it is ours by its labels."""
+        from docker.errors import NotFound
+
+        with self._engine("looking at the container") as client:
+            try:
+                container = client.containers.get(sandbox_id)
+            except NotFound:
+                return None
+        labels = container.labels
+        return (
+            container if labels.get("eos.sandbox_id") == sandbox_id and labels.get("eos.gateway_instance_id") == self.instance_id else None
+        )
+
+    def find(self, record: Record) -> Found | None:
+        container = self._container(record.id)
+        if container is None:
+            return None
+        ports = self._ports(container)
+        return Found(False) if ports is None else Found(True, ports[0], ports[1])
+
+    def revive(self, record: Record) -> Found | None:
+        container = self._container(record.id)
+        if container is None:
+            return None
+        with self._engine("starting the container"):
+            if container.status in ("exited", "created"):
+                container.start()
+            elif container.status == "paused":
+                container.unpause()
+            daemon, http = self._published(container)
+        return Found(True, daemon, http)
+
+    def destroy(self, record: Record) -> list[str]:
+        return self._remove(record.id, stop=True)
+
+    def _remove(self, sandbox_id: str, *, stop: bool) -> list[str]:
+        from docker.errors import APIError, NotFound
+        from requests.exceptions import RequestException
+
+        warnings: list[str] = []
+        container = self._container(sandbox_id)
+        with self._engine("removing the container") as client:
+            if container is not None:
+                if stop and container.status == "running":
+                    try:
+                        container.stop(timeout=int(self.docker.stop_timeout_s))
+                    except NotFound:
+                        pass
+                    except (APIError, RequestException) as error:
+                        warnings.append(f"stopping the agent: {error}; removed by force")
+                try:
+                    container.remove(force=True, v=True)
+                except NotFound:
+                    pass
+                except APIError as error:
+                    if error.status_code != 409 or "already in progress" not in str(error):
+                        raise
+                    self._until_gone(container)
+            for suffix in ("layer-stack", "workspace"):
+                with contextlib.suppress(NotFound):
+                    client.volumes.get(f"{sandbox_id}-{suffix}").remove(force=True)
+        return warnings
+
+    def _until_gone(self, container: Container) -> None:
+        from docker.errors import NotFound
+
+        with contextlib.suppress(NotFound):
+            for _ in range(200):
+                container.reload()
+                time.sleep(0.05)
+
+    def _undo(self, sandbox_id: str) -> None:
+        with contextlib.suppress(OperationError):
+            self._remove(sandbox_id, stop=False)
+
+    def adopt(self) -> list[Record]:
+        """Running containers of this instance id, with the token read back out of them."""
+        records: list[Record] = []
+        with self._engine("looking for containers") as client:
+            for container in client.containers.list(
+                all=True, filters={"label": f"eos.gateway_instance_id={self.instance_id}"}, ignore_removed=True
+            ):
+                ports = self._ports(container)
+                if ports is not None:
+                    with contextlib.suppress(KeyError, ValueError, self._not_found()):
+                        records.append(self._record_of(container, ports))
+        return records
+
+    def _not_found(self) -> type[Exception]:
+        from docker.errors import NotFound
+
+        return NotFound
+
+    def _record_of(self, container: Container, ports: tuple[Endpoint, Endpoint]) -> Record:
+        labels = container.labels
+        token = labels.get("eos.auth_token") or read_file(container, contents.TOKEN_AT).decode().strip()
+        profile = {key.removeprefix("eos.resource."): json.loads(value) for key, value in labels.items() if key.startswith("eos.resource.")}
+        return Record(
+            id=labels["eos.sandbox_id"],
+            workspace_root=labels["eos.host_workspace_root"],
+            state="ready",
+            daemon=ports[0],
+            daemon_http=ports[1],
+            shared_base=SharedBase(
+                source=labels["eos.shared_base.source"],
+                target=labels["eos.shared_base.target"],
+                root_hash=labels["eos.shared_base.root_hash"],
+                readonly=labels["eos.shared_base.readonly"] == "true",
+            ),
+            resource_profile={"name": labels["eos.resource_profile"], **profile},
+            provider="docker",
+            image=labels.get("eos.image", ""),
+            token=token,
+            created_unix_ms=int(labels["eos.created_at"]),
+            provider_data={"container": container.id},
+        )
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+
+def _texts(value: list[str] | None) -> list[str]:
+    return value or []

@@ -1,0 +1,148 @@
+"""The Docker engine: which one is meant, and a client for it. docker-py is imported when it is first needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any, NamedTuple, NoReturn
+
+from eos_agent.protocol import INTERNAL_ERROR, OperationError
+
+POOL = 64
+
+
+class Choice(NamedTuple):
+    """An engine's address and where it was found. `context` is the name of a docker context, for its TLS files."""
+
+    endpoint: str
+    source: str
+    context: str | None = None
+
+
+def choose(configured: str | None) -> Choice:
+    """The engine that is meant: configuration, DOCKER_HOST, DOCKER_CONTEXT, the current context, then the first known socket that is there.
+
+    Raises:
+        OperationError: internal_error, reason docker_context_missing, when a context is named that does not exist.
+    """
+    if configured:
+        return Choice(configured, "manager.docker.docker_endpoint")
+    host = os.environ.get("DOCKER_HOST")
+    if host:
+        return Choice(host, "DOCKER_HOST")
+    named = os.environ.get("DOCKER_CONTEXT")
+    current = named or _current_context()
+    if current and current != "default":
+        source = "DOCKER_CONTEXT" if named else "the current docker context"
+        return Choice(_context_endpoint(current, source), f"{source} {current}", current)
+    sockets = known_sockets()
+    for path in sockets:
+        if sys.platform == "win32" or os.path.exists(path):
+            return Choice(f"npipe://{path}" if sys.platform == "win32" else f"unix://{path}", "a known socket")
+    return Choice(f"unix://{sockets[0]}", "the default socket")
+
+
+def known_sockets() -> list[str]:
+    """Where engines listen by default, the system's first, then rootless Docker, Desktop, Colima, OrbStack, Rancher, Podman."""
+    if sys.platform == "win32":
+        return ["//./pipe/docker_engine"]
+    home, run = os.path.expanduser("~"), os.environ.get("XDG_RUNTIME_DIR")
+    below_home = [
+        f"{home}/.docker/run/docker.sock",
+        f"{home}/.colima/default/docker.sock",
+        f"{home}/.orbstack/run/docker.sock",
+        f"{home}/.rd/docker.sock",
+    ]
+    first = ["/var/run/docker.sock", *([f"{run}/docker.sock"] if run else [])]
+    return [*first, *below_home, *([f"{run}/podman/podman.sock"] if run else []), "/run/podman/podman.sock"]
+
+
+def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, Choice]:
+    """A client whose engine answered. One client serves all threads.
+
+    Raises:
+        OperationError: internal_error, reason docker_unreachable: names the endpoint, where it came from and what to do.
+    """
+    choice = choose(configured)
+    try:
+        import docker
+        from docker.tls import TLSConfig
+    except ImportError as error:
+        raise OperationError(INTERNAL_ERROR, f"the docker package is not installed: {error}", reason="docker_unreachable") from error
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+    try:
+        tls: TLSConfig | bool = False
+        if choice.context is not None:
+            from docker.context import ContextAPI
+
+            context = ContextAPI.get_context(choice.context)
+            tls = (context.TLSConfig if context else None) or False
+        elif choice.source == "DOCKER_HOST" and os.environ.get("DOCKER_TLS_VERIFY"):
+            folder = os.environ.get("DOCKER_CERT_PATH") or os.path.expanduser("~/.docker")
+            names = [os.path.join(folder, name) for name in ("cert.pem", "key.pem", "ca.pem")]
+            tls = TLSConfig(client_cert=(names[0], names[1]), ca_cert=names[2], verify=True)
+        client = docker.DockerClient(
+            base_url=choice.endpoint,
+            version="auto",
+            timeout=int(timeout_s),
+            tls=tls,
+            max_pool_size=POOL,
+            use_ssh_client=choice.endpoint.startswith("ssh://"),
+        )
+        client.ping()
+    except Exception as error:  # docker-py raises its own, requests', urllib3's and OSError alike
+        unreachable(choice, error)
+    return client, choice
+
+
+def unreachable(choice: Choice, error: BaseException) -> NoReturn:
+    text = _last_reason(error)
+    if "FileNotFoundError" in text or "No such file" in text:
+        step = "start Docker, or name another engine with DOCKER_HOST, or use the image `host` (no Docker needed)"
+        text = "nothing listens there"
+    elif "PermissionError" in text or "Permission denied" in text:
+        step = "join the group that owns the socket (often `docker`), or use rootless Docker, or use the image `host` (no Docker needed)"
+        text = "permission denied"
+    else:
+        step = "check with `docker version`, or use the image `host` (no Docker needed)"
+    details = {"endpoint": choice.endpoint, "source": choice.source, "hint": step}
+    message = f"Docker does not answer at {choice.endpoint} (from {choice.source}): {text}; {step}"
+    raise OperationError(INTERNAL_ERROR, message, details, reason="docker_unreachable") from error
+
+
+def _last_reason(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}"
+    seen: BaseException | None = error
+    for _ in range(8):
+        seen = seen.__cause__ or seen.__context__ if seen is not None else None
+        if isinstance(seen, OSError) and seen.errno is not None:
+            return f"{type(seen).__name__}: {seen.strerror or seen}"
+    return " ".join(text.split())[:300]
+
+
+def _current_context() -> str | None:
+    import json
+
+    folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")
+    try:
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            value = json.load(file).get("currentContext")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return str(value) if value else None
+
+
+def _context_endpoint(name: str, source: str) -> str:
+    from docker.context import ContextAPI
+
+    try:
+        context = ContextAPI.get_context(name)
+    except Exception:  # docker-py reads files of the user here
+        context = None
+    host = context.Host if context is not None else None
+    if not host:
+        hint = "`docker context ls` shows the names; unset DOCKER_CONTEXT or run `docker context use default`"
+        message = f"{source} names the docker context {name}, which does not exist; {hint}"
+        raise OperationError(INTERNAL_ERROR, message, {"context": name, "source": source, "hint": hint}, reason="docker_context_missing")
+    return str(host)

@@ -1,0 +1,326 @@
+"""Sandboxes without Docker: the same agent straight on this machine, in namespaces of its own, as root or as an ordinary user.
+
+    <state>/sandboxes/<id>/  agent.json daemon.yml token endpoint.json daemon.log  layer-stack/ workspace/ run/
+
+The agent is detached: it outlives the gateway, and a gateway that finds it dead starts it again on the next use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from agent_image import build
+from eos_agent.protocol import INTERNAL_ERROR, OperationError, os_error
+from eos_mcp.config import Config
+from eos_mcp.manager.registry import Endpoint, Record, SharedBase
+from eos_mcp.providers import local_probe
+from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent
+from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, told_by_log
+from layerstack import durable
+
+HOST_IMAGE = "host"
+ROOTFS_PREFIX = "rootfs:"
+PASSED_ON = ("HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
+SOCKET_PATH_MAX = 100
+START_POLL_S = 0.003
+
+
+def is_local_image(image: str) -> bool:
+    return image == HOST_IMAGE or image.startswith(ROOTFS_PREFIX)
+
+
+class LocalProvider:
+    """Makes sandboxes below `state_dir`. `private` are our own files and directories, hidden in every session."""
+
+    name = "local"
+
+    def __init__(self, config: Config, state_dir: str, cache_dir: str, private: list[str]) -> None:
+        self.config = config
+        self.state_dir = state_dir
+        self.bundles = os.path.join(cache_dir, "bundles")
+        self.private = private
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._starting = threading.Lock()
+        self._works: bool | None = None
+
+    def folder(self, sandbox_id: str) -> str:
+        return os.path.join(self.state_dir, "sandboxes", sandbox_id)
+
+    def check_image(self, image: str) -> None:
+        if image == HOST_IMAGE:
+            return
+        root = image.removeprefix(ROOTFS_PREFIX)
+        if not os.path.isabs(root) or not os.path.isdir(root):
+            details = {"image": image, "hint": "rootfs:/abs/dir names an existing directory that holds a root file system"}
+            raise OperationError(INTERNAL_ERROR, f"image {image}: {root or 'the path'} is no directory", details, reason="image_not_found")
+
+    def images(self) -> list[str]:
+        """`host` where a sandbox can work; found out once."""
+        if self._works is None:
+            os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
+            self._works = local_probe.problem(self.state_dir) is None
+        return [HOST_IMAGE] if self._works else []
+
+    def create(self, plan: Plan, progress: Progress) -> Made:
+        folder = self.folder(plan.sandbox_id)
+        try:
+            bundle = self._bundle(progress)
+            for path in (folder, f"{folder}/layer-stack/base", f"{folder}/workspace", f"{folder}/run"):
+                os.makedirs(path, mode=0o700, exist_ok=True)
+            progress(f"base {plan.base.root_hash} bound read-only")
+            settings = self._settings(plan, folder)
+            durable.write_file(f"{folder}/daemon.yml", plan.yaml, mode=0o600)
+            durable.write_file(f"{folder}/token", plan.token.encode() + b"\n", mode=0o600)
+            durable.write_file(f"{folder}/agent.json", json.dumps(settings, indent=1).encode(), mode=0o600)
+            endpoint = self._start(plan.sandbox_id, bundle)
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                self._remove(plan.sandbox_id)
+            if isinstance(error, OSError):
+                raise os_error(error, kind=INTERNAL_ERROR) from error
+            raise
+        base = SharedBase(source=plan.base.source, target=f"{folder}/layer-stack/base", root_hash=plan.base.root_hash)
+        return Made(endpoint[0], endpoint[1], base, None, {})
+
+    def exited(self, record: Record) -> str | None:
+        if self._endpoint(record.id) is not None:
+            return None
+        return None if self._agent(record.id) is not None else "the agent has exited"
+
+    def log_tail(self, record: Record) -> list[str]:
+        return self._log(record.id)
+
+    def find(self, record: Record) -> Found | None:
+        if not os.path.exists(os.path.join(self.folder(record.id), "agent.json")):
+            return None
+        endpoint = self._endpoint(record.id)
+        if endpoint is None:
+            return Found(False)
+        return Found(True, endpoint[0], endpoint[1])
+
+    def revive(self, record: Record) -> Found | None:
+        found = self.find(record)
+        if found is None or found.running:
+            return found
+        with self._starting:
+            found = self.find(record)  # another thread may have done it
+            if found is None or found.running:
+                return found
+            endpoint = self._start(record.id, self._bundle(lambda _: None))
+        return Found(True, endpoint[0], endpoint[1])
+
+    def destroy(self, record: Record) -> list[str]:
+        return self._remove(record.id)
+
+    def adopt(self) -> list[Record]:
+        """Sandboxes whose directory is there and whose record is not: a registry that was lost."""
+        records: list[Record] = []
+        with contextlib.suppress(FileNotFoundError):
+            for name in sorted(os.listdir(os.path.join(self.state_dir, "sandboxes"))):
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    records.append(self._record_of(name))
+        return records
+
+    def _record_of(self, sandbox_id: str) -> Record:
+        folder = self.folder(sandbox_id)
+        with open(f"{folder}/agent.json", encoding="utf-8") as file:
+            settings: dict[str, Any] = json.load(file)
+        with open(f"{folder}/token", encoding="ascii") as file:
+            token = file.read().strip()
+        endpoint = self._endpoint(sandbox_id)
+        source = os.path.join(str(settings["base_dir"]), "B000001-base")
+        return Record(
+            id=sandbox_id,
+            workspace_root=str(settings["workspace_root"]),
+            state="ready",
+            daemon=endpoint[0] if endpoint else None,
+            daemon_http=endpoint[1] if endpoint else None,
+            shared_base=SharedBase(source=source, target=f"{settings['layer_stack_root']}/base", root_hash=str(settings["base_root_hash"])),
+            provider="local",
+            image=HOST_IMAGE if settings.get("rootfs") is None else f"{ROOTFS_PREFIX}{settings['rootfs']}",
+            token=token,
+            created_unix_ms=os.stat(f"{folder}/agent.json").st_mtime_ns // 1_000_000,
+        )
+
+    def _bundle(self, progress: Progress) -> build.Bundle:
+        try:
+            progress("installing daemon assets")
+            return build.build(self.bundles)
+        except build.BuildError as error:
+            raise OperationError(INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed") from error
+
+    def _settings(self, plan: Plan, folder: str) -> dict[str, Any]:
+        rootfs = plan.image.removeprefix(ROOTFS_PREFIX) if plan.image != HOST_IMAGE else None
+        masks: list[str] = plan.sections["runner"]["mount_mask"]["hidden_paths"]
+        sections = json.loads(json.dumps(plan.sections))
+        sections["daemon"]["http"]["auth"] = "token"
+        passed = PASSED_ON if rootfs is None else tuple(name for name in PASSED_ON if name not in ("HOME", "USER"))
+        names = [*passed, *(name.lower() for name in passed if "PROXY" in name)]
+        return {
+            "format": 1,
+            "sandbox_id": plan.sandbox_id,
+            "provider": "local",
+            "workspace_root": plan.workspace_root,
+            "layer_stack_root": f"{folder}/layer-stack",
+            "scratch_root": f"{folder}/workspace",
+            "runtime_dir": f"{folder}/run",
+            "base_root_hash": plan.base.root_hash,
+            "base_dir": plan.base.path,
+            "token_file": f"{folder}/token",
+            "tcp_host": "127.0.0.1",
+            "tcp_port": 0,
+            "http_host": "127.0.0.1",
+            "http_port": 0,
+            "socket_path": self._socket_path(folder),
+            "pid_path": f"{folder}/run/runtime.pid",
+            "endpoint_path": f"{folder}/endpoint.json",
+            "rootfs": rootfs,
+            "hidden_paths": [path for path in masks if rootfs is not None or os.path.exists(path)],
+            "image_env": [f"{name}={os.environ[name]}" for name in names if name in os.environ],
+            "container_env": dict(self.config.manager.docker.container_env),
+            "path": plan.caller_path if rootfs is None else None,
+            "private_dirs": self.private,
+            "config": sections,
+        }
+
+    def _socket_path(self, folder: str) -> str:
+        """In the sandbox's own directory, or where that name is too long for a unix socket, in a short private one."""
+        path = f"{folder}/run/runtime.sock"
+        if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+            return path
+        short = os.path.join("/tmp", f"eos-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}")
+        os.makedirs(short, mode=0o700, exist_ok=True)
+        owner = os.lstat(short)
+        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
+            raise OSError(17, "exists and belongs to somebody else", short)
+        return f"{short}/runtime.sock"
+
+    def _start(self, sandbox_id: str, bundle: build.Bundle) -> tuple[Endpoint, Endpoint]:
+        """Start the agent detached and wait until it says where it listens.
+
+        Raises:
+            OperationError: internal_error; what keeps this machine from it is named where a probe finds it.
+        """
+        folder = self.folder(sandbox_id)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{folder}/endpoint.json")
+        environment = {name: os.environ[name] for name in ("HOME", "USER", "PATH", "LANG", "TZ") if name in os.environ}
+        with open(f"{folder}/daemon.log", "ab") as log:
+            os.fchmod(log.fileno(), 0o600)
+            child = subprocess.Popen(
+                [*bundle.argv(), "serve", "--settings", f"{folder}/agent.json"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=environment,
+                start_new_session=True,
+            )
+        self._children[child.pid] = child
+        deadline = time.monotonic() + self.config.manager.local_daemon.ready_timeout_s
+        while time.monotonic() < deadline:
+            endpoint = self._endpoint(sandbox_id, pid=child.pid)
+            if endpoint is not None:
+                return endpoint
+            if child.poll() is not None:
+                break
+            time.sleep(START_POLL_S)
+        said = self._log(sandbox_id)
+        self._stop(sandbox_id)
+        problem = local_probe.problem(self.state_dir)
+        if problem is not None:
+            raise OperationError(INTERNAL_ERROR, problem.message, {**problem.details, "daemon_log": said}, reason=problem.reason)
+        how = f"exited with {child.returncode}" if child.returncode is not None else "did not say where it listens"
+        told = told_by_log(said)
+        message = f"starting daemon: the agent of {sandbox_id} {how}" + (f": {told}" if told else "")
+        raise OperationError(INTERNAL_ERROR, message, {"stage": "start", "daemon_log": said}, reason="agent_exited")
+
+    def _endpoint(self, sandbox_id: str, *, pid: int | None = None) -> tuple[Endpoint, Endpoint] | None:
+        """Where the agent says that it listens, if the process that says so lives."""
+        try:
+            with open(os.path.join(self.folder(sandbox_id), "endpoint.json"), encoding="ascii") as file:
+                value: dict[str, Any] = json.load(file)
+            tcp, http, number = value["tcp"], value["http"], int(value["pid"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if number != pid if pid is not None else not is_agent(number, os.path.join(self.folder(sandbox_id), "agent.json")):
+            return None
+        return Endpoint(host=str(tcp[0]), port=int(tcp[1])), Endpoint(host=str(http[0]), port=int(http[1]))
+
+    def _agent(self, sandbox_id: str) -> Process | None:
+        """The agent's process: the oldest one that was started with this sandbox's settings file."""
+        self._reap()
+        found = agents_of(os.path.join(self.folder(sandbox_id), "agent.json"))
+        return found[0] if found else None
+
+    def _reap(self) -> None:
+        for pid, child in list(self._children.items()):
+            if child.poll() is not None:
+                self._children.pop(pid, None)
+
+    def _log(self, sandbox_id: str) -> list[str]:
+        try:
+            with open(os.path.join(self.folder(sandbox_id), "daemon.log"), encoding="utf-8", errors="replace") as file:
+                return [line.rstrip("\n") for line in deque(file, maxlen=LOG_LINES)]
+        except OSError:
+            return []
+
+    def _stop(self, sandbox_id: str) -> list[str]:
+        """End the agent and everything that it started: asked first, killed after `stop_timeout_s`."""
+        agents = agents_of(os.path.join(self.folder(sandbox_id), "agent.json"))
+        tree = {process.pid: process for agent in agents for process in (agent, *descendants(agent.pid))}
+        warnings: list[str] = []
+        for agent in agents:
+            agent.signal(signal.SIGTERM)
+        if agents and not _gone(
+            lambda: any(agent.alive() for agent in agents), self.config.manager.local_daemon.stop_timeout_s, self._reap
+        ):
+            warnings.append(f"the agent did not stop within {self.config.manager.local_daemon.stop_timeout_s:g} s and was killed")
+        for process in tree.values():
+            process.signal(signal.SIGKILL)
+        if not _gone(lambda: any(process.alive() for process in tree.values()), 5.0, self._reap):
+            left = [process.pid for process in tree.values() if process.alive()]
+            raise OperationError(
+                INTERNAL_ERROR, f"processes {left} of sandbox {sandbox_id} do not end", {"processes": left}, reason="processes_left"
+            )
+        return warnings
+
+    def _remove(self, sandbox_id: str) -> list[str]:
+        folder = self.folder(sandbox_id)
+        warnings = self._stop(sandbox_id)
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            with open(f"{folder}/agent.json", encoding="utf-8") as file:
+                socket_dir = os.path.dirname(str(json.load(file)["socket_path"]))
+            if not socket_dir.startswith(folder):
+                durable.remove_tree(socket_dir)
+        try:
+            local_probe.remove_tree(folder)
+        except OSError as error:
+            wrapped = os_error(error, kind=INTERNAL_ERROR)
+            raise OperationError(
+                INTERNAL_ERROR, f"sandbox {sandbox_id}: {folder} cannot be removed: {wrapped.message}", wrapped.details
+            ) from error
+        return warnings
+
+
+def _gone(there: Callable[[], bool], timeout_s: float, reap: Callable[[], None]) -> bool:
+    """Wait until `there` is false; False when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        reap()
+        if not there():
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.005)

@@ -1,0 +1,138 @@
+"""Why this machine cannot run a local sandbox, found by doing it once in a child; and deleting what only a user namespace could make."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+from layerstack import durable
+
+IN_NAMESPACE = """
+import errno, json, os, sys, tempfile
+from layerstack import linux
+def say(step, error):
+    print(json.dumps({"step": step, "errno": errno.errorcode.get(error.errno, str(error.errno)), "message": str(error)})); sys.exit(0)
+uid, gid = os.geteuid(), os.getegid()
+try:
+    linux.unshare(linux.CLONE_NEWNS | (linux.CLONE_NEWUSER if uid else 0))
+    if uid:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file: file.write(text)
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+except OSError as error:
+    say("userns" if uid else "mountns", error)
+"""
+
+OVERLAY = """
+try:
+    for name in ("lower", "upper", "work", "merged"): os.mkdir(os.path.join(sys.argv[1], name))
+    os.chdir(sys.argv[1])
+    linux.mount("overlay", "merged", "overlay", 0, "lowerdir=lower,upperdir=upper,workdir=work," + ("userxattr" if uid else "redirect_dir=on,index=off,metacopy=off"))
+    linux.umount("merged")
+except OSError as error:
+    say("overlay", error)
+"""
+
+REMOVE = """
+from layerstack import durable
+durable.remove_tree(sys.argv[1])
+"""
+
+STATFS_OVERLAY = "overlay"
+
+
+class Problem(NamedTuple):
+    """What this machine lacks, as an error shows it."""
+
+    reason: str
+    message: str
+    details: dict[str, Any]
+
+
+def problem(state_dir: str) -> Problem | None:
+    """Try a mount namespace (as an ordinary user inside a user namespace) and an overlay whose upper lies in `state_dir`; None when both work."""
+    if sys.platform != "linux":
+        return Problem("not_linux", "local sandboxes need Linux; use an image and Docker", {"hint": "start Docker and name an image"})
+    trial = os.path.join(state_dir, f".probe-{os.getpid()}-{os.urandom(4).hex()}")
+    os.makedirs(trial, mode=0o700)
+    try:
+        done = _run(IN_NAMESPACE + OVERLAY, trial)
+    finally:
+        remove_tree(trial)
+    if done.returncode != 0:
+        return Problem("probe_failed", f"the probe for local sandboxes failed: {done.stderr.strip()[-300:]}", {})
+    if not done.stdout.strip():
+        return None
+    found: dict[str, str] = json.loads(done.stdout)
+    details: dict[str, Any] = {"errno": found["errno"], "step": found["step"], "directory": state_dir}
+    if found["step"] == "userns":
+        limit = (
+            "user.max_user_namespaces is 0 or reached"
+            if found["errno"] == "ENOSPC"
+            else "the kernel or a security module forbids them to ordinary users"
+        )
+        hint = "allow them (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns), or use a Docker image"
+        return Problem(
+            "userns_forbidden", f"user namespaces are not available here [{found['errno']}]: {limit}; {hint}", {**details, "hint": hint}
+        )
+    if found["step"] == "mountns":
+        hint = "run on the host, or give this container CAP_SYS_ADMIN"
+        return Problem("mountns_forbidden", f"a mount namespace is refused [{found['errno']}]: {hint}", {**details, "hint": hint})
+    kind = _file_system_of(state_dir)
+    if kind == STATFS_OVERLAY:
+        hint = "set EOS_STATE_DIR to a directory on ext4, xfs, btrfs or tmpfs"
+        message = f"the store at {state_dir} lies on an overlay file system, which cannot hold a layer being written; {hint}"
+        return Problem("store_on_overlay", message, {**details, "hint": hint, "file_system": kind})
+    hint = "load the overlay module, or set EOS_STATE_DIR to another file system, or use a Docker image"
+    message = f"overlayfs does not work in {state_dir} ({kind or 'unknown file system'}) [{found['errno']}]: {found['message']}; {hint}"
+    return Problem("overlay_unsupported", message, {**details, "hint": hint, "file_system": kind})
+
+
+def remove_tree(path: str) -> None:
+    """Delete a tree of a sandbox, whatever modes its directories have. What an ordinary user may not delete directly goes inside a user
+    namespace, where its owner is root.
+
+    Raises:
+        OSError: something is still there.
+    """
+    try:
+        durable.remove_tree(path)
+        return
+    except (OSError, RecursionError):
+        if not os.path.lexists(path):
+            return
+    done = _run(IN_NAMESPACE + REMOVE, path)
+    if os.path.lexists(path):  # deeper than Python recurses
+        done = subprocess.run(["rm", "-rf", "--one-file-system", "--", path], capture_output=True, text=True, check=False)
+    if os.path.lexists(path):
+        raise OSError(1, f"still there: {(done.stderr or done.stdout).strip()[-300:]}", path)
+
+
+def _run(code: str, argument: str) -> subprocess.CompletedProcess[str]:
+    """`code` in a fresh single-threaded interpreter that finds our packages."""
+    import layerstack
+
+    where = os.path.dirname(os.path.dirname(os.path.abspath(layerstack.__file__)))
+    script = f"import sys; sys.path.insert(0, {where!r})\n{code}"
+    return subprocess.run(
+        [sys.executable, "-I", "-c", script, argument], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def _file_system_of(path: str) -> str:
+    """The type of the file system that `path` lies on, by the longest mount point above it."""
+    best, kind = "", ""
+    real = os.path.realpath(path)
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                left, _, right = line.partition(" - ")
+                point = left.split()[4].encode().decode("unicode_escape", "replace")
+                if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+                    best, kind = point, right.split()[0]
+    except (OSError, IndexError):
+        pass
+    return kind

@@ -1,0 +1,88 @@
+"""Processes of this machine, known by pid and start time so that a number that was given away again is nobody we know."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    """`started` is field 22 of /proc/PID/stat, clock ticks since boot."""
+
+    pid: int
+    started: int
+
+    def alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        found = _stat(self.pid)
+        return found is not None and found[1] == self.started and found[2] not in ("Z", "X")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, through a descriptor that cannot mean another process; nothing when it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            fd = os.pidfd_open(self.pid)
+            try:
+                if self.alive():
+                    signal.pidfd_send_signal(fd, number)
+            finally:
+                os.close(fd)
+
+
+def agents_of(settings_path: str) -> list[Process]:
+    """Processes started as `sandbox-daemon serve --settings <settings_path>` that no such process started, oldest first."""
+    wanted = os.fsencode(settings_path)
+    found: dict[int, tuple[Process, int]] = {}
+    for pid in _pids():
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if wanted in words and b"serve" in words:
+            status = _stat(pid)
+            if status is not None and status[2] not in ("Z", "X"):
+                found[pid] = (Process(pid, status[1]), status[0])
+    return sorted(
+        (process for process, parent in found.values() if parent not in found), key=lambda process: (process.started, process.pid)
+    )
+
+
+def is_agent(pid: int, settings_path: str) -> bool:
+    """Whether the process `pid` lives and was started with this settings file."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.fsencode(settings_path) in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> list[Process]:
+    """Every process below `pid` now, its children first."""
+    children: dict[int, list[Process]] = {}
+    for each in _pids():
+        status = _stat(each)
+        if status is not None:
+            children.setdefault(status[0], []).append(Process(each, status[1]))
+    found: list[Process] = []
+    pending = [pid]
+    while pending:
+        for child in children.get(pending.pop(0), []):
+            found.append(child)
+            pending.append(child.pid)
+    return found
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _stat(pid: int) -> tuple[int, int, str] | None:
+    """(parent, start time, state)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return int(fields[1]), int(fields[19]), fields[0].decode()
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,173 @@
+"""What the manager asks of a provider. Calls block and run in threads; whatever raises leaves nothing behind that it made itself."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from eos_agent import protocol
+from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp.manager.base import BaseTree
+from eos_mcp.manager.registry import Endpoint, Record, SharedBase
+
+Progress = Callable[[str], None]
+LOG_LINES = 200
+FIRST_POLL_S = 0.01
+
+
+class Plan(NamedTuple):
+    """One sandbox to be made. `sections` are the agent's configuration with defaults, `yaml` the bytes it was read from."""
+
+    sandbox_id: str
+    image: str
+    workspace_root: str
+    base: BaseTree
+    token: str
+    sections: dict[str, Any]
+    yaml: bytes
+    caller_path: str
+    created_unix_ms: int
+
+
+class Made(NamedTuple):
+    """A sandbox whose agent was started; it may not answer yet."""
+
+    daemon: Endpoint
+    daemon_http: Endpoint
+    shared_base: SharedBase
+    resource_profile: dict[str, Any] | None
+    provider_data: dict[str, Any]
+
+
+class Found(NamedTuple):
+    """A sandbox as it stands now. `running` False: it exists and its agent does not run."""
+
+    running: bool
+    daemon: Endpoint | None = None
+    daemon_http: Endpoint | None = None
+
+
+class Provider(Protocol):
+    """How the outer shell of a sandbox is made, looked at, mended and removed."""
+
+    name: str
+
+    def check_image(self, image: str) -> None:
+        """Refuse an image that is not there, before anything is copied.
+
+        Raises:
+            OperationError: internal_error, reason image_not_found, or the provider cannot work on this machine at all.
+        """
+        ...
+
+    def images(self) -> list[str]:
+        """What create_sandbox accepts as an image."""
+        ...
+
+    def create(self, plan: Plan, progress: Progress) -> Made:
+        """Make the sandbox and start its agent."""
+        ...
+
+    def exited(self, record: Record) -> str | None:
+        """Why the agent cannot become ready any more, or None while it may."""
+        ...
+
+    def log_tail(self, record: Record) -> list[str]:
+        """The last lines that the agent wrote."""
+        ...
+
+    def find(self, record: Record) -> Found | None:
+        """The sandbox as it stands; None when nothing of it exists."""
+        ...
+
+    def revive(self, record: Record) -> Found | None:
+        """As `find`, but start a dead agent again."""
+        ...
+
+    def destroy(self, record: Record) -> list[str]:
+        """Remove everything of the sandbox; what is gone already is fine.
+
+        Returns:
+            Warnings: steps that failed and did not matter in the end.
+        Raises:
+            OperationError: internal_error: something is still there.
+        """
+        ...
+
+    def adopt(self) -> list[Record]:
+        """Running sandboxes of this instance, from what they carry themselves."""
+        ...
+
+
+def new_token() -> str:
+    return secrets.token_hex(32)
+
+
+def ask_ready(endpoint: Endpoint, sandbox_id: str, token: str, *, timeout_s: float = 5.0) -> str | None:
+    """One `sandbox_daemon_ready`. None when the agent answered that it is ready, else what happened instead."""
+    line = protocol.encode_request(
+        "sandbox_daemon_ready", {}, request_id="docker-readiness", sandbox_id=sandbox_id, **{protocol.DAEMON_TOKEN_KEY: token}
+    )
+    deadline = time.monotonic() + timeout_s
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as connection:
+            connection.sendall(line)
+            answer = b""
+            while not answer.endswith(b"\n"):
+                connection.settimeout(max(0.01, deadline - time.monotonic()))
+                piece = connection.recv(65536)
+                if not piece:
+                    return "the connection was closed without an answer"
+                answer += piece
+        reply: Any = json.loads(answer)
+    except (OSError, ValueError) as error:
+        return str(error)
+    try:
+        return str(reply["error"]["message"]) if "error" in reply else None
+    except (TypeError, KeyError):
+        return "the answer is no reply"
+
+
+def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: float) -> None:
+    """Wait until the agent of `record` answers; polls fast at first, since most are there within a quarter of a second.
+
+    Raises:
+        OperationError: internal_error with the stage, what the agent said last and the end of its log in details.daemon_log.
+    """
+    assert record.daemon is not None
+    deadline = time.monotonic() + timeout_s
+    pause, said = FIRST_POLL_S, "nobody listened"
+    reason, exited = "readiness_timeout", None
+    while time.monotonic() < deadline:
+        answer = ask_ready(record.daemon, record.id, record.token, timeout_s=max(0.05, min(5.0, deadline - time.monotonic())))
+        if answer is None:
+            return
+        said, exited = answer, provider.exited(record)
+        if exited is not None:
+            reason = "agent_exited"
+            break
+        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        pause = min(pause * 1.5, poll_s)
+    log = provider.log_tail(record)
+    told = told_by_log(log)
+    message = f"waiting for readiness: {exited or f'no answer within {timeout_s:g} s ({said})'}" + (f": {told}" if told else "")
+    raise OperationError(
+        INTERNAL_ERROR, message, {"stage": "readiness", "sandbox_id": record.id, "daemon_log": log[-LOG_LINES:]}, reason=reason
+    )
+
+
+def told_by_log(lines: list[str]) -> str:
+    """The last message that a log line of ours carries, or the last line."""
+    for line in reversed(lines):
+        try:
+            value: Any = json.loads(line)
+            message = value.get("message")
+        except (ValueError, AttributeError):
+            continue
+        if message:
+            return str(message)
+    return lines[-1].strip() if lines else ""

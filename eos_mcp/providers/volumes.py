@@ -1,0 +1,164 @@
+"""Read-only volumes that many sandboxes share: the bundle, and each base. Filled once, named by what they hold.
+
+A volume cannot be renamed or labelled once it exists, so its last file is a marker; without it the volume is filled (again).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import stat
+import tarfile
+import threading
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+from agent_image import build
+from eos_mcp.manager.base import BASE_LAYER, look
+from layerstack import pax
+
+MARKER = ".eos-complete"
+PIECE = 1 << 20
+
+
+class Volumes:
+    """The shared volumes of one engine, as far as this process has seen them complete."""
+
+    def __init__(self, client: Any, lock_dir: str, labels: dict[str, str]) -> None:
+        self.client = client
+        self.lock_dir = lock_dir
+        self.labels = labels
+        self._complete: set[str] = set()
+        self._mutex = threading.Lock()
+
+    def bundle(self, bundle: build.Bundle, image: str) -> str:
+        """The name of the volume that holds `bundle`."""
+        name = f"eos-rt-{bundle.sha}"
+        self._ensure(name, image, lambda: build.archive(bundle.path))
+        return name
+
+    def base(self, root_hash: str, path: str, image: str) -> str:
+        """The name of the volume that holds the base at `path` (the directory that holds `B000001-base`)."""
+        name = f"eos-shared-base-{root_hash}"
+        self._ensure(name, image, lambda: base_archive(path))
+        return name
+
+    def _ensure(self, name: str, image: str, content: Callable[[], Iterator[bytes]]) -> None:
+        from docker.errors import NotFound
+
+        if name in self._complete:
+            try:
+                self.client.volumes.get(name)
+                return
+            except NotFound:
+                self._complete.discard(name)
+        with self._mutex, _between_processes(os.path.join(self.lock_dir, f"{name}.lock")):
+            if name in self._complete:
+                return
+            self.client.volumes.create(name, labels=self.labels)
+            with self._helper(name, image) as helper:
+                if not _has_marker(helper):
+                    helper.put_archive("/eos/volume", content())
+                    helper.put_archive("/eos/volume", _marker())
+            self._complete.add(name)
+
+    @contextlib.contextmanager
+    def _helper(self, volume: str, image: str) -> Generator[Any]:
+        """A container that is never started, with the volume at /eos/volume."""
+        helper = self.client.containers.create(
+            image,
+            entrypoint=["/never-started"],
+            network_mode="none",
+            labels=self.labels,
+            volumes={volume: {"bind": "/eos/volume", "mode": "rw,nocopy"}},
+        )
+        try:
+            yield helper
+        finally:
+            helper.remove(v=True, force=True)
+
+
+def _has_marker(helper: Any) -> bool:
+    from docker.errors import NotFound
+
+    try:
+        stream, _ = helper.get_archive(f"/eos/volume/{MARKER}")
+        for _ in stream:
+            pass
+    except NotFound:
+        return False
+    return True
+
+
+def _marker() -> bytes:
+    return pax.encode(pax.Header(MARKER.encode(), pax.FILE, 0o444)) + pax.END
+
+
+def base_archive(path: str) -> Iterator[bytes]:
+    """The base as a tar: modes, times in ns, symlinks, hard links; owner is root. One piece is in memory at a time."""
+    root = os.path.join(path, BASE_LAYER)
+    seen: dict[int, bytes] = {}
+    held: list[bytes] = []
+    size = 0
+    for relative, entry in sorted(look(root).entries.items(), key=lambda item: os.fsencode(item[0])):
+        where = os.path.join(root, relative) if relative else root
+        name = os.fsencode(os.path.join(BASE_LAYER, relative) if relative else BASE_LAYER)
+        mode, length, mtime_ns, inode, links = entry[0], entry[1], entry[2], entry[4], entry[5]
+        if stat.S_ISDIR(mode):
+            held.append(pax.encode(pax.Header(name, pax.DIRECTORY, stat.S_IMODE(mode), mtime_ns=mtime_ns)))
+        elif stat.S_ISLNK(mode):
+            held.append(pax.encode(pax.Header(name, pax.SYMLINK, 0o777, mtime_ns=mtime_ns, target=os.fsencode(os.readlink(where)))))
+        elif links > 1 and inode in seen:
+            held.append(pax.encode(pax.Header(name, pax.HARD_LINK, stat.S_IMODE(mode), mtime_ns=mtime_ns, target=seen[inode])))
+        else:
+            seen[inode] = name
+            held.append(pax.encode(pax.Header(name, pax.FILE, stat.S_IMODE(mode), length, mtime_ns)))
+            with open(where, "rb") as file:
+                while data := file.read(PIECE):
+                    held.append(data)
+                    size += len(data)
+                    if size >= PIECE:
+                        yield b"".join(held)
+                        held, size = [], 0
+            held.append(pax.padding(length))
+        size += pax.BLOCK
+        if size >= PIECE:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join([*held, pax.END])
+
+
+def files_archive(files: dict[str, tuple[int, bytes | None]]) -> bytes:
+    """A small tar of path -> (mode, content), None for a directory; parents come first in the given order."""
+    out: list[bytes] = []
+    for path, (mode, content) in files.items():
+        if content is None:
+            out.append(pax.encode(pax.Header(path.encode(), pax.DIRECTORY, mode, mtime_ns=build.STEADY_TIME * 10**9)))
+        else:
+            header = pax.Header(path.encode(), pax.FILE, mode, len(content), build.STEADY_TIME * 10**9)
+            out.append(pax.encode(header) + content + pax.padding(len(content)))
+    return b"".join([*out, pax.END])
+
+
+def read_file(container: Any, path: str) -> bytes:
+    """One small file out of a container, running or not.
+
+    Raises:
+        docker.errors.NotFound: it is not there.
+    """
+    stream, _ = container.get_archive(path)
+    with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
+        member = tar.next()
+        file = tar.extractfile(member) if member is not None else None
+        return file.read() if file is not None else b""
+
+
+@contextlib.contextmanager
+def _between_processes(path: str) -> Generator[None]:
+    """One filler at a time over all processes of this user; the kernel frees it with its holder."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
