@@ -59,7 +59,7 @@ class PathIndex:
     """Paths in byte order with one letter each, on disk; 8 bytes of memory per path."""
 
     def __init__(self, directory: str | None = None) -> None:
-        self._file = tempfile.TemporaryFile(dir=directory, buffering=1 << 16)  # noqa: SIM115: closed by close()
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=1 << 16)  # noqa: SIM115
         self._at = array("Q")
         self._end = 0
         self._dirty = False
@@ -170,8 +170,8 @@ class ExportStream:
         if not line.endswith(b"\n") or not isinstance(value, dict):
             raise refused(f"the stream's {name} is not a line of JSON", "bad_stream")
         found: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(error := found.get("error"), dict):
-            self._pass_on(error)  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(refusal := found.get("error"), dict):
+            self._pass_on(refusal)  # pyright: ignore[reportUnknownArgumentType]
         return found
 
     def _pass_on(self, error: dict[str, Any]) -> None:

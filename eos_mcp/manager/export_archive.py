@@ -1,0 +1,181 @@
+"""Formats `tar` and `tar-zst`: the delta as an archive that any tar reads and that can be an OCI layer.
+
+Folders come before what is in them, deletions after all content, as `.wh.NAME`; an opaque directory holds `.wh..wh..opq`. The archive is
+written beside its place and renamed when the stream is known to be whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Generator
+from typing import IO, Any
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.manager.export_dir import disk_refused
+from eos_mcp.manager.export_stage import StepHook, lock, no_step
+from eos_mcp.manager.export_stream import ExportStream, shown
+from eos_mcp.manager.hygiene import Hygiene
+from layerstack import pax
+
+PREFIX = ".eos-export-"
+MARK = b".wh."
+OPAQUE_MARK = b".wh..wh..opq"
+NAMED_MAX = 20
+ZSTD_LEVEL = 3
+
+
+def apply_archive(
+    stream: ExportStream,
+    dest: str,
+    fmt: str,
+    *,
+    progress: Callable[[str], None],
+    dry_run: bool = False,
+    step: StepHook = no_step,
+) -> dict[str, Any]:
+    """Write the archive `dest` (resolved, absolute), or nothing.
+
+    Raises:
+        OperationError: operation_failed; `reserved_names` when a file of the delta is called `.wh.*`: an archive would turn it into a deletion.
+    """
+    hygiene = Hygiene()
+    counts = {"files_written": 0, "symlinks_written": 0, "whiteouts_emitted": 0, "bytes_written": 0}
+    reserved: list[str] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            sink = stack.enter_context(_replacing(dest, dry_run, step))
+            late = stack.enter_context(tempfile.SpooledTemporaryFile(max_size=1 << 20))
+            out = stack.enter_context(_packed(sink, fmt))
+            said = 0
+            for header in stream.entries():
+                if MARK in header.path and any(name.startswith(MARK) for name in header.path.split(b"/")):
+                    if len(reserved) < NAMED_MAX:
+                        reserved.append(shown(header.path))
+                    continue
+                if header.kind == pax.WHITEOUT:
+                    above, _, name = header.path.rpartition(b"/")
+                    late.write(pax.encode(pax.Header((above + b"/" if above else b"") + MARK + name, pax.FILE, 0o644)))
+                    counts["whiteouts_emitted"] += 1
+                    continue
+                hygiene.look(header)
+                out.write(pax.encode(header._replace(kind=b"", xattrs={})))
+                if header.kind == pax.OPAQUE:
+                    out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_MARK, pax.FILE, 0o644)))
+                if header.type == pax.SYMLINK:
+                    counts["symlinks_written"] += 1
+                elif header.type != pax.DIRECTORY:
+                    counts["files_written"] += 1
+                    for piece in stream.content():
+                        out.write(piece)
+                    out.write(pax.padding(header.size))
+                if stream.tar_bytes - said >= 256 << 20:
+                    said = stream.tar_bytes
+                    progress(f"export: {stream.count} entries, {said >> 20} MiB read")
+            stream.finish()
+            if reserved:
+                names = ", ".join(reserved)
+                raise OperationError(
+                    OPERATION_FAILED,
+                    f"export: an archive would turn these files into whiteout entries, that is deletions; use format dir: {names}",
+                    {"paths": reserved},
+                    reason="reserved_names",
+                )
+            late.seek(0)
+            while block := late.read(1 << 16):
+                out.write(block)
+            out.write(pax.END)
+    except OSError as error:
+        raise disk_refused(error, dest) from error
+    counts["bytes_written"] = 0 if dry_run else os.stat(dest).st_size
+    header_line = stream.header
+    result: dict[str, Any] = {
+        "manifest_version": header_line["manifest_version"],
+        "format": fmt,
+        "layers_exported": header_line.get("layers_exported", []),
+        **counts,
+    }
+    if header_line.get("live_workspace_sessions"):
+        result["live_workspace_sessions"] = header_line["live_workspace_sessions"]
+    result.update(hygiene.to_json())
+    if dry_run:
+        result["dry_run"] = True
+    return result
+
+
+@contextlib.contextmanager
+def _replacing(dest: str, dry_run: bool, step: StepHook) -> Generator[IO[bytes]]:
+    """A file that takes the place of `dest` when the block ends well; siblings that a killed export left are removed first."""
+    if dry_run:
+        with open(os.devnull, "wb") as nowhere:
+            yield nowhere
+        return
+    directory = os.path.dirname(dest)
+    _sweep(directory)
+    temporary = os.path.join(directory, f"{PREFIX}{os.urandom(6).hex()}.tmp")
+    done = False
+    try:
+        with open(temporary, "xb", opener=_private) as file:
+            lock(file.fileno())
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            step("export.sync")
+            os.fsync(file.fileno())
+        step("export.rename")
+        os.rename(temporary, dest)
+        done = True
+    finally:
+        if not done:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+    step("export.sync_names")
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _umask() -> int:
+    """The process's umask without changing it where /proc tells."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open("/proc/self/status") as status:
+            return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
+    return 0o022
+
+
+def _sweep(directory: str) -> None:
+    """Temporary archives of this user that nobody holds a lock on."""
+    with os.scandir(directory) as entries:
+        found = [
+            entry.path
+            for entry in entries
+            if entry.name.startswith(PREFIX) and entry.name.endswith(".tmp") and entry.is_file(follow_symlinks=False)
+        ]
+    for path in found:
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+            try:
+                if os.fstat(fd).st_uid == os.geteuid() and lock(fd):
+                    os.unlink(path)
+            finally:
+                os.close(fd)
+
+
+@contextlib.contextmanager
+def _packed(sink: IO[bytes], fmt: str) -> Generator[Any]:
+    """What the tar is written to."""
+    if fmt == "tar":
+        yield sink
+        return
+    import zstandard
+
+    packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True, threads=-1)
+    with packer.stream_writer(sink, closefd=False) as out:
+        yield out
