@@ -30,6 +30,7 @@ from eos_agent.protocol import (
 )
 
 BACKLOG = 1024
+LINGER_S = 2.0
 
 
 class Server:
@@ -42,7 +43,7 @@ class Server:
         self._max_request: int = min(settings.get("daemon.server.max_request_bytes", MAX_LINE_BYTES), MAX_LINE_BYTES)
         self._read_timeout: float = settings.get("daemon.server.request_read_timeout_s", 30)
         self._max_connections: int = settings.get("daemon.server.max_concurrent_connections", 64)
-        self._busy = 0  # connections that are being read or served; kept ones that wait for their next request do not count
+        self._busy = 0  # open connections but the kept ones that wait for their next request
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[Any]] = set()
         self._idle: set[asyncio.StreamWriter] = set()
@@ -78,27 +79,22 @@ class Server:
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trusted: bool) -> None:
+        counted = self._busy < self._max_connections
+        self._busy += counted
         try:
-            if self._busy >= self._max_connections:
+            if not counted:
                 busy = OperationError(
                     SERVER_BUSY,
                     f"the agent serves {self._max_connections} connections, which is the limit",
                     {"fields": {"max_concurrent_connections": self._max_connections}, "retryable": True},
                     reason="max_concurrent_connections",
                 )
-                await self._answer(writer, busy.envelope())
+                await self._last_answer(reader, writer, busy)
                 return
             first = True
             while not self.draining or first:
                 line = await self._line(reader, writer, first)
-                if line is None:
-                    return
-                self._busy += 1
-                try:
-                    keep = await self._one(line, writer, trusted)
-                finally:
-                    self._busy -= 1
-                if not keep:
+                if line is None or not await self._one(line, writer, trusted):
                     return
                 first = False
         except (ConnectionError, BrokenPipeError, TimeoutError):
@@ -106,6 +102,7 @@ class Server:
         except Exception as error:
             log.failure("connection_failed", error)
         finally:
+            self._busy -= counted
             self._idle.discard(writer)
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
@@ -116,8 +113,12 @@ class Server:
         head = b""
         if not first:
             self._idle.add(writer)
-            head = await reader.read(1)
-            self._idle.discard(writer)
+            self._busy -= 1
+            try:
+                head = await reader.read(1)
+            finally:
+                self._busy += 1
+                self._idle.discard(writer)
             if not head:
                 return None
         try:
@@ -133,8 +134,7 @@ class Server:
                 {"fields": {"limit": self._max_request}},
                 reason="request_too_large",
             )
-            await self._answer(writer, too_large.envelope())
-            await _discard(reader)
+            await self._last_answer(reader, writer, too_large)
             return None
 
     async def _one(self, line: bytes, writer: asyncio.StreamWriter, trusted: bool) -> bool:
@@ -185,6 +185,15 @@ class Server:
         writer.write(encode(value))
         await writer.drain()
 
+    async def _last_answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, error: OperationError) -> None:
+        """Answer a peer that may still be sending, and read on for a moment, so that it sees the answer and not a reset."""
+        await self._answer(writer, error.envelope())
+        writer.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while await reader.read(1 << 16):
+                    pass
+
     async def _stream(self, stream: Stream, writer: asyncio.StreamWriter, request: Request | None) -> None:
         """Pieces as they come. An error before the first one is an envelope; after it the connection breaks off, which the reader sees."""
         begun = False
@@ -221,10 +230,3 @@ class Server:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._handlers.settings.socket_path)
 
-
-async def _discard(reader: asyncio.StreamReader) -> None:
-    """Read on for a moment, so that the peer sees the answer and not a reset."""
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        async with asyncio.timeout(2):
-            while await reader.read(1 << 16):
-                pass

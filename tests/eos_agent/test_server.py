@@ -98,8 +98,10 @@ def test_a_request_over_the_limit_is_refused_in_words_and_one_below_it_served(st
 
 def test_connections_over_the_limit_are_told_so_and_idle_kept_ones_do_not_count(start_agent: Callable[..., Agent]) -> None:
     agent = start_agent(daemon={"server": {"max_concurrent_connections": 2}})
-    kept = [agent.connect() for _ in range(3)]
-    for connection in kept:
+    kept = []
+    for _ in range(3):
+        connection = agent.connect()
+        kept.append(connection)
         raw = encode_request("sandbox_daemon_ready", {}, request_id="k", sandbox_id="eos-test", _keep_alive=True)
         assert connection.line(raw)["status"] == "ready"
     session = agent.session()
@@ -108,8 +110,6 @@ def test_connections_over_the_limit_are_told_so_and_idle_kept_ones_do_not_count(
     busy = [agent.connect() for _ in range(2)]
     for connection in busy:
         connection.socket.sendall(wait)
-    # The kept connections are served one after the other, and each request is read before the next is sent: when the second of these two
-    # waits is known to be under way, a third connection is one too many.
     answer: dict[str, Any] = {}
     for _ in range(200):
         connection = agent.connect()
