@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 importlib.import_module("pathspec")  # the library imports it late, when an ordinary user may not be able to read the file any more
 
+TIMEOUT_S = 170.0 if os.environ.get("EOS_SOAK", "") in ("", "0") else 86400.0
+"""How long a child may take: less than pytest's own limit, so that it is killed and waited for."""
+
 ORDINARY_UID = 65534
 """Who a root test becomes when it plays the ordinary user."""
 
@@ -115,7 +118,7 @@ def _serve(
 
 
 def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """function(*args, **kwargs) in a child in the given form of namespace (see `enter`), at most 170 s.
+    """function(*args, **kwargs) in a child in the given form of namespace (see `enter`), for as long as TIMEOUT_S says.
 
     Raises:
         ChildFailed: the function raised.
@@ -141,9 +144,6 @@ def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs:
     if not good:
         raise ChildFailed(*value)
     return value  # type: ignore[no-any-return]
-
-
-TIMEOUT_S = 170.0
 
 
 def _read_all(fd: int, pid: int, *, timeout_s: float) -> bytes:

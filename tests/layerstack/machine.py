@@ -1,0 +1,402 @@
+"""The state machine: any order of sessions, edits, publishes, drafts and restarts leaves the stack and ModelStack showing the same tree.
+
+Runs in a child that may mount (tests/children.py), over real overlay mounts. `run` is the whole of it, for both forms of the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from layerstack import durable, linux, overlay
+from layerstack.changes import Conflict, Fingerprint
+from layerstack.errors import Busy, PublishRejected
+from layerstack.form import FORMS, Form
+from layerstack.projection import Snapshot
+from layerstack.publish import Published
+from layerstack.store import Store
+from layerstack.upper import Upper
+from tests.hands import Hand, Op, few_ops
+from tests.model import ModelStack, Verdict
+from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, difference, read_tree, trees, write_tree
+
+MOST_SESSIONS = 4
+MOST_DRAFTS = 4
+
+
+class Session:
+    """A live upper, mounted at `mount`, on version `base`."""
+
+    def __init__(self, upper: Upper, mount: str, base: int, draft_id: str | None) -> None:
+        self.upper, self.mount, self.base, self.draft_id = upper, mount, base, draft_id
+
+    def show(self) -> None:
+        """Mount it."""
+        fd = self.upper.mount()
+        linux.move_mount(fd, self.mount)
+        os.close(fd)
+
+    def hide(self) -> None:
+        """Unmount it: the upper is offline afterwards."""
+        linux.umount(self.mount)
+
+
+def fingerprint(entry: Entry | None) -> Fingerprint:
+    """What a conflict shows of a path, from the model's tree."""
+    if entry is None:
+        return Fingerprint("absent")
+    if entry.kind == FILE:
+        return Fingerprint("file", hashlib.sha256(entry.body).hexdigest(), len(entry.body), entry.meta[0])
+    if entry.kind == LINK:
+        return Fingerprint("symlink", target=os.fsdecode(entry.body))
+    return Fingerprint("directory", mode=entry.meta[0])
+
+
+def same(what: str, got: Tree, want: Tree) -> None:
+    """AssertionError that names the first paths that differ."""
+    assert got == want, f"{what}: {difference(got, want)}"
+
+
+class StackMatchesModel(RuleBasedStateMachine):
+    """Any order of sessions leaves the stack and ModelStack showing the same tree."""
+
+    form: ClassVar[Form]
+    parent: ClassVar[str]
+    """Each example makes a directory of its own in it."""
+    tally: ClassVar[Counter[str]]
+    """What happened, over all examples: a machine that never meets a conflict proves nothing."""
+
+    @initialize(tree=trees())
+    def begin(self, tree: Tree) -> None:
+        self.folder = tempfile.mkdtemp(dir=self.parent)
+        self.root, self.look_at, self.empty = (os.path.join(self.folder, n) for n in ("store", "look", "empty"))
+        os.mkdir(self.look_at)
+        os.mkdir(self.empty)
+        base = os.path.join(self.root, "base", "B000001-base")
+        os.makedirs(base)
+        write_tree(base, tree)
+        Store.create(self.root, workspace_root="/workspace", base_root_hash="0" * 64, form=self.form)
+        self.store = Store.open(self.root)
+        self.model = ModelStack(tree)
+        self.sessions: list[Session] = []
+        self.drafts: dict[str, tuple[int, Tree]] = {}
+        self.consumed: dict[str, tuple[int, Tree]] = {}
+        self.count = 0
+        self.tally["examples"] += 1
+
+    def teardown(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for session in self.sessions:
+            with contextlib.suppress(OSError):
+                session.hide()
+        self.store.close()
+        durable.remove_tree(self.folder)
+
+    # What is compared
+
+    def look(self, snapshot: Snapshot) -> Tree:
+        """A version as the kernel shows it, without a session."""
+        fd = overlay.create([*snapshot.lowerdirs, self.empty], form=self.form)
+        linux.move_mount(fd, self.look_at)
+        os.close(fd)
+        try:
+            return read_tree(self.look_at)
+        finally:
+            linux.umount(self.look_at)
+
+    def check_projection(self, snapshot: Snapshot, want: Tree) -> None:
+        """The same version, read without a mount."""
+        kinds = {"file": FILE, "symlink": LINK, "directory": DIRECTORY}
+        bare = {path: entry._replace(xattrs=()) for path, entry in want.items()}
+        got: Tree = {}
+
+        def visit(path: str) -> None:
+            entry = snapshot.stat(path)
+            assert entry is not None, f"{path!r} is listed, but stat says absent"
+            body = b""
+            if entry.kind == "file":
+                body = snapshot.read_bytes(path)
+            elif entry.kind == "symlink":
+                body = os.fsencode(os.readlink(entry.real_path))
+            got[path] = Entry(kinds[entry.kind], (entry.mode & 0o7777, entry.uid, entry.gid), body)
+            if entry.kind == "directory":
+                for child in snapshot.list(path):
+                    visit(child.path)
+
+        visit("")
+        same("projection of the head", got, bare)
+
+    def check_conflicts(self, what: str, conflicts: Sequence[Conflict], want: Verdict, base: int, ours: Tree) -> None:
+        assert {c.path: c.cls for c in conflicts} == want.conflicts, f"{what}: {[(c.path, c.cls) for c in conflicts]} != {want.conflicts}"
+        for c in conflicts:
+            three = tuple(fingerprint(tree.get(c.path)) for tree in (self.model.versions[base], ours, self.model.tree()))
+            assert (c.base, c.ours, c.theirs) == three, f"{what}: {c} should show {three}"
+
+    @invariant()
+    def same_version(self) -> None:
+        if hasattr(self, "store"):
+            assert self.store.head.version == self.model.head
+            assert sorted(d.draft_id for d in self.store.drafts()) == sorted(self.drafts)
+
+    def check_head(self) -> None:
+        snapshot = self.store.snapshot()
+        same(f"head {self.model.head}", self.look(snapshot), self.model.tree())
+        self.check_projection(snapshot, self.model.tree())
+
+    # Steps shared by rules
+
+    def add_session(self, draft_id: str | None = None) -> Session:
+        self.count += 1
+        mount = os.path.join(self.folder, f"m{self.count}")
+        os.mkdir(mount)
+        name = f"session-{self.count}"
+        upper = self.store.open_upper(name, origin=f"workspace_session:{name}", draft_id=draft_id)
+        session = Session(upper, mount, upper.snapshot.version, draft_id)
+        session.show()
+        self.sessions.append(session)
+        return session
+
+    def preview_of(self, session: Session) -> tuple[Tree, Verdict]:
+        """Looks at the session and at what its publish would say; neither changes it."""
+        ours = read_tree(session.mount)
+        want = self.model.preview(session.base, ours)
+        got = session.upper.preview()
+        self.check_conflicts("preview", got.conflicts, want, session.base, ours)
+        assert got.would_publish == (not want.conflicts and want.tree != self.model.tree())
+        same("session after a preview", read_tree(session.mount), ours)
+        return ours, want
+
+    def finish(self, session: Session, *, previewed: bool, to_draft: bool) -> None:
+        """Publishes; rejected work is still in the session, or goes on as a draft."""
+        ours, want = self.preview_of(session) if previewed else (read_tree(session.mount), None)
+        want = self.model.preview(session.base, ours) if want is None else want
+        head = self.model.head
+        session.hide()
+        try:
+            published: Published = session.upper.publish(owner=session.upper.session_id, request_id=f"request-{self.count}")
+        except PublishRejected as rejected:
+            self.tally["rejected"] += 1
+            assert want.conflicts, f"rejected for {[(c.path, c.cls) for c in rejected.conflicts]}, the model publishes"
+            self.check_conflicts("rejection", rejected.conflicts, want, session.base, ours)
+            assert (rejected.base, rejected.head) == (session.base, head)
+            self.check_head()
+            session.show()
+            same("session after its rejection", read_tree(session.mount), ours)
+            if to_draft:
+                self.make_draft(session, ours, reason="source_conflict")
+            return
+        self.sessions.remove(session)
+        assert not want.conflicts, f"published, the model rejects {want.conflicts}"
+        self.model.publish(session.base, ours)
+        self.tally["no-op" if published.no_op else "published on a moved head" if session.base < head else "published"] += 1
+        self.tally["notices"] += bool(published.notices)
+        assert published.no_op == (self.model.head == head)
+        assert published.manifest == self.store.head
+        if session.draft_id in self.drafts and not published.no_op:
+            self.consumed[session.draft_id] = self.drafts.pop(session.draft_id)
+        self.check_head()
+
+    def make_draft(self, session: Session, ours: Tree, *, reason: str) -> None:
+        session.hide()
+        self.sessions.remove(session)
+        draft = session.upper.to_draft(reason=reason)
+        if ours == self.model.versions[session.base]:
+            assert draft is None, f"nothing was changed, yet there is the draft {draft}"
+            return
+        assert draft is not None, "the work is in no draft"
+        assert (draft.base_version, draft.reason) == (session.base, reason)
+        self.drafts[draft.draft_id] = (session.base, ours)
+
+    def a_session(self, which: int) -> Session:
+        return self.sessions[which % len(self.sessions)]
+
+    def a_draft(self, which: int) -> str:
+        return sorted(self.drafts, key=list(self.drafts).index)[which % len(self.drafts)]
+
+    # Rules
+
+    which = st.integers(0, 7)
+
+    @precondition(lambda self: len(self.sessions) < MOST_SESSIONS)
+    @rule(edits=few_ops)
+    def open(self, edits: list[Op]) -> None:
+        session = self.add_session()
+        self.work(session, edits)
+
+    def work(self, session: Session, edits: list[Op]) -> None:
+        hand = Hand(session.mount)
+        for op in edits:
+            self.tally["edits"] += hand.do(op)
+
+    @precondition(lambda self: self.sessions)
+    @rule(which=which, edits=few_ops)
+    def edit(self, which: int, edits: list[Op]) -> None:
+        self.work(self.a_session(which), edits)
+
+    @precondition(lambda self: self.sessions)
+    @rule(which=which)
+    def preview(self, which: int) -> None:
+        self.preview_of(self.a_session(which))
+
+    @precondition(lambda self: self.sessions)
+    @rule(which=which, previewed=st.booleans(), to_draft=st.booleans())
+    def publish(self, which: int, previewed: bool, to_draft: bool) -> None:
+        self.finish(self.a_session(which), previewed=previewed, to_draft=to_draft and len(self.drafts) < MOST_DRAFTS)
+
+    @precondition(lambda self: len(self.sessions) <= 2)
+    @rule(one=few_ops, two=few_ops, three=st.lists(few_ops, max_size=1), turned=st.booleans(), aim=st.none() | st.integers(0, 15))
+    def at_once(self, one: list[Op], two: list[Op], three: list[list[Op]], turned: bool, aim: int | None) -> None:
+        """Two or three sessions on one version, published one after the other; what is rejected becomes a draft or is thrown away.
+
+        With an `aim` all of them choose the same path, as far as their trees let them.
+        """
+        sessions: list[Session] = []
+        for edits in (one, two, *three):
+            sessions.append(self.add_session())
+            self.work(sessions[-1], edits if aim is None else [op.aimed(aim) for op in edits])
+        for session in reversed(sessions) if turned else sessions:
+            self.finish(session, previewed=False, to_draft=len(self.drafts) < MOST_DRAFTS)
+            if session in self.sessions:
+                self.drop(session)
+
+    def drop(self, session: Session) -> None:
+        session.hide()
+        self.sessions.remove(session)
+        assert session.upper.discard() >= 0
+
+    @precondition(lambda self: self.sessions)
+    @rule(which=which)
+    def discard(self, which: int) -> None:
+        self.drop(self.a_session(which))
+
+    @precondition(lambda self: self.sessions and len(self.drafts) < MOST_DRAFTS)
+    @rule(which=which)
+    def put_aside(self, which: int) -> None:
+        session = self.a_session(which)
+        self.make_draft(session, read_tree(session.mount), reason="put aside")
+
+    @precondition(lambda self: self.drafts and len(self.sessions) < MOST_SESSIONS)
+    @rule(which=which, edits=few_ops)
+    def reopen_draft(self, which: int, edits: list[Op]) -> None:
+        """A session on a draft shows the draft's own bytes; what it does leaves the draft whole."""
+        draft_id = self.a_draft(which)
+        base, ours = self.drafts[draft_id]
+        session = self.add_session(draft_id=draft_id)
+        assert session.base == base
+        self.tally["drafts reopened"] += 1
+        same("reopened draft", read_tree(session.mount), ours)
+        self.work(session, edits)
+
+    @precondition(lambda self: self.drafts)
+    @rule(which=which)
+    def preview_draft(self, which: int) -> None:
+        draft_id = self.a_draft(which)
+        base, ours = self.drafts[draft_id]
+        got = self.store.preview_draft(draft_id)
+        self.check_conflicts("preview of a draft", got.conflicts, self.model.preview(base, ours), base, ours)
+
+    @precondition(lambda self: self.drafts)
+    @rule(which=which)
+    def discard_draft(self, which: int) -> None:
+        draft_id = self.a_draft(which)
+        if any(session.draft_id == draft_id for session in self.sessions):
+            with pytest.raises(Busy):
+                self.store.discard_draft(draft_id)
+            return
+        assert self.store.discard_draft(draft_id) >= 0
+        del self.drafts[draft_id]
+
+    @rule(which=which, line=st.integers(0, 3))
+    def update_file(self, which: int, line: int) -> None:
+        """A file of the head, read, changed and published without a session."""
+        tree = self.model.tree()
+        files = sorted((p for p, e in tree.items() if e.kind == FILE), key=os.fsencode)
+        if not files:
+            return
+        path = files[which % len(files)]
+        added = b"updated %d\n" % line if line else b""
+        published = self.store.update_file(path, lambda old: (old or b"") + added, owner="update", request_id=f"update-{self.count}")
+        assert published.no_op == (not added)
+        if added:
+            entry = tree[path]
+            self.model.versions[self.model.head + 1] = {**tree, path: entry._replace(body=entry.body + added)}
+        self.check_head()
+
+    @rule()
+    def reopen(self) -> None:
+        """The process that had the store is gone: what its sessions had written is in drafts."""
+        lost: list[tuple[int, Tree]] = []
+        for session in self.sessions:
+            lost.append((session.base, read_tree(session.mount)))
+            session.hide()
+        self.sessions.clear()
+        self.store.close()
+        self.store = Store.open(self.root)
+        self.drafts.update({i: self.consumed[i] for i in self.consumed if i in {d.draft_id for d in self.store.drafts()}})
+        work = [(base, tree) for base, tree in lost if tree != self.model.versions[base]]
+        assert len(self.store.recovered) == len(work), f"{len(work)} sessions held work, {len(self.store.recovered)} drafts were recovered"
+        for draft in self.store.recovered:
+            session = self.add_session(draft_id=draft.draft_id)
+            shown = read_tree(session.mount)
+            assert (session.base, shown) in work, f"the recovered {draft} is no session's work"
+            work.remove((session.base, shown))
+            self.tally["recovered"] += 1
+            self.drafts[draft.draft_id] = (session.base, shown)
+            self.drop(session)
+        while len(self.drafts) > MOST_DRAFTS:
+            self.discard_draft(0)
+        self.check_head()
+
+    @rule()
+    def gc(self) -> None:
+        self.store.gc()
+        left = os.listdir(os.path.join(self.root, "staging"))
+        assert not left, f"gc left {left} in staging"
+        self.check_head()
+
+
+def run(form_name: str, parent: str, *, examples: int, steps: int = 20, seed: int | None = None, shrink: bool = True) -> Counter[str]:
+    """The machine, `examples` times; in a child that may mount. `parent` is a directory that this process may write to.
+
+    Returns what happened, counted. Raises whatever the first failing example raises, after hypothesis has printed the shortest one that it found.
+    """
+    memory = os.path.join(parent, "memory")
+    os.mkdir(memory)
+    with contextlib.suppress(OSError):  # where tmpfs holds no user xattrs, the disk does
+        linux.mount("tmpfs", memory, "tmpfs", 0, "mode=755")
+        os.setxattr(memory, "user.probe", b"")
+        os.removexattr(memory, "user.probe")
+        parent = memory
+
+    class Machine(StackMatchesModel):
+        pass
+
+    Machine.form, Machine.parent, Machine.tally = FORMS[form_name], parent, Counter()
+    phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+    how = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        derandomize=seed is None,
+        phases=phases,
+        suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
+    if seed is not None:
+        seeded(seed)(Machine)
+    run_state_machine_as_test(Machine, settings=how)
+    return Machine.tally

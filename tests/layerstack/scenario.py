@@ -1,0 +1,325 @@
+"""One history of a store that passes every durable step once or more, and what must be true wherever it is cut off.
+
+`play` tells a journal what it is about to do and what is done. `check` opens what was left behind and compares it with the journal: the head
+is the last acknowledged one or the one that was under way, work is in a draft or published, and gc leaves nothing over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+from layerstack import linux, overlay
+from layerstack.drafts import Draft
+from layerstack.durable import Step
+from layerstack.errors import PublishRejected
+from layerstack.form import FORMS, Form
+from layerstack.projection import Snapshot
+from layerstack.store import Store
+from layerstack.upper import Upper
+from tests.trees import DIRECTORY, FILE, Entry, Tree, read_tree, write_tree
+
+TEXT = b"".join(b"line %d\n" % n for n in range(1, 21))
+
+
+def base_tree() -> Tree:
+    owner = (os.geteuid(), os.getegid())
+    folder, file = (0o755, *owner), (0o644, *owner)
+    files = {
+        "shared.txt": TEXT,
+        "notes.txt": TEXT,
+        "gone.txt": b"gone\n",
+        "d/f": b"f\n",
+        "d/g": b"g\n",
+        "moved/x": b"x\n",
+        "moved/y/z": b"z\n",
+    }
+    tree: Tree = {"": Entry(DIRECTORY, folder), ".gitignore": Entry(FILE, file, b"*.o\n")}
+    tree.update({name: Entry(DIRECTORY, folder) for name in ("d", "moved", "moved/y")})
+    tree.update({name: Entry(FILE, file, data) for name, data in files.items()})
+    return tree
+
+
+class Places(NamedTuple):
+    """Where things are: the store, and mount points outside of it."""
+
+    root: str
+    mounts: str
+    form: Form
+
+
+def prepare(folder: str, mounts: str, form_name: str) -> Places:
+    """Make the base in `folder`, as a provider would have it mounted, and the mount points."""
+    places = Places(os.path.join(folder, "store"), mounts, FORMS[form_name])
+    for name in ("a", "b", "c", "d", "e", "f", "look", "empty"):
+        os.makedirs(os.path.join(mounts, name), exist_ok=True)
+    base = os.path.join(places.root, "base", "B000001-base")
+    os.makedirs(base)
+    write_tree(base, base_tree())
+    return places
+
+
+class Journal:
+    """What was under way and what was acknowledged, on another file system than the store: one JSON line each, written at once."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def note(self, what: str, value: str = "") -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps([what, value]) + "\n")
+
+    def read(self) -> list[tuple[str, str]]:
+        if not os.path.exists(self.path):
+            return []
+        with open(self.path) as file:
+            return [(what, value) for what, value in map(json.loads, file)]
+
+
+@contextlib.contextmanager
+def shown(upper: Upper, mount: str) -> Generator[str]:
+    """The session's view, for the length of the block; afterwards the upper is offline."""
+    fd = upper.mount()
+    linux.move_mount(fd, mount)
+    os.close(fd)
+    try:
+        yield mount
+    finally:
+        linux.umount(mount)
+
+
+def put(folder: str, name: str, data: bytes) -> None:
+    path = os.path.join(folder, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def line(number: int, text: bytes) -> bytes:
+    lines = TEXT.splitlines(keepends=True)
+    lines[number] = text
+    return b"".join(lines)
+
+
+def play(places: Places, journal: Journal, step: Step, done: Callable[[], None] = lambda: None) -> None:
+    """The history. `done` is called when something was acknowledged, with nothing under way."""
+
+    def acknowledge(what: str, value: str = "") -> None:
+        journal.note(what, value)
+        done()
+
+    def published(version: int) -> None:
+        acknowledge("head", str(version))
+
+    def at(name: str) -> str:
+        return os.path.join(places.mounts, name)
+
+    journal.note("create")
+    Store.create(places.root, workspace_root="/workspace", base_root_hash="0" * 64, form=places.form, step=step)
+    published(1)
+    store = Store.open(places.root, step=step)
+
+    a, b, d = (store.open_upper(name, origin=f"workspace_session:{name}") for name in ("a", "b", "d"))
+    with shown(a, at("a")) as m:
+        put(m, "shared.txt", line(3, b"changed by a\n"))
+        put(m, "new/deep/file", b"work of a\n")
+        put(m, "out.o", b"ignored work of a\n")
+        os.unlink(f"{m}/gone.txt")
+        os.chmod(f"{m}/d", 0o700)
+        os.mkdir(f"{m}/hollow")
+    journal.note("work", "work of a")
+    a.publish(owner="a", request_id="1")
+    published(2)
+
+    with shown(b, at("b")) as m:
+        put(m, "shared.txt", line(3, b"changed by b\n"))
+        put(m, "new/deep/b", b"work of b\n")
+    journal.note("work", "work of b")
+    try:
+        b.publish(owner="b", request_id="2")
+    except PublishRejected:
+        acknowledge("rejected")
+    with shown(b, at("b")) as m:
+        put(m, "after", b"more work of b\n")
+    journal.note("work", "more work of b")
+    kept = b.to_draft(reason="source_conflict")
+    assert kept is not None
+    acknowledge("draft", kept.draft_id)
+
+    c = store.open_upper("c", origin="workspace_session:c")
+    with shown(c, at("c")) as m:
+        put(m, "notes.txt", line(2, b"work of c\n"))
+        with contextlib.suppress(OSError):  # EXDEV in the user form
+            os.rename(f"{m}/moved", f"{m}/elsewhere")
+        os.unlink(f"{m}/d/f")
+        os.unlink(f"{m}/d/g")
+        os.rmdir(f"{m}/d")
+        put(m, "d/again", b"made again\n")
+        os.mkfifo(f"{m}/pipe")
+    journal.note("work", "work of c")
+    c.publish(owner="c", request_id="3")
+    published(3)
+
+    with shown(d, at("d")) as m:  # based on version 1: merged by lines, in a rewritten clone
+        put(m, "notes.txt", line(15, b"work of d\n"))
+    journal.note("work", "work of d")
+    d.publish(owner="d", request_id="4")
+    published(4)
+
+    journal.note("update")
+    store.update_file("d/again", lambda old: (old or b"") + b"updated\n", owner="u", request_id="5")
+    published(5)
+
+    e = store.open_upper("e", origin="workspace_session:e", draft_id=kept.draft_id)
+    with shown(e, at("e")) as m:
+        put(m, "resolution", b"work of e\n")
+    journal.note("work", "work of e")
+    try:
+        e.publish(owner="e", request_id="6")
+    except PublishRejected:
+        acknowledge("rejected")
+    second = e.to_draft(reason="source_conflict")
+    assert second is not None
+    acknowledge("draft", second.draft_id)
+    journal.note("discarding", kept.draft_id)
+    store.discard_draft(kept.draft_id)
+    acknowledge("discarded", kept.draft_id)
+
+    f = store.open_upper("f", origin="workspace_session:f")
+    with shown(f, at("f")) as m:
+        put(m, "thrown", b"thrown away\n")
+    f.discard()
+    store.gc()
+    store.close()
+    acknowledge("closed")
+
+
+def look(places: Places, snapshot: Snapshot) -> Tree:
+    """A version as the kernel shows it."""
+    fd = overlay.create([*snapshot.lowerdirs, os.path.join(places.mounts, "empty")], form=places.form)
+    target = os.path.join(places.mounts, "look")
+    linux.move_mount(fd, target)
+    os.close(fd)
+    try:
+        return read_tree(target)
+    finally:
+        linux.umount(target)
+
+
+class Expected(NamedTuple):
+    """What an undisturbed run ended up with: the tree of each version."""
+
+    versions: dict[int, Tree]
+
+
+def expected(places: Places) -> Expected:
+    """Of a store that `play` has finished with."""
+    store = Store.open(places.root)
+    try:
+        return Expected({n: look(places, store.snapshot(n)) for n in range(1, store.head.version + 1)})
+    finally:
+        store.close()
+
+
+class Violated(AssertionError):
+    """A promise of the store does not hold after the cut."""
+
+
+def demand(holds: bool, text: str) -> None:
+    if not holds:
+        raise Violated(text)
+
+
+def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, power_cut: bool = False) -> None:
+    """Opens what a cut left and compares. With `power_cut`, work that nobody acknowledged may be gone; all else may not.
+
+    Raises:
+        Violated: which promise does not hold.
+    """
+    heads = [int(value) for what, value in notes if what == "head"]
+    if not heads:  # creation was cut off: it is done again
+        Store.create(places.root, workspace_root="/workspace", base_root_hash="0" * 64, form=places.form)
+        heads = [1]
+    acknowledged = heads[-1]
+    store = Store.open(places.root)
+    try:
+        recovered = store.recovered
+        now = store.head.version
+        under_way = notes[-1][0] in ("work", "update") if notes else False
+        possible = {acknowledged, acknowledged + 1} if under_way and acknowledged < len(wanted.versions) else {acknowledged}
+        demand(now in possible, f"the head is {now}, acknowledged is {acknowledged}, possible {sorted(possible)}")
+        head = look(places, store.snapshot())
+        demand(head == wanted.versions[now], f"version {now} shows another tree than it did")
+        kept = store.drafts()
+        _check_drafts(store, notes, kept)
+        if not power_cut:
+            _check_work(places, store, notes, head, kept)
+        demand(set(recovered) <= set(kept), "a recovered draft is not listed")
+        store.gc()
+        _check_nothing_left(places.root, store)
+        _check_usable(places, store)
+    finally:
+        store.close()
+    again = Store.open(places.root)
+    try:
+        demand(not again.recovered, f"opened twice, recovered twice: {again.recovered}")
+        _check_nothing_left(places.root, again)
+    finally:
+        again.close()
+
+
+def _check_drafts(store: Store, notes: list[tuple[str, str]], kept: list[Draft]) -> None:
+    discarded = {value for what, value in notes if what in ("discarding", "discarded")}
+    for what, value in notes:
+        if what == "draft" and value not in discarded:
+            demand(value in {d.draft_id for d in kept}, f"{value} was acknowledged and is gone")
+        if what == "discarded":
+            demand(value not in {d.draft_id for d in kept}, f"{value} was discarded and is back")
+
+
+def _holds(tree: Tree, text: bytes) -> bool:
+    return any(text in entry.body for entry in tree.values() if entry.kind == FILE)
+
+
+def _check_work(places: Places, store: Store, notes: list[tuple[str, str]], head: Tree, kept: list[Draft]) -> None:
+    """Every piece of work that a session had written is published or in a draft, byte for byte."""
+    shown_by: list[Tree] = [head]
+    for n, draft in enumerate(kept):
+        upper = store.open_upper(f"check-{n}", origin="workspace_session:check", draft_id=draft.draft_id)
+        with shown(upper, os.path.join(places.mounts, "f")) as m:
+            shown_by.append(read_tree(m))
+        upper.discard()
+    for what, value in notes:
+        if what == "work":
+            text = value.encode() + b"\n"
+            demand(any(_holds(tree, text) for tree in shown_by), f"{value!r} is neither published nor in a draft")
+
+
+def _check_nothing_left(root: str, store: Store) -> None:
+    for name in ("staging", "sessions"):
+        left = os.listdir(os.path.join(root, name))
+        demand(not left, f"left over in {name}: {left}")
+    needed = set(store.head.layer_ids) | {i for d in store.drafts() for i in d.layer_ids}
+    layers = set(os.listdir(os.path.join(root, "layers")))
+    demand(layers <= needed, f"layers that nothing names: {sorted(layers - needed)}")
+    metadata = {name.partition(".")[0] for name in os.listdir(os.path.join(root, ".layer-metadata"))}
+    demand(metadata <= needed, f"metadata of layers that are gone: {sorted(metadata - needed)}")
+    listed = {d.draft_id for d in store.drafts()}
+    drafts = set(os.listdir(os.path.join(root, "drafts")))
+    demand(drafts == listed, f"half drafts: {sorted(drafts - listed)}")
+    stray = [name for folder in (root, os.path.join(root, "manifests")) for name in os.listdir(folder) if name.endswith(".tmp")]
+    demand(not stray, f"temporary files: {stray}")
+
+
+def _check_usable(places: Places, store: Store) -> None:
+    """Life goes on: a session publishes on what is there."""
+    before = store.head.version
+    upper = store.open_upper("after", origin="workspace_session:after")
+    with shown(upper, os.path.join(places.mounts, "f")) as m:
+        put(m, "afterwards", b"%d\n" % before)
+    upper.publish(owner="after", request_id="after")
+    demand(store.head.version == before + 1, "nothing can be published any more")
+    demand(_holds(look(places, store.snapshot()), b"%d\n" % before), "what was published afterwards does not show")

@@ -1,0 +1,141 @@
+"""A process is killed at every durable act of a store's life; what it leaves must hold every promise.
+
+The acts are not written down: a recording run finds them. Named steps come from the store itself; beside them every system call that changes
+a name or syncs is one, seen by wrapping it in the child, so that a rename nobody named is found too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from layerstack import linux
+from tests import children
+from tests.layerstack import scenario
+from tests.layerstack.scenario import Expected, Journal, Places
+
+CALLS = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "symlink", "mknod", "setxattr", "removexattr", "chmod")
+SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")
+STRIDE = 1 if SOAK else 7
+"""Every so many unnamed acts one is cut at; every named one always is."""
+
+
+class Recorded(NamedTuple):
+    """The acts of an undisturbed run in their order, named steps as the store calls them, system calls as `call:...`; and its versions."""
+
+    acts: list[str]
+    expected: Expected
+
+
+def tapped(tick: Callable[[str], None]) -> None:
+    """From here on `tick("call:rename")` runs before each system call that changes something on disk. In a child only."""
+
+    def tap(module: Any, name: str, label: str) -> None:
+        real = getattr(module, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            tick(f"call:{label}")
+            return real(*args, **kwargs)
+
+        setattr(module, name, wrapped)
+
+    for name in CALLS:
+        tap(os, name, name)
+    tap(linux, "renameat2", "rename")
+    tap(linux, "syncfs", "fsync")
+
+
+def _record(places: Places, journal: Journal) -> Recorded:
+    acts: list[str] = []
+
+    def recording() -> list[str]:
+        own = os.getpid()
+        tapped(lambda name: acts.append(name) if os.getpid() == own else None)
+        scenario.play(places, journal, acts.append)
+        return acts
+
+    found = children.call("trusted", recording)
+    return Recorded(found, scenario.expected(places))
+
+
+def _play_until(places: Places, journal: Journal, number: int) -> None:
+    """Dies by SIGKILL right before act `number`, counted from 0."""
+    seen = 0
+
+    def tick(name: str) -> None:
+        nonlocal seen
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen += 1
+
+    tapped(tick)
+    scenario.play(places, journal, tick)
+
+
+def chosen(acts: list[str], stride: int) -> list[int]:
+    """Which acts are cut at: the first two of each named step of sealing, every other named step, and every stride-th system call."""
+    counts: dict[str, int] = {}
+    out: list[int] = []
+    for number, name in enumerate(acts):
+        counts[name] = counts.get(name, 0) + 1
+        if name.startswith("call:"):
+            take = number % stride == 0
+        elif name.startswith("seal."):
+            take = counts[name] <= 2 or stride == 1
+        else:
+            take = True
+        if take:
+            out.append(number)
+    return out
+
+
+def kill_everywhere(form: str, folder: str, stride: int) -> list[str]:
+    """Runs the history once for each chosen act, killed there, and checks what is left. Returns the names of the acts.
+
+    Runs in a child that may mount; the store lies in memory, since a killed process loses nothing of the page cache anyway.
+    """
+    linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
+
+    def fresh(name: str) -> tuple[Places, Journal]:
+        place = os.path.join(folder, name)
+        return scenario.prepare(place, os.path.join(place, "mounts"), form), Journal(os.path.join(place, "journal"))
+
+    recorded = _record(*fresh("recorded"))
+    broken: list[str] = []
+    for number in chosen(recorded.acts, stride):
+        places, journal = fresh(f"n{number}")
+        with pytest.raises(children.ChildDied) as died:
+            children.call("trusted", _play_until, places, journal, number)
+        assert died.value.signal == signal.SIGKILL, died.value
+        try:
+            scenario.check(places, journal.read(), recorded.expected)
+        except Exception as error:
+            broken.append(f"killed before act {number}, {recorded.acts[number]}: {type(error).__name__}: {error}")
+    assert not broken, f"{len(broken)} of {len(recorded.acts)} acts:\n" + "\n".join(broken[:12])
+    return recorded.acts
+
+
+ONCE_NAMED = ("create", "session", "publish", "commit", "draft", "seal", "upper", "open")
+"""Families of steps that the history must pass; one that is gone from the recording is a step that nobody tests any more."""
+
+
+def _check_families(acts: list[str]) -> None:
+    families = {name.partition(".")[0] for name in acts}
+    assert families >= set(ONCE_NAMED), sorted(families)
+
+
+@pytest.mark.timeout(0 if SOAK else 180)
+@pytest.mark.needs("overlay", "root")
+def test_a_process_killed_at_any_durable_act_loses_nothing_as_root(short_dir: str) -> None:
+    _check_families(children.call("trusted", kill_everywhere, "trusted", short_dir, STRIDE))
+
+
+@pytest.mark.timeout(0 if SOAK else 180)
+@pytest.mark.needs("userns")
+def test_a_process_killed_at_any_durable_act_loses_nothing_in_a_user_namespace(short_dir: str) -> None:
+    os.chmod(short_dir, 0o777)
+    _check_families(children.call("user", kill_everywhere, "user", short_dir, STRIDE * 2))
