@@ -139,29 +139,46 @@ class Snapshot:
     def changed(self) -> Iterator[tuple[str, Entry | None, bool]]:
         """Every path that the layers above the base decide, in byte order: (path, entry or None for deleted, is it an opaque directory?).
 
-        A directory that is only a container for what is below it, with the attributes that the base has, is left out. Opaque: the base has
-        a directory of that name, and nothing of its content shows unless it is listed here too. Paths below a deleted one are not listed.
+        A directory that is only a container, with the attributes that the base has, is listed when something in it is: what is listed lies
+        in listed directories. Opaque: the base has a directory of that name, and nothing of its content shows unless it is listed here
+        too. Paths below a deleted one are not listed.
         """
         chain, base = self.chain, self.chain.base
         paths: set[str] = set()
         for layer in chain.layers[:-1]:
             paths.update(layer.index or ())
+        deleted: set[str] = set()
+        opaque: set[str] = set()
+        containers: set[str] = set()
+        needed: set[str] = set()
+        listed: list[str] = []
         for path in sorted(paths, key=byte_order):
             holder = chain.holder(path)
             if holder is None:
-                if self._base_shows(path):
-                    yield path, None, False
-                continue
-            if holder is base:
-                continue
-            state = holder.tree.state(path)
-            opaque = False
-            if state.kind == DIRECTORY:
-                below = self._base_state(path)
-                opaque = below is not None and below.kind == DIRECTORY and base not in chain.directories(path)
-                if not opaque and equal(below, state):
+                if not self._base_shows(path):
                     continue
-            yield path, self._entry(path, holder), opaque
+                deleted.add(path)
+            elif holder is base:
+                continue
+            elif (state := holder.tree.state(path)).kind == DIRECTORY:
+                below = self._base_state(path)
+                if below is not None and below.kind == DIRECTORY and base not in chain.directories(path):
+                    opaque.add(path)
+                elif equal(below, state):
+                    containers.add(path)
+            listed.append(path)
+            if path not in containers:
+                for ancestor in reversed(ancestors(path)):
+                    if ancestor in needed:
+                        break
+                    needed.add(ancestor)
+        for path in listed:
+            if path in deleted:
+                yield path, None, False
+            elif path not in containers or path in needed:
+                holder = chain.holder(path)
+                assert holder is not None
+                yield path, self._entry(path, holder), path in opaque
 
     def _base_state(self, path: str) -> State | None:
         return None if self.chain.base.get(path) is None else self.chain.base.tree.state(path)
