@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
+import struct
 
 from layerstack import linux
+
+_SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
 def enter_user_namespace() -> None:
@@ -41,3 +46,9 @@ def bind_base(base_dir: str, target: str) -> None:
 def _write(path: str, text: str) -> None:
     with open(path, "w") as f:
         f.write(text)
+
+
+def bring_up_loopback() -> None:
+    """`lo` up, in a network namespace of our own; without CAP_NET_ADMIN there: EPERM."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP | _IFF_RUNNING))

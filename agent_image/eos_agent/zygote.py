@@ -57,7 +57,7 @@ def fork_zygote(host: HostSpec) -> tuple[int, socket.socket]:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        from eos_agent import forker  # noqa: PLC0415
+        from eos_agent import forker
 
         forker.main(host, theirs, parent)  # never returns
     theirs.close()
@@ -192,7 +192,20 @@ class Zygote:
         if self._link is not None:
             self._link.close()
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, _reap, self.pid)
+        ended: asyncio.Future[None] = loop.create_future()
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
+        try:
+            await ended
+            os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            pass
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
 
     def _on_frame(self, frame: channel.Frame) -> None:
         message = frame.message
@@ -225,13 +238,6 @@ class Zygote:
         self._runners.clear()
 
 
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass
-
-
 def _describe(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
@@ -246,7 +252,7 @@ def _setup_failed(spec: SessionSpec, step: str, message: str, code: int | None =
 
 
 def _errno_name(code: int) -> str:
-    import errno  # noqa: PLC0415
+    import errno
 
     return errno.errorcode.get(code, str(code))
 
@@ -267,6 +273,7 @@ class Runner:
         self.on_event: Callable[[dict[str, Any]], None] | None = None
         self._pidfd = -1
         self._abandoned = False
+        self._cloned: asyncio.Future[None] = loop.create_future()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._waiting: dict[int, asyncio.Future[channel.Frame]] = {}
         self._last_id = 0
@@ -369,6 +376,8 @@ class Runner:
 
     def _forked(self, pid: int, pidfd: int) -> None:
         self.pid, self._pidfd = pid, pidfd
+        if not self._cloned.done():
+            self._cloned.set_result(None)
         if self._abandoned:
             self._kill()
 
@@ -384,6 +393,7 @@ class Runner:
         loop.add_reader(pidfd, ended)
 
     async def _started(self) -> None:
+        await asyncio.wait([self._cloned, self.gone], return_when=asyncio.FIRST_COMPLETED)  # two sockets: ready may come before started
         await asyncio.wait([self._ready, self.gone], return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
             raise _setup_failed(self.spec, "start", f"its process {self.gone.result()} before it was ready")

@@ -1,0 +1,445 @@
+"""Pid 1 of a session: sets up what the session sees, hardens itself once, then reaps, spawns commands and does file operations.
+
+One thread that waits in poll(2) on the agent's socket and on SIGCHLD. Everything is imported before the store is masked: afterwards no
+module file can be opened. It never executes anything between fork and exec of its own: posix_spawn(3) is a vfork.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from eos_agent import channel, files, view
+from eos_agent.harden import Hardening
+from eos_agent.namespaces import bring_up_loopback
+from eos_agent.processes import Marks, Process, alone, bears, list_processes
+from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError, os_error
+from layerstack import linux
+from layerstack.errors import LayerStackError
+
+if TYPE_CHECKING:
+    from eos_agent.zygote import HostSpec
+
+TERM_GRACE_S = 0.1
+KILL_LIMIT_S = 5.0
+_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430  # asm-generic/ioctls.h
+_POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
+_SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/sh", ["/bin/sh", "-c"]))
+_ALL_SIGNALS = sorted(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
+
+
+class Plan(NamedTuple):
+    """What the zygote tells the child that it clones."""
+
+    host: HostSpec
+    session_id: str
+    isolated: bool
+    read_only: bool
+    sockets: list[str]
+    hardening: Hardening
+
+
+def main(plan: Plan, mount_fd: int, sock_fd: int) -> NoReturn:
+    """The life of pid 1, from the line after clone(2)."""
+    status = 1
+    try:
+        sock, mount_fd = _keep(sock_fd, mount_fd)
+        try:
+            _set_up(plan, mount_fd)
+        except view.SetupFailed as failed:
+            channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+        else:
+            channel.send(sock, {"event": "ready"})
+            Session(sock, plan.host.workspace_root).serve()
+            status = 0
+    except BaseException as error:
+        os.write(2, f"runner: {error!r}\n".encode())
+    finally:
+        os._exit(status)
+
+
+def wake_on_child() -> int:
+    """A descriptor that becomes readable at each SIGCHLD."""
+    readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    return readable
+
+
+def drain(fd: int) -> None:
+    try:
+        while os.read(fd, 512):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _keep(sock_fd: int, mount_fd: int) -> tuple[socket.socket, int]:
+    """Close every inherited descriptor but the socket and the mount: a copy of another session's socket would keep that session alive."""
+    high_sock, high_mount = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (sock_fd, mount_fd))
+    os.dup2(high_sock, 3, inheritable=False)
+    os.dup2(high_mount, 4, inheritable=False)
+    linux.close_range(5)
+    return socket.socket(fileno=3), 4
+
+
+def _set_up(plan: Plan, mount_fd: int) -> None:
+    host = plan.host
+    os.umask(0o022)
+    signal.set_wakeup_fd(-1)
+    if plan.isolated:
+        with view.step("bring up loopback"):
+            bring_up_loopback()
+    if plan.read_only:
+        hidden = [*host.hidden_paths, *host.private_dirs]
+        view.read_only_view(host.workspace_root, mount_fd, hidden, plan.sockets, host.rootfs)
+    else:
+        view.shared_view(host.workspace_root, mount_fd, host.hidden_paths)
+    with view.step("harden"):
+        os.chdir("/")
+        plan.hardening.apply(view.writable_folders(host.workspace_root) if plan.read_only else None)
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_DFL)  # for pid 1 that means: ignored, and nothing for children to inherit
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)  # no ptrace, no /proc/1/mem for a session's uid 0
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of credentials would clear it
+
+
+class _Command:
+    """A process group that somebody waits for."""
+
+    def __init__(self, key: str, pid: int, mark: int) -> None:
+        self.key, self.pid, self.mark = key, pid, mark
+        self.leader_gone = False
+        self.shown: list[dict[str, Any]] = []
+        self.pause_s = _POLL_FIRST_S
+        self.look_at = 0.0
+        self.when_gone: list[Callable[[], None]] = []
+
+
+class Session:
+    """The resident part of the runner."""
+
+    def __init__(self, sock: socket.socket, workspace_root: str) -> None:
+        self._sock = sock
+        self._root = workspace_root
+        self._wake = wake_on_child()
+        self._marks = Marks()
+        self._commands: dict[str, _Command] = {}  # live ones by key
+        self._leaders: dict[int, _Command] = {}
+        self._left: dict[str, int] = {}  # ended commands that left processes behind: key -> mark
+        self._kills: list[_Kill] = []
+        self._stopped: set[int] = set()
+
+    def serve(self) -> None:
+        """Answer until the agent closes its end."""
+        decoder = channel.Decoder()
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
+            if self._wake in ready:
+                drain(self._wake)
+                self._reap()
+            if self._sock.fileno() in ready:
+                raw, fds = channel.receive(self._sock)
+                if not raw:
+                    return
+                for frame in decoder.feed(raw, fds):
+                    for fd in frame.fds:
+                        os.close(fd)
+                    self._answer(frame)
+            self._look()
+
+    def _timeout_ms(self) -> int | None:
+        moments = [c.look_at for c in self._commands.values() if c.leader_gone] + [k.look_at for k in self._kills]
+        return None if not moments else max(0, int((min(moments) - time.monotonic()) * 1000) + 1)
+
+    def _answer(self, frame: channel.Frame) -> None:
+        message = frame.message
+        number, op = message["id"], message["op"]
+        fds: list[int] = []
+        data: bytes | None = None
+        reply: dict[str, Any]
+        try:
+            if op == "spawn":
+                reply, fds = self._spawn(message)
+            elif op == "file":
+                result, data = files.perform_in_mount(message["name"], self._root, message["args"], frame.data)
+                reply = {"result": result}
+            elif op == "kill_tree":
+                self._kill_tree(message["key"], number)
+                return
+            elif op == "signal":
+                reply = {"sent": self._signal(message["key"], message["signum"])}
+            elif op == "which_shell":
+                reply = {"argv": next((argv for path, argv in _SHELLS if os.access(path, os.X_OK) and os.path.isfile(path)), None)}
+            elif op == "freeze":
+                self._freeze()
+                reply = {}
+            elif op == "thaw":
+                self._thaw()
+                reply = {}
+            else:
+                raise OperationError(INTERNAL_ERROR, f"the runner knows no {op}")
+        except Exception as error:
+            reply = {"error": _envelope(error)}
+        channel.send(self._sock, {"id": number, **reply}, data, fds)
+        for fd in fds:
+            os.close(fd)
+
+    def _event(self, event: str, key: str, **values: Any) -> None:
+        channel.send(self._sock, {"event": event, "key": key, **values})
+
+    # Commands
+
+    def _spawn(self, message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        argv, env = message["argv"], message["env"]
+        cwd = os.path.join(self._root, message["cwd"])
+        program = _find_program(argv[0], env.get("PATH", ""))
+        names, ours, theirs, actions = _plumb(message["tty"], message["split"], message["stdin"])
+        try:
+            mark = self._marks.take()
+            try:
+                os.chdir(cwd)
+            except OSError as error:
+                raise _cwd_not_found(message["cwd"], error) from None
+            try:
+                pid = _start(program, argv, env, actions, message.get("uid"))
+            except OSError as error:
+                raise _exec_failed(argv[0], error) from None
+        except BaseException:
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            os.chdir("/")  # a working directory in the workspace would keep it busy
+            for fd in theirs:
+                os.close(fd)
+        command = _Command(message["key"], pid, mark)
+        self._commands[command.key] = command
+        self._leaders[pid] = command
+        return {"pid": pid, "fds": names}, ours
+
+    def _signal(self, key: str, signum: int) -> bool:
+        command = self._commands.get(key)
+        return command is not None and _kill_group(command.pid, signum)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            command = self._leaders.pop(pid, None)
+            if command is not None:
+                command.leader_gone = True
+                self._event("leader_exit", command.key, status=status)
+        now = time.monotonic()
+        for command in self._commands.values():
+            if command.leader_gone:
+                command.look_at = now
+        for kill in self._kills:
+            kill.look_at = now
+
+    def _look(self) -> None:
+        """Commands without a leader: is their group gone? Trees that are being killed: is it done?"""
+        now = time.monotonic()
+        for command in [c for c in self._commands.values() if c.leader_gone and c.look_at <= now]:
+            if not _kill_group(command.pid, 0):
+                self._end(command, [] if alone() else list_processes())
+                continue
+            processes = list_processes()
+            members = [p for p in processes if p.group == command.pid and p.alive]
+            if not members:  # zombies whose parent left the group and does not reap them
+                self._end(command, processes)
+                continue
+            shown = _names(members)
+            if shown != command.shown:
+                command.shown = shown
+                self._event("waiting_on", command.key, processes=shown)
+            command.look_at = now + command.pause_s
+            command.pause_s = min(command.pause_s * 2, _POLL_LAST_S)
+        for kill in [k for k in self._kills if k.look_at <= now]:
+            if kill.advance(now):
+                self._kills.remove(kill)
+                channel.send(self._sock, {"id": kill.number})
+
+    def _end(self, command: _Command, processes: list[Process]) -> None:
+        left = [p for p in processes if p.alive and p.group != command.pid and bears(p, command.mark)]
+        if left:
+            self._left[command.key] = command.mark
+        del self._commands[command.key]
+        self._event("group_gone", command.key, left_behind=_names(left))
+
+    def _kill_tree(self, key: str, number: int) -> None:
+        command = self._commands.get(key)
+        mark = command.mark if command is not None else self._left.pop(key, 0)
+        kill = _Kill(number, command.pid if command is not None else 0, mark)
+        kill.look_at = 0.0
+        self._kills.append(kill)
+
+    # Freezing
+
+    def _freeze(self) -> None:
+        """SIGSTOP until every process is seen stopped; who forks meanwhile is found by the next round."""
+        already = {p.pid for p in list_processes() if p.state in "Tt"} if not self._stopped else set[int]()
+        deadline = time.monotonic() + 2.0
+        while True:
+            moving = [p for p in list_processes() if p.alive and p.state not in "Tt"]
+            if not moving:
+                return
+            if time.monotonic() > deadline:
+                self._thaw()
+                raise OperationError(
+                    OPERATION_FAILED, f"cannot freeze: {_names(moving)}", {"processes": _names(moving)}, reason="freeze_failed"
+                )
+            for process in moving:
+                if process.pid not in already:
+                    self._stopped.add(process.pid)
+                _kill(process.pid, signal.SIGSTOP)
+            time.sleep(0.0002)
+
+    def _thaw(self) -> None:
+        for pid in self._stopped:
+            _kill(pid, signal.SIGCONT)
+        self._stopped.clear()
+
+
+class _Kill:
+    """One tree on its way out: SIGTERM, a grace, then SIGKILL until nothing of it is left."""
+
+    def __init__(self, number: int, group: int, mark: int) -> None:
+        self.number = number
+        self.look_at = 0.0
+        self._group, self._mark = group, mark
+        self._started = 0.0
+        self._pause_s = 0.002
+
+    def advance(self, now: float) -> bool:
+        """Do what is due at `now`; True once it is over."""
+        members = [p for p in list_processes() if p.alive and ((self._group and p.group == self._group) or bears(p, self._mark))]
+        if not members or (self._started and now > self._started + KILL_LIMIT_S):
+            return True
+        if not self._started:
+            self._started = now
+            self._send(members, signal.SIGTERM)
+        elif now >= self._started + TERM_GRACE_S:
+            self._send(members, signal.SIGKILL)
+        self.look_at = now + self._pause_s
+        self._pause_s = min(self._pause_s * 2, 0.02)
+        return False
+
+    def _send(self, members: list[Process], signum: int) -> None:
+        if self._group:
+            _kill_group(self._group, signum)
+        for process in members:
+            if process.group != self._group:
+                _kill(process.pid, signum)
+        if signum == signal.SIGTERM:  # a stopped process would see it only when continued
+            for process in members:
+                if process.state in "Tt":
+                    _kill(process.pid, signal.SIGCONT)
+
+
+def _names(processes: list[Process]) -> list[dict[str, Any]]:
+    return [{"pid": p.pid, "name": p.name} for p in processes]
+
+
+def _kill(pid: int, signum: int) -> bool:
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _kill_group(group: int, signum: int) -> bool:
+    return _kill(-group, signum)
+
+
+def _plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], list[int], list[tuple[Any, ...]]]:
+    """Names and descriptors that go to the agent, those that the child gets, and the file actions of posix_spawn."""
+    if tty:
+        master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        number = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, b"\0\0\0\0"))[0]
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR, 0)  # the leader's open makes it the controlling terminal
+        return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+    names: list[str] = []
+    ours: list[int] = []
+    theirs: list[int] = []
+    actions: list[tuple[Any, ...]] = []
+
+    def pipe(name: str, child_fd: int) -> None:
+        readable, writable = os.pipe()
+        mine, its = (writable, readable) if child_fd == 0 else (readable, writable)
+        os.set_blocking(mine, False)
+        names.append(name)
+        ours.append(mine)
+        theirs.append(its)
+        actions.append((os.POSIX_SPAWN_DUP2, its, child_fd))
+
+    if stdin:
+        pipe("stdin", 0)
+    else:
+        actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
+    pipe("stdout", 1)
+    if split:
+        pipe("stderr", 2)
+    else:
+        actions.append((os.POSIX_SPAWN_DUP2, 1, 2))
+    return names, ours, theirs, actions
+
+
+def _start(program: str, argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], uid: int | None) -> int:
+    if uid is None:
+        return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_ALL_SIGNALS)
+    raise OperationError(OPERATION_FAILED, "running as another user is not available yet", {"uid": uid}, reason="not_available")
+
+
+def _find_program(name: str, path: str) -> str:
+    if "/" in name:
+        return name
+    for folder in path.split(":"):
+        candidate = os.path.join(folder or ".", name)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    raise _exec_failed(name, FileNotFoundError(errno.ENOENT, "not found in PATH"))
+
+
+def _cwd_not_found(cwd: str, error: OSError) -> OperationError:
+    details = {"cwd": cwd, "errno": errno.errorcode.get(error.errno or 0, "EIO")}
+    return OperationError(OPERATION_FAILED, f"cannot enter the working directory {cwd}: {error.strerror}", details, reason="cwd_not_found")
+
+
+def _exec_failed(program: str, error: OSError) -> OperationError:
+    details = {"program": program, "errno": errno.errorcode.get(error.errno or 0, "EIO")}
+    return OperationError(OPERATION_FAILED, f"cannot run {program}: {error.strerror}", details, reason="exec_failed")
+
+
+def _envelope(error: Exception) -> dict[str, Any]:
+    """An exception as it crosses the socket."""
+    if isinstance(error, LayerStackError):
+        error = OperationError(error.kind, error.message, error.details, reason=error.reason)
+    elif isinstance(error, OSError):
+        error = os_error(error)
+    elif not isinstance(error, OperationError):
+        error = OperationError(INTERNAL_ERROR, "internal error", {"exception": repr(error)})
+    return {"kind": error.kind, "message": error.message, "details": error.details}

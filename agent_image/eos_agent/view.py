@@ -1,0 +1,253 @@
+"""What a session sees: the workspace overlay, /proc, terminals, and masks over what is not its business.
+
+Two views. `shared` (Docker): root file system, /tmp and /dev are the sandbox's own, writable. `read_only` (the local provider, and on
+demand): `/` is read-only, /tmp, /run and /dev are private. In both, the store's mounts leave the session's namespace for good, /proc
+is its own and masked again: a fresh one would let uid 0 without any capability write /proc/sys/kernel/core_pattern.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+
+from layerstack import linux
+
+SECRET_NAMES = (".ssh", ".gnupg", ".aws", ".kube", ".docker", ".netrc")
+_PROC_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_PROC_MASKED_FILES = ("kcore", "keys", "kmsg", "latency_stats", "timer_list", "timer_stats", "sched_debug")
+_MASKED_DIRS = ("/proc/acpi", "/proc/scsi", "/proc/asound", "/sys/firmware", "/sys/devices/virtual/powercap")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+_NO_SPECIALS = linux.MS_NOSUID | linux.MS_NODEV
+_INERT = _NO_SPECIALS | linux.MS_NOEXEC
+
+
+class SetupFailed(Exception):
+    """A step of making a session was refused."""
+
+    def __init__(self, step: str, code: int | None, message: str) -> None:
+        super().__init__(message)
+        self.step, self.errno, self.message = step, code, message
+
+
+@contextmanager
+def step(name: str) -> Generator[None]:
+    """Name what is being done, for whoever reads why it failed."""
+    try:
+        yield
+    except OSError as error:
+        where = "" if error.filename is None else f" ({os.fsdecode(error.filename)})"
+        raise SetupFailed(name, error.errno, f"{error.strerror or error}{where}") from error
+
+
+def shared_view(workspace_root: str, mount_fd: int, hidden_paths: Sequence[str]) -> None:
+    """The sandbox's root as it is, with the workspace, a private /proc, private terminals, and `hidden_paths` gone."""
+    _private_propagation()
+    with step("hide the store"):
+        for path in hidden_paths:
+            detach_below(path)
+            hide(path, workspace_root)
+    _proc()
+    with step("mount /dev/pts"):
+        if os.path.isdir("/dev/pts"):
+            _devpts()
+    _workspace(workspace_root, mount_fd)
+
+
+def read_only_view(workspace_root: str, mount_fd: int, hidden_paths: Sequence[str], sockets: Iterable[str], rootfs: str | None) -> None:
+    """`/` read-only, /tmp, /run, /dev private, `hidden_paths` gone and `sockets` unreachable; with `rootfs` that directory is the root."""
+    _private_propagation()
+    if rootfs is not None:
+        _enter_rootfs(rootfs, workspace_root)
+    with step("make / read-only"):
+        linux.mount_setattr("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID, recursive=True)
+    with step("hide private folders"):
+        if rootfs is None:
+            for path in hidden_paths:
+                detach_below(path)
+                hide(path, workspace_root)
+    _run()
+    with step("mount /tmp"):
+        if os.path.isdir("/tmp"):
+            linux.mount("tmpfs", "/tmp", "tmpfs", _NO_SPECIALS, "mode=1777")
+    with step("hide sockets"):
+        if rootfs is None:
+            for path in sockets:
+                _hide_socket(path, workspace_root)
+    _dev(workspace_root)
+    _proc()
+    _workspace(workspace_root, mount_fd)
+    if rootfs is not None:
+        _leave_old_root()
+
+
+def writable_folders(workspace_root: str) -> list[str]:
+    """The folders below which a read-only session may write, as far as they are there."""
+    return [path for path in (workspace_root, "/tmp", "/run", "/dev", "/proc") if os.path.isdir(path)]
+
+
+def listening_sockets() -> list[str]:
+    """Path names of the unix sockets that somebody holds open in this network namespace; engines, buses and key agents are among them."""
+    paths: set[str] = set()
+    with open("/proc/net/unix", "rb") as table:
+        for line in table:
+            columns = line.rstrip(b"\n").split(None, 7)
+            if len(columns) == 8 and columns[7].startswith(b"/"):
+                paths.add(os.fsdecode(columns[7]))
+    return sorted(paths)
+
+
+def detach_below(path: str) -> None:
+    """Take every mount at or below `path` out of this mount namespace, so that nothing remains under the mask.
+
+    A mount that came from a more powerful namespace is locked (EINVAL, user_namespaces(7)); the mask alone hides that one.
+    """
+    for point in reversed(_mount_points(path)):
+        try:
+            linux.umount(point, linux.MNT_DETACH)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOENT):
+                raise
+
+
+def hide(path: str, keep: str) -> None:
+    """Show `path` as an empty folder that nobody can write to, or an empty file. Folders towards the workspace `keep` stay passable."""
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if stat.S_ISLNK(found.st_mode):
+        path = os.path.realpath(path)
+        if not os.path.exists(path):
+            return
+    if not os.path.isdir(path):
+        linux.mount("/dev/null", path, None, linux.MS_BIND)
+        return
+    if is_below(keep, path):
+        linux.mount("tmpfs", path, "tmpfs", _INERT, "size=64k,mode=0711")
+        os.makedirs(keep, exist_ok=True)
+        linux.mount_setattr(path, linux.MOUNT_ATTR_RDONLY)
+    else:
+        linux.mount("tmpfs", path, "tmpfs", _INERT | linux.MS_RDONLY, "size=4k,mode=000")
+
+
+def is_below(path: str, top: str) -> bool:
+    return path == top or path.startswith(top.rstrip("/") + "/")
+
+
+def _private_propagation() -> None:
+    with step("make mounts private"):
+        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+
+
+def _mount_points(top: str) -> list[str]:
+    """Mount points at or below `top`, in the order in which they were mounted."""
+    points: list[str] = []
+    needle = os.fsencode(top).replace(b"\\", b"\\134").replace(b" ", b"\\040").replace(b"\t", b"\\011").replace(b"\n", b"\\012")
+    with open("/proc/self/mountinfo", "rb") as table:
+        for line in table:
+            point = line.split(b" ", 5)[4]
+            if point == needle or point.startswith(needle + b"/"):
+                plain = point.replace(b"\\040", b" ").replace(b"\\011", b"\t").replace(b"\\012", b"\n").replace(b"\\134", b"\\")
+                points.append(os.fsdecode(plain))
+    return points
+
+
+def _proc() -> None:
+    with step("mount /proc"):
+        if not os.path.isdir("/proc"):
+            os.mkdir("/proc")
+        linux.mount("proc", "/proc", "proc", _INERT)
+    with step("mask /proc"):
+        attributes = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
+        for path in _PROC_READ_ONLY:
+            if os.path.exists(path):
+                linux.mount(path, path, None, linux.MS_BIND | linux.MS_REC)
+                linux.mount_setattr(path, attributes)
+        for name in _PROC_MASKED_FILES:
+            if os.path.exists(f"/proc/{name}"):
+                linux.mount("/dev/null", f"/proc/{name}", None, linux.MS_BIND)
+        for path in _MASKED_DIRS:
+            if os.path.isdir(path):
+                linux.mount("tmpfs", path, "tmpfs", _INERT | linux.MS_RDONLY, "size=4k,mode=555")
+
+
+def _devpts() -> None:
+    options = "newinstance,ptmxmode=0666,mode=0620"
+    try:
+        linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, options + ",gid=5")
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # gid 5, tty, has no name in a user namespace of one group
+            raise
+        linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, options)
+
+
+def _dev(workspace_root: str) -> None:
+    """A /dev of harmless devices, a private /dev/shm and private terminals."""
+    with step("mount /dev"):
+        nodes = {name: linux.open_tree(f"/dev/{name}") for name in _DEVICES if os.path.exists(f"/dev/{name}")}
+        linux.mount("tmpfs", "/dev", "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=0755,size=64k")
+        for name, tree in nodes.items():
+            os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+            linux.move_mount(tree, f"/dev/{name}")
+            os.close(tree)
+        for name, target in _DEVICE_LINKS.items():
+            os.symlink(target, f"/dev/{name}")
+        os.mkdir("/dev/shm")
+        os.mkdir("/dev/pts")
+        linux.mount("tmpfs", "/dev/shm", "tmpfs", _NO_SPECIALS, "mode=1777")
+        _devpts()
+        if is_below(workspace_root, "/dev"):
+            os.makedirs(workspace_root, exist_ok=True)
+        linux.mount_setattr("/dev", linux.MOUNT_ATTR_RDONLY)
+
+
+def _run() -> None:
+    """An empty /run: engine sockets, D-Bus and ssh-agents live there. What resolv.conf points to comes back."""
+    with step("mount /run"):
+        for run in ("/run", "/var/run"):
+            if not os.path.isdir(run) or os.path.islink(run):
+                continue
+            names = os.path.realpath("/etc/resolv.conf")
+            kept = linux.open_tree(names) if is_below(names, run) and os.path.isfile(names) else -1
+            linux.mount("tmpfs", run, "tmpfs", _NO_SPECIALS, "mode=0755")
+            if kept >= 0:
+                os.makedirs(os.path.dirname(names), exist_ok=True)
+                os.close(os.open(names, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+                linux.move_mount(kept, names)
+                os.close(kept)
+
+
+def _hide_socket(path: str, workspace_root: str) -> None:
+    if is_below(path, workspace_root):
+        return
+    try:
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            linux.mount("/dev/null", path, None, linux.MS_BIND)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+
+
+def _workspace(workspace_root: str, mount_fd: int) -> None:
+    with step("mount the workspace"):
+        if not os.path.isdir(workspace_root):
+            os.makedirs(workspace_root)
+        linux.move_mount(mount_fd, workspace_root)
+        os.close(mount_fd)  # an open descriptor of a mount keeps it busy
+
+
+def _enter_rootfs(rootfs: str, workspace_root: str) -> None:
+    raise SetupFailed("enter the rootfs", errno.ENOSYS, rootfs)
+
+
+def _leave_old_root() -> None:
+    raise SetupFailed("leave the old root", errno.ENOSYS, "")
