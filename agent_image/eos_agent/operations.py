@@ -14,6 +14,8 @@ from eos_agent.protocol import INVALID_REQUEST, OperationError
 
 U64_MAX = 2**64 - 1
 KINDS = ("string", "integer", "float", "path", "json_array", "boolean")
+ANSWER_S = 30.0
+DEFAULT_YIELD_MS = 1000
 NO_BUDGET = math.inf  # an operation whose length nobody can bound: the gateway waits for it
 
 
@@ -768,14 +770,17 @@ def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bo
 
 def budget_s(operation: Operation | None, args: Mapping[str, Any]) -> float | None:
     """Seconds that a gateway waits for the answer: 30 and the operation's own wait; None = as long as it takes."""
-    waits = operation.waits if operation is not None else 0
+    if operation is None:
+        return ANSWER_S
+    waits = operation.waits
     if isinstance(waits, str):
-        value = args.get(waits)
-        seconds = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else 0.0
-        waits = max(0.0, seconds / 1000 if waits.endswith("_ms") else seconds)
-        if waits == 0 and operation is not None and (argument := operation.argument(str(operation.waits))) is not None and value is None:
-            waits = float(argument.default or 1000) / 1000
-    return None if waits == NO_BUDGET else 30.0 + waits
+        argument = operation.argument(waits)
+        value = args.get(waits, argument.default if argument is not None else None)
+        if value is None:
+            value = DEFAULT_YIELD_MS if waits == "yield_time_ms" else 0
+        given = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else 0.0
+        waits = max(0.0, given / 1000 if waits.endswith("_ms") else given)
+    return None if waits == NO_BUDGET else ANSWER_S + waits
 
 
 def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -> Any:

@@ -1,0 +1,124 @@
+"""A peer that speaks the agent's protocol on TCP and does to each request what a test says; and a manager that knows where it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from eos_agent import protocol
+from eos_agent.protocol import INVALID_REQUEST, OperationError, Request
+
+TOKEN = "agent-token"
+Behaviour = Callable[[Request, asyncio.StreamWriter], Awaitable[dict[str, Any] | None]]
+
+
+class Target(NamedTuple):
+    host: str
+    port: int
+    token: str
+    sandbox_id: str
+
+
+async def echo(request: Request, _: asyncio.StreamWriter) -> dict[str, Any] | None:
+    return {"op": request.op, "args": request.args}
+
+
+async def vanish(_: Request, writer: asyncio.StreamWriter) -> dict[str, Any] | None:
+    writer.transport.abort()
+    return None
+
+
+class ScriptedAgent:
+    """`behaviour` answers every request but the handshake; None as its answer closes the connection."""
+
+    def __init__(self, sandbox_id: str, behaviour: Behaviour = echo) -> None:
+        self.sandbox_id, self.behaviour = sandbox_id, behaviour
+        self.requests: list[Request] = []
+        self.connections = 0
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self, port: int = 0) -> ScriptedAgent:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def ops(self) -> list[str]:
+        return [request.op for request in self.requests]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            while line := await reader.readline():
+                request = protocol.decode_request(protocol.decode_object(line))
+                self.requests.append(request)
+                if request.transport.get(protocol.DAEMON_TOKEN_KEY) != TOKEN:
+                    reply: dict[str, Any] | None = protocol.error_envelope("unauthorized", "no")
+                elif request.op == "sandbox_daemon_ready":
+                    reply = {"status": "ready", "sandbox_id": self.sandbox_id, "daemon": "sandbox-daemon"}
+                else:
+                    reply = await self.behaviour(request, writer)
+                if reply is None:
+                    return
+                writer.write(protocol.encode(reply))
+                await writer.drain()
+                if request.transport.get(protocol.KEEP_ALIVE_KEY) is not True:
+                    return
+        except ConnectionError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+
+class ScriptedManager:
+    """Knows one sandbox per agent. `moved` is what a refresh finds."""
+
+    def __init__(self, *agents: ScriptedAgent) -> None:
+        self.at = {agent.sandbox_id: agent.port for agent in agents}
+        self.moved: dict[str, int] = {}
+        self.refreshes = 0
+        self.active: list[str] = []
+        self.handled: list[tuple[str, dict[str, Any]]] = []
+        self.work: Callable[[Callable[[str], None]], Awaitable[dict[str, Any]]] | None = None
+
+    async def target(self, sandbox_id: str, *, refresh: bool = False) -> Target:
+        if sandbox_id not in self.at:
+            raise OperationError(INVALID_REQUEST, f"sandbox not found: {sandbox_id}", {"sandbox_id": sandbox_id}, reason="sandbox_not_found")
+        if refresh:
+            self.refreshes += 1
+            self.at.update(self.moved)
+        return Target("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id)
+
+    async def start(self) -> None: ...
+
+    def handles(self, op: str, scope_kind: str) -> bool:
+        return (op, scope_kind) in (("list_sandboxes", "system"), ("create_sandbox", "system"), ("destroy_sandbox", "system"), ("cgroup", "sandbox"))
+
+    async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
+        self.handled.append((op, args))
+        if self.work is not None:
+            return await self.work(progress)
+        return {"sandboxes": []}
+
+    def note_activity(self, sandbox_id: str) -> None:
+        self.active.append(sandbox_id)
+
+    def sandbox_count(self) -> int:
+        return len(self.at)
+
+    async def close(self) -> None: ...

@@ -1,0 +1,135 @@
+"""Words of a command line: globals anywhere, both forms of values, terminators, files, and which mistake is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eos_agent.protocol import OperationError
+from eos_mcp import catalog
+from eos_mcp.cli.parse import Parsed, check_request_id, parse
+
+
+def runtime(*words: str) -> Parsed:
+    return parse(words, "runtime", catalog.RUNTIME)
+
+
+def manager(*words: str) -> Parsed:
+    return parse(words, "manager", catalog.MANAGER)
+
+
+def mistake(parsed: Parsed) -> str:
+    assert parsed.error is not None and parsed.error.kind == "invalid_request"
+    return parsed.error.message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--sandbox-id", "s", "file_read", "--path", "a"),
+        ("file_read", "--sandbox-id", "s", "--path", "a"),
+        ("file_read", "--path", "a", "--sandbox-id", "s"),
+        ("file_read", "--path=a", "--sandbox-id=s"),
+    ],
+)
+def test_globals_may_stand_anywhere(words: tuple[str, ...]) -> None:
+    parsed = runtime(*words)
+    assert parsed.error is None
+    assert (parsed.name, parsed.options, parsed.args) == ("file_read", {"sandbox_id": "s"}, {"path": "a"})
+
+
+def test_a_flags_value_is_the_next_word_whatever_it_looks_like() -> None:
+    assert runtime("file_read", "--path", "--sandbox-id", "--sandbox-id", "s").args == {"path": "--sandbox-id"}
+    assert runtime("--request-id", "-x", "list_drafts").options == {"request_id": "-x"}
+    assert runtime("file_write", "--path", "a", "--content", "--help").args["content"] == "--help"
+    assert runtime("file_write", "--path", "a", "--content=").args["content"] == ""
+
+
+def test_in_manager_and_observability_the_sandbox_is_an_argument_of_the_operation() -> None:
+    assert manager("inspect_sandbox", "--sandbox-id", "s").args == {"sandbox_id": "s"}
+    assert parse(("snapshot", "--sandbox-id", "s"), "observability", catalog.OBSERVABILITY).args == {"sandbox_id": "s"}
+
+
+def test_a_global_given_twice_is_refused_also_by_its_other_name() -> None:
+    with pytest.raises(OperationError, match="more than once"):
+        manager("--gateway-endpoint", "a:1", "list_sandboxes", "--gateway-socket", "b:2")
+
+
+def test_an_argument_given_twice_is_refused_also_by_its_other_name() -> None:
+    assert "more than once" in mistake(manager("create_sandbox", "--image", "i", "--workspace-root", "/a", "--workspace-bind-root", "/b"))
+    assert "more than once" in mistake(runtime("file_write", "--path", "a", "--content", "x", "--content-file", "/dev/null"))
+
+
+def test_positionals_are_taken_as_they_are() -> None:
+    for text in ("\x03", "\x04", "a\nb\n", "ls -la", "x" * 98304, "-", ""):
+        assert runtime("exec_command", text).args["cmd"] == text
+    assert runtime("exec_command", "--", "--version").args["cmd"] == "--version"
+    assert runtime("exec_command", "--timeout-ms", "5", "--", "--help").args == {"timeout_ms": 5, "cmd": "--help"}
+    assert runtime("write_command_stdin", "--command-session-id", "c", "-h").args["stdin"] == "-h"
+
+
+def test_one_positional_too_many_names_operation_and_word() -> None:
+    assert mistake(runtime("exec_command", "ls", "-la")) == "unexpected positional argument for exec_command: -la"
+
+
+def test_missing_arguments_are_named_by_flag_or_label() -> None:
+    assert mistake(runtime("exec_command")) == "COMMAND is required for exec_command"
+    assert mistake(runtime("file_read")) == "--path is required for file_read"
+    assert mistake(manager("create_sandbox", "--image", "i")) == "--workspace-bind-root is required for create_sandbox"
+    assert "requires a value" in mistake(runtime("file_read", "--path"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("file_read", "--path", "a", "--offset", "-1"), "--offset"),
+        (("file_read", "--path", "a", "--offset", "1.0"), "--offset"),
+        (("file_read", "--path", "a", "--offset", str(2**64)), "--offset"),
+        (("file_read", "--path", "a", "--offset", "9" * 5000), "--offset"),
+        (("destroy_workspace_session", "--workspace-session-id", "w", "--grace-s", "nan"), "--grace-s"),
+        (("file_edit", "--path", "a", "--edits", "{}"), "--edits"),
+        (("file_edit", "--path", "a", "--edits", "["), "--edits"),
+        (("exec_command", "x", "--tty=maybe"), "--tty"),
+        (("exec_command", "x", "--nope"), "--nope"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_by_its_flag(words: tuple[str, ...], said: str) -> None:
+    assert said in mistake(runtime(*words))
+
+
+def test_a_boolean_flag_takes_no_following_word() -> None:
+    assert runtime("exec_command", "--split-output", "ls").args == {"split_output": True, "cmd": "ls"}
+    assert runtime("exec_command", "--tty=false", "ls").args == {"tty": False, "cmd": "ls"}
+
+
+def test_long_texts_come_from_files(tmp_path: Path) -> None:
+    file = tmp_path / "content"
+    file.write_bytes("é\r\nx".encode())
+    assert runtime("file_write", "--path", "a", "--content-file", str(file)).args["content"] == "é\r\nx"
+    file.write_text('[{"old_string":"a","new_string":"b"}]')
+    assert runtime("file_edit", "--path", "a", f"--edits-file={file}").args["edits"] == [{"old_string": "a", "new_string": "b"}]
+    assert runtime("write_command_stdin", "--command-session-id", "c", "--stdin-file", str(file)).args["stdin"].startswith("[")
+    file.write_bytes(b"\xff")
+    assert "not valid UTF-8" in mistake(runtime("file_write", "--path", "a", "--content-file", str(file)))
+    assert "No such file" in mistake(runtime("file_write", "--path", "a", "--content-file", str(tmp_path / "none")))
+
+
+def test_help_is_recognised_before_and_after_the_operation() -> None:
+    assert runtime("--help").options == {"help": "true"}
+    assert runtime("exec_command", "--help").options == {"help": "true"}
+    assert runtime("exec_command", "-h").options == {"help": "true"}
+    assert runtime("help", "exec_command").words == ("exec_command",)
+
+
+def test_of_an_unknown_operation_nothing_is_judged_but_the_globals() -> None:
+    parsed = manager("--gateway-auth-token", "t", "nope", "--x", "y")
+    assert (parsed.name, parsed.operation, parsed.error) == ("nope", None, None)
+
+
+def test_request_ids_have_the_contracts_grammar() -> None:
+    for good in ("a", "-x", "A.b_c:d-9", "x" * 128):
+        check_request_id(good)
+    for bad in ("", "a b", "x" * 129, "é", "a\n"):
+        with pytest.raises(OperationError, match="--request-id.*1-128"):
+            check_request_id(bad)
