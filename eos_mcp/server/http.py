@@ -15,8 +15,6 @@ from mcp.server.sse import SseServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -117,13 +115,16 @@ def _streamable(app: App) -> Starlette:
 def _sse(app: App) -> Starlette:
     transport = SseServerTransport("/messages/", security_settings=_UNCHECKED, max_request_body_size=MAX_MESSAGE_BYTES)
 
-    async def events(request: Request) -> Response:
-        send = request._send  # pyright: ignore[reportPrivateUsage]
-        async with transport.connect_sse(request.scope, request.receive, send) as (read, write):
+    async def events(scope: Scope, receive: Receive, send: Send) -> None:
+        async with transport.connect_sse(scope, receive, send) as (read, write):
             await app.server.run(read, write, app.server.create_initialization_options())
-        return Response()
 
-    return Starlette(routes=[Route("/sse", endpoint=events, methods=["GET"]), Mount("/messages/", app=transport.handle_post_message)])
+    return Starlette(
+        routes=[
+            Route("/sse", endpoint=_Asgi(events), methods=["GET"]),
+            Mount("/messages/", app=transport.handle_post_message),
+        ]
+    )
 
 
 class _Asgi:
