@@ -147,7 +147,7 @@ def play(places: Places, journal: Journal, step: Step, done: Callable[[], None] 
     journal.note("work", "more work of b")
     kept = b.to_draft(reason="source_conflict")
     assert kept is not None
-    acknowledge("draft", kept.draft_id)
+    acknowledge("draft", f"{kept.draft_id}:work of b,more work of b")
 
     c = store.open_upper("c", origin="workspace_session:c")
     with shown(c, at("c")) as m:
@@ -183,7 +183,7 @@ def play(places: Places, journal: Journal, step: Step, done: Callable[[], None] 
         acknowledge("rejected")
     second = e.to_draft(reason="source_conflict")
     assert second is not None
-    acknowledge("draft", second.draft_id)
+    acknowledge("draft", f"{second.draft_id}:work of b,more work of b,work of e")
     journal.note("discarding", kept.draft_id)
     store.discard_draft(kept.draft_id)
     acknowledge("discarded", kept.draft_id)
@@ -254,9 +254,7 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
         head = look(places, store.snapshot())
         demand(head == wanted.versions[now], f"version {now} shows another tree than it did")
         kept = store.drafts()
-        _check_drafts(store, notes, kept)
-        if not power_cut:
-            _check_work(places, store, notes, head, kept)
+        _check_work(places, store, notes, head, kept, power_cut=power_cut)
         demand(set(recovered) <= set(kept), "a recovered draft is not listed")
         store.gc()
         _check_nothing_left(places.root, store)
@@ -271,31 +269,32 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
         again.close()
 
 
-def _check_drafts(store: Store, notes: list[tuple[str, str]], kept: list[Draft]) -> None:
-    discarded = {value for what, value in notes if what in ("discarding", "discarded")}
-    for what, value in notes:
-        if what == "draft" and value not in discarded:
-            demand(value in {d.draft_id for d in kept}, f"{value} was acknowledged and is gone")
-        if what == "discarded":
-            demand(value not in {d.draft_id for d in kept}, f"{value} was discarded and is back")
-
-
 def _holds(tree: Tree, text: bytes) -> bool:
     return any(text in entry.body for entry in tree.values() if entry.kind == FILE)
 
 
-def _check_work(places: Places, store: Store, notes: list[tuple[str, str]], head: Tree, kept: list[Draft]) -> None:
-    """Every piece of work that a session had written is published or in a draft, byte for byte."""
-    shown_by: list[Tree] = [head]
+def _check_work(places: Places, store: Store, notes: list[tuple[str, str]], head: Tree, kept: list[Draft], *, power_cut: bool) -> None:
+    """Every piece of work that a session had written is published or in a draft, byte for byte; each acknowledged draft holds all of its own."""
+    shown_by: dict[str, Tree] = {"": head}
     for n, draft in enumerate(kept):
         upper = store.open_upper(f"check-{n}", origin="workspace_session:check", draft_id=draft.draft_id)
         with shown(upper, os.path.join(places.mounts, "f")) as m:
-            shown_by.append(read_tree(m))
+            shown_by[draft.draft_id] = read_tree(m)
         upper.discard()
+    discarded = {value for what, value in notes if what in ("discarding", "discarded")}
     for what, value in notes:
-        if what == "work":
+        if what == "draft":
+            draft_id, _, texts = value.partition(":")
+            if draft_id in discarded:
+                continue
+            demand(draft_id in shown_by, f"{draft_id} was acknowledged and is gone")
+            for piece in texts.split(","):
+                demand(_holds(shown_by[draft_id], piece.encode() + b"\n"), f"{piece!r} is gone from its draft")
+        elif what == "discarded" and not power_cut:
+            demand(value not in shown_by, f"{value} was discarded and is back")
+        elif what == "work" and not power_cut:
             text = value.encode() + b"\n"
-            demand(any(_holds(tree, text) for tree in shown_by), f"{value!r} is neither published nor in a draft")
+            demand(any(_holds(tree, text) for tree in shown_by.values()), f"{value!r} is neither published nor in a draft")
 
 
 def _check_nothing_left(root: str, store: Store) -> None:

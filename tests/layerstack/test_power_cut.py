@@ -1,0 +1,117 @@
+"""The power fails at every named step, and right after every acknowledgment: what was acknowledged is on the disk.
+
+The store lies on ext4 in a file on a loop mount. The file, copied at the step, is the disk as a power cut leaves it: what nobody synced is
+not in it. The copy is mounted, its journal replayed, the store opened. (Killing a process shows nothing about fsync: the page cache survives.)
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import NamedTuple
+
+import pytest
+
+from layerstack import linux
+from layerstack.form import TRUSTED
+from tests import children
+from tests.layerstack import scenario
+from tests.layerstack.scenario import Expected, Journal, Places
+
+DISK_BYTES = 64 << 20
+UNCUT = ("seal.", "upper.", *(() if os.environ.get("EOS_SOAK", "") not in ("", "0") else ("session.", "publish.")))
+"""Steps before which nothing new was acknowledged and nothing of the store's own is renamed; the latter two are cut at in a soak."""
+
+
+class Cut(NamedTuple):
+    """A copy of the disk, what the journal said by then, and where it was taken."""
+
+    copy: str
+    notes: list[tuple[str, str]]
+    where: str
+
+
+def run(*argv: str) -> None:
+    subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, timeout=60)
+
+
+def make_disk(path: str) -> None:
+    """An empty ext4 in a sparse file, small journal."""
+    with open(path, "wb") as file:
+        file.truncate(DISK_BYTES)
+    run("mkfs.ext4", "-q", "-F", "-b", "1024", "-J", "size=1", path)
+
+
+def mount_disk(path: str, target: str) -> None:
+    """Nothing is written back by a timer while the test runs: what is on the disk was synced."""
+    os.makedirs(target, exist_ok=True)
+    run("mount", "-o", "loop,commit=3600,noatime", path, target)
+
+
+def copy_disk(source: str, target: str) -> None:
+    """Holes stay holes."""
+    with open(source, "rb") as old, open(target, "wb") as new:
+        at = 0
+        while True:
+            try:
+                at = os.lseek(old.fileno(), at, os.SEEK_DATA)
+            except OSError:  # no data is left
+                break
+            end = os.lseek(old.fileno(), at, os.SEEK_HOLE)
+            while at < end:
+                at += os.copy_file_range(old.fileno(), new.fileno(), end - at, at, at)
+        new.truncate(DISK_BYTES)
+
+
+def play_and_cut(folder: str) -> tuple[list[Cut], Expected]:
+    """The history on a loop disk, with a copy at every step outside sealing and after every acknowledgment."""
+    backing, disk, mounts = (os.path.join(folder, name) for name in ("backing", "disk", "mounts"))
+    make_disk(backing)
+    mount_disk(backing, disk)
+    places = scenario.prepare(disk, mounts, "trusted")
+    os.sync()  # the base is there before the store is
+    journal = Journal(os.path.join(folder, "journal"))
+    cuts: list[Cut] = []
+
+    def cut(where: str) -> None:
+        if not where.startswith(UNCUT):
+            copy = os.path.join(folder, f"cut-{len(cuts)}")
+            copy_disk(backing, copy)
+            cuts.append(Cut(copy, journal.read(), where))
+
+    scenario.play(places, journal, cut, lambda: cut(f"acknowledged {journal.read()[-1]}"))
+    expected = scenario.expected(places)
+    linux.umount(disk)
+    return cuts, expected
+
+
+def check_cut(folder: str, cut: Cut, expected: Expected) -> None:
+    """Power comes back: mount the copy and compare."""
+    disk = os.path.join(folder, "again")
+    mount_disk(cut.copy, disk)
+    try:
+        places = Places(os.path.join(disk, "store"), os.path.join(folder, "mounts"), TRUSTED)
+        scenario.check(places, cut.notes, expected, power_cut=True)
+    finally:
+        linux.umount(disk)
+        os.unlink(cut.copy)
+
+
+def cut_everywhere(folder: str) -> list[str]:
+    """Returns where it was cut. Runs in a child with mounts of its own."""
+    linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
+    cuts, expected = play_and_cut(folder)
+    broken: list[str] = []
+    for cut in cuts:
+        try:
+            check_cut(folder, cut, expected)
+        except Exception as error:
+            broken.append(f"{cut.where}: {type(error).__name__}: {error}")
+    assert not broken, f"{len(broken)} of {len(cuts)} power cuts:\n" + "\n".join(broken[:12])
+    return [cut.where for cut in cuts]
+
+
+@pytest.mark.needs("loopfs", "overlay")
+def test_a_power_cut_at_any_step_keeps_what_was_acknowledged(short_dir: str) -> None:
+    where = children.call("trusted", cut_everywhere, short_dir)
+    assert sum(name.startswith("acknowledged") for name in where) >= 10, where
