@@ -1,0 +1,38 @@
+"""What the manager's operations check again: raw requests skip the clients. Unknown arguments are ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eos_agent.protocol import INVALID_REQUEST, OperationError
+
+
+def text(args: Mapping[str, Any], name: str, op: str, *, default: str | None = None, non_empty: bool = True) -> str:
+    """A string argument.
+
+    Raises:
+        OperationError: invalid_request: missing, no string, or blank.
+    """
+    value = args.get(name, default)
+    if value is None:
+        raise OperationError(INVALID_REQUEST, f"{name} is required for {op}", {"argument": name}, reason="missing_argument")
+    if not isinstance(value, str):
+        raise OperationError(INVALID_REQUEST, f"{name} must be a string", {"argument": name}, reason="bad_argument")
+    if non_empty and not value.strip():
+        raise OperationError(INVALID_REQUEST, f"{name} must be a non-empty string", {"argument": name}, reason="bad_argument")
+    return value
+
+
+def count(args: Mapping[str, Any]) -> int:
+    """`count`, 1 or more.
+
+    Raises:
+        OperationError: invalid_request.
+    """
+    value = args.get("count", 1)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise OperationError(
+            INVALID_REQUEST, "count must be an integer of at least 1", {"argument": "count", "value": value}, reason="bad_argument"
+        )
+    return value

@@ -1,0 +1,144 @@
+"""`create_sandbox`: checks, the base, then one sandbox after another; a failure takes back everything that this call made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from eos_agent import protocol
+from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp.config import ConfigError, agent_config, check_profile_fits
+from eos_mcp.gateway.log import log
+from eos_mcp.manager import base, roots
+from eos_mcp.manager.registry import Record
+from eos_mcp.providers.provider import Plan, Provider, new_token, wait_ready
+
+if TYPE_CHECKING:
+    from eos_mcp.manager.sandboxes import Manager
+
+Progress = Callable[[str], None]
+
+
+class Creation:
+    """Creates sandboxes for one manager. Two calls over one workspace copy it once."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.manager = manager
+        self._copying: dict[str, asyncio.Lock] = {}
+
+    async def create(self, image: str, workspace: str, count: int, caller_path: str, progress: Progress) -> list[Record]:
+        """`count` ready sandboxes over one base.
+
+        Raises:
+            OperationError: invalid_request for the workspace, operation_failed while preparing the base, else internal_error. No record,
+                container, process or directory of this call is left.
+        """
+        manager = self.manager
+        roots.check_root(workspace, manager.config.manager.workspace_roots)
+        await manager.run(base.check_workspace, workspace, manager.own)
+        provider = manager.provider_for(image)
+        await manager.run(provider.check_image, image)
+        yaml, sections = self._agent_sections(provider)
+        progress(f"building base of {workspace}")
+        async with self._copying.setdefault(os.path.realpath(workspace), asyncio.Lock()):
+            tree = await manager.run(
+                lambda: base.prepare(workspace, manager.bases, special_files=manager.config.manager.base.special_files, progress=progress)
+            )
+        how = "reused" if tree.reused else "built"
+        progress(f"base {how}: source {tree.source}, root_hash {tree.root_hash}, {tree.size_bytes} bytes")
+        for warning in tree.warnings[:20]:
+            progress(f"warning: {warning}")
+        made: list[Record] = []
+        try:
+            for number in range(1, count + 1):
+                progress(f"creating sandbox {number}/{count}")
+                plan = Plan(
+                    sandbox_id=f"eos-{protocol.new_request_id()}",
+                    image=image,
+                    workspace_root=workspace,
+                    base=tree,
+                    token=new_token(),
+                    sections=sections,
+                    yaml=yaml,
+                    caller_path=caller_path,
+                    created_unix_ms=time.time_ns() // 1_000_000,
+                )
+                made.append(await self._one(provider, plan, progress))
+        except Exception:  # a cancelled call leaves `creating`: the next gateway takes it back when no thread works on it any more
+            if made:
+                progress("destroying failed batch")
+                for record in reversed(made):
+                    await self._take_back(provider, record)
+                progress("failed batch destroyed")
+            raise
+        return made
+
+    def _agent_sections(self, provider: Provider) -> tuple[bytes, dict[str, Any]]:
+        """The agent's configuration, read anew for each call.
+
+        Raises:
+            OperationError: internal_error, reason config_invalid, naming the key.
+        """
+        config = self.manager.config
+        try:
+            yaml = config.daemon_yaml()
+            agent = agent_config(yaml)
+            if provider.name == "docker":
+                check_profile_fits(agent, config.manager.docker.profile().daemon_runtime_profile)
+        except ConfigError as error:
+            raise OperationError(
+                INTERNAL_ERROR, f"daemon configuration: {error.message}", {"field": error.field}, reason="config_invalid"
+            ) from error
+        return yaml, agent.model_dump(mode="json")
+
+    async def _one(self, provider: Provider, plan: Plan, progress: Progress) -> Record:
+        manager = self.manager
+        record = Record(
+            id=plan.sandbox_id,
+            workspace_root=plan.workspace_root,
+            state="creating",
+            provider="local" if provider.name == "local" else "docker",
+            image=plan.image,
+            token=plan.token,
+            created_unix_ms=plan.created_unix_ms,
+        )
+        manager.registry.put(record)
+        try:
+            progress(f"creating runtime sandbox {record.id}")
+            made = await manager.run(provider.create, plan, progress)
+            progress(f"runtime sandbox created: {record.id}")
+            record = record.but(
+                daemon=made.daemon,
+                daemon_http=made.daemon_http,
+                shared_base=made.shared_base,
+                resource_profile=made.resource_profile,
+                provider_data=made.provider_data,
+            )
+            manager.registry.note(record)
+            progress(f"daemon published on {made.daemon.host}:{made.daemon.port}")
+            progress("waiting for readiness")
+            docker = manager.config.manager.docker
+            waiting = {"timeout_s": docker.readiness_timeout_ms / 1000, "poll_s": docker.readiness_poll_ms / 1000}
+            await manager.run(lambda: wait_ready(provider, record, **waiting))
+            progress("ready")
+            record = manager.registry.move(record.id, ("creating",), "ready")
+            progress(f"sandbox ready: {record.id}")
+            return record
+        except Exception:
+            progress("destroying failed sandbox")
+            await self._take_back(provider, record)
+            progress("failed sandbox destroyed")
+            raise
+
+    async def _take_back(self, provider: Provider, record: Record) -> None:
+        """Remove what was made; what cannot be removed stays listed as failed, so that a destroy can be tried again."""
+        try:
+            await self.manager.run(provider.destroy, record)
+        except OperationError as error:
+            log("take_back_failed", sandbox_id=record.id, error=error.message)
+            self.manager.registry.put(record.but(state="failed"))
+        else:
+            self.manager.registry.remove(record.id)

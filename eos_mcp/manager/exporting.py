@@ -1,0 +1,108 @@
+"""`export_changes`: one at a time per sandbox, the agent's stream on one side, the host's checks and writes in a thread on the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.config_model import Export
+from eos_mcp.gateway.forward import STREAM_SILENCE_S, Forwarder
+from eos_mcp.manager import export
+
+CHUNK = 1 << 18
+
+
+class BlockingReader:
+    """The bytes of one connection, each read with a deadline."""
+
+    def __init__(self, connection: socket.socket, received: bytes, *, silence_s: float = STREAM_SILENCE_S) -> None:
+        connection.settimeout(silence_s)
+        self._connection = connection
+        self._held = memoryview(received)
+
+    def read(self, n: int, /) -> bytes:
+        """1 to n bytes; empty at the end.
+
+        Raises:
+            TimeoutError: silence; OSError: the connection was lost.
+        """
+        if not self._held:
+            return self._connection.recv(min(n, CHUNK))
+        piece, self._held = bytes(self._held[:n]), self._held[n:]
+        return piece
+
+    def readline(self, limit: int, /) -> bytes:
+        """Up to and with the next newline, at most `limit` bytes."""
+        line = bytearray()
+        while not line.endswith(b"\n") and len(line) < limit:
+            if not self._held:
+                self._held = memoryview(self._connection.recv(CHUNK))
+                if not self._held:
+                    break
+            end = bytes(self._held).find(b"\n") + 1 or len(self._held)
+            end = min(end, limit - len(line))
+            line += self._held[:end]
+            self._held = self._held[end:]
+        return bytes(line)
+
+
+class Exports:
+    """The exports that are under way."""
+
+    def __init__(self, settings: Export, guards: export.Guards, forwarder: Forwarder, run: Callable[..., Any]) -> None:
+        """`run(function, *args)` awaits a blocking call in a thread."""
+        self.settings, self.guards, self.forwarder, self._run = settings, guards, forwarder, run
+        self._under_way: set[str] = set()
+
+    def check(self, dest: str, fmt: str) -> None:
+        """Refuse a destination before the sandbox is asked."""
+        export.check_destination(dest, fmt, self.guards)
+
+    async def run(
+        self, sandbox_id: str, args: Mapping[str, Any], dest: str, fmt: str, request_id: str, progress: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """The result object of `export_changes`.
+
+        Raises:
+            OperationError: operation_failed, reason export_in_flight, while another export of the sandbox runs; what the forwarder and
+                `export.apply` raise.
+        """
+        if sandbox_id in self._under_way:
+            details = {"sandbox_id": sandbox_id, "retryable": True}
+            raise OperationError(
+                OPERATION_FAILED, f"an export of sandbox {sandbox_id} is already in flight", details, reason="export_in_flight"
+            )
+        self._under_way.add(sandbox_id)
+        try:
+            limits = export.ExportLimits(
+                self.settings.max_stream_bytes, self.settings.max_decompressed_bytes, self.settings.max_apply_entries
+            )
+            wanted = {"version": args["version"]} if isinstance(args.get("version"), int) else {}
+            dry_run = args.get("dry_run") is True
+            async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:
+                reader = BlockingReader(*stream.hand_over())
+                result: dict[str, Any] = await self._run(self._apply, reader, dest, fmt, limits, progress, dry_run)
+                return result
+        finally:
+            self._under_way.discard(sandbox_id)
+
+    def _apply(
+        self, reader: BlockingReader, dest: str, fmt: str, limits: export.ExportLimits, progress: Callable[[str], None], dry_run: bool
+    ) -> dict[str, Any]:
+        return export.apply(
+            reader,
+            dest=dest,
+            fmt=fmt,
+            limits=limits,
+            places=self.guards,
+            progress=progress,
+            directory_mode=self.settings.directory_mode,
+            dry_run=dry_run,
+        )
+
+
+def guards(own: tuple[str, ...], registry: str) -> export.Guards:
+    return export.Guards(home=os.path.expanduser("~"), own=own, registry=registry)

@@ -1,0 +1,331 @@
+"""The manager: records, their states, and the operations over them. One per gateway, on its event loop; what blocks runs in threads.
+
+creating -> ready -> stopping -> stopped, then the record goes;   a container that vanished: failed, which only a destroy leaves
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
+from eos_mcp import places
+from eos_mcp.config import Config
+from eos_mcp.gateway.forward import Forwarder
+from eos_mcp.gateway.log import log
+from eos_mcp.manager import arguments, base, fleet, roots
+from eos_mcp.manager.creation import Creation
+from eos_mcp.manager.exporting import Exports, guards
+from eos_mcp.manager.registry import Record, Registry, RegistryError
+from eos_mcp.providers.docker import DockerProvider
+from eos_mcp.providers.local import HOST_IMAGE, LocalProvider, is_local_image
+from eos_mcp.providers.provider import Found, Provider, ask_ready
+
+THREADS = 32
+BACKENDS = ("auto", "docker", "local", "none")
+ASK_BEFORE_DESTROY_S = 2.0
+Progress = Callable[[str], None]
+Result = TypeVar("Result")
+
+
+class Target(NamedTuple):
+    """Where an agent listens and what it wants to be told."""
+
+    host: str
+    port: int
+    token: str
+    sandbox_id: str
+
+
+class Manager:
+    """The eight operations, and where requests to sandboxes go. `start` first, `close` last."""
+
+    def __init__(self, config: Config, state_dir: str, *, backend: str, instance_id: str, forwarder: Forwarder) -> None:
+        self.config = config
+        self.state_dir = state_dir
+        self.backend = backend
+        self.forwarder = forwarder
+        cache = places.cache_dir()
+        self.bases = base.cache_dir(os.path.join(cache, "bases"))
+        token_dir = os.path.dirname(places.token_file())
+        own_token = token_dir if os.path.basename(token_dir) == ".ephemeral-sandbox" else places.token_file()
+        self.own = tuple(dict.fromkeys((state_dir, cache, self.bases, own_token)))
+        private = list(dict.fromkeys((*self.own, places.socket_path()))) if own_token != token_dir else list(self.own)
+        registry_path = config.manager.registry_path or os.path.join(state_dir, "registry.json")
+        self.registry = Registry(registry_path)
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="manager")
+        self.providers: dict[str, Provider] = {}
+        if backend in ("auto", "docker"):
+            self.docker = DockerProvider(config, cache, instance_id)
+            self.providers["docker"] = self.docker
+        if backend in ("auto", "local"):
+            self.providers["local"] = LocalProvider(config, state_dir, cache, private)
+        self.exports = Exports(config.manager.export, guards(self.own, registry_path), forwarder, self.run)
+        self.creation = Creation(self)
+        self._said: dict[str, str] = {}
+        self._reconciling: asyncio.Task[None] | None = None
+        self._refreshing: dict[str, asyncio.Task[Found | None]] = {}
+        self._handlers: dict[str, Callable[[dict[str, Any], str, Progress], Coroutine[Any, Any, dict[str, Any]]]] = {
+            "create_sandbox": self._create,
+            "list_docker_images": self._images,
+            "list_workspace_directories": self._directories,
+            "destroy_sandbox": self._destroy,
+            "list_sandboxes": self._list,
+            "inspect_sandbox": self._inspect,
+            "squash_layerstacks": self._squash,
+            "export_changes": self._export,
+            "snapshot": self._snapshot,
+        }
+
+    async def start(self) -> None:
+        """Read the registry and look what became of its sandboxes; containers are looked for in the background, operations wait for that.
+
+        Raises:
+            OperationError: internal_error, reason registry_unreadable or no such backend.
+        """
+        if self.backend not in BACKENDS:
+            raise OperationError(INTERNAL_ERROR, f"no backend is called {self.backend}: {', '.join(BACKENDS)}", reason="unknown_backend")
+        try:
+            os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
+            self.registry = Registry.open(self.registry.path)
+        except RegistryError as error:
+            raise OperationError(INTERNAL_ERROR, str(error), {"path": self.registry.path}, reason="registry_unreadable") from error
+        except OSError as error:
+            raise OperationError(INTERNAL_ERROR, f"{error.filename}: {error.strerror}", reason="state_dir_unusable") from error
+        self._reconciling = asyncio.create_task(self._reconcile())
+
+    async def close(self) -> None:
+        """Keep what is only in memory; sandboxes live on."""
+        if self._reconciling is not None:
+            self._reconciling.cancel()
+            await asyncio.gather(self._reconciling, return_exceptions=True)
+        if any(record.activity_revision for record in self.registry):
+            self.registry.save()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        docker = self.providers.get("docker")
+        if isinstance(docker, DockerProvider):
+            docker.close()
+
+    async def run(self, function: Callable[..., Result], *args: Any) -> Result:
+        """A blocking call in one of the manager's own threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    def handles(self, op: str, scope_kind: str) -> bool:
+        return scope_kind == "system" and op in self._handlers
+
+    async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Progress) -> dict[str, Any]:
+        """The result of one operation.
+
+        Raises:
+            OperationError: as the contract's error matrix says.
+        """
+        await self._settled()
+        loop = asyncio.get_running_loop()
+        return await self._handlers[op](args, request_id, lambda text: _call(loop, progress, text))
+
+    async def target(self, sandbox_id: str, *, refresh: bool = False) -> Target:
+        """Where the agent of a ready sandbox listens.
+
+        Args:
+            refresh: look anew: a container's ports after a restart; a dead local agent is started again.
+        Raises:
+            OperationError: invalid_request: unknown, not ready, or without an endpoint; internal_error when looking anew failed.
+        """
+        await self._settled()
+        record = self.registry.get(sandbox_id)
+        if record.state != "ready":
+            details = {"sandbox_id": sandbox_id, "state": record.state}
+            raise OperationError(INVALID_REQUEST, f"sandbox {sandbox_id} is {record.state}, not ready", details, reason="wrong_state")
+        if refresh or record.daemon is None:
+            await self._refresh(record)
+            record = self.registry.get(sandbox_id)
+        if record.daemon is None:
+            raise OperationError(INVALID_REQUEST, f"sandbox {sandbox_id} has no endpoint", {"sandbox_id": sandbox_id}, reason="no_endpoint")
+        return Target(record.daemon.host, record.daemon.port, record.token, sandbox_id)
+
+    def note_activity(self, sandbox_id: str) -> None:
+        record = self.registry.find(sandbox_id)
+        if record is not None:
+            self.registry.note(record.but(activity_revision=record.activity_revision + 1))
+
+    def sandbox_count(self) -> int:
+        return len(self.registry)
+
+    def backends(self) -> dict[str, Any]:
+        """What is known of each provider: `problem` is what it said last, None while nothing spoke against it."""
+        return {name: {"problem": self._said.get(name)} for name in self.providers}
+
+    def provider(self, name: str) -> Provider:
+        found = self.providers.get(name)
+        if found is None:
+            hint = f"start the gateway with --backend {name} or auto"
+            raise OperationError(INTERNAL_ERROR, f"this gateway has no {name} provider; {hint}", {"hint": hint}, reason="backend_off")
+        return found
+
+    def provider_for(self, image: str) -> Provider:
+        """`host` and `rootfs:/abs/dir` are local, any other image is Docker's."""
+        return self.provider("local" if is_local_image(image) else "docker")
+
+    async def _settled(self) -> None:
+        if self._reconciling is not None and not self._reconciling.done():
+            await asyncio.shield(self._reconciling)
+
+    async def _refresh(self, record: Record) -> None:
+        """One look at a time per sandbox; everybody who asks meanwhile gets its outcome."""
+        task = self._refreshing.get(record.id)
+        if task is None:
+            task = asyncio.create_task(self.run(self.provider(record.provider).revive, record))
+            self._refreshing[record.id] = task
+            task.add_done_callback(lambda _: self._refreshing.pop(record.id, None))
+        found = await asyncio.shield(task)
+        now = self.registry.find(record.id)
+        if now is None or now.state != "ready":
+            return
+        if found is None:
+            self.registry.put(now.but(state="failed", daemon=None, daemon_http=None))
+            details = {"sandbox_id": record.id, "hint": "destroy_sandbox removes the record"}
+            raise OperationError(INTERNAL_ERROR, f"nothing of sandbox {record.id} exists any more", details, reason="sandbox_vanished")
+        if found.daemon is not None and (found.daemon, found.daemon_http) != (now.daemon, now.daemon_http):
+            self.registry.put(now.but(daemon=found.daemon, daemon_http=found.daemon_http))
+
+    async def _reconcile(self) -> None:
+        """Registry against reality: half-made sandboxes are removed, vanished ones fail, found ones are adopted or get their ports."""
+        for name in ("local", "docker"):
+            if name not in self.providers:
+                continue
+            known = [record for record in self.registry if record.provider == name]
+            try:
+                adopted = {record.id: record for record in await self.run(self.providers[name].adopt)}
+            except OperationError as error:
+                self._said[name] = error.message
+                log("reconcile_failed", provider=name, error=error.message)
+                continue
+            for record in known:
+                await self._reconcile_one(record, adopted.pop(record.id, None))
+            for record in adopted.values():
+                log("adopted", sandbox_id=record.id, provider=name)
+                self.registry.put(record)
+
+    async def _reconcile_one(self, record: Record, alive: Record | None) -> None:
+        if record.state in ("creating", "stopped"):
+            log("removing_half_made", sandbox_id=record.id)
+            try:
+                await self.run(self.provider(record.provider).destroy, record)
+            except OperationError as error:
+                self.registry.put(record.but(state="failed"))
+                log("remove_failed", sandbox_id=record.id, error=error.message)
+            else:
+                self.registry.remove(record.id)
+        elif record.state == "stopping" or alive is None:
+            if record.state != "failed":
+                self.registry.put(record.but(state="failed", daemon=None, daemon_http=None))
+        elif (record.state, record.daemon, record.daemon_http) != ("ready", alive.daemon, alive.daemon_http):
+            self.registry.put(record.but(state="ready", daemon=alive.daemon, daemon_http=alive.daemon_http))
+
+    async def _create(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        image = arguments.text(args, "image", "create_sandbox")
+        workspace = arguments.text(args, "workspace_root", "create_sandbox")
+        count = arguments.count(args)
+        caller_path = args.get("caller_path")
+        path = caller_path if isinstance(caller_path, str) else os.environ.get("PATH", os.defpath)
+        records = await self.creation.create(image, workspace, count, path, progress)
+        return records[0].public() if count == 1 else {"sandboxes": [record.public() for record in records]}
+
+    async def _images(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        """Where both providers are on and Docker does not answer, what works is listed; an engine that was asked for alone is an error."""
+        found: set[str] = set()
+        failed: OperationError | None = None
+        for name, provider in self.providers.items():
+            try:
+                found.update(await self.run(provider.images))
+                self._said.pop(name, None)
+            except OperationError as error:
+                failed = error
+                self._said[name] = error.message
+        if failed is not None and HOST_IMAGE not in found:
+            raise failed
+        return {"images": sorted(found)}
+
+    async def _directories(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        path = arguments.text(args, "path", "list_workspace_directories") if args.get("path") is not None else None
+        return await self.run(roots.list_directories, path, self.config.manager.workspace_roots)
+
+    async def _list(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        return {"sandboxes": [record.public() for record in self.registry]}
+
+    async def _inspect(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        return self.registry.get(arguments.text(args, "sandbox_id", "inspect_sandbox")).public()
+
+    async def _destroy(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        sandbox_id = arguments.text(args, "sandbox_id", "destroy_sandbox")
+        record = self.registry.get(sandbox_id)
+        discarded = await self._would_discard(record, request_id) if record.state == "ready" else None
+        record = self.registry.move(sandbox_id, ("ready", "failed", "stopped"), "stopping")
+        self.forwarder.forget(sandbox_id)
+        try:
+            warnings = await self.run(self.provider(record.provider).destroy, record)
+        except BaseException as error:
+            self.registry.move(sandbox_id, ("stopping",), "failed")
+            if isinstance(error, OperationError):
+                error.details.setdefault("hint", "destroy_sandbox may be called again")
+            raise
+        final = self.registry.move(sandbox_id, ("stopping",), "stopped", daemon=None, daemon_http=None)
+        self.registry.remove(sandbox_id)
+        result = final.public()
+        if discarded is not None:
+            result["discarded"] = discarded
+        if warnings:
+            result["warnings"] = warnings
+        return result
+
+    async def _would_discard(self, record: Record, request_id: str) -> dict[str, Any] | None:
+        """What is not on the host and goes with the sandbox: published layers, open sessions, drafts. None when its agent does not answer."""
+        if record.daemon is None or await self.run(lambda: ask_ready(record.daemon, record.id, record.token, timeout_s=0.5)) is not None:  # type: ignore[arg-type]
+            return None
+        try:
+            seen = await self.forwarder.request(
+                record.id, "snapshot", {}, request_id=f"{request_id}:snapshot", timeout_s=ASK_BEFORE_DESTROY_S
+            )
+            drafts = await self.forwarder.request(
+                record.id, "list_drafts", {}, request_id=f"{request_id}:drafts", timeout_s=ASK_BEFORE_DESTROY_S
+            )
+        except OperationError:
+            return None
+        stack: dict[str, Any] = seen.get("stack") or {}
+        sessions: list[dict[str, Any]] = seen.get("workspaces") or []
+        kept: list[dict[str, Any]] = drafts.get("drafts") or []
+        return {
+            "layers": max(0, int(stack.get("layer_count", 1)) - 1),
+            "sessions": [str(row.get("workspace_id")) for row in sessions],
+            "drafts": [str(row.get("draft_id")) for row in kept],
+        }
+
+    async def _squash(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        record = self.registry.get(arguments.text(args, "sandbox_id", "squash_layerstacks"))
+        await self.target(record.id)
+        details = {"sandbox_id": record.id, "retryable": False}
+        raise OperationError(OPERATION_FAILED, "squash_layerstacks is not part of this version", details, reason="not_available")
+
+    async def _export(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        sandbox_id = arguments.text(args, "sandbox_id", "export_changes")
+        dest = arguments.text(args, "dest", "export_changes", non_empty=False)
+        fmt = arguments.text(args, "format", "export_changes", default="dir", non_empty=False)
+        await self.run(self.exports.check, dest, fmt)
+        await self.target(sandbox_id)
+        return await self.exports.run(sandbox_id, args, dest, fmt, request_id, progress)
+
+    async def _snapshot(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        limits = self.config.manager.observability_snapshot
+        ready = [record for record in self.registry if record.state == "ready"]
+        return await fleet.snapshot(
+            ready, self.forwarder, request_id, at_once=limits.max_concurrent_requests, timeout_s=limits.timeout_ms / 1000
+        )
+
+
+def _call(loop: asyncio.AbstractEventLoop, progress: Progress, text: str) -> None:
+    """A progress line from whatever thread; after the loop has ended nobody listens."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(progress, text)
