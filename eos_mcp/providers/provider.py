@@ -16,7 +16,7 @@ from eos_mcp.manager.registry import Endpoint, Record, SharedBase
 
 Progress = Callable[[str], None]
 LOG_LINES = 200
-FIRST_POLL_S = 0.01
+FIRST_POLL_S, EAGER_POLL_S, EAGER_FOR_S = 0.005, 0.025, 2.0
 
 
 class Plan(NamedTuple):
@@ -139,7 +139,8 @@ def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: 
         OperationError: internal_error with the stage, what the agent said last and the end of its log in details.daemon_log.
     """
     assert record.daemon is not None
-    deadline = time.monotonic() + timeout_s
+    started = time.monotonic()
+    deadline = started + timeout_s
     pause, said = FIRST_POLL_S, "nobody listened"
     reason, exited = "readiness_timeout", None
     while time.monotonic() < deadline:
@@ -151,7 +152,7 @@ def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: 
             reason = "agent_exited"
             break
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(pause * 1.5, poll_s)
+        pause = min(pause * 1.5, poll_s if time.monotonic() - started > EAGER_FOR_S else min(EAGER_POLL_S, poll_s))
     log = provider.log_tail(record)
     told = told_by_log(log)
     message = f"waiting for readiness: {exited or f'no answer within {timeout_s:g} s ({said})'}" + (f": {told}" if told else "")
