@@ -42,6 +42,8 @@ def _serve(host: HostSpec, sock: socket.socket) -> None:
         signal.signal(signum, signal.SIG_IGN)
     wake = runner.wake_on_child()
     hardening = Hardening.prepare()
+    if host.provider == "local":
+        host = host._replace(private_dirs=[*host.private_dirs, *view.secret_paths()])
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()

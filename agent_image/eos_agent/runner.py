@@ -6,14 +6,11 @@ module file can be opened. It never executes anything between fork and exec of i
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import select
 import signal
 import socket
-import struct
-import termios
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -23,6 +20,7 @@ from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
 from eos_agent.processes import Marks, Process, alone, bears, list_processes
 from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError, os_error
+from eos_agent.spawn import cwd_not_found, exec_failed, find_program, plumb, start
 from layerstack import linux
 from layerstack.errors import LayerStackError
 
@@ -31,10 +29,8 @@ if TYPE_CHECKING:
 
 TERM_GRACE_S = 0.1
 KILL_LIMIT_S = 5.0
-_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430  # asm-generic/ioctls.h
 _POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
 _SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/sh", ["/bin/sh", "-c"]))
-_ALL_SIGNALS = sorted(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
 
 
 class Plan(NamedTuple):
@@ -209,18 +205,18 @@ class Session:
     def _spawn(self, message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         argv, env = message["argv"], message["env"]
         cwd = os.path.join(self._root, message["cwd"])
-        program = _find_program(argv[0], env.get("PATH", ""))
-        names, ours, theirs, actions = _plumb(message["tty"], message["split"], message["stdin"])
+        program = find_program(argv[0], env.get("PATH", ""))
+        names, ours, theirs, actions = plumb(message["tty"], message["split"], message["stdin"])
         try:
             mark = self._marks.take()
             try:
                 os.chdir(cwd)
             except OSError as error:
-                raise _cwd_not_found(message["cwd"], error) from None
+                raise cwd_not_found(message["cwd"], error) from None
             try:
-                pid = _start(program, argv, env, actions, message.get("uid"))
+                pid = start(program, argv, env, actions, message.get("uid"))
             except OSError as error:
-                raise _exec_failed(argv[0], error) from None
+                raise exec_failed(argv[0], error) from None
         except BaseException:
             for fd in ours:
                 os.close(fd)
@@ -371,67 +367,6 @@ def _kill(pid: int, signum: int) -> bool:
 
 def _kill_group(group: int, signum: int) -> bool:
     return _kill(-group, signum)
-
-
-def _plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], list[int], list[tuple[Any, ...]]]:
-    """Names and descriptors that go to the agent, those that the child gets, and the file actions of posix_spawn."""
-    if tty:
-        master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK)
-        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-        number = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, b"\0\0\0\0"))[0]
-        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR, 0)  # the leader's open makes it the controlling terminal
-        return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
-    names: list[str] = []
-    ours: list[int] = []
-    theirs: list[int] = []
-    actions: list[tuple[Any, ...]] = []
-
-    def pipe(name: str, child_fd: int) -> None:
-        readable, writable = os.pipe()
-        mine, its = (writable, readable) if child_fd == 0 else (readable, writable)
-        os.set_blocking(mine, False)
-        names.append(name)
-        ours.append(mine)
-        theirs.append(its)
-        actions.append((os.POSIX_SPAWN_DUP2, its, child_fd))
-
-    if stdin:
-        pipe("stdin", 0)
-    else:
-        actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
-    pipe("stdout", 1)
-    if split:
-        pipe("stderr", 2)
-    else:
-        actions.append((os.POSIX_SPAWN_DUP2, 1, 2))
-    return names, ours, theirs, actions
-
-
-def _start(program: str, argv: list[str], env: dict[str, str], actions: list[tuple[Any, ...]], uid: int | None) -> int:
-    if uid is None:
-        return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_ALL_SIGNALS)
-    raise OperationError(OPERATION_FAILED, "running as another user is not available yet", {"uid": uid}, reason="not_available")
-
-
-def _find_program(name: str, path: str) -> str:
-    if "/" in name:
-        return name
-    for folder in path.split(":"):
-        candidate = os.path.join(folder or ".", name)
-        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-            return candidate
-    raise _exec_failed(name, FileNotFoundError(errno.ENOENT, "not found in PATH"))
-
-
-def _cwd_not_found(cwd: str, error: OSError) -> OperationError:
-    details = {"cwd": cwd, "errno": errno.errorcode.get(error.errno or 0, "EIO")}
-    return OperationError(OPERATION_FAILED, f"cannot enter the working directory {cwd}: {error.strerror}", details, reason="cwd_not_found")
-
-
-def _exec_failed(program: str, error: OSError) -> OperationError:
-    details = {"program": program, "errno": errno.errorcode.get(error.errno or 0, "EIO")}
-    return OperationError(OPERATION_FAILED, f"cannot run {program}: {error.strerror}", details, reason="exec_failed")
 
 
 def _envelope(error: Exception) -> dict[str, Any]:

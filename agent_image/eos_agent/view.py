@@ -27,6 +27,7 @@ _DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
+_KERNEL_TREES = ("dev", "proc", "sys")
 _NO_SPECIALS = linux.MS_NOSUID | linux.MS_NODEV
 _INERT = _NO_SPECIALS | linux.MS_NOEXEC
 
@@ -86,13 +87,27 @@ def read_only_view(workspace_root: str, mount_fd: int, hidden_paths: Sequence[st
     _dev(workspace_root)
     _proc()
     _workspace(workspace_root, mount_fd)
-    if rootfs is not None:
-        _leave_old_root()
 
 
 def writable_folders(workspace_root: str) -> list[str]:
     """The folders below which a read-only session may write, as far as they are there."""
     return [path for path in (workspace_root, "/tmp", "/run", "/dev", "/proc") if os.path.isdir(path)]
+
+
+def secret_paths() -> list[str]:
+    """Where people keep keys: SECRET_NAMES in the home of whoever started the agent; in every person's home when that is root."""
+    homes = {os.environ.get("HOME", "")}
+    try:
+        with open("/proc/self/uid_map") as f:
+            uid = int(f.read().split()[1])
+        with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as f:
+            for line in f:
+                fields = line.split(":")
+                if len(fields) > 5 and fields[2].isdigit() and (int(fields[2]) == uid or (uid == 0 and 1000 <= int(fields[2]) < 65534)):
+                    homes.add(fields[5])
+    except (OSError, IndexError):
+        pass
+    return [os.path.join(home, name) for home in sorted(homes) if home.startswith("/") and os.path.isdir(home) for name in SECRET_NAMES]
 
 
 def listening_sockets() -> list[str]:
@@ -246,8 +261,70 @@ def _workspace(workspace_root: str, mount_fd: int) -> None:
 
 
 def _enter_rootfs(rootfs: str, workspace_root: str) -> None:
-    raise SetupFailed("enter the rootfs", errno.ENOSYS, rootfs)
+    """Make `rootfs` the root: read-only, with the mount points that it lacks added by a layer of empty folders above it."""
+    with step("enter the rootfs"):
+        tree = linux.open_tree(rootfs, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_RECURSIVE)
+        kernel = {
+            name: linux.open_tree(f"/{name}", linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_RECURSIVE)
+            for name in _KERNEL_TREES
+        }
+        names = _read("/etc/resolv.conf")
+        stage = next(path for path in ("/tmp", "/mnt", "/run", "/dev/shm") if os.path.isdir(path))
+        linux.mount("tmpfs", stage, "tmpfs", _NO_SPECIALS, "mode=0755")
+        base, skeleton, root = (os.path.join(stage, name) for name in ("base", "skeleton", "root"))
+        for path in (base, skeleton, root):
+            os.mkdir(path)
+        linux.move_mount(tree, base)
+        os.close(tree)
+        for path in (*(f"/{name}" for name in _KERNEL_TREES), "/run", "/tmp", workspace_root):
+            _add_mount_point(skeleton, base, path)
+        if names is not None:
+            _add_mount_point(skeleton, base, "/etc")
+            with open(skeleton + "/etc/resolv.conf", "wb") as f:
+                f.write(names)
+        merged = _read_only_overlay((skeleton, base))
+        linux.move_mount(merged, root)
+        os.close(merged)
+        for name, fd in kernel.items():
+            linux.move_mount(fd, f"{root}/{name}")
+            os.close(fd)
+        os.chdir(root)
+        linux.pivot_root(".", ".")
+        linux.umount(".", linux.MNT_DETACH)
+        os.chdir("/")
 
 
-def _leave_old_root() -> None:
-    raise SetupFailed("leave the old root", errno.ENOSYS, "")
+def _add_mount_point(skeleton: str, base: str, path: str) -> None:
+    """`path` as folders of the skeleton; one that the base has keeps the base's mode."""
+    at = ""
+    for name in path.strip("/").split("/"):
+        at += "/" + name
+        if os.path.isdir(skeleton + at):
+            continue
+        os.mkdir(skeleton + at)
+        try:
+            found = os.lstat(base + at)
+            os.chmod(skeleton + at, stat.S_IMODE(found.st_mode) if stat.S_ISDIR(found.st_mode) else 0o755)
+        except (FileNotFoundError, NotADirectoryError):
+            os.chmod(skeleton + at, 0o755)
+
+
+def _read_only_overlay(lowerdirs: Sequence[str]) -> int:
+    fd = linux.fsopen("overlay")
+    try:
+        for path in lowerdirs:
+            linux.fsconfig(fd, linux.FSCONFIG_SET_STRING, "lowerdir+", path)
+        linux.fsconfig(fd, linux.FSCONFIG_CMD_CREATE)
+        return linux.fsmount(fd, linux.MOUNT_ATTR_RDONLY)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}: {'; '.join(linux.fs_messages(fd))}") from None
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as f:
+            return f.read()
+    except OSError:
+        return None

@@ -113,7 +113,7 @@ class _Link:
 
     async def _writable(self) -> None:
         ready: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_writer(self._sock, lambda: ready.done() or ready.set_result(None))
+        self._loop.add_writer(self._sock, _resolve, ready)
         try:
             await ready
         finally:
@@ -126,6 +126,11 @@ class _Link:
             self._loop.remove_writer(self._sock)
             self._decoder.close()
             self._sock.close()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _lost(session_id: str) -> OperationError:
@@ -197,7 +202,7 @@ class Zygote:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return
-        loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
+        loop.add_reader(pidfd, _resolve, ended)
         try:
             await ended
             os.waitpid(self.pid, os.WNOHANG)
@@ -393,8 +398,9 @@ class Runner:
         loop.add_reader(pidfd, ended)
 
     async def _started(self) -> None:
-        await asyncio.wait([self._cloned, self.gone], return_when=asyncio.FIRST_COMPLETED)  # two sockets: ready may come before started
-        await asyncio.wait([self._ready, self.gone], return_when=asyncio.FIRST_COMPLETED)
+        for moment in (self._cloned, self._ready):  # two sockets: ready may come before started
+            both: list[asyncio.Future[Any]] = [moment, self.gone]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
             raise _setup_failed(self.spec, "start", f"its process {self.gone.result()} before it was ready")
         self._ready.result()

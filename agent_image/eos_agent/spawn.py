@@ -1,0 +1,138 @@
+"""From a request to a running process: its terminal or pipes, its program, its user."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import struct
+import termios
+from typing import Any, NoReturn, TypeAlias
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+
+Action: TypeAlias = "tuple[Any, ...]"
+"""A file action of posix_spawn(3): (POSIX_SPAWN_OPEN, fd, path, flags, mode) or (POSIX_SPAWN_DUP2, fd, new fd)."""
+
+_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430  # asm-generic/ioctls.h
+_ALL_SIGNALS = sorted(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
+
+
+def plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], list[int], list[Action]]:
+    """Names and descriptors that go to the agent, those that the child gets, and the file actions of posix_spawn."""
+    if tty:
+        master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        number = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, b"\0\0\0\0"))[0]
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR, 0)  # the leader's open makes it the controlling terminal
+        return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+    names: list[str] = []
+    ours: list[int] = []
+    theirs: list[int] = []
+    actions: list[Action] = []
+
+    def pipe(name: str, child_fd: int) -> None:
+        readable, writable = os.pipe()
+        mine, its = (writable, readable) if child_fd == 0 else (readable, writable)
+        os.set_blocking(mine, False)
+        names.append(name)
+        ours.append(mine)
+        theirs.append(its)
+        actions.append((os.POSIX_SPAWN_DUP2, its, child_fd))
+
+    if stdin:
+        pipe("stdin", 0)
+    else:
+        actions.append((os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0))
+    pipe("stdout", 1)
+    if split:
+        pipe("stderr", 2)
+    else:
+        actions.append((os.POSIX_SPAWN_DUP2, 1, 2))
+    return names, ours, theirs, actions
+
+
+def start(program: str, argv: list[str], env: dict[str, str], actions: list[Action], uid: int | None) -> int:
+    """Start `program` as the leader of a new session, in the present working directory, with default signals. Returns its pid.
+
+    Raises:
+        OSError: of execve(2) or of a file action; nothing runs then.
+    """
+    if uid is None:
+        return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_ALL_SIGNALS)
+    gid = primary_group(uid)
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become_and_exec(program, argv, env, actions, uid, gid, writable)
+    os.close(writable)
+    failed = os.read(readable, 16)
+    os.close(readable)
+    if failed:
+        os.waitpid(pid, 0)
+        raise OSError(int(failed), os.strerror(int(failed)))
+    return pid
+
+
+def _become_and_exec(
+    program: str, argv: list[str], env: dict[str, str], actions: list[Action], uid: int, gid: int, report_fd: int
+) -> NoReturn:
+    try:
+        os.setsid()
+        for action in actions:
+            if action[0] == os.POSIX_SPAWN_OPEN:
+                _, fd, path, flags, mode = action
+                opened = os.open(path, flags, mode)
+                if opened != fd:
+                    os.dup2(opened, fd)
+                    os.close(opened)
+            else:
+                os.dup2(action[1], action[2])
+        if os.isatty(0):
+            os.fchown(0, uid, -1)
+        os.setgroups([gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        for signum in _ALL_SIGNALS:
+            if signum < 32 and signal.getsignal(signum) != signal.SIG_DFL:
+                signal.signal(signum, signal.SIG_DFL)
+        os.execve(program, argv, env)
+    except OSError as error:
+        os.write(report_fd, str(error.errno).encode())
+    finally:
+        os._exit(127)
+
+
+def primary_group(uid: int) -> int:
+    """The group of `uid` in /etc/passwd of the session, else the same number."""
+    try:
+        with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as f:
+            for line in f:
+                fields = line.split(":")
+                if len(fields) > 3 and fields[2] == str(uid) and fields[3].isdigit():
+                    return int(fields[3])
+    except OSError:
+        pass
+    return uid
+
+
+def find_program(name: str, path: str) -> str:
+    if "/" in name:
+        return name
+    for folder in path.split(":"):
+        candidate = os.path.join(folder or ".", name)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    raise exec_failed(name, FileNotFoundError(errno.ENOENT, "not found in PATH"))
+
+
+def cwd_not_found(cwd: str, error: OSError) -> OperationError:
+    details = {"cwd": cwd, "errno": errno.errorcode.get(error.errno or 0, "EIO")}
+    return OperationError(OPERATION_FAILED, f"cannot enter the working directory {cwd}: {error.strerror}", details, reason="cwd_not_found")
+
+
+def exec_failed(program: str, error: OSError) -> OperationError:
+    details = {"program": program, "errno": errno.errorcode.get(error.errno or 0, "EIO")}
+    return OperationError(OPERATION_FAILED, f"cannot run {program}: {error.strerror}", details, reason="exec_failed")
