@@ -97,10 +97,10 @@ def choose(image: str | None, backend: str) -> Choice:
     if image is not None:
         return Choice(image, "docker", "the image was asked for")
     from eos_agent.protocol import OperationError
-    from eos_mcp.providers.docker import connect
+    from eos_mcp.providers.engine import connect
 
     try:
-        engine = connect()
+        engine, _ = connect(None, timeout_s=10)
     except OperationError as error:
         if backend == "docker":
             raise

@@ -17,13 +17,15 @@ from eos_agent.protocol import OperationError
 from eos_mcp.demo import Options, agents, host_tests, images, project
 from eos_mcp.demo.story import Story
 
+PROGRESS_WIDTH = 100
+
 
 def server_parameters(home: Path, backend: str) -> StdioServerParameters:
     """One `eos-mcp` process on the demo's own gateway: state, token and base cache lie in `home`, so nobody else's sandboxes are seen."""
     names = ("PATH", "HOME", "XDG_CACHE_HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
     environment = {name: os.environ[name] for name in names if name in os.environ}
     environment |= {"EOS_STATE_DIR": str(home / "state"), "EOS_SHARED_BASE_CACHE": str(home / "bases"), "EOS_GATEWAY_BACKEND": backend}
-    return StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "agent"], env=environment)
+    return StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "all"], env=environment)
 
 
 def run(options: Options, home: Path) -> int:
@@ -41,15 +43,24 @@ def run(options: Options, home: Path) -> int:
     story.say("project", f"tally, a shell program: {count} files, {commits} commits, in {workspace}")
     story.say("sandbox", f"image {choice.image}: {choice.why}")
     server = server_parameters(home, choice.backend)
+    status = 1
     try:
-        return anyio.run(perform, options, home, workspace, server, choice.image, story)
+        status = anyio.run(perform, options, home, workspace, server, choice.image, story)
     except* (agents.Refused, OSError) as group:
-        for error in group.exceptions:
+        for error in leaves(group):
             print(f"eos demo: {error}", file=sys.stderr)
-        return 1
     finally:
         if not options.keep:
             stop_gateway(server)
+    return status
+
+
+def leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    """The exceptions of a group and of the groups in it."""
+    found: list[Exception] = []
+    for error in group.exceptions:
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
 
 
 async def perform(options: Options, home: Path, workspace: Path, server: StdioServerParameters, image: str, story: Story) -> int:
@@ -80,7 +91,7 @@ async def perform(options: Options, home: Path, workspace: Path, server: StdioSe
 async def create(person: Client, image: str, workspace: Path, story: Story) -> str:
     async def progress(_done: float, _total: float | None, message: str | None) -> None:
         if message:
-            story.say("", f"  {message}")
+            story.say("", f"  {message if len(message) <= PROGRESS_WIDTH else message[: PROGRESS_WIDTH - 1] + '…'}")
 
     asked = {"image": image, "workspace_root": str(workspace)}
     result = await person.call_tool("create_sandbox", asked, read_timeout_seconds=120, progress_callback=progress)
