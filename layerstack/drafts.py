@@ -118,7 +118,8 @@ def load(store: Store, draft_id: str) -> Draft:
     path = f"{folder}/draft.json"
     body = documents.read(path)
     try:
-        draft = Draft(**{**body, "layer_ids": tuple(body["layer_ids"])})
+        body["layer_ids"] = tuple(body["layer_ids"])
+        draft = Draft(**body)
     except (KeyError, TypeError) as error:
         raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None
     if draft.draft_id != draft_id:

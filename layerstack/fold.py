@@ -40,7 +40,7 @@ def fold(block: Sequence[Layer], below: Chain, target: Tree) -> None:
                 some = directory(child, found, cut=cut) or some
         return some
 
-    def directory(path: str, found: list[tuple[Layer, object]], *, cut: bool) -> bool:
+    def directory(path: str, found: Sequence[tuple[Layer, object]], *, cut: bool) -> bool:
         merged: list[Layer] = []
         hit = False
         for layer, _ in found:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from layerstack.manifest import BASE_ID
+from layerstack.manifest import BASE_ID, LayerId
 from layerstack.paths import ancestors
 from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, kind_of
 from layerstack.tree import DiskTree, Tree
@@ -45,7 +45,7 @@ Index = Mapping[str, Record]
 class Layer:
     """One layer of a chain. `index` is None for the base: it is asked by lstat, so a big base costs no memory."""
 
-    def __init__(self, layer_id: str, tree: Tree, version: int, index: Index | None, about: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, layer_id: LayerId, tree: Tree, version: int, index: Index | None, about: Mapping[str, Any] | None = None) -> None:
         self.id, self.tree, self.version, self.index = layer_id, tree, version, index
         self.about: Mapping[str, Any] = about or {}  # the layer's metadata: owner, agent, request_id, base_version, bytes
         self._keys: list[str] | None = None

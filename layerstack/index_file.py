@@ -38,7 +38,7 @@ class Row(NamedTuple):
 class Indexed(NamedTuple):
     """The index of a tree with what is written beside it."""
 
-    index: Index
+    records: Index
     rows: tuple[Row, ...]
     """In byte order of paths."""
     digest: str

@@ -99,7 +99,7 @@ try:
     _libc: ctypes.CDLL | None = ctypes.CDLL(None, use_errno=True)
 except (OSError, TypeError):  # not a POSIX system
     _libc = None
-else:
+if _libc is not None:
     _libc.syscall.restype = ctypes.c_long
 
 

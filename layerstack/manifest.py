@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any, NamedTuple, NewType
+from typing import Any, NamedTuple, NewType, cast
 
 from layerstack.errors import StoreCorrupt
 
@@ -126,4 +126,4 @@ class Manifest(NamedTuple):
             stored: Any = value.pop("sha256", None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
             if stored != hashlib.sha256(_canonical(value)).hexdigest():  # pyright: ignore[reportUnknownArgumentType]
                 raise StoreCorrupt(f"{source}: the checksum does not match its content", details={"file": source})
-        return cls.from_json(value, source=source)
+        return cls.from_json(cast(object, value), source=source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerstack import documents, durable
@@ -139,7 +139,7 @@ def preview(store: Store, tree: MemoryTree, *, base: Chain, version: int, droppe
 def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest, ignored: Ignored) -> Plan:
     if head.version == version:
         return Plan((), (), ())
-    return plan(tree, indexed.index, base=base, head=store.chain(head), version=version, ignored=ignored, describe=describe)
+    return plan(tree, indexed.records, base=base, head=store.chain(head), version=version, ignored=ignored, describe=describe)
 
 
 class Metadata(NamedTuple):
@@ -155,12 +155,11 @@ class CommitUnsynced(OSError):
     published: Published
 
 
-def publish(store: Store, work: Work, author: Author, *, on_moved: Callable[[], None] = lambda: None) -> Published:
+def publish(store: Store, work: Work, author: Author) -> Published:
     """Append the work on top of the head as one layer, or change nothing.
 
     Args:
         work: on the store's file system; its tree is renamed into `layers/` or left where it is.
-        on_moved: called under the lock, once the head names the layer.
     Returns:
         The head afterwards; from the moment of return it survives a power cut.
     Raises:
@@ -173,12 +172,12 @@ def publish(store: Store, work: Work, author: Author, *, on_moved: Callable[[], 
     try:
         for _ in range(ROUNDS):
             ready = _prepare(store, work, author, scratch)
-            published = _commit(store, work, ready, on_moved, final=False)
+            published = _commit(store, work, ready, final=False)
             if published is not None:
                 return published
         with store.lock:
             ready = _prepare(store, work, author, scratch)
-            published = _commit(store, work, ready, on_moved, final=True)
+            published = _commit(store, work, ready, final=True)
             assert published is not None
             return published
     finally:
@@ -215,6 +214,8 @@ def _prepare(store: Store, work: Work, author: Author, scratch: list[str]) -> _R
         clone(work.tree, tree)
         settle(tree, planned.edits, head=over, version=work.version)
         indexed = build(tree, over, known=known_digests(work.tree, work.indexed))
+    elif _containers_met(store, indexed, work.version):
+        indexed = build(tree, store.chain(head), known=known_digests(tree, indexed))
     if not indexed.changed:
         return _Ready(tree, indexed, head, planned, None)
     store.step("publish.sync_layer")
@@ -222,6 +223,11 @@ def _prepare(store: Store, work: Work, author: Author, scratch: list[str]) -> _R
     folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
     durable.sync_files(tree.root, files, folders)
     return _Ready(tree, indexed, head, planned, _write_metadata(store, work, tree, indexed, author, scratch))
+
+
+def _containers_met(store: Store, indexed: Indexed, version: int) -> bool:
+    """May a directory that is a mere container on the base be more than that on the head? (An ignored one that the head removed.)"""
+    return any(row.record.quiet and not store.shelf.untouched(row.path, version) for row in indexed.rows if row.path)
 
 
 def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, author: Author, scratch: list[str]) -> Metadata:
@@ -249,36 +255,38 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
     return Metadata(stem, about)
 
 
-def _commit(store: Store, work: Work, ready: _Ready, on_moved: Callable[[], None], *, final: bool) -> Published | None:
+def _commit(store: Store, work: Work, ready: _Ready, *, final: bool) -> Published | None:
     """The renames and the manifest; None when the head moved in a way that meets the work."""
     if ready.metadata is None:
         return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
     source, other = count_routes(ready.indexed, work.base, store.ignored(work.version))
     about, version = ready.metadata.about, ready.head.version + 1
-    layer: Layer | None = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.index, about)
+    layer = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
     store.shelf.add(layer)
+    named = False
     try:
         with store.lock:
             head = store.head
             if head is not ready.head:
-                if store.shelf.meets(ready.indexed.index, ready.head.version) or store.shelf.meets(work.indexed.index, ready.head.version):
+                if store.shelf.meets(ready.indexed.records, ready.head.version) or store.shelf.meets(
+                    work.indexed.records, ready.head.version
+                ):
                     assert not final
                     return None
                 check_count(len(head.layers) + 1)
                 store.shelf.drop(layer)
                 version = head.version + 1
-                layer = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.index, about)
+                layer = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
                 store.shelf.add(layer)
             manifest = head.with_layer(layer.id)
             published = Published(False, manifest, layer.id, source, other, ready.planned.notices, work.dropped)
             try:
                 store.commit(manifest, layer, ready.tree.root, ready.metadata.stem)
             except CommitUnsynced as error:
-                error.published, layer = published, None
+                error.published, named = published, True
                 raise
-            layer = None
-            on_moved()
+            named = True
         return published
     finally:
-        if layer is not None:
+        if not named:
             store.shelf.drop(layer)

@@ -165,7 +165,7 @@ def set_meta(path: str, meta: Meta, *, symlink: bool = False) -> None:
 def set_xattrs(path: str, want: dict[str, bytes], form: Form) -> None:
     """The user-visible xattrs of `path` become `want`; overlayfs' own stay."""
     have: dict[str, bytes] = {}
-    stored = {}
+    stored: dict[str, str] = {}
     for name in list_xattrs(path):
         seen = name
         if name.startswith(form.namespace):

@@ -36,7 +36,7 @@ from layerstack.ignore import IgnoreRules
 from layerstack.index import Index, Layer, Shelf, base_layer
 from layerstack.index_file import build, load
 from layerstack.lease import Lease, Leases
-from layerstack.manifest import BASE_ID, FIRST_VERSION, Manifest, reference
+from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, reference
 from layerstack.projection import Snapshot
 from layerstack.publish import CommitUnsynced, Preview, Published, preview
 from layerstack.resolve import Ignored
@@ -218,6 +218,9 @@ class Store:
                 continue
             if draft is not None:
                 recovered.append(draft)
+        for draft_id in {layer.about.get("draft_id") for layer in self._layers.values()} & {draft.draft_id for draft in self.drafts()}:
+            assert draft_id is not None
+            self._remove_draft(draft_id)  # published; only sessions that died with the process still stood on it
         self.recovered, self.unrecovered = tuple(recovered), tuple(unrecovered)
 
     def _dead_upper(self, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
@@ -398,8 +401,8 @@ class Store:
     def end_upper(self, session_id: str, lease: Lease, draft_id: str | None) -> None:
         """Remove a session's folder and give its lease back; what cannot be removed now is swept at the next open."""
         folder, gone = f"{self.root}/sessions/{session_id}", self.scratch(f"ended-{session_id}")
-        self.step("session.end")
         with durable.suppress_errno(*range(1, 134)):
+            self.step("session.end")
             os.rename(folder, gone)
             durable.remove_tree(gone)
         self.forget_scratch(gone)
@@ -440,8 +443,8 @@ class Store:
         return draft.bytes
 
     def consume_draft(self, draft_id: str) -> None:
-        """Its work was published with a session that stood on it: it goes, at the latest with the last session that uses it."""
-        with self.lock:
+        """Its work was published with a session that stood on it: it goes with the last session that uses it, or at the next open."""
+        with self.lock, durable.suppress_errno(*range(1, 134)):
             if self._draft_users.get(draft_id):
                 self._consumed.add(draft_id)
             elif os.path.isdir(drafts.folder_of(self, draft_id)):
@@ -468,16 +471,17 @@ class Store:
             self._draft_users.pop(draft_id, None)
             if draft_id in self._consumed:
                 self._consumed.discard(draft_id)
-                self._remove_draft(draft_id)
+                with durable.suppress_errno(*range(1, 134)):
+                    self._remove_draft(draft_id)
 
     def _draft_layer(self, draft: Draft) -> Layer:
         tree = DiskTree(f"{drafts.folder_of(self, draft.draft_id)}/layer", self.form)
         manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
         return Layer(
-            draft.draft_id,
+            LayerId(draft.draft_id),
             tree,
             draft.base_version,
-            build(tree, Chain(self.layers_of(manifest), self.shelf, self.form), hashes=False).index,
+            build(tree, Chain(self.layers_of(manifest), self.shelf, self.form), hashes=False).records,
         )
 
     def preview_draft(self, draft_id: str) -> Preview:
@@ -562,7 +566,7 @@ class Store:
         with self.lock:
             return frozenset(self._scratch)
 
-    def new_layer(self, layer_id: str, version: int, index: Index, about: dict[str, Any]) -> Layer:
+    def new_layer(self, layer_id: LayerId, version: int, index: Index, about: dict[str, Any]) -> Layer:
         """A layer that is about to be renamed into `layers/`."""
         return Layer(layer_id, DiskTree(f"{self.root}/layers/{layer_id}", self.form), version, index, about)
 
@@ -590,7 +594,7 @@ class Store:
             if digest != about["digest"].encode() + b"\n" or not about["digest"].startswith(layer_id.rpartition("-")[2]):
                 raise StoreCorrupt(f"{stem}.digest: is not the layer's", details={"file": f"{stem}.digest", "layer_id": layer_id})
             version = about.get("version") or int(layer_id[1:].partition("-")[0])
-            layer = Layer(layer_id, tree, version, index, about)
+            layer = Layer(LayerId(layer_id), tree, version, index, about)
         with self.lock:
             there = self._layers.get(layer_id)
             if there is not None:
@@ -647,8 +651,8 @@ class Store:
             undo.pop_all()
         self._layers[layer.id] = layer
         self._head = manifest
-        step("commit.fsync_manifest")
         try:
+            step("commit.fsync_manifest")
             durable.fsync_dir(root)
         except OSError as error:
             raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error

@@ -20,6 +20,7 @@ from layerstack.fold import fold
 from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.lease import Lease
+from layerstack.manifest import LayerId
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
 from layerstack.states import make_directory
@@ -205,7 +206,7 @@ class Upper:
         return DiskTree(self.upperdir, self._store.form, aside=self._store.staging, step=self._store.step)
 
     def _fold(self, top: MemoryTree | DiskTree, target: MemoryTree | DiskTree) -> None:
-        layer = Layer("upper", top, self._manifest.version, build(top, self._chain, hashes=False).index)
+        layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records)
         fold([layer, *self._chain.private], self._base, target)
 
     def _work(self, scratch: list[str]) -> Work:
@@ -230,7 +231,7 @@ class Upper:
         store, tree = self._store, self._tree()
         if os.path.isdir(self.upperdir):
             self._dropped += seal(tree, self._chain).dropped
-            index = build(tree, self._chain, hashes=False).index
+            index = build(tree, self._chain, hashes=False).records
             if len(index) == 1 and index[""].quiet:
                 self._sealed = False  # nothing is in it: it can go on as it is
                 return
@@ -241,7 +242,7 @@ class Upper:
             store.step("upper.set_aside")
             durable.rename_new(self.upperdir, target)
             self._number += 1
-            layer = Layer(f"private-{self._number}", DiskTree(target, store.form), self._manifest.version, index)
+            layer = Layer(LayerId(f"private-{self._number}"), DiskTree(target, store.form), self._manifest.version, index)
             self._chain = Chain(self._chain.published, self._chain.shelf, store.form, (layer, *self._chain.private))
         self._renew()
         self._sealed = False
@@ -259,7 +260,7 @@ class Upper:
         store = self._store
         for name in private:
             tree = DiskTree(f"{self.directory}/private/{name}", store.form)
-            layer = Layer(f"private-{name}", tree, self._manifest.version, build(tree, self._chain, hashes=False).index)
+            layer = Layer(LayerId(f"private-{name}"), tree, self._manifest.version, build(tree, self._chain, hashes=False).records)
             self._chain = Chain(self._chain.published, self._chain.shelf, store.form, (layer, *self._chain.private))
             self._number = int(name)
 
