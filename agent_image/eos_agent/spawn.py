@@ -26,7 +26,8 @@ def plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], li
         fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
         number = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, b"\0\0\0\0"))[0]
         fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR, 0)  # the leader's open makes it the controlling terminal
+        # No controlling terminal: the kernel would hang up on what `cmd &` left when the shell ends (disassociate_ctty, drivers/tty/tty_jobctrl.c)
+        opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY, 0)
         return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
     names: list[str] = []
     ours: list[int] = []

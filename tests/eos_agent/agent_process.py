@@ -16,7 +16,6 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from eos_agent.protocol import DAEMON_TOKEN_KEY, encode_request, new_request_id
-
 from tests import children
 
 for _module in (

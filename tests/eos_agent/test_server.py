@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from eos_agent.protocol import encode_request
 
 from .agent_process import TOKEN, Agent

@@ -1,0 +1,372 @@
+"""Commands of a real agent: output, waiting, input, signals, limits, and how each of them ends."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from .agent_process import Agent, Failed
+
+pytestmark = pytest.mark.needs("overlay")
+
+
+def refused(call: Callable[[], Any]) -> Failed:
+    with pytest.raises(Failed) as caught:
+        call()
+    return caught.value
+
+
+@pytest.fixture
+def session(shared_agent: Agent) -> Generator[str]:
+    """A session in the shared agent; what still runs in it is killed afterwards."""
+    made = shared_agent.session()
+    yield made
+    for command in shared_agent.call("list_commands", workspace_session_id=made)["commands"]:
+        if command["status"] == "running":
+            shared_agent.call("signal_command", command_session_id=command["command_session_id"], signal="KILL")
+    shared_agent.call("destroy_workspace_session", workspace_session_id=made, grace_s=60)
+
+
+class In:
+    """Calls that name one command or session."""
+
+    def __init__(self, agent: Agent, session: str) -> None:
+        self.agent, self.session = agent, session
+
+    def run(self, cmd: str, **args: Any) -> dict[str, Any]:
+        return self.agent.run(cmd, self.session, **args)
+
+    def start(self, cmd: str, **args: Any) -> str:
+        return str(self.run(cmd, yield_time_ms=0, **args)["command_session_id"])
+
+    def of(self, op: str, command: str, **args: Any) -> dict[str, Any]:
+        return self.agent.call(op, command_session_id=command, **args)
+
+    def wait(self, command: str) -> dict[str, Any]:
+        return self.of("wait_command", command, timeout_ms=60_000)
+
+
+@pytest.fixture
+def here(shared_agent: Agent, session: str) -> In:
+    return In(shared_agent, session)
+
+
+def test_the_result_of_a_finished_command_has_the_contracts_fields(here: In) -> None:
+    result = here.run("echo ready; echo again >&2")
+    assert set(result) == {
+        "status",
+        "exit_code",
+        "wall_time_seconds",
+        "command_total_time_seconds",
+        "start_offset",
+        "end_offset",
+        "total_lines",
+        "original_token_count",
+        "output",
+        "workspace_session_id",
+    }
+    assert (result["status"], result["exit_code"], result["output"]) == ("ok", 0, "ready\nagain")
+    assert (result["start_offset"], result["end_offset"], result["total_lines"], result["original_token_count"]) == (0, 2, 2, 3)
+    nothing = here.run("true")
+    assert (nothing["output"], nothing["total_lines"], nothing["original_token_count"]) == ("", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("cmd", "status", "code"),
+    [
+        ("exit 0", "ok", 0),
+        ("exit 3", "error", 3),
+        ("kill -9 $$", "error", -9),
+        ("kill -TERM $$", "error", -15),
+        ("no-such-program", "error", 127),
+        ("exit 300", "error", 44),
+    ],
+)
+def test_the_exit_code_is_the_one_that_the_kernel_gave(here: In, cmd: str, status: str, code: int) -> None:
+    for tty in (True, False):
+        result = here.run(cmd, tty=tty)
+        assert (result["status"], result["exit_code"]) == (status, code)
+
+
+def test_a_heredoc_with_quotes_and_dollars_arrives_as_written(here: In) -> None:
+    here.run("cat > f <<'E'\n$HOME `id` \"q\" 'q'\n\\n\nlast\nE\necho ok")
+    assert here.agent.read("f", workspace_session_id=here.session) == "$HOME `id` \"q\" 'q'\n\\n\nlast"
+    assert here.run("echo ok")["output"] == "ok"
+
+
+def test_a_terminal_is_the_default_and_pipes_are_there_on_request(here: In) -> None:
+    assert here.run("test -t 0 && test -t 1 && test -t 2 && echo tty; echo $TERM")["output"] == "tty\nxterm-256color"
+    assert here.run("test -t 0 || test -t 1 || echo pipes; cat", tty=False)["output"] == "pipes"
+    split = here.run("echo out; echo err >&2; printf more >&2", tty=False, split_output=True)
+    assert (split["output"], split["stderr"]) == ("out", "err\nmore")
+    merged = here.run("echo out; echo err >&2", tty=False)
+    assert merged["output"] == "out\nerr" and "stderr" not in merged
+    assert refused(lambda: here.run("true", split_output=True)).kind == "invalid_request"
+
+
+def test_output_is_the_same_with_and_without_a_terminal(here: In) -> None:
+    cmd = "i=0; while [ $i -lt 20000 ]; do echo line-$i; i=$((i+1)); done"
+    for tty in (True, False):
+        first = here.run(cmd, tty=tty, timeout_ms=60_000)
+        lines = first["output"].split("\n")
+        assert first["status"] == "ok" and first["total_lines"] == 20_000
+        at = first["end_offset"]
+        while at < 20_000:
+            page = here.of("read_command_lines", first["command_session_id"], start_offset=at, limit=1000)
+            assert page["start_offset"] == at
+            lines += page["output"].split("\n")
+            at = page["end_offset"]
+        assert lines == [f"line-{n}" for n in range(20_000)]
+
+
+def test_a_long_output_is_cut_at_256_kib_and_keeps_its_id(here: In) -> None:
+    result = here.run("yes 0123456789abcdef | head -n 100000", tty=False)
+    assert result["status"] == "ok" and result["truncated"] is True
+    assert len(result["output"]) <= 262144 and result["end_offset"] < result["total_lines"] == 100_000
+    last = here.of("read_command_lines", result["command_session_id"], start_offset=99_999)
+    assert (last["output"], last["end_offset"]) == ("0123456789abcdef", 100_000)
+
+
+def test_a_running_command_answers_with_new_lines_each_time(here: In) -> None:
+    command = here.start("echo one; read a; echo two; read b; echo three", tty=True)
+    while here.of("read_command_lines", command)["total_lines"] < 1:
+        pass
+    first = here.of("wait_command", command, timeout_ms=0)
+    assert (first["status"], first["exit_code"], first["output"]) == ("running", None, "one")
+    second = here.of("write_command_stdin", command, stdin="x\n", yield_time_ms=0)
+    rest = here.of("write_command_stdin", command, stdin="y\n", yield_time_ms=60_000)
+    text = [line for line in (second["output"] + "\n" + rest["output"]).split("\n") if line in ("one", "two", "three")]
+    assert text == ["two", "three"]
+    again = here.of("read_command_lines", command, start_offset=0)
+    assert again["output"].split("\n")[0] == "one" and again["status"] == "ok" and again["command_session_id"] == command
+
+
+def test_a_prompt_without_a_newline_is_shown_and_shown_whole_once_answered(here: In) -> None:
+    command = here.start("printf 'name? '; read n; echo hello $n")
+    while here.of("read_command_lines", command)["total_lines"] < 1:
+        pass
+    assert here.of("wait_command", command, timeout_ms=0)["output"] == "name? "
+    assert here.of("wait_command", command, timeout_ms=0)["output"] == ""
+    end = here.of("write_command_stdin", command, stdin="bob\n", yield_time_ms=60_000)
+    assert end["output"] == "name? bob\nhello bob"
+
+
+def test_yield_zero_answers_at_once_and_a_yield_counts_from_the_spawn(here: In) -> None:
+    result = here.run("echo up; exec sleep 1000", yield_time_ms=500)
+    assert (result["status"], result["output"]) == ("running", "up")
+    assert here.run("sleep 1000", yield_time_ms=0)["status"] == "running"
+
+
+def test_a_timeout_kills_the_whole_tree(here: In) -> None:
+    result = here.run("sleep 1000 & setsid sleep 1001 & sleep 1000", timeout_ms=300)
+    assert (result["status"], result["exit_code"]) == ("timed_out", 124)
+    assert here.run("for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done | grep -c '^sleep 100'")["output"] == "0"
+
+
+def test_control_c_or_d_alone_cancels_and_any_other_text_that_holds_one_is_input(here: In) -> None:
+    for text in ("\x03", "\x04", "\x03\n"):
+        command = here.start("sleep 1000")
+        result = here.of("write_command_stdin", command, stdin=text)
+        assert (result["status"], result["exit_code"]) == ("cancelled", 130)
+    command = here.start("stty raw -echo; echo go; head -c 3 | od -An -tx1")
+    while "go" not in here.of("read_command_lines", command)["output"]:
+        pass
+    assert here.of("write_command_stdin", command, stdin="a\x03b", yield_time_ms=60_000)["output"].split()[-3:] == ["61", "03", "62"]
+
+
+def test_close_stdin_ends_input_with_and_without_a_terminal(here: In) -> None:
+    command = here.start("cat")
+    here.of("write_command_stdin", command, stdin="text\n", yield_time_ms=0)
+    result = here.of("close_stdin", command)
+    assert here.wait(command)["status"] == "ok"
+    assert "text" in here.of("read_command_lines", command)["output"]
+    assert result["command_session_id"] == command
+    assert here.run("cat", tty=False)["status"] == "ok"
+    closed = here.start("sleep 1000", tty=False)
+    assert refused(lambda: here.of("close_stdin", closed)).reason == "stdin_closed"
+
+
+def test_two_megabytes_of_input_arrive_whole(here: In) -> None:
+    assert here.run("wc -c; cat | wc -c", tty=False, stdin="x" * 2_000_000)["output"].split() == ["2000000", "0"]
+    assert here.run("echo does not read", tty=False, stdin="x" * 2_000_000)["status"] == "ok"
+
+
+def test_input_that_nobody_reads_meets_a_deadline(shared_agent: Agent, here: In) -> None:
+    command = here.start("stty raw -echo; echo ready; sleep 1000")
+    while here.of("read_command_lines", command)["total_lines"] < 1:
+        pass
+    error = refused(lambda: here.of("write_command_stdin", command, stdin="x" * 1_000_000))
+    assert error.kind == "operation_failed" and "stdin_backpressure" in error.message
+    assert 0 < error.details["written_bytes"] < 1_000_000
+
+
+def test_signals_reach_the_group(here: In) -> None:
+    command = here.start("trap 'echo got usr1' USR1; echo ready; while :; do read x; done")
+    while "ready" not in here.of("read_command_lines", command)["output"]:
+        pass
+    assert here.of("signal_command", command, signal="USR1")["status"] == "running"
+    while "got usr1" not in here.of("read_command_lines", command)["output"]:
+        pass
+    assert here.of("signal_command", command, signal="KILL")["exit_code"] == -9
+    assert refused(lambda: here.of("signal_command", command)).reason == "command_finished"
+    assert refused(lambda: here.of("signal_command", command, signal="NOPE")).kind == "invalid_request"
+
+
+def test_a_background_job_keeps_a_command_running_and_is_named(here: In) -> None:
+    command = here.start("sleep 1000 & exit 7")
+    while "leader_exit_code" not in (found := here.of("wait_command", command, timeout_ms=0)) or not found["waiting_on"]:
+        pass
+    assert (found["status"], found["exit_code"], found["leader_exit_code"]) == ("running", None, 7)
+    assert [process["name"] for process in found["waiting_on"]] == ["sleep"]
+    here.of("signal_command", command, signal="KILL")
+    assert here.wait(command)["exit_code"] == 7
+
+
+def test_a_process_that_left_the_group_delays_nothing_and_is_listed(here: In) -> None:
+    result = here.run("setsid sleep 1000 </dev/null & sleep 0.1; echo done", yield_time_ms=60_000)
+    assert (result["status"], result["output"]) == ("ok", "done")
+    assert [process["name"] for process in result["left_behind"]] == ["sleep"]
+
+
+def test_the_working_directory_and_the_environment_are_arguments(here: In) -> None:
+    assert here.run("pwd")["output"] == here.agent.workspace
+    assert here.run("pwd", cwd="src")["output"] == here.agent.workspace + "/src"
+    assert here.run("pwd", cwd="/")["output"] == "/"
+    error = refused(lambda: here.run("pwd", cwd="missing/dir"))
+    assert error.reason == "cwd_not_found" and "missing/dir" in error.message
+    found = here.run("echo $A:$B:$PAGER:$GIT_PAGER:$GIT_OPTIONAL_LOCKS:$EOS_WORKSPACE", env=["A=1", "B=x=y", "GIT_PAGER=less"])
+    assert found["output"] == f"1:x=y:cat:less:0:{here.agent.workspace}"
+    assert refused(lambda: here.run("true", env=["novalue"])).details["argument"] == "env[0]"
+    names = set(re.findall(r"(?m)^(\w+)=", here.run("env")["output"]))
+    assert names <= {
+        *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "PAGER", "GIT_PAGER", "GIT_OPTIONAL_LOCKS", "EOS_WORKSPACE"),
+        *("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0", "PWD", "OLDPWD", "SHLVL", "_"),
+    }
+
+
+def test_empty_and_overlong_commands_are_refused_before_anything_starts(here: In) -> None:
+    assert refused(lambda: here.run("")).kind == "invalid_request"
+    assert refused(lambda: here.run("  \n")).kind == "operation_failed"
+    error = refused(lambda: here.run("true " + "x" * 200_000))
+    assert error.reason == "command_too_long" and error.details["max_bytes"] == 131071
+    assert here.run("true " + "x" * 100_000)["status"] == "ok"
+
+
+def test_unknown_ids_are_not_found_for_reading_and_failed_for_writing(shared_agent: Agent) -> None:
+    for op, args, kind in (
+        ("read_command_lines", {}, "not_found"),
+        ("wait_command", {}, "not_found"),
+        ("write_command_stdin", {"stdin": "x"}, "operation_failed"),
+        ("signal_command", {}, "operation_failed"),
+        ("close_stdin", {}, "operation_failed"),
+    ):
+        error = refused(lambda op=op, args=args: shared_agent.call(op, command_session_id="namespace_execution_999999", **args))  # type: ignore[misc]
+        assert error.kind == kind and "command not found" in error.message
+
+
+def test_an_ended_command_takes_no_input(here: In) -> None:
+    command = here.start("true")
+    here.wait(command)
+    error = refused(lambda: here.of("write_command_stdin", command, stdin="x"))
+    assert error.kind == "operation_failed" and "already completed" in error.message
+
+
+def test_admission_has_a_limit_that_the_refusal_names(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(runtime={"command": {"max_active": 2}})
+    session = agent.session()
+    running = [agent.run("read x", session, yield_time_ms=0)["command_session_id"] for _ in range(2)]
+    error = refused(lambda: agent.run("true", session))
+    assert error.kind == "server_busy" and "admission refused" in error.message and error.details["max_active_commands"] == 2
+    agent.call("write_command_stdin", command_session_id=running[0], stdin="\x03")
+    assert agent.run("true", session)["status"] == "ok"
+
+
+def test_the_newest_ended_commands_are_kept_and_no_id_comes_twice_in_a_store(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(runtime={"namespace_execution": {"max_terminal_entries": 3}})
+    session = agent.session()
+    ids: list[str] = []
+    for n in range(5):
+        ids.append(agent.run(f"echo {n}; yes | head -c 100000", session, tty=False, yield_time_ms=0)["command_session_id"])
+        agent.call("wait_command", command_session_id=ids[-1], timeout_ms=60_000)
+    assert [c["command_session_id"] for c in agent.call("list_commands")["commands"]] == ids[2:]
+    assert refused(lambda: agent.call("read_command_lines", command_session_id=ids[0])).kind == "not_found"
+    assert agent.call("read_command_lines", command_session_id=ids[2], limit=1)["output"] == "2"
+    assert sorted(os.listdir(os.path.join(agent.settings["scratch_root"], "commands"))) == sorted(ids[2:])
+    agent.kill()
+    agent.start()
+    assert os.listdir(os.path.join(agent.settings["scratch_root"], "commands")) == []
+    fresh = agent.run("sleep 1000", yield_time_ms=0)["command_session_id"]
+    assert int(fresh.rpartition("_")[2]) > int(ids[-1].rpartition("_")[2])
+
+
+def test_commands_are_listed_in_pages(shared_agent: Agent, here: In) -> None:
+    ids = [here.start(f"true {n}") for n in range(5)]
+    for command in ids:
+        here.wait(command)
+    page = shared_agent.call("list_commands", workspace_session_id=here.session, limit=2)
+    assert ([c["command_session_id"] for c in page["commands"]], page["next"]) == (ids[:2], ids[1])
+    rest = shared_agent.call("list_commands", workspace_session_id=here.session, after=page["next"])
+    assert ([c["command_session_id"] for c in rest["commands"]], rest["next"]) == (ids[2:], None)
+    assert rest["commands"][0]["command"] == "true 2" and rest["commands"][0]["status"] == "ok"
+
+
+def test_waiting_holds_nothing_that_others_need(shared_agent: Agent, here: In) -> None:
+    command = here.start("read x")
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        waits = [pool.submit(here.of, "wait_command", command, timeout_ms=60_000) for _ in range(20)]
+        assert shared_agent.read("README.md") == "hello"
+        assert here.run("echo quick")["output"] == "quick"
+        here.of("write_command_stdin", command, stdin="x\n", yield_time_ms=0)
+        assert {wait.result()["status"] for wait in waits} == {"ok"}
+
+
+def test_a_flood_of_output_neither_fills_memory_nor_blocks_others(here: In) -> None:
+    def resident() -> int:
+        with open(f"/proc/{here.agent.pid}/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    here.run("true")
+    before = resident()
+    command = here.start("yes 0123456789abcdefghijklmnopqrstuvwxyz | head -c 150000000", tty=False)
+    answers = 0
+    while here.of("wait_command", command, timeout_ms=0)["status"] == "running":
+        assert here.run("echo other")["output"] == "other"
+        answers += 1
+    assert answers > 3
+    assert resident() - before < 20 << 20
+    found = here.of("read_command_lines", command, start_offset=0, limit=1)
+    assert found["output"] == "0123456789abcdefghijklmnopqrstuvwxyz"
+    assert found["total_lines"] == -(-150_000_000 // 37)
+    middle = here.of("read_command_lines", command, start_offset=found["total_lines"] // 2, limit=1)
+    assert "lines were dropped here" in middle["output"] and middle["dropped"]["end_offset"] == middle["end_offset"]
+    last = here.of("read_command_lines", command, start_offset=found["total_lines"] - 2, limit=1)
+    assert last["output"] == "0123456789abcdefghijklmnopqrstuvwxyz"
+    folder = os.path.join(here.agent.settings["scratch_root"], "commands", command)
+    assert sum(os.stat(os.path.join(folder, name)).st_size for name in os.listdir(folder)) <= 66 << 20
+
+
+def test_five_hundred_orphans_leave_no_zombie(here: In) -> None:
+    result = here.run("i=0; while [ $i -lt 500 ]; do sh -c '(sleep 0.01 &)'; i=$((i+1)); done; wait", yield_time_ms=100_000)
+    assert result["status"] == "ok"
+    assert here.run("grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l", tty=False)["output"] == "0"
+
+
+def test_file_operations_run_inside_the_mount_of_a_session(shared_agent: Agent, here: In) -> None:
+    at: dict[str, Any] = {"workspace_session_id": here.session}
+    assert shared_agent.call("file_write", path="run.sh", content="#!/bin/sh\necho new\n", **at)["type"] == "update"
+    assert here.run("./run.sh")["output"] == "new"
+    shared_agent.call("file_edit", path="crlf.txt", edits=[{"old_string": "b", "new_string": "B"}], **at)
+    assert here.run("od -An -c crlf.txt | tr -d ' \\n'")["output"] == "357273277a\\r\\nB\\nc\\r\\n"
+    here.run("mkdir -p deep/er; echo x > deep/er/f; ln -s deep link")
+    assert shared_agent.call("file_list", path="deep", **at)["entries"] == [{"name": "er", "kind": "directory", "size": None}]
+    assert refused(lambda: shared_agent.read("link/er/f", **at)).details["target"] == "deep"
+    assert refused(lambda: shared_agent.read("none", **at)).kind == "not_found"
+    assert shared_agent.call("file_write", path="a/b/c", content="", **at) == {"type": "create", "path": "a/b/c", "bytes_written": 0}
+    assert refused(lambda: shared_agent.read("a/b/c")).kind == "not_found"
+    here.run("rm -r src; mkdir src")
+    assert shared_agent.call("file_list", path="src", **at)["entries"] == []
