@@ -34,11 +34,12 @@ def error(failure: Object, name: str) -> str:
     details = dict(failure.get("details") or {})
     lines = [f"{name} failed: {failure.get('message')} ({failure.get('kind')})"]
     rejection = details.pop("publish_rejection", None)
-    hint, nothing = details.pop("hint", None), details.pop("request_id", None)
-    del nothing
+    hint = details.pop("hint", None)
+    details.pop("request_id", None)
     if is_object(rejection):
         lines += render_conflicts.rejection(rejection)
         lines.append(render_conflicts.next_step(details))
+        hint = None  # said with the names in it
     details.pop("session_retained", None)
     if details:
         lines.append("details: " + compact(details))
@@ -84,7 +85,7 @@ def _command(args: Object, reply: Object) -> str:
     about.append(f"lines {start} to {end} of {total}" if (start, end) != (0, total) else f"{total} lines")
     if command_id:
         about.append(f"command_session_id {command_id}")
-    if reply.get("workspace_session_id"):
+    if reply.get("workspace_session_id") and status == "running":  # a session of the command's own is gone with it
         about.append(f"workspace_session_id {reply['workspace_session_id']}")
     lines = ["; ".join(about)]
     output = str(reply.get("output") or "")
@@ -115,7 +116,7 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
     if reply.get("left_behind"):
         notes.append(f"still running apart from the command, ended with its session: {compact(reply['left_behind'])}")
     publish = reply.get("publish")
-    if is_object(publish):
+    if is_object(publish) and not reply.get("publish_rejected"):
         notes.append(_published(publish))
     if reply.get("publish_rejected"):
         rejection = reply.get("publish_rejection")
@@ -131,7 +132,7 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
         notes.append("the command ended, its changes are being published")
     if reply.get("status") == "running" and command_id:
         notes.append(f"still running; read on with read_command_lines command_session_id={command_id} start_offset={end}")
-    if reply.get("hint"):
+    if reply.get("hint") and not reply.get("publish_rejected"):
         notes.append(f"next: {reply['hint']}")
     return notes
 
