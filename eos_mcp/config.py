@@ -173,7 +173,9 @@ def _document(source: bytes) -> dict[str, Any]:
     class Loader(yaml.SafeLoader):
         """Also reads 1e-9 as a number, as YAML 1.2 does and YAML 1.1 does not."""
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
+    Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
     try:
         document: Any = yaml.load(source, Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -123,13 +123,12 @@ def prepare(workspace: str, cache: str, *, special_files: str = "skip", progress
     try:
         return _prepare(os.path.realpath(workspace), cache, special_files, progress)
     except OSError as error:
-        wrapped = os_error(error)
-        wrapped.details["reason"] = (
-            "workspace_unreadable" if str(wrapped.details.get("path", "")).startswith(workspace) else wrapped.details["reason"]
-        )
-        raise OperationError(
-            OPERATION_FAILED, f"workspace preparation failed: {wrapped.message} at {error.filename}", wrapped.details
-        ) from error
+        refused = os_error(error)
+        where = str(refused.details.get("path", ""))
+        if where.startswith(os.path.realpath(workspace)):
+            refused.details["reason"] = "workspace_unreadable"
+        message = f"workspace preparation failed: {refused.message}" + (f": {where}" if where else f" while copying to {cache}")
+        raise OperationError(OPERATION_FAILED, message, refused.details) from error
 
 
 def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[[str], None]) -> BaseTree:

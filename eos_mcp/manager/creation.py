@@ -121,8 +121,9 @@ class Creation:
             progress(f"daemon published on {made.daemon.host}:{made.daemon.port}")
             progress("waiting for readiness")
             docker = manager.config.manager.docker
-            waiting = {"timeout_s": docker.readiness_timeout_ms / 1000, "poll_s": docker.readiness_poll_ms / 1000}
-            await manager.run(lambda: wait_ready(provider, record, **waiting))
+            timeout_s, poll_s = docker.readiness_timeout_ms / 1000, docker.readiness_poll_ms / 1000
+            closing = manager.closing.is_set
+            await manager.run(lambda: wait_ready(provider, record, timeout_s=timeout_s, poll_s=poll_s, given_up=closing))
             progress("ready")
             record = manager.registry.move(record.id, ("creating",), "ready")
             progress(f"sandbox ready: {record.id}")

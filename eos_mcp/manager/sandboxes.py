@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -65,6 +66,7 @@ class Manager:
             self.providers["local"] = LocalProvider(config, state_dir, cache, private)
         self.exports = Exports(config.manager.export, guards(self.own, registry_path), forwarder, self.run)
         self.creation = Creation(self)
+        self.closing = threading.Event()
         self._said: dict[str, str] = {}
         self._reconciling: asyncio.Task[None] | None = None
         self._refreshing: dict[str, asyncio.Task[Found | None]] = {}
@@ -99,6 +101,7 @@ class Manager:
 
     async def close(self) -> None:
         """Keep what is only in memory; sandboxes live on."""
+        self.closing.set()
         if self._reconciling is not None:
             self._reconciling.cancel()
             await asyncio.gather(self._reconciling, return_exceptions=True)

@@ -69,7 +69,7 @@ class LocalProvider:
         """`host` where a sandbox can work; found out once."""
         if self._works is None:
             os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
-            self._works = local_probe.problem(self.state_dir) is None
+            self._works = local_probe.problem(self.state_dir, self._python()) is None
         return [HOST_IMAGE] if self._works else []
 
     def create(self, plan: Plan, progress: Progress) -> Made:
@@ -160,6 +160,9 @@ class LocalProvider:
         except build.BuildError as error:
             raise OperationError(INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed") from error
 
+    def _python(self) -> list[str]:
+        return build.python_argv(self._bundle(lambda _: None).path)
+
     def _settings(self, plan: Plan, folder: str) -> dict[str, Any]:
         rootfs = plan.image.removeprefix(ROOTFS_PREFIX) if plan.image != HOST_IMAGE else None
         masks: list[str] = plan.sections["runner"]["mount_mask"]["hidden_paths"]
@@ -238,7 +241,7 @@ class LocalProvider:
             time.sleep(START_POLL_S)
         said = self._log(sandbox_id)
         self._stop(sandbox_id)
-        problem = local_probe.problem(self.state_dir)
+        problem = local_probe.problem(self.state_dir, self._python())
         if problem is not None:
             raise OperationError(INTERNAL_ERROR, problem.message, {**problem.details, "daemon_log": said}, reason=problem.reason)
         how = f"exited with {child.returncode}" if child.returncode is not None else "did not say where it listens"
@@ -305,7 +308,7 @@ class LocalProvider:
             if not socket_dir.startswith(folder):
                 durable.remove_tree(socket_dir)
         try:
-            local_probe.remove_tree(folder)
+            local_probe.remove_tree(folder, self._python())
         except OSError as error:
             wrapped = os_error(error, kind=INTERNAL_ERROR)
             raise OperationError(

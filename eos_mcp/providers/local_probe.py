@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from layerstack import durable
@@ -52,16 +53,20 @@ class Problem(NamedTuple):
     details: dict[str, Any]
 
 
-def problem(state_dir: str) -> Problem | None:
-    """Try a mount namespace (as an ordinary user inside a user namespace) and an overlay whose upper lies in `state_dir`; None when both work."""
+def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
+    """Try a mount namespace (as an ordinary user inside a user namespace) and an overlay whose upper lies in `state_dir`; None when both work.
+
+    Args:
+        python: the command line of an interpreter that has `layerstack`, the bundle's.
+    """
     if sys.platform != "linux":
         return Problem("not_linux", "local sandboxes need Linux; use an image and Docker", {"hint": "start Docker and name an image"})
     trial = os.path.join(state_dir, f".probe-{os.getpid()}-{os.urandom(4).hex()}")
     os.makedirs(trial, mode=0o700)
     try:
-        done = _run(IN_NAMESPACE + OVERLAY, trial)
+        done = _run(python, IN_NAMESPACE + OVERLAY, trial)
     finally:
-        remove_tree(trial)
+        remove_tree(trial, python)
     if done.returncode != 0:
         return Problem("probe_failed", f"the probe for local sandboxes failed: {done.stderr.strip()[-300:]}", {})
     if not done.stdout.strip():
@@ -91,7 +96,7 @@ def problem(state_dir: str) -> Problem | None:
     return Problem("overlay_unsupported", message, {**details, "hint": hint, "file_system": kind})
 
 
-def remove_tree(path: str) -> None:
+def remove_tree(path: str, python: Sequence[str]) -> None:
     """Delete a tree of a sandbox, whatever modes its directories have. What an ordinary user may not delete directly goes inside a user
     namespace, where its owner is root.
 
@@ -104,21 +109,17 @@ def remove_tree(path: str) -> None:
     except (OSError, RecursionError):
         if not os.path.lexists(path):
             return
-    done = _run(IN_NAMESPACE + REMOVE, path)
+    done = _run(python, IN_NAMESPACE + REMOVE, path)
     if os.path.lexists(path):  # deeper than Python recurses
         done = subprocess.run(["rm", "-rf", "--one-file-system", "--", path], capture_output=True, text=True, check=False)
     if os.path.lexists(path):
         raise OSError(1, f"still there: {(done.stderr or done.stdout).strip()[-300:]}", path)
 
 
-def _run(code: str, argument: str) -> subprocess.CompletedProcess[str]:
-    """`code` in a fresh single-threaded interpreter that finds our packages."""
-    import layerstack
-
-    where = os.path.dirname(os.path.dirname(os.path.abspath(layerstack.__file__)))
-    script = f"import sys; sys.path.insert(0, {where!r})\n{code}"
+def _run(python: Sequence[str], code: str, argument: str) -> subprocess.CompletedProcess[str]:
+    """`code` in a fresh single-threaded interpreter."""
     return subprocess.run(
-        [sys.executable, "-I", "-c", script, argument], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        [*python, "-c", code, argument], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
     )
 
 

@@ -132,9 +132,11 @@ def ask_ready(endpoint: Endpoint, sandbox_id: str, token: str, *, timeout_s: flo
         return "the answer is no reply"
 
 
-def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: float) -> None:
+def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: float, given_up: Callable[[], bool]) -> None:
     """Wait until the agent of `record` answers; polls fast at first, since most are there within a quarter of a second.
 
+    Args:
+        given_up: true once nobody waits any more.
     Raises:
         OperationError: internal_error with the stage, what the agent said last and the end of its log in details.daemon_log.
     """
@@ -143,7 +145,7 @@ def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: 
     deadline = started + timeout_s
     pause, said = FIRST_POLL_S, "nobody listened"
     reason, exited = "readiness_timeout", None
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not given_up():
         answer = ask_ready(record.daemon, record.id, record.token, timeout_s=max(0.05, min(5.0, deadline - time.monotonic())))
         if answer is None:
             return
