@@ -116,8 +116,8 @@ def _roll_back(stage: Stage, dest: str, target: Tree | None) -> None:
                 raise
 
 
-def recover(dest: str) -> list[str]:
-    """Take back what a killed export left half done in `dest`; its staging directories are removed.
+def recover(dest: str, *, step: StepHook = no_step) -> list[str]:
+    """Take back what a killed export left half done in `dest` (resolved, absolute); its staging directories are removed.
 
     Returns:
         `rolled_back` or `swept` for each that was found.
@@ -126,7 +126,7 @@ def recover(dest: str) -> list[str]:
     """
     done: list[str] = []
     for path in _staging_of(dest):
-        stage = Stage.take_over(path)
+        stage = Stage.take_over(path, step)
         if stage is None:
             if os.path.lexists(path) and os.lstat(path).st_uid == os.geteuid():
                 raise _in_flight(dest)

@@ -88,7 +88,7 @@ class Stage:
             return stage
 
     @classmethod
-    def take_over(cls, path: str) -> Stage | None:
+    def take_over(cls, path: str, step: StepHook = no_step) -> Stage | None:
         """The one that a dead export left; None when its owner lives, or when it is not this user's."""
         try:
             tree = Tree(path)
@@ -97,7 +97,7 @@ class Stage:
         if os.fstat(tree.fd).st_uid != os.geteuid() or not lock(tree.fd) or not _is_still(tree.fd, path):
             tree.close()
             return None
-        stage = cls(path, tree, no_step)
+        stage = cls(path, tree, step)
         at = 0
         while record := stage._read(at):
             stage._at.append(at)
@@ -107,8 +107,9 @@ class Stage:
         return stage
 
     def close(self) -> None:
-        self._plan.close()
-        self._clears.close()
+        for file in (self._plan, self._clears):
+            with contextlib.suppress(OSError):  # a full disk: what is not written is not needed any more
+                file.close()
         self.tree.close()
 
     def destroy(self) -> None:
@@ -312,12 +313,14 @@ class Stage:
                     if self.tree.lstat(undo) is not None:
                         raise OSError(errno.ENOTEMPTY, "a directory that the export made holds files of somebody else", what.path)
                     return
+                self.step("export.take_back")
                 target.move(what.path, self.tree, new, directory=directory)
         self._back(target, what.path, undo)
 
     def _back(self, target: Tree, path: bytes, place: bytes) -> None:
         old = self.tree.lstat(place)
         if old is not None and target.lstat(path) is None:
+            self.step("export.back")
             self.tree.move(place, target, path, directory=stat.S_ISDIR(old.st_mode))
 
 

@@ -116,7 +116,6 @@ class ExportStream:
 
     def __init__(self, reader: Reader, limits: ExportLimits) -> None:
         self._reader, self._limits = reader, limits
-        self.index = PathIndex()
         self.received = self.tar_bytes = self.count = 0
         self._digest = hashlib.sha256()
         self._piece = memoryview(b"")  # what is here of the present frame
@@ -128,6 +127,7 @@ class ExportStream:
         self.header = self._line("header")
         if self.header.get("format") != 1 or type(self.header.get("manifest_version")) is not int:
             raise refused("the stream's first line is not one that this version understands", "bad_stream")
+        self.index = PathIndex()
 
     def __enter__(self) -> ExportStream:
         return self

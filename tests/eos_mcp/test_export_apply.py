@@ -1,0 +1,700 @@
+"""The host's side of an export: whatever a stream holds and whenever we are killed, nothing but the delta changes, or nothing at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from eos_agent.protocol import OperationError
+from eos_mcp.manager.export import ExportLimits, Guards, apply, check_destination, recover
+from eos_mcp.manager.export_dir import folded
+from layerstack import linux, pax
+from tests import children
+from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, made, pack, symlink, tar_of, unpack
+from tests.hands import WEIGHTS, Hand, Op
+from tests.trees import DIRECTORY, FILE, Entry, Tree, difference, read_tree
+
+NOWHERE = Guards(home="/nonexistent-home", own=())
+Entries = tuple[tuple[pax.Header, bytes], ...]
+
+
+def run(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> dict[str, Any]:
+    options = {"limits": ExportLimits(), "places": NOWHERE, "progress": lambda line: None, **more}
+    return apply(io.BytesIO(data), dest=str(dest), fmt=fmt, **options)
+
+
+def failure(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> OperationError:
+    with pytest.raises(OperationError) as caught:
+        run(data, dest, fmt, **more)
+    return caught.value
+
+
+Shape = dict[bytes, tuple[str, int, bytes]]
+
+
+def shape(root: str | Path) -> Shape:
+    """path -> kind, mode, content or target."""
+    out: Shape = {}
+
+    def visit(path: bytes, full: bytes) -> None:
+        status = os.lstat(full)
+        mode = stat.S_IMODE(status.st_mode)
+        if stat.S_ISDIR(status.st_mode):
+            out[path] = ("d", mode, b"")
+            for name in os.listdir(full):
+                visit(path + b"/" + name if path else name, full + b"/" + name)
+        elif stat.S_ISLNK(status.st_mode):
+            out[path] = ("l", 0o777, os.readlink(full))
+        else:
+            out[path] = ("f", mode, Path(os.fsdecode(full)).read_bytes())
+
+    visit(b"", os.fsencode(str(root)))
+    del out[b""]
+    return out
+
+
+def stamps(root: str | Path) -> dict[str, tuple[int, int, int]]:
+    """Inode, mtime and ctime of every file: equal before and after means that it was not written."""
+    return {
+        path: (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+        for path in (os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+        if stat.S_ISREG((found := os.lstat(path)).st_mode)
+    }
+
+
+def fill(root: Path) -> None:
+    """A destination with something of every sort."""
+    root.mkdir(exist_ok=True)
+    (root / "src").mkdir()
+    (root / "src" / "a").write_text("old a")
+    (root / "src" / "kept").write_text("kept")
+    (root / "old").mkdir()
+    (root / "old" / "hidden").write_text("hidden")
+    (root / "old" / "same").write_text("same")
+    os.utime(root / "old" / "same", ns=(0, 1_700_000_000 * SECOND))
+    (root / "old" / "deep").mkdir()
+    (root / "old" / "deep" / "x").write_text("x")
+    (root / "gone").mkdir()
+    (root / "gone" / "f").write_text("f")
+    (root / "was-dir").mkdir()
+    (root / "was-dir" / "f").write_text("f")
+    (root / "was-file").write_text("file")
+    (root / "was-link").symlink_to("src")
+    (root / "src" / "gone").write_text("gone")
+    (root / "closed").mkdir(mode=0o555)
+
+
+DELTA: Entries = (
+    directory(b"closed", 0o555),
+    file(b"closed/new", b"in a closed directory"),
+    gone(b"gone"),
+    file(b"linked", b"linked", 0o755),
+    hard_link(b"linked-2", b"linked", 0o755),
+    directory(b"new", 0o700),
+    directory(b"new/deeper", 0o500),
+    file(b"new/deeper/f", b"f"),
+    directory(b"old", 0o755, opaque=True),
+    file(b"old/.dot", b"dot"),
+    file(b"old/same", b"same"),
+    directory(b"src", 0o750),
+    file(b"src/.wh.x", b"an ordinary file"),
+    file(b"src/a", b"new a", 0o600, 1_600_000_000 * SECOND + 7),
+    gone(b"src/gone"),
+    symlink(b"src/link", b"a"),
+    file(b"src/\xff\xfe", b"no utf-8"),
+    file(b"was-dir", b"now a file"),
+    directory(b"was-file"),
+    file(b"was-file/f", b"f"),
+    directory(b"was-link"),
+    file(b"was-link/f", b"not through the link"),
+)
+AFTER: Shape = {
+    b"closed": ("d", 0o555, b""),
+    b"closed/new": ("f", 0o644, b"in a closed directory"),
+    b"linked": ("f", 0o755, b"linked"),
+    b"linked-2": ("f", 0o755, b"linked"),
+    b"new": ("d", 0o700, b""),
+    b"new/deeper": ("d", 0o500, b""),
+    b"new/deeper/f": ("f", 0o644, b"f"),
+    b"old": ("d", 0o755, b""),
+    b"old/.dot": ("f", 0o644, b"dot"),
+    b"old/same": ("f", 0o644, b"same"),
+    b"src": ("d", 0o750, b""),
+    b"src/.wh.x": ("f", 0o644, b"an ordinary file"),
+    b"src/\xff\xfe": ("f", 0o644, b"no utf-8"),
+    b"src/a": ("f", 0o600, b"new a"),
+    b"src/kept": ("f", 0o644, b"kept"),
+    b"src/link": ("l", 0o777, b"a"),
+    b"was-dir": ("f", 0o644, b"now a file"),
+    b"was-file": ("d", 0o755, b""),
+    b"was-file/f": ("f", 0o644, b"f"),
+    b"was-link": ("d", 0o755, b""),
+    b"was-link/f": ("f", 0o644, b"not through the link"),
+}
+
+
+# dir
+
+
+def test_a_directory_gets_the_delta_and_keeps_all_else(tmp_path: Path) -> None:
+    fill(tmp_path / "d")
+    result = run(made(*DELTA), tmp_path / "d")
+    assert shape(tmp_path / "d") == AFTER
+    assert os.lstat(tmp_path / "d/linked").st_ino == os.lstat(tmp_path / "d/linked-2").st_ino
+    assert os.lstat(tmp_path / "d/src/a").st_mtime_ns == 1_600_000_000 * SECOND + 7
+    assert result == {
+        "manifest_version": 2,
+        "format": "dir",
+        "layers_exported": ["L000002-0badcafe"],
+        "files_written": 11,
+        "symlinks_written": 1,
+        "deletes_applied": 2,
+        "opaque_clears": 1,
+        "skipped_unchanged": 1,
+        "bytes_written": sum(len(data) for header, data in DELTA if header.path != b"old/same"),
+    }
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_a_missing_destination_is_made_with_its_parents(tmp_path: Path) -> None:
+    run(made(*DELTA), tmp_path / "x/y/d")
+    assert shape(tmp_path / "x/y/d") == {path: what for path, what in AFTER.items() if path != b"src/kept"}
+    assert os.listdir(tmp_path / "x/y") == ["d"]
+
+
+def test_a_second_export_writes_no_file(tmp_path: Path) -> None:
+    fill(tmp_path / "d")
+    run(made(*DELTA), tmp_path / "d")
+    before = stamps(tmp_path / "d")
+    again = run(made(*DELTA), tmp_path / "d")
+    assert stamps(tmp_path / "d") == before
+    assert again["bytes_written"] == again["files_written"] == 0 and again["skipped_unchanged"] == 12
+    assert shape(tmp_path / "d") == AFTER
+
+
+def test_a_file_of_equal_size_and_time_is_compared_and_its_mode_corrected(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    big = bytes(range(256)) * 10_000
+    for name, data in (("differs-late", big[:-1] + b"!"), ("equal", big)):
+        (tmp_path / "d" / name).write_bytes(data)
+        os.utime(tmp_path / "d" / name, ns=(0, 1_700_000_000 * SECOND + 5))
+    inode = os.lstat(tmp_path / "d/equal").st_ino
+    result = run(made(file(b"differs-late", big), file(b"equal", big, 0o755)), tmp_path / "d")
+    assert (result["files_written"], result["skipped_unchanged"], result["bytes_written"]) == (1, 1, len(big))
+    assert shape(tmp_path / "d") == {b"differs-late": ("f", 0o644, big), b"equal": ("f", 0o755, big)}
+    assert os.lstat(tmp_path / "d/equal").st_ino == inode
+
+
+def test_directory_and_file_take_each_others_place_there_and_back(tmp_path: Path) -> None:
+    forth = made(directory(b"a"), file(b"a/f", b"1"), file(b"b", b"2"), symlink(b"c", b"a"))
+    back = made(file(b"a", b"1"), directory(b"b"), file(b"b/f", b"2"), directory(b"c"))
+    for data, want in ((forth, b"d"), (back, b"f"), (forth, b"d")):
+        run(data, tmp_path / "d")
+        assert shape(tmp_path / "d")[b"a"][0] == want.decode()
+
+
+def test_directory_mode_0700_makes_closed_directories_and_leaves_old_ones(tmp_path: Path) -> None:
+    fill(tmp_path / "d")
+    run(made(directory(b"new", 0o755), directory(b"src", 0o700)), tmp_path / "d", directory_mode="0700")
+    found = shape(tmp_path / "d")
+    assert found[b"new"][1] == 0o700 and found[b"src"][1] == 0o755
+
+
+def test_a_dry_run_lists_what_would_change_and_writes_nothing(tmp_path: Path) -> None:
+    fill(tmp_path / "d")
+    before, times = shape(tmp_path / "d"), stamps(tmp_path / "d")
+    result = run(made(*DELTA), tmp_path / "d", dry_run=True)
+    assert shape(tmp_path / "d") == before and stamps(tmp_path / "d") == times
+    assert result["dry_run"] is True and result["skipped_unchanged"] == 1
+    assert {(c["action"], c["path"]) for c in result["changes"]} >= {
+        ("delete", "gone"),
+        ("delete", "old/hidden"),
+        ("delete", "old/deep"),
+        ("write", "src/a"),
+        ("mode", "src"),
+    }
+    run(made(*DELTA), tmp_path / "new", dry_run=True)
+    assert sorted(os.listdir(tmp_path)) == ["d"]
+
+
+def test_no_symlink_of_the_destination_is_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "f").write_text("outside")
+    root = tmp_path / "d"
+    root.mkdir()
+    (root / "to-dir").symlink_to(outside)
+    (root / "to-file").symlink_to(outside / "f")
+    (root / "below").mkdir()
+    (root / "below" / "up").symlink_to("../../outside")
+    run(
+        made(
+            directory(b"below"),
+            gone(b"below/up"),
+            directory(b"to-dir"),
+            gone(b"to-dir/f"),
+            file(b"to-dir/g", b"g"),
+            file(b"to-file", b"new"),
+        ),
+        root,
+    )
+    assert shape(outside) == {b"f": ("f", 0o644, b"outside")}
+    assert shape(root) == {
+        b"below": ("d", 0o755, b""),
+        b"to-dir": ("d", 0o755, b""),
+        b"to-dir/g": ("f", 0o644, b"g"),
+        b"to-file": ("f", 0o644, b"new"),
+    }
+
+
+@pytest.mark.needs("overlay")
+def test_an_export_onto_a_copy_of_the_base_equals_the_version(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
+    """Whatever sessions did: random work over a real overlay, three publishes, then the delta onto the base; and again, writing nothing."""
+
+    def child() -> int:
+        whiteouts = 0
+        for seed in range(20):
+            rng = random.Random(seed)
+            folder = os.path.join(short_dir, str(seed))
+            os.mkdir(folder)
+            owner = (os.geteuid(), os.getegid())
+            base: Tree = {name: Entry(DIRECTORY, (0o755, *owner)) for name in ("", "a", "a/b", "c", "c/d", "c/d/a")}
+            base |= {
+                f"{d}{n}": Entry(FILE, (0o644, *owner), f"{d}{n}".encode())
+                for d in ("", "a/", "a/b/", "c/d/")
+                for n in ("x.o", "y", ".wh.x", "z")
+            }
+            stack = Stack(folder, base, "trusted" if os.geteuid() == 0 else "user")
+
+            def work(root: str, rng: random.Random = rng) -> None:
+                hand = Hand(root)
+                for _ in range(8):
+                    hand.do(Op(rng.choice(list(WEIGHTS)), rng.randbytes(8)))
+
+            for _ in range(3):
+                stack.publish(work)
+            dest = os.path.join(folder, "dest")
+            shutil.copytree(stack.base, dest, symlinks=True)
+            data = stack.export()
+            whiteouts += unpack(data).trailer["whiteouts"]
+            run(data, dest)
+            want = stack.look()
+            want.pop("")
+            got = read_tree(dest)
+            got.pop("")
+            links = [{path: e._replace(xattrs=()) for path, e in tree.items()} for tree in (got, want)]
+            assert links[0] == links[1], difference(*links)
+            before = stamps(dest)
+            again = run(data, dest)
+            assert stamps(dest) == before and again["bytes_written"] == 0
+            stack.close()
+        return whiteouts
+
+    assert in_mount_namespace(child) > 20
+
+
+# hostile streams
+
+HOSTILE: list[tuple[str, Entries, str]] = [
+    ("parent", (file(b"../x", b"1"),), "'..'"),
+    ("parent in the middle", (directory(b"a"), file(b"a/../../x", b"1")), "'..'"),
+    ("absolute", (file(b"/etc/x", b"1"),), "absolute"),
+    ("nul", (file(b"a\0b" + b"c" * 120, b"1"),), "NUL"),
+    ("dot", (file(b"./x", b"1"),), "normalised"),
+    ("double slash", (directory(b"a"), file(b"a//x", b"1")), "normalised"),
+    ("through a symlink", (symlink(b"d", b"/tmp"), file(b"d/f", b"1")), "no directory"),
+    ("through a file", (file(b"d", b""), file(b"d/f", b"1")), "no directory"),
+    ("below a deletion", (gone(b"d"), file(b"d/f", b"1")), "no directory"),
+    ("twice", (file(b"f", b"1"), file(b"f", b"2")), "order"),
+    ("out of order", (file(b"g", b"1"), file(b"f", b"2")), "order"),
+    ("hard link outside", (hard_link(b"h", b"../../../../etc/passwd"),), "'..'"),
+    ("hard link absolute", (hard_link(b"h", b"/etc/passwd"),), "absolute"),
+    ("hard link to later", (hard_link(b"h", b"z"), file(b"z", b"1")), "no earlier file"),
+    ("hard link to a symlink", (symlink(b"a", b"/etc/passwd"), hard_link(b"h", b"a")), "no earlier file"),
+    ("hard link to a file of the destination", (hard_link(b"x", b"there"),), "no earlier file"),
+    ("our own staging", (directory(b".eos-export-1"), file(b".eos-export-1/plan", b"1")), "exports use themselves"),
+    ("device", ((pax.Header(b"dev", b"3"), b""),), "unknown type"),
+    ("fifo", ((pax.Header(b"fifo", b"6"), b""),), "unknown type"),
+    ("unknown kind", ((pax.Header(b"a", pax.FILE, kind=b"bomb"), b""),), "unknown kind"),
+    ("opaque file", ((pax.Header(b"a", pax.FILE, kind=pax.OPAQUE), b""),), "unknown kind"),
+]
+
+
+@pytest.mark.parametrize("fmt", ["dir", "tar"])
+@pytest.mark.parametrize(("entries", "token"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
+def test_a_hostile_entry_refuses_the_whole_export_before_anything_is_written(
+    tmp_path: Path, entries: Entries, token: str, fmt: str
+) -> None:
+    root = tmp_path / "d"
+    root.mkdir()
+    (root / "there").write_text("there")
+    if fmt == "tar" and token == "exports use themselves":
+        return
+    error = failure(made(file(b"!first", b"1"), *entries), root if fmt == "dir" else root / "x.tar", fmt)
+    assert error.kind == "operation_failed" and token in error.message
+    assert shape(root) == {b"there": ("f", 0o644, b"there")} and os.listdir(tmp_path) == ["d"]
+
+
+def spoilt() -> Iterable[tuple[str, bytes, str]]:
+    good = made(file(b"f", b"x" * 5000))
+    tar = tar_of([file(b"f", b"x" * 5000)])
+    yield "nothing", b"", "export_interrupted"
+    yield "no JSON", b"hello\n" + good, "bad_stream"
+    yield "another format", made(header={"format": 9}), "bad_stream"
+    yield "cut in the frames", good[:3000], "export_interrupted"
+    yield "cut before the trailer", good[: good.rindex(b"{")], "export_interrupted"
+    yield "a flipped byte", good.replace(b"xxx", b"xyx", 1), "stream_corrupt"
+    yield "another digest", made(file(b"f"), trailer={"sha256": "0" * 64}), "stream_corrupt"
+    yield "another count", made(file(b"f"), trailer={"entries": 2}), "stream_corrupt"
+    yield "a damaged header", pack(b"\1" * 512 + tar[512:], count=1), "bad_stream"
+    yield "a wrong check sum", pack(b"g" + tar[1:], count=1), "bad_stream"
+    yield "no end", pack(tar[:-1024], count=1), "bad_stream"
+    yield "more after the end", pack(tar + b"\0" * 512, count=1), "bad_stream"
+    yield "a huge frame", json.dumps({"format": 1, "manifest_version": 2}).encode() + b"\n\xff\xff\xff\xff", "bad_stream"
+
+
+@pytest.mark.parametrize("fmt", ["dir", "tar", "tar-zst"])
+@pytest.mark.parametrize(("data", "reason"), [case[1:] for case in spoilt()], ids=[case[0] for case in spoilt()])
+def test_a_damaged_or_broken_stream_leaves_nothing_behind(tmp_path: Path, data: bytes, reason: str, fmt: str) -> None:
+    error = failure(data, tmp_path / "new", fmt)
+    assert error.kind == "operation_failed" and error.details["reason"] == reason
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_refusal_of_the_sandbox_is_passed_on(tmp_path: Path) -> None:
+    old = b'{"error":{"kind":"unknown_op","message":"unknown operation: export_stream","details":{}}}\n'
+    error = failure(old, tmp_path / "new")
+    assert (error.kind, error.details) == ("operation_failed", {"daemon_op": "export_layerstack"})
+    late = made(file(b"f", b"1"), trailer={"error": {"kind": "operation_failed", "message": "export: no", "details": {"errno": "EIO"}}})
+    error = failure(late, tmp_path / "new")
+    assert (error.message, error.details) == ("export: no", {"errno": "EIO"})
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("fmt", ["dir", "tar"])
+@pytest.mark.parametrize(
+    ("limits", "token"),
+    [
+        (ExportLimits(max_stream_bytes=4000), "export stream cap exceeded"),
+        (ExportLimits(max_decompressed_bytes=4000), "decompressed"),
+        (ExportLimits(max_apply_entries=2), "entry-count cap exceeded"),
+    ],
+)
+def test_a_cap_is_named_and_the_destination_is_not_made(tmp_path: Path, limits: ExportLimits, token: str, fmt: str) -> None:
+    data = made(file(b"a", b"x" * 3000), file(b"b", b"x" * 3000), file(b"c"))
+    error = failure(data, tmp_path / "new", fmt, limits=limits)
+    assert error.kind == "operation_failed" and token in error.message
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_silent_and_a_lost_connection_are_named(tmp_path: Path) -> None:
+    class Broken(io.BytesIO):
+        error: type[OSError] = TimeoutError
+
+        def read(self, n: int | None = -1, /) -> bytes:
+            if self.tell() > 1000:
+                raise self.error("gone")
+            return super().read(n)
+
+    data = made(file(b"f", b"x" * 5000), frame=500)
+    for kind, reason in ((TimeoutError, "export_stalled"), (ConnectionResetError, "export_interrupted")):
+        reader = Broken(data)
+        reader.error = kind
+        with pytest.raises(OperationError) as caught:
+            apply(reader, dest=str(tmp_path / "new"), fmt="dir", limits=ExportLimits(), places=NOWHERE, progress=lambda line: None)
+        assert caught.value.details["reason"] == reason
+    assert os.listdir(tmp_path) == []
+
+
+# archives
+
+
+@pytest.mark.parametrize("fmt", ["tar", "tar-zst"])
+def test_an_archive_is_what_an_image_layer_is(tmp_path: Path, fmt: str) -> None:
+    dest = tmp_path / "x.tar"
+    dest.write_text("replaced")
+    delta = [entry for entry in DELTA if b".wh." not in entry[0].path]
+    result = run(made(*delta), dest, fmt)
+    data = dest.read_bytes()
+    assert result["bytes_written"] == len(data) and result["whiteouts_emitted"] == 2 and result["files_written"] == 11
+    assert set(result) == {
+        "manifest_version",
+        "format",
+        "layers_exported",
+        "files_written",
+        "symlinks_written",
+        "whiteouts_emitted",
+        "bytes_written",
+    }
+    if fmt == "tar-zst":
+        assert data[:4] == b"\x28\xb5\x2f\xfd"
+        data = zstandard.ZstdDecompressor().stream_reader(data).read()
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        members = archive.getmembers()
+    names = [member.name for member in members]
+    assert names[-2:] == [".wh.gone", "src/.wh.gone"]
+    assert names.index("old/.wh..wh..opq") == names.index("old") + 1
+    assert names.index("src") < names.index("src/a") < names.index("src/.wh.gone")
+    assert all(not member.pax_headers.get("EOS.kind") for member in members)
+    assert os.listdir(tmp_path) == ["x.tar"]
+
+
+def test_an_archive_that_would_turn_a_file_into_a_deletion_is_refused_by_name(tmp_path: Path) -> None:
+    data = made(directory(b"d"), file(b"d/.wh.x", b"1"), file(b"f", b"1"))
+    error = failure(data, tmp_path / "x.tar", "tar")
+    assert error.kind == "operation_failed" and "whiteout" in error.message and error.details["paths"] == ["d/.wh.x"]
+    assert os.listdir(tmp_path) == []
+    run(data, tmp_path / "d")
+    assert shape(tmp_path / "d")[b"d/.wh.x"] == ("f", 0o644, b"1")
+
+
+def test_an_archive_unpacked_over_the_base_by_hand_gives_the_exported_tree(tmp_path: Path) -> None:
+    """GNU tar reads it; deletions are the reader's business, so none are in this delta."""
+    fill(tmp_path / "base")
+    delta = [
+        entry for entry in DELTA if entry[0].kind != pax.WHITEOUT and not entry[0].path.startswith((b"old", b"was", b"src/.wh", b"closed"))
+    ]
+    run(made(*delta), tmp_path / "x.tar.zst", "tar-zst")
+    shutil.copytree(tmp_path / "base", tmp_path / "d", symlinks=True)
+    packed = zstandard.ZstdDecompressor().stream_reader((tmp_path / "x.tar.zst").read_bytes()).read()
+    subprocess.run(["tar", "-C", str(tmp_path / "d"), "--no-same-owner", "-xpf", "-"], input=packed, check=True)
+    run(made(*delta), tmp_path / "base")
+    assert shape(tmp_path / "d") == shape(tmp_path / "base")
+
+
+# destinations
+
+
+def test_dangerous_destinations_are_refused_by_text_and_by_what_they_resolve_to(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    state = home / ".local/state/eos"
+    state.mkdir(parents=True)
+    (tmp_path / "link-home").symlink_to(home)
+    (tmp_path / "link-state").symlink_to(state)
+    (tmp_path / "file").write_text("file")
+    (tmp_path / "link-dir").symlink_to(tmp_path)
+    guards = Guards(home=str(home), own=(str(state),), registry=str(tmp_path / "r/registry.json"))
+    wrong = ["", "relative", "/", "/tmp/..", "//", str(home), f"{home}/", f"{home}/x/..", f"{tmp_path}/a/.export/b", f"{tmp_path}/.export"]
+    wrong += [
+        str(state),
+        f"{state}/sandboxes/x",
+        f"{tmp_path}/link-state/x",
+        f"{tmp_path}/link-dir/home",
+        f"{tmp_path}/r",
+        f"{tmp_path}/r/registry.json",
+    ]
+    for fmt in ("dir", "tar"):
+        for dest in wrong:
+            with pytest.raises(OperationError) as caught:
+                check_destination(dest, fmt, guards)
+            assert (caught.value.kind, caught.value.details["argument"]) == ("invalid_request", "dest"), dest
+    for dest, fmt in ((tmp_path / "file", "dir"), (tmp_path / "link-home", "dir"), (home, "tar"), (tmp_path / "no/x.tar", "tar")):
+        with pytest.raises(OperationError) as caught:
+            check_destination(str(dest), fmt, guards)
+        assert caught.value.kind == "invalid_request"
+    with pytest.raises(OperationError) as caught:
+        check_destination(str(tmp_path / "x"), "zip", guards)
+    assert (caught.value.kind, caught.value.details["argument"]) == ("invalid_request", "format")
+    for dest, fmt in (
+        (home / "project", "dir"),
+        (tmp_path / "link-dir/new", "dir"),
+        (home / "x.tar", "tar"),
+        (tmp_path / "no/such", "dir"),
+    ):
+        check_destination(str(dest), fmt, guards)
+
+
+def test_a_destination_that_turns_bad_while_the_sandbox_prepares_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d").symlink_to("/nonexistent")
+    error = failure(made(file(b"f", b"1")), tmp_path / "d")
+    assert error.kind == "invalid_request" and (tmp_path / "d").is_symlink()
+
+
+# hygiene
+
+
+def test_files_that_the_machine_may_run_are_named(tmp_path: Path) -> None:
+    result = run(
+        made(
+            directory(b".git"),
+            directory(b".git/hooks"),
+            file(b".git/hooks/post-checkout", b"#!/bin/sh\n", 0o755),
+            file(b".git/hooks/pre-push.sample", b""),
+            directory(b".github"),
+            directory(b".github/workflows"),
+            file(b".github/workflows/ci.yml", b""),
+            directory(b".vscode"),
+            file(b".vscode/tasks.json", b"{}"),
+            file(b"plain.py", b""),
+            file(b"sitecustomize.py", b""),
+            file(b"su", b"", 0o4755),
+            symlink(b"up", b"../../etc/passwd"),
+            symlink(b"within", b"plain.py"),
+        ),
+        tmp_path / "d",
+    )
+    assert [(found["path"], found["why"]) for found in result["hygiene"]] == [
+        (".git/hooks/post-checkout", "git_hook"),
+        (".github/workflows/ci.yml", "ci"),
+        (".vscode/tasks.json", "editor_task"),
+        ("sitecustomize.py", "interpreter_startup"),
+        ("su", "setuid"),
+        ("up", "outward_symlink"),
+    ]
+
+
+def test_names_that_a_folding_file_system_takes_for_one_have_one_key() -> None:
+    assert folded(b"d/README") == folded(b"D/readme")
+    assert folded("caf\u00e9".encode()) == folded("cafe\u0301".encode()) == folded("CAFE\u0301".encode())
+    assert folded(b"\xff") != folded(b"\xfe")
+
+
+# kills and full disks
+
+STEPS = ("export.sync", "export.ready", "export.clear", "export.delete", "export.out", "export.in", "export.mode", "export.sync_names")
+
+
+class Killer:
+    """kill -9 of this process at the n-th step of a name."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self.name, self.left = name, count
+
+    def __call__(self, name: str) -> None:
+        if name == self.name:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at(name: str, count: int, dest: Path) -> bool:
+    """Whether the export came as far as that and was killed there."""
+    try:
+        children.call(None, run, made(*DELTA), str(dest), step=Killer(name, count))
+    except children.ChildDied as died:
+        assert died.signal == signal.SIGKILL
+        return True
+    return False
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["into a directory", "into nothing"])
+@pytest.mark.parametrize("name", STEPS)
+def test_an_export_killed_at_any_step_is_taken_back_and_then_repeated(tmp_path: Path, name: str, exists: bool) -> None:
+    dest, done, count = tmp_path / "d", False, 0
+    while not done:
+        count += 1
+        if exists:
+            fill(dest)
+        before = shape(dest) if exists else None
+        done = not killed_at(name, count, dest)
+        if not done:
+            assert recover(str(dest)) in (["rolled_back"], ["swept"])
+            assert (shape(dest) if dest.exists() else None) == before
+            assert recover(str(dest)) == []
+            assert killed_at(name, count, dest)
+            run(made(*DELTA), dest)
+        assert shape(dest) == {path: what for path, what in AFTER.items() if exists or path != b"src/kept"}
+        assert os.listdir(tmp_path) == ["d"]
+        shutil.rmtree(dest)
+    assert count > 1 or (not exists and name in ("export.clear", "export.delete", "export.out"))
+
+
+@pytest.mark.parametrize("name", ["export.take_back", "export.back"])
+def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, name: str) -> None:
+    dest, count, done = tmp_path / "d", 0, False
+    while not done:
+        count += 1
+        fill(dest)
+        before = shape(dest)
+        assert killed_at("export.sync_names", 1, dest)
+        try:
+            children.call(None, recover, str(dest), step=Killer(name, count))
+            done = True
+        except children.ChildDied:
+            assert recover(str(dest)) == ["rolled_back"]
+        assert shape(dest) == before and os.listdir(tmp_path) == ["d"]
+        shutil.rmtree(dest)
+    assert count > 5
+
+
+class Refusing:
+    """EIO at the n-th step of a name."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self.name, self.left = name, count
+
+    def __call__(self, name: str) -> None:
+        if name == self.name:
+            self.left -= 1
+            if self.left == 0:
+                raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_an_error_at_any_step_leaves_the_destination_as_it_was(tmp_path: Path, name: str) -> None:
+    fill(tmp_path / "d")
+    before, times = shape(tmp_path / "d"), {p: s[:2] for p, s in stamps(tmp_path / "d").items()}
+    for count in range(1, 30):
+        try:
+            run(made(*DELTA), tmp_path / "d", step=Refusing(name, count))
+        except OperationError as error:
+            assert error.details["errno"] == "EIO"
+            assert shape(tmp_path / "d") == before
+            assert {p: s[:2] for p, s in stamps(tmp_path / "d").items()} == times
+        else:
+            assert count > 1 and shape(tmp_path / "d") == AFTER
+            return
+    raise AssertionError("the step never ends")
+
+
+@pytest.mark.parametrize("fmt", ["dir", "tar"])
+@pytest.mark.needs("overlay")
+def test_a_full_disk_is_named_and_leaves_the_destination_as_it_was(
+    short_dir: str, in_mount_namespace: Callable[..., Any], fmt: str
+) -> None:
+    def child() -> None:
+        linux.mount("none", short_dir, "tmpfs", 0, "size=2m")
+        root = Path(short_dir, "d")
+        fill(root)
+        before = shape(root)
+        rest = os.urandom(3 << 20)
+        error = failure(made(file(b"a", b"fits"), file(b"b", rest), directory(b"src")), root if fmt == "dir" else root / "x.tar", fmt)
+        assert (error.kind, error.details["reason"], error.details["errno"]) == ("operation_failed", "disk_full", "ENOSPC")
+        assert shape(root) == before and os.listdir(short_dir) == ["d"]
+
+    in_mount_namespace(child)
+
+
+def test_a_second_export_to_a_destination_that_is_being_written_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path / "d")
+    seen: list[str] = []
+
+    def step(name: str) -> None:
+        if name == "export.ready":
+            seen.append(failure(made(file(b"f", b"1")), tmp_path / "d").message)
+
+    run(made(*DELTA), tmp_path / "d", step=step)
+    assert len(seen) == 1 and "in flight" in seen[0]
+    assert shape(tmp_path / "d") == AFTER
+
+
+def test_a_killed_archive_is_swept_by_the_next_export(tmp_path: Path) -> None:
+    for name in ("export.sync", "export.rename"):
+        with pytest.raises(children.ChildDied):
+            children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
+        assert len(os.listdir(tmp_path)) == 1 and not (tmp_path / "x.tar").exists()
+    run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar")
+    assert os.listdir(tmp_path) == ["x.tar"]
