@@ -5,9 +5,11 @@ Standard library only and light to import: a command line's whole life is a few 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -132,7 +134,7 @@ def call(
         token = settings.token if settings.token is not None else token_file.read()
         transport: dict[str, Any] = {} if token is None else {protocol.GATEWAY_TOKEN_KEY: token}
         transport[protocol.STREAM_LOGS_KEY] = on_progress is not None
-        line = protocol.encode_request(op, args, request_id=request_id or protocol.new_request_id(), sandbox_id=sandbox_id, **transport)
+        line = protocol.encode_request(op, with_caller(op, args), request_id=request_id or protocol.new_request_id(), sandbox_id=sandbox_id, **transport)
         if len(line) > protocol.MAX_LINE_BYTES:
             details = {"limit": protocol.MAX_LINE_BYTES}
             raise OperationError(protocol.REQUEST_TOO_LARGE, f"the request has {len(line)} bytes, at most {details['limit']} fit", details)
@@ -151,11 +153,23 @@ def call(
             raise
 
 
+def with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """`create_sandbox` is told the caller's PATH, which a sandbox without a container gives to its commands: the gateway's own may be another."""
+    path = os.environ.get("PATH")
+    return {**args, "caller_path": path} if op == "create_sandbox" and path and "caller_path" not in args else dict(args)
+
+
 def bind_unix(path: str) -> socket.socket:
-    """A listening unix socket of mode 0600 at `path`, in place of whatever stale socket lies there; the caller holds the start lock."""
+    """A listening unix socket of mode 0600 at `path`, in place of a stale one; the caller holds the start lock.
+
+    Raises:
+        OSError: EEXIST where something else lies there: a connect to a plain file is refused like one to a stale socket.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise FileExistsError(errno.EEXIST, "is there and is no socket; remove it first", path)
             os.unlink(path)
         except FileNotFoundError:
             pass

@@ -38,15 +38,11 @@ def unix(path: str) -> Listener:
     endpoint = Endpoint("unix", path=path)
     try:
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        if os.path.lexists(path):
-            probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            with probe:
-                probe.settimeout(5)
-                error = probe.connect_ex(path)
-            if error == 0:
-                raise ListenError(f"something already listens at {endpoint}; stop it, or choose another --gateway-endpoint")
-            if error not in (errno.ECONNREFUSED, errno.ENOENT):
-                raise ListenError(f"{path} is there and is no stale socket ({os.strerror(error)}); remove it first")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(5)
+            error = probe.connect_ex(path)
+        if error not in (errno.ECONNREFUSED, errno.ENOENT):  # 0, or EAGAIN: its backlog is full
+            raise ListenError(f"something already listens at {endpoint}; stop it, or choose another --gateway-endpoint")
         listening = client.bind_unix(path)
     except OSError as error:
         raise ListenError(f"cannot listen at {endpoint}: {error.strerror or error}") from None

@@ -1,0 +1,305 @@
+"""The gateway's connections over real sockets: framing, token, admission, progress frames, routing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from eos_agent import protocol
+from eos_mcp import client
+from eos_mcp.client import Endpoint, Settings
+from eos_mcp.gateway import listen, route
+from eos_mcp.gateway.forward import Forwarder
+from eos_mcp.gateway.listen import ListenError
+from eos_mcp.gateway.server import GatewayServer
+from tests.eos_mcp.scripted_agent import ScriptedAgent, ScriptedManager
+
+TOKEN = "correct horse"
+
+
+class Gateway:
+    """A gateway in this process over a scripted manager and a scripted agent."""
+
+    def __init__(self, path: str, manager: ScriptedManager, agent: ScriptedAgent, server: GatewayServer) -> None:
+        self.path, self.manager, self.agent, self.server = path, manager, agent, server
+        self.settings = Settings(Endpoint("unix", path=path), TOKEN, False)
+
+    async def raw(self, data: bytes) -> dict[str, Any]:
+        reader, writer = await asyncio.open_unix_connection(self.path, limit=1 << 25)
+        try:
+            writer.write(data)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            value: dict[str, Any] = json.loads(await reader.readline())
+            assert await reader.read() == b""  # one request per connection: the gateway closes
+            return value
+        finally:
+            writer.close()
+
+    async def send(self, op: str, args: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(client.call, self.settings, op, args or {}, **how)
+
+
+@contextlib.asynccontextmanager
+async def gateway(folder: str, *, limit: int = 256, contract: bool = False) -> AsyncGenerator[Gateway]:
+    agent = await ScriptedAgent("s").start()
+    manager = ScriptedManager(agent)
+    forwarder = Forwarder()
+    forwarder.targets = manager.target
+    listener = listen.unix(f"{folder}/g.sock")
+    router = route.Router(manager, forwarder, info=route.base_info, contract_results=contract)
+    server = GatewayServer([listener], TOKEN, router.answer, max_connections=limit)
+    server.start()
+    try:
+        yield Gateway(listener.endpoint.path, manager, agent, server)
+    finally:
+        await server.stop_accepting()
+        await server.finish(5)
+        listener.socket.close()
+        forwarder.close()
+        await agent.stop()
+
+
+def run(folder: str, case: Callable[[Gateway], Awaitable[None]], **how: Any) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(60), gateway(folder, **how) as one:
+            await case(one)
+
+    asyncio.run(whole())
+
+
+def line(op: str = "list_sandboxes", *, token: Any = TOKEN, scope: Any = None, **more: Any) -> bytes:
+    request: dict[str, Any] = {"op": op, "request_id": "r", "scope": scope or {"kind": "system"}, "args": {}, **more}
+    if token is not None:
+        request[protocol.GATEWAY_TOKEN_KEY] = token
+    return protocol.encode(request)
+
+
+def kind(reply: dict[str, Any]) -> str:
+    assert list(reply) == ["error"] and list(reply["error"]) == ["kind", "message", "details"]
+    return str(reply["error"]["kind"])
+
+
+def test_a_request_is_answered_and_unknown_keys_are_ignored(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        assert await one.raw(line(future={"x": 1}, _other=2)) == {"sandboxes": []}
+        assert stat.S_IMODE(os.stat(one.path).st_mode) == 0o600
+
+    run(short_dir, case)
+
+
+def test_the_token_is_checked_before_the_envelope_is_looked_at(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        for token in (None, "wrong", "", 5, "\udcff", "é"):
+            reply = await one.raw(b'{"op":5%s}\n' % (b"" if token is None else b',"_sandbox_gateway_auth_token":' + json.dumps(token).encode()))
+            assert kind(reply) == "unauthorized"
+            assert TOKEN not in json.dumps(reply)
+        assert kind(await one.raw(protocol.encode({protocol.GATEWAY_TOKEN_KEY: TOKEN, "op": 5}))) == "invalid_request"
+
+    run(short_dir, case)
+
+
+def test_what_is_no_request_is_told_apart(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        assert kind(await one.raw(b"nonsense\n")) == "bad_json"
+        assert kind(await one.raw(b"[1]\n")) == "bad_json"
+        for bad in ({"scope": {"kind": "other"}}, {"scope": {"kind": "sandbox", "sandbox_id": ""}}, {"args": []}, {"op": ""}):
+            reply = await one.raw(protocol.encode({**json.loads(line()), **bad}))
+            assert kind(reply) == "invalid_request"
+
+    run(short_dir, case)
+
+
+def test_a_line_over_the_limit_is_refused_with_the_limit(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        reply = await one.raw(b"x" * (protocol.MAX_LINE_BYTES + 1000))
+        assert kind(reply) == "request_too_large" and reply["error"]["details"]["limit"] == 16777216
+        padding = "p" * (protocol.MAX_LINE_BYTES - len(line(pad="")))
+        assert len(line(pad=padding)) == protocol.MAX_LINE_BYTES
+        assert await one.raw(line(pad=padding)) == {"sandboxes": []}
+
+    run(short_dir, case)
+
+
+def test_a_client_that_leaves_without_asking_leaves_nothing_behind(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        for data in (b"", b'{"op":'):
+            reader, writer = await asyncio.open_unix_connection(one.path)
+            writer.write(data)
+            writer.write_eof()
+            said = await reader.read()
+            assert said == b"" if not data else kind(json.loads(said)) == "bad_json"
+            writer.close()
+        while one.server.busy:
+            await asyncio.sleep(0)
+
+    run(short_dir, case)
+
+
+def test_more_connections_than_admitted_are_told_so(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        held = [await asyncio.open_unix_connection(one.path) for _ in range(3)]
+        while len(one.server._open) < 3:  # pyright: ignore[reportPrivateUsage]
+            await asyncio.sleep(0)
+        reply = await one.raw(line())
+        assert kind(reply) == "internal_error"
+        assert reply["error"]["details"]["max_concurrent_connections"] == 3 and reply["error"]["details"]["retryable"] is True
+        for _, writer in held:
+            writer.close()
+        while one.server.busy:
+            await asyncio.sleep(0)
+        assert await one.raw(line()) == {"sandboxes": []}
+
+    run(short_dir, case, limit=3)
+
+
+def test_progress_comes_in_order_before_the_reply_and_only_when_asked_for(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        async def work(progress: Callable[[str], None]) -> dict[str, Any]:
+            progress("first")
+            thread = threading.Thread(target=lambda: [progress(f"thread {n}") for n in range(50)])
+            thread.start()
+            await asyncio.to_thread(thread.join)
+            progress('last ")\n')
+            return {"id": "x"}
+
+        one.manager.work = work
+        told: list[str] = []
+        assert await one.send("create_sandbox", on_progress=told.append) == {"id": "x"}
+        assert told == ["first", *(f"thread {n}" for n in range(50)), 'last ")\n']
+        assert await one.raw(line("create_sandbox")) == {"id": "x"}
+
+    run(short_dir, case)
+
+
+def test_routing_follows_the_contracts_order(short_dir: str) -> None:
+    sandbox = {"kind": "sandbox", "sandbox_id": "s"}
+
+    async def case(one: Gateway) -> None:
+        assert (await one.raw(line("gateway_info")))["version"]
+        assert await one.raw(line("cgroup", scope=sandbox)) == {"sandboxes": []}
+        assert one.manager.handled[-1] == ("cgroup", {"sandbox_id": "s"})
+        assert kind(await one.raw(line("file_read"))) == "unknown_op"
+        for internal in ("squash_layerstack", "export_layerstack", "read_export_chunk", "export_stream"):
+            assert kind(await one.raw(line(internal, scope=sandbox))) == "invalid_request"
+        assert kind(await one.raw(line("list_sandboxes", scope=sandbox))) == "invalid_request"
+        assert one.agent.requests == []
+        assert await one.raw(line("made_up", scope=sandbox, args={"a": 1})) == {"op": "made_up", "args": {"a": 1}}
+        assert await one.raw(line("file_list", scope=sandbox)) == {"op": "file_list", "args": {}}
+        assert (await one.raw(line("sandbox_daemon_ready", scope=sandbox)))["status"] == "ready"
+        missing = await one.raw(line("file_read", scope={"kind": "sandbox", "sandbox_id": "t"}))
+        assert kind(missing) == "invalid_request" and "sandbox not found" in missing["error"]["message"]
+
+    run(short_dir, case)
+
+
+def test_the_activity_revision_grows_with_successful_changes_only(short_dir: str) -> None:
+    sandbox = {"kind": "sandbox", "sandbox_id": "s"}
+
+    async def case(one: Gateway) -> None:
+        for op in ("file_read", "list_drafts", "file_write", "exec_command"):
+            await one.raw(line(op, scope=sandbox))
+        assert one.manager.active == ["s", "s"]
+
+        async def refuse(request: Any, _: Any) -> dict[str, Any] | None:
+            details = {"publish_completed": True} if request.args else {}
+            return protocol.error_envelope("operation_failed", "no", details)
+
+        one.agent.behaviour = refuse
+        await one.raw(line("publish_workspace_session", scope=sandbox))
+        assert one.manager.active == ["s", "s"]
+        await one.raw(line("publish_workspace_session", scope=sandbox, args={"a": 1}))
+        assert one.manager.active == ["s", "s", "s"]
+
+    run(short_dir, case)
+
+
+def test_one_filter_drops_what_the_contract_does_not_have(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        async def answer(_: Any, __: Any) -> dict[str, Any] | None:
+            return {"status": "ok", "exit_code": 0, "output": "", "publish": {}, "draft_id": "d", "invented": 1}
+
+        async def records(_: Any) -> dict[str, Any]:
+            return {"sandboxes": [{"id": "s", "state": "ready", "ours": 1}], "ours": 2}
+
+        one.agent.behaviour, one.manager.work = answer, records
+        sandbox = {"kind": "sandbox", "sandbox_id": "s"}
+        assert await one.raw(line("exec_command", scope=sandbox)) == {"status": "ok", "exit_code": 0, "output": ""}
+        assert await one.raw(line("list_sandboxes")) == {"sandboxes": [{"id": "s", "state": "ready"}]}
+
+    run(short_dir, case, contract=True)
+
+
+def test_a_bug_is_an_internal_error_whose_text_stays_in_the_log(short_dir: str, capfd: pytest.CaptureFixture[str]) -> None:
+    async def case(one: Gateway) -> None:
+        async def broken(_: Any) -> dict[str, Any]:
+            raise TypeError("inner words")
+
+        one.manager.work = broken
+        reply = await one.raw(line())
+        assert kind(reply) == "internal_error" and "inner words" not in json.dumps(reply)
+
+    run(short_dir, case)
+    assert "inner words" in capfd.readouterr().err
+
+
+def test_a_request_in_flight_when_the_gateway_stops_is_told_so(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        inside = asyncio.Event()
+
+        async def endless(_: Any) -> dict[str, Any]:
+            inside.set()
+            await asyncio.Event().wait()
+            return {}
+
+        one.manager.work = endless
+        waiting = asyncio.create_task(one.raw(line()))
+        await inside.wait()
+        await one.server.stop_accepting()
+        await one.server.finish(0)
+        assert kind(await waiting) == "server_shutting_down"
+
+    run(short_dir, case)
+
+
+def test_a_stale_socket_is_replaced_and_a_living_one_is_not(short_dir: str) -> None:
+    path = f"{short_dir}/x.sock"
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(path)
+    stale.close()
+    first = listen.unix(path)
+    with pytest.raises(ListenError, match="already listens"):
+        listen.unix(path)
+    listen.unlink_own(first)
+    assert not os.path.exists(path)
+    second = listen.unix(path)
+    listen.unlink_own(first)  # by now another's
+    assert os.path.exists(path)
+    for listener in (first, second):
+        listener.socket.close()
+
+
+def test_something_that_is_no_socket_is_never_removed(short_dir: str) -> None:
+    path = f"{short_dir}/file"
+    with open(path, "w") as file:
+        file.write("mine")
+    with pytest.raises(ListenError, match="remove it first"):
+        listen.unix(path)
+    with open(path) as file:
+        assert file.read() == "mine"
+
+
+def test_a_taken_port_is_named() -> None:
+    first = listen.tcp(Endpoint("tcp", host="127.0.0.1", port=0))
+    with pytest.raises(ListenError, match=f"port {first.endpoint.port} of 127.0.0.1 is taken"):
+        listen.tcp(first.endpoint)
+    first.socket.close()
