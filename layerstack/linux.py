@@ -202,6 +202,26 @@ def syncfs(fd: int) -> None:
 
 
 FICLONE = 0x40049409
+EXT4_SUPER_MAGIC = 0xEF53
+XFS_SUPER_MAGIC = 0x58465342
+TMPFS_MAGIC = 0x01021994
+SYNC_FILE_RANGE_WAIT_BEFORE = 1
+SYNC_FILE_RANGE_WRITE = 2
+SYNC_FILE_RANGE_WAIT_AFTER = 4
+
+
+def statfs_type(path: str) -> int:
+    """The magic number of the file system at `path`, statfs(2)."""
+    buffer = ctypes.create_string_buffer(256)
+    if _need("statfs").statfs(os.fsencode(path), buffer) < 0:
+        fail("statfs", path)
+    return int(struct.unpack_from("l", buffer)[0]) & 0xFFFFFFFF
+
+
+def sync_file_range(fd: int, flags: int) -> None:
+    """sync_file_range(2) of the whole file: writes its data out, promises nothing about names and sizes."""
+    if _need("sync_file_range").sync_file_range(ctypes.c_int(fd), ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(flags)) < 0:
+        fail("sync_file_range")
 
 
 def reflink(target_fd: int, source_fd: int) -> bool:

@@ -29,6 +29,8 @@ from layerstack.tree import DiskTree, MemoryTree, Tree, clone, discard
 if TYPE_CHECKING:
     from layerstack.store import Store
 
+SUFFIXES = (".json", ".index", ".digest", ".manifest")
+
 ROUNDS = 3
 """Optimistic rounds before the lock is held from plan to commit."""
 
@@ -218,11 +220,12 @@ def _prepare(store: Store, work: Work, author: Author, scratch: list[str]) -> _R
         indexed = build(tree, store.chain(head), known=known_digests(tree, indexed))
     if not indexed.changed:
         return _Ready(tree, indexed, head, planned, None)
-    store.step("publish.sync_layer")
+    metadata = _write_metadata(store, work, tree, indexed, head, author, scratch)
     files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
     folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
-    durable.sync_files(tree.root, files, folders)
-    return _Ready(tree, indexed, head, planned, _write_metadata(store, work, tree, indexed, author, scratch))
+    store.step("publish.sync_layer")
+    durable.sync_files(store.root, [*files, *(metadata.stem + suffix for suffix in SUFFIXES)], folders)
+    return _Ready(tree, indexed, head, planned, metadata)
 
 
 def _containers_met(store: Store, indexed: Indexed, version: int) -> bool:
@@ -230,8 +233,10 @@ def _containers_met(store: Store, indexed: Indexed, version: int) -> bool:
     return any(row.record.quiet and not store.shelf.untouched(row.path, version) for row in indexed.rows if row.path)
 
 
-def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, author: Author, scratch: list[str]) -> Metadata:
-    """The layer's files of `.layer-metadata`, synced, still without their final name: that depends on the version."""
+def _write_metadata(
+    store: Store, work: Work, tree: DiskTree, indexed: Indexed, head: Manifest, author: Author, scratch: list[str]
+) -> Metadata:
+    """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head stays. Not synced."""
     about: dict[str, Any] = {
         "base_version": work.version,
         "digest": indexed.digest,
@@ -248,10 +253,13 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
         "allocated_bytes": indexed.allocated_bytes,
     }
     stem = store.scratch("metadata")
-    for suffix, data in ((".json", documents.dump(about)), (".index", dump(indexed)), (".digest", indexed.digest.encode() + b"\n")):
+    manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
+    digest = indexed.digest.encode() + b"\n"
+    for suffix, data in zip(SUFFIXES, (documents.dump(about), dump(indexed), digest, manifest.dump()), strict=True):
         scratch.append(stem + suffix)
-        store.step(f"publish.metadata{suffix}")
-        durable.write_new(stem + suffix, data)
+        store.step(f"publish.write{suffix}")
+        durable.write_new(stem + suffix, data, sync=False)
+    store.forget_scratch(stem)
     return Metadata(stem, about)
 
 
@@ -281,7 +289,7 @@ def _commit(store: Store, work: Work, ready: _Ready, *, final: bool) -> Publishe
             manifest = head.with_layer(layer.id)
             published = Published(False, manifest, layer.id, source, other, ready.planned.notices, work.dropped)
             try:
-                store.commit(manifest, layer, ready.tree.root, ready.metadata.stem)
+                store.commit(manifest, layer, ready.tree.root, ready.metadata.stem, written=head is ready.head)
             except CommitUnsynced as error:
                 error.published, named = published, True
                 raise

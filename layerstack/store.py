@@ -611,41 +611,41 @@ class Store:
             if layer is not None and layer.index is not None:
                 self.shelf.drop(layer)
 
-    def commit(self, manifest: Manifest, layer: Layer, tree_root: str, stem: str) -> None:
+    def commit(self, manifest: Manifest, layer: Layer, tree_root: str, stem: str, *, written: bool) -> None:
         """Rename a prepared layer in and make `manifest` the head; the caller holds the lock. On an error everything is renamed back.
 
+        Args:
+            stem: where the layer's metadata lies in staging, synced.
+            written: `<stem>.manifest` holds this very manifest; else it is written here.
         Raises:
             CommitUnsynced: the head has changed; only its last fsync failed.
         """
         root, step = self.root, self.step
-        undo = contextlib.ExitStack()
         temporary = f"{root}/.{MANIFEST}.tmp"
         numbered = f"{root}/manifests/{manifest.version}.json"
-
-        def back(new: str, old: str) -> None:
-            with durable.suppress_errno(*range(1, 134)):
-                os.rename(new, old)
-
-        with undo:
+        with contextlib.ExitStack() as undo:
             step("commit.rename_metadata")
             for suffix in (".json", ".index", ".digest"):
                 target = f"{root}/.layer-metadata/{layer.id}{suffix}"
                 os.rename(stem + suffix, target)
-                undo.callback(back, target, stem + suffix)
+                undo.callback(_back, target, stem + suffix)
             step("commit.rename_layer")
             durable.rename_new(tree_root, f"{root}/layers/{layer.id}")
-            undo.callback(back, f"{root}/layers/{layer.id}", tree_root)
-            step("commit.write_manifest")
-            for leftover in (numbered, temporary):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(leftover)
-            undo.callback(discard, numbered)
-            durable.write_new(numbered, manifest.dump())
+            undo.callback(_back, f"{root}/layers/{layer.id}", tree_root)
+            if not written:
+                step("commit.write_manifest")
+                os.unlink(f"{stem}.manifest")
+                durable.write_new(f"{stem}.manifest", manifest.dump())
+            step("commit.link_manifest")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            os.link(f"{stem}.manifest", temporary)
             undo.callback(discard, temporary)
-            os.link(numbered, temporary)
+            step("commit.number_manifest")
+            os.rename(f"{stem}.manifest", numbered)
+            undo.callback(_back, numbered, f"{stem}.manifest")
             step("commit.fsync_layer")
-            for folder in (".layer-metadata", "layers", "manifests"):
-                durable.fsync_dir(f"{root}/{folder}")
+            durable.fsync_dirs(root, [f"{root}/.layer-metadata", f"{root}/layers", f"{root}/manifests"], followed=True)
             step("commit.rename_manifest")
             os.rename(temporary, f"{root}/{MANIFEST}")
             undo.pop_all()
@@ -656,6 +656,12 @@ class Store:
             durable.fsync_dir(root)
         except OSError as error:
             raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error
+
+
+def _back(new: str, old: str) -> None:
+    """Undo a rename, best effort: what cannot be undone is found at the next open."""
+    with durable.suppress_errno(*range(1, 134)):
+        os.rename(new, old)
 
 
 _READ_ONLY = (30, 17)  # EROFS: the base is mounted read-only already; EEXIST
