@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -21,7 +22,7 @@ import zstandard
 from eos_agent.protocol import OperationError
 from eos_mcp.manager.export import ExportLimits, Guards, apply, check_destination, recover
 from eos_mcp.manager.export_dir import folded
-from layerstack import linux, pax
+from layerstack import durable, linux, pax
 from tests import children
 from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, made, pack, symlink, tar_of, unpack
 from tests.hands import WEIGHTS, Hand, Op
@@ -658,6 +659,34 @@ def test_an_error_at_any_step_leaves_the_destination_as_it_was(tmp_path: Path, n
             assert count > 1 and shape(tmp_path / "d") == AFTER
             return
     raise AssertionError("the step never ends")
+
+
+@pytest.mark.needs("uid")
+def test_an_ordinary_user_may_export_into_closed_directories_and_gets_all_or_nothing(short_dir: str) -> None:
+    """Modes bind an ordinary user: the delta writes below 0555 and makes 0500, and what fails in the middle is still taken back."""
+    if os.geteuid() == 0:
+        os.chown(short_dir, children.ORDINARY_UID, children.ORDINARY_UID)
+
+    def child() -> None:
+        dest = Path(short_dir, "d")
+        fill(dest)
+        before = shape(dest)
+        for name in STEPS:
+            for count in (1, 2, 5):
+                with contextlib.suppress(OperationError):
+                    run(made(*DELTA), dest, step=Refusing(name, count))
+                    break
+                assert shape(dest) == before and os.listdir(short_dir) == ["d"]
+            else:
+                continue
+            assert shape(dest) == AFTER
+            durable.remove_tree(str(dest))
+            fill(dest)
+        run(made(*DELTA), dest)
+        assert shape(dest) == AFTER
+        assert run(made(*DELTA), dest)["bytes_written"] == 0
+
+    children.call("uid" if os.geteuid() == 0 else None, child)
 
 
 @pytest.mark.parametrize("fmt", ["dir", "tar"])
