@@ -24,17 +24,24 @@ def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
     """
     from docker.errors import BuildError
 
+    mark = os.urandom(8).hex()
     with tempfile.TemporaryFile() as context:
         for piece in build.build_context():
             context.write(piece)
         context.seek(0)
         try:
             image, _ = client.images.build(
-                fileobj=context, custom_context=True, buildargs={"BASE": base_image}, network_mode="none", rm=True, forcerm=True
+                fileobj=context,
+                custom_context=True,
+                buildargs={"BASE": base_image, "BUILD": mark},
+                network_mode="none",
+                rm=True,
+                forcerm=True,
             )
         except BuildError as error:
             said = [str(line.get("stream") or line.get("error") or "").strip() for line in error.build_log]
             told = "; ".join(line for line in said if line)[-600:]
+            _drop_stages(client, mark)
             raise OperationError(INTERNAL_ERROR, f"building the bundle FROM {base_image}: {told}", reason="bundle_failed") from error
     try:
         helper = client.containers.create(image.id, entrypoint=["/never-started"], network_mode="none", labels={"eos.shared": "true"})
@@ -46,12 +53,18 @@ def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
             helper.remove(v=True, force=True)
     finally:
         client.images.remove(image.id, force=True)
+        _drop_stages(client, mark)
     path = os.path.join(cache_dir, sha)
     found = build.tree_hash(path)
     if found != sha:
         durable.remove_tree(path)
         raise OperationError(INTERNAL_ERROR, f"the bundle built FROM {base_image} arrived as {found}, not as {sha}", reason="bundle_failed")
     return build.Bundle(path, sha)
+
+
+def _drop_stages(client: Any, mark: str) -> None:
+    """The images of the stages before the last: untagged, known by the label that this build gave them."""
+    client.images.prune(filters={"dangling": True, "label": f"eos.bundle.build={mark}"})
 
 
 def _unpack(stream: Iterable[bytes], sha: str, cache_dir: str) -> None:

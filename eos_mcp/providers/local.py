@@ -308,7 +308,7 @@ class LocalProvider:
             if not socket_dir.startswith(folder):
                 durable.remove_tree(socket_dir)
         try:
-            local_probe.remove_tree(folder, self._python())
+            local_probe.remove_tree(folder, self._python)
         except OSError as error:
             wrapped = os_error(error, kind=INTERNAL_ERROR)
             raise OperationError(

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from layerstack import durable
@@ -66,7 +66,7 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
     try:
         done = _run(python, IN_NAMESPACE + OVERLAY, trial)
     finally:
-        remove_tree(trial, python)
+        remove_tree(trial, lambda: python)
     if done.returncode != 0:
         return Problem("probe_failed", f"the probe for local sandboxes failed: {done.stderr.strip()[-300:]}", {})
     if not done.stdout.strip():
@@ -96,7 +96,7 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
     return Problem("overlay_unsupported", message, {**details, "hint": hint, "file_system": kind})
 
 
-def remove_tree(path: str, python: Sequence[str]) -> None:
+def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
     """Delete a tree of a sandbox, whatever modes its directories have. What an ordinary user may not delete directly goes inside a user
     namespace, where its owner is root.
 
@@ -109,7 +109,7 @@ def remove_tree(path: str, python: Sequence[str]) -> None:
     except (OSError, RecursionError):
         if not os.path.lexists(path):
             return
-    done = _run(python, IN_NAMESPACE + REMOVE, path)
+    done = _run(python(), IN_NAMESPACE + REMOVE, path)
     if os.path.lexists(path):  # deeper than Python recurses
         done = subprocess.run(["rm", "-rf", "--one-file-system", "--", path], capture_output=True, text=True, check=False)
     if os.path.lexists(path):
