@@ -107,8 +107,8 @@ def _set_up(plan: Plan, mount_fd: int) -> None:
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         os.close(null)
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_DFL)  # for pid 1 that means: ignored, and nothing for children to inherit
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_DFL)  # for pid 1 that means: ignored; SIGHUP stays ignored for spawn.start
         linux.prctl(linux.PR_SET_DUMPABLE, 0)  # no ptrace, no /proc/1/mem for a session's uid 0
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of credentials would clear it
 
@@ -214,7 +214,7 @@ class Session:
             except OSError as error:
                 raise cwd_not_found(message["cwd"], error) from None
             try:
-                pid = start(program, argv, env, actions, message.get("uid"))
+                pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"))
             except OSError as error:
                 raise exec_failed(argv[0], error) from None
         except BaseException:

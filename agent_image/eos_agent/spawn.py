@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import termios
+from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
@@ -16,7 +17,8 @@ Action: TypeAlias = "tuple[Any, ...]"
 """A file action of posix_spawn(3): (POSIX_SPAWN_OPEN, fd, path, flags, mode) or (POSIX_SPAWN_DUP2, fd, new fd)."""
 
 _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430  # asm-generic/ioctls.h
-_ALL_SIGNALS = sorted(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
+_SIGNALS = sorted(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
+_SIGNALS_BUT_HUP = [s for s in _SIGNALS if s != signal.SIGHUP]
 
 
 def plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], list[int], list[Action]]:
@@ -26,8 +28,7 @@ def plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], li
         fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
         number = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, b"\0\0\0\0"))[0]
         fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        # No controlling terminal: the kernel would hang up on what `cmd &` left when the shell ends (disassociate_ctty, drivers/tty/tty_jobctrl.c)
-        opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR | os.O_NOCTTY, 0)
+        opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR, 0)  # the leader's open makes it the controlling terminal
         return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
     names: list[str] = []
     ours: list[int] = []
@@ -55,19 +56,23 @@ def plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], li
     return names, ours, theirs, actions
 
 
-def start(program: str, argv: list[str], env: dict[str, str], actions: list[Action], uid: int | None) -> int:
+def start(program: str, argv: list[str], env: dict[str, str], actions: list[Action], *, tty: bool, uid: int | None) -> int:
     """Start `program` as the leader of a new session, in the present working directory, with default signals. Returns its pid.
+
+    On a terminal SIGHUP stays ignored, as under nohup(1): when a session leader ends, the kernel hangs up on the foreground group of its
+    terminal (disassociate_ctty, drivers/tty/tty_jobctrl.c), and that is where a shell without job control leaves its `cmd &`.
 
     Raises:
         OSError: of execve(2) or of a file action; nothing runs then.
     """
+    defaults = _SIGNALS_BUT_HUP if tty else _SIGNALS
     if uid is None:
-        return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_ALL_SIGNALS)
+        return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=defaults)
     gid = primary_group(uid)
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become_and_exec(program, argv, env, actions, uid, gid, writable)
+        _become_and_exec(program, argv, env, actions, defaults, uid, gid, writable)
     os.close(writable)
     failed = os.read(readable, 16)
     os.close(readable)
@@ -78,7 +83,7 @@ def start(program: str, argv: list[str], env: dict[str, str], actions: list[Acti
 
 
 def _become_and_exec(
-    program: str, argv: list[str], env: dict[str, str], actions: list[Action], uid: int, gid: int, report_fd: int
+    program: str, argv: list[str], env: dict[str, str], actions: list[Action], defaults: Sequence[int], uid: int, gid: int, report_fd: int
 ) -> NoReturn:
     try:
         os.setsid()
@@ -96,7 +101,7 @@ def _become_and_exec(
         os.setgroups([gid])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-        for signum in _ALL_SIGNALS:
+        for signum in defaults:
             if signum < 32 and signal.getsignal(signum) != signal.SIG_DFL:
                 signal.signal(signum, signal.SIG_DFL)
         os.execve(program, argv, env)
