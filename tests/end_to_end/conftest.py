@@ -1,0 +1,41 @@
+"""People with homes of their own; their gateways are stopped and nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from tests import ordinary, people
+from tests.conftest import drop_dir, make_short_dir
+from tests.people import Person
+
+
+@pytest.fixture(scope="session")
+def installed() -> Generator[ordinary.Installed]:
+    """An installation that an ordinary user can run; needs root."""
+    made = ordinary.install()
+    yield made
+    drop_dir(str(made.root))
+
+
+@pytest.fixture
+def person(request: pytest.FixtureRequest) -> Generator[Callable[[str], Person]]:
+    """person("root") or person("ordinary"): a fresh home; at the end its gateway is stopped and nothing that names the home is left."""
+    homes: list[Person] = []
+
+    def make(who: str) -> Person:
+        home = Path(make_short_dir("eos-h-"))
+        made = people.root(home) if who == "root" or os.geteuid() else people.ordinary(request.getfixturevalue("installed"), home)
+        homes.append(made)
+        return made
+
+    yield make
+    for one in homes:
+        code, _, err = one.run([one.python, "-m", "eos_mcp.cli.eos", "gateway", "stop"])
+        assert code == 0, err
+        assert people.processes_that_name(str(one.home)) == []
+        assert people.mounts_that_name(str(one.home)) == []
+        drop_dir(str(one.home))

@@ -1,0 +1,86 @@
+"""Who runs a program in an end-to-end test: root from the environment of the test run, or an ordinary user from a readable installation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.children import ORDINARY_UID
+from tests.ordinary import Installed
+
+KEPT = ("PATH", "LANG", "LC_ALL", "DOCKER_HOST")
+
+
+class Person(NamedTuple):
+    """A uid with a home of its own, and the environment that its programs are started from."""
+
+    name: str
+    prefix: Path
+    home: Path
+    uid: int | None
+
+    @property
+    def python(self) -> str:
+        return str(self.prefix / "bin" / "python")
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """HOME, caches and state below `home`, the programs of `prefix` first on PATH."""
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        path = f"{self.prefix / 'bin'}:{kept.get('PATH', os.defpath)}"
+        own = {"HOME": str(self.home), "EOS_STATE_DIR": str(self.home / "state"), "XDG_CACHE_HOME": str(self.home / "cache")}
+        return {**kept, "PATH": path, **own, **more}
+
+    def popen(self, argv: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+        who: dict[str, Any] = {} if self.uid is None else {"user": self.uid, "group": self.uid, "extra_groups": []}
+        return subprocess.Popen(
+            argv, cwd=cwd or self.home, env=env or self.environment(), stdin=subprocess.DEVNULL, text=True, **who, **more
+        )
+
+    def run(self, argv: list[str], *, timeout_s: float = 120, **more: Any) -> tuple[int, str, str]:
+        """(exit status, standard output, standard error) of a program that ends within the time."""
+        with self.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more) as process:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return process.returncode, out, err
+
+
+def root(home: Path) -> Person:
+    """Whoever runs the tests."""
+    return Person("whoever runs the tests", Path(sys.prefix), home, None)
+
+
+def ordinary(installed: Installed, home: Path) -> Person:
+    """The ordinary user, whose home it becomes."""
+    os.chown(home, ORDINARY_UID, ORDINARY_UID)
+    return Person("an ordinary user", installed.prefix, home, ORDINARY_UID)
+
+
+def processes_that_name(text: str) -> list[str]:
+    """Command lines of live processes in which `text` occurs, this one's own left out."""
+    found: list[str] = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        except OSError:
+            continue
+        if text in line and int(pid) != os.getpid():
+            found.append(f"{pid}: {line}")
+    return found
+
+
+def mounts_that_name(text: str) -> list[str]:
+    """Lines of the mountinfo of any process in which `text` occurs."""
+    found: set[str] = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            lines = Path("/proc", pid, "mountinfo").read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        found.update(line for line in lines if text in line)
+    return sorted(found)
