@@ -1,0 +1,179 @@
+"""Sessions come and go: made whole or not at all, and gone with whoever held them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from typing import Any
+
+import pytest
+
+from eos_agent.protocol import OperationError
+from eos_agent.zygote import SessionSpec
+from tests import children
+from tests.conftest import drop_dir
+
+from .box import Box, in_box
+
+both_forms = pytest.mark.parametrize(
+    "form", [pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")), pytest.param("user", marks=pytest.mark.needs("userns"))]
+)
+as_root = pytest.mark.needs("root", "overlay")
+
+
+@both_forms
+def test_a_session_shows_the_base_keeps_writes_in_its_upperdir_and_frees_it_when_it_ends(form: str) -> None:
+    async def scenario(box: Box) -> tuple[str, str, bool, bool, str]:
+        live = await box.session("one")
+        done = await live.run("cat hello; echo new > made; rm pkg/m.py; pwd")
+        during = box.in_use("one")
+        await live.runner.terminate()
+        with open(f"{box.folders('one')[0]}/made") as f:
+            made = f.read()
+        return done.out, made, during, box.in_use("one"), await live.runner.gone
+
+    out, made, during, after, reason = in_box(scenario, form=form)
+    assert out.startswith("hello\n/") and made == "new\n"
+    assert during and not after and reason == "killed by SIGKILL"
+
+
+@both_forms
+def test_an_upperdir_is_free_at_the_moment_that_gone_resolves(form: str) -> None:
+    async def scenario(box: Box) -> list[bool]:
+        found: list[bool] = []
+        for _ in range(15):
+            live = await box.session("again")
+            await live.start("while :; do echo x >> file; done")
+            await live.runner.terminate()
+            found.append(box.in_use("again"))
+        return found
+
+    assert in_box(scenario, form=form) == [False] * 15
+
+
+@both_forms
+def test_a_refused_mount_names_the_step_and_leaves_nothing(form: str) -> None:
+    async def scenario(box: Box) -> tuple[str, dict[str, Any], str]:
+        fd = os.open("/proc/self/status", os.O_RDONLY)
+        try:
+            await box.zygote.create(SessionSpec("bad"), fd, timeout_s=20)
+        except OperationError as error:
+            live = await box.session()  # and the zygote still works
+            return error.kind, error.details, (await live.run("echo fine")).out
+        finally:
+            os.close(fd)
+        raise AssertionError("made a session on a file that is no mount")
+
+    kind, details, out = in_box(scenario, form=form)
+    assert kind == "operation_failed" and details["reason"] == "setup_failed"
+    assert details["step"] == "mount the workspace" and details["errno"] == "EINVAL" and details["workspace_session_id"] == "bad"
+    assert out == "fine\n"
+
+
+@as_root
+def test_a_session_that_is_not_ready_in_time_is_killed_and_its_upperdir_is_free() -> None:
+    async def scenario(box: Box) -> tuple[str, bool]:
+        fd = box.mount("late")
+        os.kill(box.zygote.pid, signal.SIGSTOP)
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.3, os.kill, box.zygote.pid, signal.SIGCONT)
+        try:
+            await box.zygote.create(SessionSpec("late"), fd, timeout_s=0.05)
+        except OperationError as error:
+            return error.details["reason"] + ":" + error.details["step"], (os.close(fd), box.in_use("late"))[1]
+        raise AssertionError("ready although the zygote was stopped")
+
+    assert in_box(scenario) == ("setup_failed:start", False)
+
+
+@both_forms
+def test_fifty_sessions_at_once_are_separate_worlds(form: str) -> None:
+    async def scenario(box: Box) -> tuple[set[str], set[str]]:
+        lives = await asyncio.gather(*(box.session() for _ in range(50)))
+        done = await asyncio.gather(*(live.run(f"echo {n} > mine; cat mine; ls /proc | grep -c '^[0-9]'") for n, live in enumerate(lives)))
+        pids = {f"{live.runner.pid}" for live in lives}
+        return {d.out.split("\n")[0] for d in done}, pids
+
+    seen, pids = in_box(scenario, form=form)
+    assert seen == {str(n) for n in range(50)} and len(pids) == 50
+
+
+@as_root
+def test_a_killed_runner_is_reported_and_calls_that_wait_for_it_fail_as_session_lost() -> None:
+    async def scenario(box: Box) -> tuple[str, list[str], bool]:
+        live = await box.session("lost")
+        await live.start("exec sleep 1000")
+        asyncio.get_running_loop().call_soon(os.kill, live.runner.pid, signal.SIGKILL)
+        reason = await live.runner.gone
+        failures: list[str] = []
+        for call in (live.runner.which_shell(), live.runner.file_op("read", {"path": "hello"})):
+            try:
+                await call
+            except OperationError as error:
+                failures.append(error.details["reason"])
+        return reason, failures, box.in_use("lost")
+
+    assert in_box(scenario) == ("killed by SIGKILL", ["session_lost", "session_lost"], False)
+
+
+@both_forms
+def test_when_the_zygote_is_killed_every_session_goes_and_the_agent_hears_of_it(form: str) -> None:
+    async def scenario(box: Box) -> tuple[str, list[str], list[bool], str]:
+        lives = [await box.session(f"z{n}") for n in range(3)]
+        for live in lives:
+            await live.start("setsid sleep 1000 & exec sleep 1000")
+        os.kill(box.zygote.pid, signal.SIGKILL)
+        reasons = [await live.runner.gone for live in lives]
+        lost = await box.zygote.lost
+        used = [box.in_use(live.name) for live in lives]
+        try:
+            await box.zygote.create(SessionSpec("more"), 0, timeout_s=5)
+        except OperationError as error:
+            return lost, reasons, used, error.details["reason"]
+        raise AssertionError("made a session without a zygote")
+
+    lost, reasons, used, reason = in_box(scenario, form=form)
+    assert "gone" in lost and reasons == ["was lost with the zygote"] * 3 and used == [False] * 3 and reason == "setup_failed"
+
+
+@both_forms
+def test_when_the_agent_is_killed_nothing_of_its_sessions_lives_on(form: str) -> None:
+    readable, writable = os.pipe()
+
+    async def scenario(box: Box) -> None:
+        live = await box.session()
+        await live.start("setsid sleep 1000 & exec sleep 1000")
+        os.write(writable, f"{box.top} {box.zygote.pid} {live.runner.pid}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(children.ChildDied):
+        in_box(scenario, form=form)
+    os.close(writable)
+    top, *pids = os.read(readable, 200).decode().split()
+    os.close(readable)
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(int(pid))
+        except ProcessLookupError:
+            continue
+        assert select.select([pidfd], [], [], 20)[0], f"process {pid} outlived its agent"
+        os.close(pidfd)
+    drop_dir(top)
+
+
+@as_root
+def test_an_isolated_session_has_its_own_loopback_and_reaches_no_server_of_the_host() -> None:
+    async def scenario(box: Box) -> tuple[str, str]:
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        live = await box.session(network="isolated")
+        address = await live.run("cat /proc/net/dev | grep -c :; cat /proc/net/fib_trie | grep -c 127.0.0.1")
+        refused = await live.run(["/bin/bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo reached"])
+        server.close()
+        return address.out, refused.out
+
+    address, refused = in_box(scenario)
+    interfaces, routes = address.split()
+    assert int(interfaces) >= 1 and int(routes) > 0 and "refused" in refused
