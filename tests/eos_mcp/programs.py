@@ -12,8 +12,13 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-WAIT_S = 90
-MODULES = {"manager": "eos_mcp.cli.manager", "runtime": "eos_mcp.cli.runtime", "observability": "eos_mcp.cli.observability", "eos": "eos_mcp.cli.eos"}
+WAIT_S = 60
+MODULES = {
+    "manager": "eos_mcp.cli.manager",
+    "runtime": "eos_mcp.cli.runtime",
+    "observability": "eos_mcp.cli.observability",
+    "eos": "eos_mcp.cli.eos",
+}
 
 
 def argv(program: str, *words: str) -> list[str]:
@@ -67,6 +72,18 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.close(descriptor)
 
 
+def ended(pid: int) -> bool:
+    """Wait for a process that is on its way out."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], WAIT_S)[0])
+    finally:
+        os.close(descriptor)
+
+
 def events(state_dir: str, name: str) -> list[dict[str, Any]]:
     """What the gateway's log says, of one kind."""
     try:
@@ -98,7 +115,7 @@ def no_gateway_left(state_dir: str) -> Generator[None]:
         yield
     finally:
         run("eos", "gateway", "stop")
-        left = gateways_of(state_dir)
+        left = [pid for pid in gateways_of(state_dir) if not ended(pid)]
         for pid in left:
             kill(pid)
         assert not left, f"gateways that nobody could stop: {left}"

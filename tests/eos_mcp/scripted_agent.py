@@ -98,7 +98,9 @@ class ScriptedManager:
 
     async def target(self, sandbox_id: str, *, refresh: bool = False) -> Target:
         if sandbox_id not in self.at:
-            raise OperationError(INVALID_REQUEST, f"sandbox not found: {sandbox_id}", {"sandbox_id": sandbox_id}, reason="sandbox_not_found")
+            raise OperationError(
+                INVALID_REQUEST, f"sandbox not found: {sandbox_id}", {"sandbox_id": sandbox_id}, reason="sandbox_not_found"
+            )
         if refresh:
             self.refreshes += 1
             self.at.update(self.moved)
@@ -107,7 +109,12 @@ class ScriptedManager:
     async def start(self) -> None: ...
 
     def handles(self, op: str, scope_kind: str) -> bool:
-        return (op, scope_kind) in (("list_sandboxes", "system"), ("create_sandbox", "system"), ("destroy_sandbox", "system"), ("cgroup", "sandbox"))
+        return (op, scope_kind) in (
+            ("list_sandboxes", "system"),
+            ("create_sandbox", "system"),
+            ("destroy_sandbox", "system"),
+            ("cgroup", "sandbox"),
+        )
 
     async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
         self.handled.append((op, args))

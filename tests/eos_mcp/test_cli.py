@@ -174,7 +174,9 @@ def test_an_answer_without_end_is_given_up_at_the_cap(state_dir: str, answers: A
 
 
 def test_progress_goes_to_standard_error_and_precedes_the_output_mark(state_dir: str, answers: Any) -> None:
-    peer = answers(b'cli_log("one")\ncli_log("two \\"x\\"")\n{"id":"s"}\n', b'cli_log("one")\n{"error":{"kind":"k","message":"m","details":{}}}\n')
+    peer = answers(
+        b'cli_log("one")\ncli_log("two \\"x\\"")\n{"id":"s"}\n', b'cli_log("one")\n{"error":{"kind":"k","message":"m","details":{}}}\n'
+    )
     words = ("create_sandbox", "--image", "i", "--workspace-root", "/w")
     done = run("manager", *peer.flags, *words, "--progress")
     assert (done.returncode, done.stdout) == (0, '{"id":"s"}\n')
@@ -188,7 +190,10 @@ def test_results_are_compact_unless_asked_otherwise(state_dir: str, answers: Any
     value = b'{"a":{"b":["x","\xc3\xa9"]},"n":1}\n'
     peer = answers(*[value] * 5)
     assert run("manager", *peer.flags, "list_sandboxes").stdout.encode() == value
-    assert run("manager", *peer.flags, "list_sandboxes", "--pretty").stdout == json.dumps(json.loads(value), indent=2, ensure_ascii=False) + "\n"
+    assert (
+        run("manager", *peer.flags, "list_sandboxes", "--pretty").stdout
+        == json.dumps(json.loads(value), indent=2, ensure_ascii=False) + "\n"
+    )
     assert run("manager", *peer.flags, "--field", "a.b.1", "list_sandboxes").stdout == "é\n"
     assert run("manager", *peer.flags, "--field=a", "list_sandboxes").stdout == '{"b":["x","é"]}\n'
     assert error(run("manager", *peer.flags, "--field", "a.c", "list_sandboxes"), 1)["message"] == "the result has no field a.c"

@@ -100,7 +100,9 @@ def test_a_request_is_answered_and_unknown_keys_are_ignored(short_dir: str) -> N
 def test_the_token_is_checked_before_the_envelope_is_looked_at(short_dir: str) -> None:
     async def case(one: Gateway) -> None:
         for token in (None, "wrong", "", 5, "\udcff", "é"):
-            reply = await one.raw(b'{"op":5%s}\n' % (b"" if token is None else b',"_sandbox_gateway_auth_token":' + json.dumps(token).encode()))
+            reply = await one.raw(
+                b'{"op":5%s}\n' % (b"" if token is None else b',"_sandbox_gateway_auth_token":' + json.dumps(token).encode())
+            )
             assert kind(reply) == "unauthorized"
             assert TOKEN not in json.dumps(reply)
         assert kind(await one.raw(protocol.encode({protocol.GATEWAY_TOKEN_KEY: TOKEN, "op": 5}))) == "invalid_request"
@@ -112,7 +114,13 @@ def test_what_is_no_request_is_told_apart(short_dir: str) -> None:
     async def case(one: Gateway) -> None:
         assert kind(await one.raw(b"nonsense\n")) == "bad_json"
         assert kind(await one.raw(b"[1]\n")) == "bad_json"
-        for bad in ({"scope": {"kind": "other"}}, {"scope": {"kind": "sandbox", "sandbox_id": ""}}, {"args": []}, {"op": ""}):
+        wrong: tuple[dict[str, Any], ...] = (
+            {"scope": {"kind": "other"}},
+            {"scope": {"kind": "sandbox", "sandbox_id": ""}},
+            {"args": []},
+            {"op": ""},
+        )
+        for bad in wrong:
             reply = await one.raw(protocol.encode({**json.loads(line()), **bad}))
             assert kind(reply) == "invalid_request"
 
@@ -166,7 +174,12 @@ def test_progress_comes_in_order_before_the_reply_and_only_when_asked_for(short_
     async def case(one: Gateway) -> None:
         async def work(progress: Callable[[str], None]) -> dict[str, Any]:
             progress("first")
-            thread = threading.Thread(target=lambda: [progress(f"thread {n}") for n in range(50)])
+
+            def tell() -> None:
+                for n in range(50):
+                    progress(f"thread {n}")
+
+            thread = threading.Thread(target=tell)
             thread.start()
             await asyncio.to_thread(thread.join)
             progress('last ")\n')

@@ -131,5 +131,5 @@ def test_request_ids_have_the_contracts_grammar() -> None:
     for good in ("a", "-x", "A.b_c:d-9", "x" * 128):
         check_request_id(good)
     for bad in ("", "a b", "x" * 129, "é", "a\n"):
-        with pytest.raises(OperationError, match="--request-id.*1-128"):
+        with pytest.raises(OperationError, match=r"--request-id.*1-128"):
             check_request_id(bad)

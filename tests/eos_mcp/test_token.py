@@ -15,7 +15,9 @@ from eos_mcp import places, token_file
 
 
 def helper(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "eos_mcp.cli.gateway_token", *words], input=stdin, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "eos_mcp.cli.gateway_token", *words], input=stdin, capture_output=True, text=True, timeout=60
+    )
 
 
 def put(content: bytes, mode: int = 0o600) -> str:
