@@ -134,7 +134,9 @@ def call(
         token = settings.token if settings.token is not None else token_file.read()
         transport: dict[str, Any] = {} if token is None else {protocol.GATEWAY_TOKEN_KEY: token}
         transport[protocol.STREAM_LOGS_KEY] = on_progress is not None
-        line = protocol.encode_request(op, with_caller(op, args), request_id=request_id or protocol.new_request_id(), sandbox_id=sandbox_id, **transport)
+        line = protocol.encode_request(
+            op, with_caller(op, args), request_id=request_id or protocol.new_request_id(), sandbox_id=sandbox_id, **transport
+        )
         if len(line) > protocol.MAX_LINE_BYTES:
             details = {"limit": protocol.MAX_LINE_BYTES}
             raise OperationError(protocol.REQUEST_TOO_LARGE, f"the request has {len(line)} bytes, at most {details['limit']} fit", details)

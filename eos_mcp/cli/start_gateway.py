@@ -72,7 +72,7 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
         if ended:
             return _fail(f"the gateway ended with status {os.waitstatus_to_exitcode(status)}: {last_reason(log)}")
         try:
-            reply = client.call(settings, "gateway_info", {}, timeout_s=5)
+            reply = client.call(settings, "gateway_info", {}, timeout_s=1)
         except OperationError:
             time.sleep(0.02)
             continue

@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 import sys
 
-if not __package__:  # started by path: find the packages where this file lies, after whatever is installed
-    _root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path += [folder for folder in (_root, os.path.join(_root, "agent_image")) if folder not in sys.path]
 
-from eos_mcp.gateway.serve import main
+def _find_own_packages() -> None:
+    """Started by path: the packages that lie around this file are those of whoever started it. They stand before any other installed
+    copy and behind the standard library."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    others = [index for index, entry in enumerate(sys.path) if os.path.isdir(os.path.join(entry, "eos_mcp"))]
+    place = others[0] if others else len(sys.path)
+    sys.path[place:place] = [root, os.path.join(root, "agent_image")]
+
+
+if not __package__:
+    _find_own_packages()
+
+from eos_mcp.gateway.serve import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
