@@ -52,25 +52,32 @@ class LocalProvider:
         self.private = private
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._starting = threading.Lock()
-        self._works: bool | None = None
+        self._works = False
 
     def folder(self, sandbox_id: str) -> str:
         return os.path.join(self.state_dir, "sandboxes", sandbox_id)
 
     def check_image(self, image: str) -> None:
-        if image == HOST_IMAGE:
-            return
         root = image.removeprefix(ROOTFS_PREFIX)
-        if not os.path.isabs(root) or not os.path.isdir(root):
+        if image != HOST_IMAGE and not (os.path.isabs(root) and os.path.isdir(root)):
             details = {"image": image, "hint": "rootfs:/abs/dir names an existing directory that holds a root file system"}
             raise OperationError(INTERNAL_ERROR, f"image {image}: {root or 'the path'} is no directory", details, reason="image_not_found")
+        problem = self._problem()
+        if problem is not None:
+            raise OperationError(INTERNAL_ERROR, problem.message, problem.details, reason=problem.reason)
 
     def images(self) -> list[str]:
-        """`host` where a sandbox can work; found out once."""
-        if self._works is None:
-            os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
-            self._works = local_probe.problem(self.state_dir, self._python()) is None
-        return [HOST_IMAGE] if self._works else []
+        """`host` where a sandbox can work."""
+        return [HOST_IMAGE] if self._problem() is None else []
+
+    def _problem(self) -> local_probe.Problem | None:
+        """Why no sandbox can work here. Once it was found that they can, nobody looks again."""
+        if self._works:
+            return None
+        os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
+        problem = local_probe.problem(self.state_dir, self._python())
+        self._works = problem is None
+        return problem
 
     def create(self, plan: Plan, progress: Progress) -> Made:
         folder = self.folder(plan.sandbox_id)
@@ -241,7 +248,8 @@ class LocalProvider:
             time.sleep(START_POLL_S)
         said = self._log(sandbox_id)
         self._stop(sandbox_id)
-        problem = local_probe.problem(self.state_dir, self._python())
+        self._works = False
+        problem = self._problem()
         if problem is not None:
             raise OperationError(INTERNAL_ERROR, problem.message, {**problem.details, "daemon_log": said}, reason=problem.reason)
         how = f"exited with {child.returncode}" if child.returncode is not None else "did not say where it listens"

@@ -1,0 +1,103 @@
+"""A manager and a forwarder of a test's own, and what they may leave behind: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from agent_image import build
+from eos_agent.protocol import OperationError
+from eos_mcp import config
+from eos_mcp.gateway.forward import Forwarder
+from eos_mcp.manager.sandboxes import Manager
+from eos_mcp.providers.local import LocalProvider
+
+
+class Host:
+    """What a gateway holds, without its sockets."""
+
+    def __init__(self, manager: Manager, forwarder: Forwarder) -> None:
+        self.manager, self.forwarder = manager, forwarder
+        self.said: list[str] = []
+
+    async def do(self, op: str, **args: Any) -> dict[str, Any]:
+        """A manager operation."""
+        return await self.manager.handle(op, args, request_id="test", progress=self.said.append)
+
+    async def refused(self, op: str, **args: Any) -> OperationError:
+        """The error that a manager operation ends with."""
+        try:
+            found = await self.do(op, **args)
+        except OperationError as error:
+            return error
+        raise AssertionError(f"{op} was not refused: {found}")
+
+    async def ask(self, sandbox_id: str, op: str, **args: Any) -> dict[str, Any]:
+        """A runtime operation; its error is part of the reply."""
+        return await self.forwarder.request(sandbox_id, op, args, request_id="test", timeout_s=60)
+
+    async def run(self, sandbox_id: str, cmd: str, **args: Any) -> str:
+        """The output of a command that must succeed."""
+        reply = await self.ask(sandbox_id, "exec_command", cmd=cmd, yield_time_ms=30_000, **args)
+        assert reply.get("status") == "ok", reply
+        return str(reply["output"])
+
+    async def read(self, sandbox_id: str, path: str) -> str:
+        reply = await self.ask(sandbox_id, "file_read", path=path)
+        assert "content" in reply, reply
+        return str(reply["content"])
+
+
+@contextlib.asynccontextmanager
+async def hosting(
+    state_dir: str, *, backend: str, instance_id: str = "none", yaml: str | None = None, bundle: build.Bundle | None = None
+) -> AsyncGenerator[Host]:
+    """A started manager. `bundle`: use this one, where this machine's interpreter cannot be read by who runs the test."""
+    forwarder = Forwarder()
+    manager = Manager(config.load(yaml), state_dir, backend=backend, instance_id=instance_id, forwarder=forwarder)
+    forwarder.targets = manager.target
+    local = manager.providers.get("local")
+    if bundle is not None and isinstance(local, LocalProvider):
+        fixed: Callable[[Any], build.Bundle] = lambda _: bundle  # noqa: E731
+        local._bundle = fixed  # type: ignore[method-assign]
+    await manager.start()
+    host = Host(manager, forwarder)
+    try:
+        yield host
+    finally:
+        await manager.close()
+        forwarder.close()
+
+
+def records(state_dir: str) -> list[dict[str, Any]]:
+    """What the registry file says."""
+    try:
+        with open(os.path.join(state_dir, "registry.json")) as file:
+            return list(json.load(file)["sandboxes"])
+    except FileNotFoundError:
+        return []
+
+
+def processes_about(path: str) -> list[str]:
+    """Command lines of live processes that name `path`."""
+    found: list[str] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+                line = file.read().replace(b"\0", b" ").decode(errors="replace")
+                if path in line:
+                    found.append(line)
+    return found
+
+
+def mounts_about(path: str) -> list[str]:
+    """Mounts of any process's namespace that name `path`."""
+    found: set[str] = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/mountinfo", encoding="utf-8", errors="replace") as file:
+                found.update(line for line in file if path in line)
+    return sorted(found)
