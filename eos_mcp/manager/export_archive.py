@@ -24,6 +24,8 @@ MARK = b".wh."
 OPAQUE_MARK = b".wh..wh..opq"
 NAMED_MAX = 20
 ZSTD_LEVEL = 3
+ZSTD_THREADS = 4
+"""Each has jobs of 1 MiB in flight: the whole process stays below 64 MiB."""
 
 
 def apply_archive(
@@ -176,6 +178,8 @@ def _packed(sink: IO[bytes], fmt: str) -> Generator[Any]:
         return
     import zstandard
 
-    packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True, threads=-1)
+    jobs = min(os.cpu_count() or 1, ZSTD_THREADS)
+    how = zstandard.ZstdCompressionParameters.from_level(ZSTD_LEVEL, write_checksum=True, threads=jobs, job_size=1 << 20)
+    packer = zstandard.ZstdCompressor(compression_params=how)
     with packer.stream_writer(sink, closefd=False) as out:
         yield out

@@ -189,14 +189,14 @@ class ExportStream:
                 return False
             if self._frame_left:
                 data = self._read(min(self._frame_left, PIECE_BYTES) + (4 if self._frame_left <= PIECE_BYTES else 0))
-                mine = data[: self._frame_left] if len(data) > self._frame_left else data
+                mine = memoryview(data)[: self._frame_left]
                 self._length = data[len(mine) :]
                 self._frame_left -= len(mine)
                 self._digest.update(mine)
                 self.tar_bytes += len(mine)
                 if self.tar_bytes > self._limits.max_decompressed_bytes:
                     self._too_large()
-                self._piece = memoryview(mine)
+                self._piece = mine
                 return True
             while len(self._length) < 4:
                 self._length += self._read(4 - len(self._length))
