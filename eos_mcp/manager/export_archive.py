@@ -179,7 +179,7 @@ def _packed(sink: IO[bytes], fmt: str) -> Generator[Any]:
     import zstandard
 
     jobs = min(os.cpu_count() or 1, ZSTD_THREADS)
-    how = zstandard.ZstdCompressionParameters.from_level(ZSTD_LEVEL, write_checksum=True, threads=jobs, job_size=1 << 20)
+    how = zstandard.ZstdCompressionParameters(compression_level=ZSTD_LEVEL, write_checksum=True, threads=jobs, job_size=1 << 20)
     packer = zstandard.ZstdCompressor(compression_params=how)
     with packer.stream_writer(sink, closefd=False) as out:
         yield out

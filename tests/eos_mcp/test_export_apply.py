@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import stat
@@ -522,6 +524,54 @@ def test_a_destination_that_turns_bad_while_the_sandbox_prepares_is_refused(tmp_
     (tmp_path / "d").symlink_to("/nonexistent")
     error = failure(made(file(b"f", b"1")), tmp_path / "d")
     assert error.kind == "invalid_request" and (tmp_path / "d").is_symlink()
+
+
+# size
+
+
+@pytest.mark.parametrize("fmt", ["dir", "tar-zst"])
+def test_a_large_export_is_never_held_in_memory(tmp_path: Path, fmt: str) -> None:
+    """20,000 entries and 256 MiB of content: the stream is made while it is read, and the process grows by less than 48 MiB."""
+
+    def large() -> Iterable[bytes]:
+        digest, size, count = hashlib.sha256(), 0, 0
+        yield b'{"format":1,"manifest_version":2}\n'
+        block = os.urandom(1 << 20)
+        for n in range(20_000):
+            header = pax.Header(b"%06d" % n, pax.FILE, 0o644, 32 << 20 if n % 2500 == 0 else 5, 7)
+            pieces = [block] * 32 if header.size > 5 else [b"small"]
+            for piece in (pax.encode(header), *pieces, pax.padding(header.size)):
+                if piece:
+                    digest.update(piece)
+                    size += len(piece)
+                    yield len(piece).to_bytes(4, "big")
+                    yield piece
+            count += 1
+        digest.update(pax.END)
+        yield (1024).to_bytes(4, "big") + pax.END + bytes(4)
+        yield json.dumps({"entries": count, "tar_bytes": size + 1024, "sha256": digest.hexdigest()}).encode() + b"\n"
+
+    class Lazy:
+        def __init__(self) -> None:
+            self.pieces, self.rest = iter(large()), b""
+
+        def read(self, n: int, /) -> bytes:
+            self.rest = self.rest or next(self.pieces, b"")
+            out, self.rest = self.rest[:n], self.rest[n:]
+            return out
+
+        def readline(self, limit: int, /) -> bytes:
+            out = self.rest or next(self.pieces, b"")
+            self.rest = b""
+            return out
+
+    def child() -> tuple[int, int]:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result = apply(Lazy(), dest=str(tmp_path / "x"), fmt=fmt, limits=ExportLimits(), places=NOWHERE, progress=lambda line: None)
+        return result["files_written"], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+
+    files, grown_mib = children.call(None, child)
+    assert files == 20_000 and grown_mib < 48
 
 
 # hygiene
