@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -39,9 +38,7 @@ def main(words: Sequence[str]) -> int:
         mark = {True: "ok  ", False: "FAIL", None: "    "}[found.ok]
         lines = [f"{mark} {found.name:<16}{found.said}"] + ([f"     {'':<16}-> {found.step}"] if found.step else [])
         output.write(("\n".join(lines) + "\n").encode("utf-8", "replace"))
-    local = bool(findings["overlay"].ok) and (os.geteuid() == 0 or bool(findings["user namespaces"].ok))
-    docker = bool(findings["docker"].ok)
-    ways = [name for name, works in (("docker", docker), ("local (--image host)", local)) if works]
+    ways = [shown for name, shown in (("docker", "Docker"), ("local", "no container (--image host)")) if findings[name].ok]
     output.write(f"\nsandboxes can be made with: {', '.join(ways) or 'nothing yet; see FAIL above'}\n".encode())
     return output.OK if ways else output.FAILED
 
@@ -53,28 +50,32 @@ def check_platform() -> Finding:
     return Finding("platform", True, said)
 
 
-def check_overlay() -> Finding:
-    """A real overlay mount where the state directory lies, with a write through it, as whoever runs this."""
-    form = "trusted" if os.geteuid() == 0 else "user"
+def check_local() -> Finding:
+    """What the local provider itself asks before it makes a sandbox: a mount namespace and an overlay where the state directory lies."""
+    from eos_mcp.providers import local_probe
+
     folder = _existing(places.state_dir())
-    said = _trial(folder, form)
-    if said is None:
-        return Finding("overlay", True, f"mounted and written below {folder} ({form} form)")
-    return Finding(
-        "overlay", False, said, "set EOS_STATE_DIR to a directory on ext4, xfs or tmpfs (not itself on an overlay), or use Docker"
-    )
+    if not os.access(folder, os.W_OK):
+        return Finding("local", False, f"{folder} cannot be written", "set EOS_STATE_DIR to a directory of your own")
+    try:
+        problem = local_probe.problem(folder, [sys.executable, "-P"])
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("local", False, f"the trial failed: {error}")
+    if problem is None:
+        return Finding("local", True, f"an overlay was mounted below {folder}{'' if os.geteuid() == 0 else ' in a user namespace'}")
+    said = problem.message.removesuffix("; " + str(problem.details.get("hint")))
+    return Finding("local", False, said, str(problem.details.get("hint", "")))
 
 
 def check_userns() -> Finding:
-    said = _trial(_existing(places.state_dir()), "user")
-    if said is None:
-        return Finding("user namespaces", True, "an overlay can be mounted in one: no root needed")
-    step = (
-        ""
-        if os.geteuid() == 0
-        else "allow them (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0), or use Docker"
-    )
-    return Finding("user namespaces", None if os.geteuid() == 0 else False, said, step)
+    """Does root need to run the local provider here, or can anybody?"""
+    code = "from layerstack import linux; linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_S)
+    if done.returncode == 0:
+        return Finding("user namespaces", True, "work: no root needed")
+    said = (done.stderr.strip().splitlines() or ["refused"])[-1]
+    step = "allow them (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns), or use Docker"
+    return Finding("user namespaces", None if os.geteuid() == 0 else False, said, "" if os.geteuid() == 0 else step)
 
 
 def check_docker() -> Finding:
@@ -153,7 +154,7 @@ def check_gateway() -> Finding:
 CHECKS: tuple[Callable[[], Finding], ...] = (
     check_platform,
     check_versions,
-    check_overlay,
+    check_local,
     check_userns,
     check_docker,
     check_state,
@@ -168,26 +169,6 @@ def _existing(path: str) -> str:
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
-
-
-def _trial(folder: str, form: str) -> str | None:
-    """None when the overlay was mounted and written; else what was said. It runs in a process of its own, whose namespace ends with it."""
-    if platform.system() != "Linux":
-        return "not Linux"
-    try:
-        with tempfile.TemporaryDirectory(prefix="eos-doctor-", dir=folder if os.access(folder, os.W_OK) else None) as scratch:
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", "eos_mcp.cli.overlay_trial", scratch, form],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=TRIAL_S,
-            )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return None if done.returncode == 0 else (" ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}")[:300]
 
 
 def _docker_endpoint_source() -> str:

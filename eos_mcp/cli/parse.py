@@ -59,17 +59,21 @@ def usage_error(message: str) -> OperationError:
     return OperationError(INVALID_REQUEST, message, reason="usage")
 
 
-def parse(argv: Sequence[str], domain: str, operations: Sequence[Operation]) -> Parsed:
+def parse(argv: Sequence[str], domain: str, operations: Sequence[Operation], *, repeated: bool = False) -> Parsed:
     """Globals anywhere but inside a flag's value; then the operation; then its flags and positionals.
+
+    Args:
+        repeated: an array of strings may be given one by one (`--env A=1 --env B=2`), as `eos` allows.
 
     Raises:
         OperationError: invalid_request for a global that is given twice, lacks its value or stands before the operation unknown.
     """
-    return _Parser(domain, {operation.name: operation for operation in operations}).run(list(argv))
+    return _Parser(domain, {operation.name: operation for operation in operations}, repeated).run(list(argv))
 
 
 class _Parser:
-    def __init__(self, domain: str, operations: dict[str, Operation]) -> None:
+    def __init__(self, domain: str, operations: dict[str, Operation], repeated: bool) -> None:
+        self.repeated = repeated
         self.globals = {flag: g for g in GLOBALS[domain] for flag in g.flags}
         self.operations = operations
         self.options: dict[str, str] = {}
@@ -169,6 +173,10 @@ class _Parser:
 
     def take(self, argument: Argument, text: str, *, file: bool = False) -> None:
         self.seen_own = True
+        one_by_one = self.repeated and argument.kind == "json_array" and (argument.items or {}).get("type") == "string"
+        if one_by_one and not text.startswith("[") and isinstance(self.args.get(argument.name, []), list):
+            self.args.setdefault(argument.name, []).append(text)
+            return
         try:
             if argument.name in self.args:
                 raise usage_error(f"{argument.label} was provided more than once")

@@ -17,12 +17,13 @@ def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details
     """Do what the words say and return the exit status: 0 done, 1 refused or unreachable, 2 the words or the configuration are wrong.
 
     Args:
-        details: show `details` of errors made here (`eos`); the three programs keep them empty, as the contract has it.
+        details: as `eos` does it: errors made here show their `details`, which the three programs keep empty, as the contract has it, and
+            an array of strings may be given one by one.
     """
     started = time.monotonic()
     words = sys.argv[1:] if argv is None else argv
     try:
-        parsed = parse(words, domain, catalog.DOMAINS[domain])
+        parsed = parse(words, domain, catalog.DOMAINS[domain], repeated=details)
         if "request_id" in parsed.options:
             check_request_id(parsed.options["request_id"])
         text = help_text(parsed, domain, program)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
@@ -53,10 +54,12 @@ def is_gateway(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")
-    except FileNotFoundError:
-        return False
     except OSError:
-        words = []
+        if os.path.isdir("/proc/self"):
+            return False
+        import subprocess  # no /proc: not Linux
+
+        words = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False).stdout.split()
     return any(b"gateway" in word for word in words) and b"serve" in words
 
 
@@ -67,18 +70,27 @@ def end(pid: int) -> None:
         OperationError: the process is another user's.
     """
     try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
-            signal.pidfd_send_signal(descriptor, number)
-            if select.select([descriptor], [], [], wait_s)[0]:
-                return
+        if _ended(pid, signal.SIGTERM, STOP_S) or _ended(pid, signal.SIGKILL, 5.0):
+            return
     except ProcessLookupError:
         return
     except PermissionError:
         raise OperationError(OPERATION_FAILED, f"the gateway (pid {pid}) belongs to another user", reason="not_permitted") from None
-    finally:
-        os.close(descriptor)
     raise OperationError(OPERATION_FAILED, f"the gateway (pid {pid}) of {places.state_dir()} does not end", reason="gateway_hangs")
+
+
+def _ended(pid: int, number: signal.Signals, wait_s: float) -> bool:
+    """Signal it and wait. A pidfd cannot mean another process that got the number meanwhile; where there is none, the number is asked."""
+    if sys.platform == "linux":
+        descriptor = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+            return bool(select.select([descriptor], [], [], wait_s)[0])
+        finally:
+            os.close(descriptor)
+    os.kill(pid, number)
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+        os.kill(pid, 0)
+    return False

@@ -25,7 +25,7 @@ REVISING = frozenset(
         "destroy_workspace_session",
     }
 )
-FEATURES = ("drafts", "file_list", "keep_alive", "gateway_info", "cancel_request")
+FEATURES = ("drafts", "file_list", "keep_alive", "gateway_info")
 _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
 
 

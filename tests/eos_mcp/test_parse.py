@@ -133,3 +133,10 @@ def test_request_ids_have_the_contracts_grammar() -> None:
     for bad in ("", "a b", "x" * 129, "é", "a\n"):
         with pytest.raises(OperationError, match=r"--request-id.*1-128"):
             check_request_id(bad)
+
+
+def test_the_umbrella_takes_an_array_of_strings_one_by_one() -> None:
+    words = ("exec_command", "--env", "A=1", "--env=B=[2]", "make")
+    assert parse(words, "runtime", catalog.RUNTIME, repeated=True).args == {"env": ["A=1", "B=[2]"], "cmd": "make"}
+    assert "--env" in mistake(runtime(*words))
+    assert parse(("exec_command", "--env", '["A=1"]', "make"), "runtime", catalog.RUNTIME, repeated=True).args["env"] == ["A=1"]
