@@ -126,7 +126,7 @@ class GatewayClient:
 def _line(op: str, args: Mapping[str, Any], sandbox_id: str | None, request_id: str, token: str | None, stream_logs: bool) -> bytes:
     siblings: dict[str, Any] = {} if token is None else {GATEWAY_TOKEN_KEY: token}
     siblings[STREAM_LOGS_KEY] = stream_logs
-    line = encode_request(op, args, request_id=request_id, sandbox_id=sandbox_id, **siblings)
+    line = encode_request(op, client.with_caller(op, args), request_id=request_id, sandbox_id=sandbox_id, **siblings)
     if len(line) > MAX_LINE_BYTES:
         message = f"the request has {len(line)} bytes, at most {MAX_LINE_BYTES} pass"
         raise OperationError(REQUEST_TOO_LARGE, message, {"limit": MAX_LINE_BYTES}, reason="request_too_large")
