@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eos_agent import log, namespaces, settings, zygote
 
@@ -126,7 +126,8 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     log.log("ready", sandbox=found.sandbox_id, pid=os.getpid(), version=store.head.version, tcp=list(tcp), http=list(web))
 
     stopped = loop.create_task(stop.wait())
-    await asyncio.wait([stopped, forker.lost], return_when=asyncio.FIRST_COMPLETED)
+    waited: list[asyncio.Future[Any]] = [stopped, forker.lost]
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     zygote_lost = forker.lost.done()
     log.log("draining", why="the zygote is gone" if zygote_lost else "signal")
     server.draining = http.draining = True

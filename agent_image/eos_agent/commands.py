@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from eos_agent.session import Session
     from eos_agent.sessions import Sessions
     from eos_agent.settings import Settings
+    from eos_agent.zygote import Spawned
 
 CANCEL_WAIT_S = 1.0
 DEFAULT_YIELD_MS = 1000
@@ -121,31 +122,20 @@ class Commands:
 
     async def _spawn(self, session: Session, text: str, args: dict[str, Any], extra: dict[str, str], request_id: str) -> Command:
         """With the session's gate held."""
-        shell = await session.which_shell()
-        if shell is None:
-            raise OperationError(
-                OPERATION_FAILED,
-                "the image has no shell: neither bash nor sh can be run in the session",
-                {"workspace_session_id": session.id, "hint": "use an image with /bin/sh, or the file operations"},
-                reason="no_shell",
-            )
+        shell = await self._sessions.shell(session) or []
         command_id = self._new_id()
         directory = os.path.join(self._settings.transcripts, command_id)
-        tty = args["tty"]
         command = Command(command_id, session, text, request_id, directory, split=args["split_output"], max_bytes=self._transcript_bytes)
         command.completion = self._completion
         command.on_finished = self._finished
         session.commands[command_id] = command
         try:
-            spawned = await session.runner.spawn(
-                command_id,
-                argv=[*shell, text],
-                env=command_environment(self._environment, extra, tty=tty),
-                cwd=args.get("cwd") or self._settings.workspace_root,
-                tty=tty,
-                split=args["split_output"],
-                stdin=not tty and args.get("stdin") is not None,
-            )
+            try:
+                spawned = await self._run(command, shell, args, extra)
+            except OperationError as error:
+                if error.details.get("reason") != "exec_failed":
+                    raise
+                spawned = await self._run(command, await self._sessions.shell(session, again=True) or [], args, extra)
         except BaseException:
             del session.commands[command_id]
             raise
@@ -156,6 +146,25 @@ class Commands:
         if args.get("stdin") is not None and not command.finished:
             command.feed(args["stdin"])
         return command
+
+    async def _run(self, command: Command, shell: list[str], args: dict[str, Any], extra: dict[str, str]) -> Spawned:
+        if not shell:
+            raise OperationError(
+                OPERATION_FAILED,
+                "the image has no shell: neither bash nor sh can be run in the session",
+                {"workspace_session_id": command.session.id, "hint": "use an image with /bin/sh, or the file operations"},
+                reason="no_shell",
+            )
+        tty = args["tty"]
+        return await command.session.runner.spawn(
+            command.id,
+            argv=[*shell, command.text],
+            env=command_environment(self._environment, extra, tty=tty),
+            cwd=args.get("cwd") or self._settings.workspace_root,
+            tty=tty,
+            split=args["split_output"],
+            stdin=not tty and args.get("stdin") is not None,
+        )
 
     def _finished(self, command: Command) -> None:
         self._sessions.command_finished(command, lambda: self._make_terminal(command))

@@ -289,7 +289,8 @@ def _carry_xattrs(dir_fd: int, name: str, fd: int) -> None:
 def list_limit(args: Mapping[str, Any]) -> int:
     """The number of entries that the caller may get: `limit`, within the configured roof."""
     roof: int = args.get("max_entries", MAX_LIST_ENTRIES)
-    return min(args.get("limit", roof), roof)
+    limit: int = args.get("limit", roof)
+    return min(limit, roof)
 
 
 def list_entry(directory: str, name: str, kind: str, size: int | None) -> dict[str, Any]:

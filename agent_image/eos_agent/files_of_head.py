@@ -13,7 +13,8 @@ from eos_agent.workspace_path import echo, resolve
 from layerstack.errors import LayerStackError, NotAFile
 
 if TYPE_CHECKING:
-    from layerstack.store import Snapshot, Store
+    from layerstack.projection import Snapshot
+    from layerstack.store import Store
 
 KINDS = {"directory": "Directory", "symlink": "Symlink", "other": "Other"}
 

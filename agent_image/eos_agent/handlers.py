@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent import files_of_head
+from eos_agent import files_of_head, publish
 from eos_agent.commands import Commands
 from eos_agent.files import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
 from eos_agent.observe import layerstack as observe_layerstack
@@ -53,10 +53,10 @@ class Handlers:
             "file_edit": self._file("edit"),
             "file_list": self._file("list"),
             "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
-            "publish_workspace_session": lambda args, request: sessions.publish(args, request.request_id),
+            "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
             "destroy_workspace_session": lambda args, _: sessions.destroy(args),
             "list_workspace_sessions": self._list_sessions,
-            "preview_publish": lambda args, _: sessions.preview(args),
+            "preview_publish": lambda args, _: publish.preview(sessions, args),
             "list_drafts": self._list_drafts,
             "discard_draft": self._discard_draft,
             "snapshot": lambda _args, _request: observe_snapshot.snapshot(self),
@@ -143,10 +143,11 @@ class Handlers:
         """The folded delta of the head, with a lease on it for as long as somebody reads."""
         from layerstack import export
 
-        lease = self.store.lease()
+        lease = self.store.lease(args.get("version"))
         snapshot = await self.exports.run(lease.__enter__)
         try:
-            pieces: Iterator[bytes] = iter(export.stream(snapshot))
+            live = sorted(self.sessions.live)
+            pieces: Iterator[bytes] = iter(export.stream(snapshot, live_workspace_sessions=live, offset=args.get("offset") or 0))
             while piece := await self.exports.run(lambda: next(pieces, b"")):
                 yield piece
         finally:

@@ -12,7 +12,7 @@ from layerstack.changes import path_json
 
 if TYPE_CHECKING:
     from layerstack.changes import Conflict
-    from layerstack.store import Preview, Published
+    from layerstack.publish import Preview, Published
 
 INLINE_CONFLICTS = 100
 INLINE_BYTES = 64 * 1024

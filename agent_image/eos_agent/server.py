@@ -229,4 +229,3 @@ class Server:
             await asyncio.wait(self._connections, timeout=1)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._handlers.settings.socket_path)
-

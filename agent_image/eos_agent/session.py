@@ -6,11 +6,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.zygote import Runner, SessionSpec
 
 if TYPE_CHECKING:
     from eos_agent.command import Command
-    from layerstack.store import Upper
+    from layerstack.upper import Upper
 
 EXPLICIT, IMPLICIT = "no_op", "publish_then_destroy"
 
@@ -36,12 +37,6 @@ class Session:
         self.destroyed: dict[str, Any] | None = None
         self.commands: dict[str, Command] = {}  # those that have not finished
         self.created_unix_ms = self.last_activity_unix_ms = int(time.time() * 1000)
-        self._shell: list[str] | None = None
-
-    async def which_shell(self) -> list[str] | None:
-        if self._shell is None:
-            self._shell = await self.runner.which_shell()
-        return self._shell
 
     def on_event(self, event: dict[str, Any]) -> None:
         command = self.commands.get(str(event.get("key")))
@@ -51,3 +46,29 @@ class Session:
     @property
     def owner(self) -> str:
         return f"workspace_session:{self.id}"
+
+    async def await_commands(self, grace_s: float, doing: str) -> None:
+        """Wait up to `grace_s` for running commands, then refuse. The gate is held, so none is added."""
+        end = time.monotonic() + grace_s
+        for command in list(self.commands.values()):
+            await command.wait(end)
+        if self.commands:
+            active = list(self.commands)
+            raise OperationError(
+                OPERATION_FAILED,
+                f"cannot {doing}: workspace session {self.id} has active command sessions: {', '.join(active)}",
+                {
+                    "workspace_session_id": self.id,
+                    "active_command_session_ids": active,
+                    "hint": "wait_command or signal_command them first",
+                },
+                reason="active_commands",
+            )
+
+
+def check_grace(args: dict[str, Any]) -> float:
+    """`grace_s`, 0 when absent."""
+    grace = float(args.get("grace_s") or 0)
+    if grace < 0:
+        raise OperationError(INVALID_REQUEST, "grace_s must be non-negative", {"argument": "grace_s"}, reason="out_of_bounds")
+    return grace

@@ -15,18 +15,19 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import log
-from eos_agent.failures import operation_error
 from eos_agent.pool import Pool
-from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
-from eos_agent.publication import describe_upper, preview_json, publish_json, rejection
-from eos_agent.session import EXPLICIT, IMPLICIT, Session
+from eos_agent.protocol import INTERNAL_ERROR, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from eos_agent.publication import describe_upper
+from eos_agent.session import EXPLICIT, IMPLICIT, Session, check_grace
+from eos_agent.settle import finalization_failed, publish_or_keep
 from eos_agent.zygote import Runner, SessionSpec, Zygote
-from layerstack.errors import PublishRejected
 
 if TYPE_CHECKING:
     from eos_agent.command import Command
     from eos_agent.settings import Settings
-    from layerstack.store import Draft, Store, Upper
+    from layerstack.drafts import Draft
+    from layerstack.store import Store
+    from layerstack.upper import Upper
 
 LOST = "session_lost"
 
@@ -50,14 +51,15 @@ class Sessions:
     """The table. `lost` remembers sessions that ended unasked, and the draft that holds what they had written."""
 
     def __init__(self, settings: Settings, store: Store, zygote: Zygote, pool: Pool) -> None:
-        self._settings = settings
-        self._store = store
-        self._zygote = zygote
-        self._pool = pool
+        self.settings = settings
+        self.store = store
+        self.zygote = zygote
+        self.pool = pool
         self._counter = itertools.count(1)
-        self._setup_timeout: float = settings.get("runtime.workspace.setup_timeout_s", 30)
+        self.setup_timeout_s: float = settings.get("runtime.workspace.setup_timeout_s", 30)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = False
+        self._shell: list[str] | None = None
         self.live: dict[str, Session] = {}
         self.lost: dict[str, str | None] = {}
         for draft in store.drafts():
@@ -110,7 +112,7 @@ class Sessions:
     ) -> Session:
         if self._draining:
             raise OperationError(SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining")
-        if network == "isolated" and self._settings.get("runtime.workspace.rfc1918_egress", "allow") == "deny":
+        if network == "isolated" and self.settings.get("runtime.workspace.rfc1918_egress", "allow") == "deny":
             raise OperationError(
                 OPERATION_FAILED,
                 "isolated sessions are unavailable: runtime.workspace.rfc1918_egress is deny and nothing here can enforce it",
@@ -119,7 +121,7 @@ class Sessions:
         spec = SessionSpec(self._new_id(), network, rootfs)
 
         def prepare() -> tuple[Upper, int]:
-            upper = self._store.open_upper(
+            upper = self.store.open_upper(
                 spec.session_id,
                 origin=f"workspace_session:{spec.session_id}",
                 agent=agent,
@@ -133,11 +135,11 @@ class Sessions:
                 upper.discard()
                 raise
 
-        upper, mount_fd = await self._pool.run(prepare)
+        upper, mount_fd = await self.pool.run(prepare)
         try:
-            runner = await self._zygote.create(spec, mount_fd, timeout_s=self._setup_timeout)
+            runner = await self.zygote.create(spec, mount_fd, timeout_s=self.setup_timeout_s)
         except BaseException as error:
-            await asyncio.shield(self._pool.run(upper.discard))
+            await asyncio.shield(self.pool.run(upper.discard))
             if isinstance(error, OperationError):
                 message = f"workspace setup failed: {error.message}"
                 raise OperationError(error.kind, message, error.details) from None
@@ -147,10 +149,10 @@ class Sessions:
         session = Session(spec.session_id, policy, spec, upper, runner, agent, request_id)
         session.draft_id = draft_id
         self.live[session.id] = session
-        self._watch(session, runner)
+        self.watch(session, runner)
         return session
 
-    def _watch(self, session: Session, runner: Runner) -> None:
+    def watch(self, session: Session, runner: Runner) -> None:
         runner.on_event = session.on_event
 
         def gone(_reason: asyncio.Future[str]) -> None:
@@ -197,13 +199,13 @@ class Sessions:
             if error.details.get("reason") != LOST:
                 raise
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._setup_timeout):
+                async with asyncio.timeout(self.setup_timeout_s):
                     await session.ended.wait()
             raise session_lost(session_id, self.lost.get(session_id)) from None
 
     # Ending
 
-    def _end(self, session: Session) -> None:
+    def end(self, session: Session) -> None:
         session.ending = True
         session.state = "ended"
         self.live.pop(session.id, None)
@@ -215,15 +217,15 @@ class Sessions:
             if session.ending or session.runner is not runner:
                 return
             reason = runner.gone.result()
-            await self._keep(session, "runner_lost")
+            await self.keep(session, "runner_lost")
             log.log("session_lost", session=session.id, reason=reason, draft=self.lost[session.id])
 
-    async def _keep(self, session: Session, reason: str) -> None:
+    async def keep(self, session: Session, reason: str) -> None:
         """Make a draft of an offline session and end it."""
         session.ending = True
         draft_id: str | None = None
         try:
-            draft = await self._pool.run(lambda: session.upper.to_draft(reason=reason))
+            draft = await self.pool.run(lambda: session.upper.to_draft(reason=reason))
             draft_id = draft.draft_id if draft is not None else None
         except Exception as error:  # the upper stays where it is: the next open of the store makes the draft
             log.failure("draft_failed", error, session=session.id)
@@ -235,7 +237,7 @@ class Sessions:
             if draft_id:
                 command.outcome["draft_id"] = draft_id
             command.lose()
-        self._end(session)
+        self.end(session)
 
     def command_finished(self, command: Command, make_terminal: Callable[[], None]) -> None:
         """A command has ended; the last one of an implicit session is terminal only after the session was settled."""
@@ -258,78 +260,22 @@ class Sessions:
     async def settle(self, session: Session) -> dict[str, Any]:
         """End an implicit session that runs nothing: publish its work, or keep it as a draft. Returns what that adds to the result."""
         async with session.gate:
-            if session.commands or session.ending:  # somebody joined it meanwhile, or it is gone
-                if not session.ending:
-                    session.state = "active"
-                elif session.id in self.lost:
-                    return {"session_lost": True, "draft_id": self.lost[session.id]}
+            if session.ending:
+                return {"session_lost": True, "draft_id": self.lost[session.id]} if session.id in self.lost else {}
+            if session.commands:  # somebody joined it meanwhile
+                session.state = "active"
                 return {}
             session.ending = True
             session.state = "finalizing"
             await session.runner.terminate()
             try:
-                outcome = await self._pool.run(lambda: self._publish_or_keep(session))
+                outcome = await self.pool.run(lambda: publish_or_keep(session))
             except Exception as error:
                 log.failure("finalization_failed", error, session=session.id)
-                shown = operation_error(error)
-                outcome = {
-                    "finalization_failed": True,
-                    "finalization_failure_class": "holder_finalization_capture_failed",
-                    "finalization_attempts": 1,
-                    "finalization_error": {"kind": shown.kind, "message": shown.message, "details": shown.details},
-                }
+                outcome = finalization_failed(error)
                 self.lost[session.id] = None
-            self._end(session)
+            self.end(session)
             return outcome
-
-    def _publish_or_keep(self, session: Session) -> dict[str, Any]:
-        """In the pool, with the session offline."""
-        upper = session.upper
-        try:
-            published = upper.publish(owner=session.owner, request_id=session.request_id, agent=session.agent)
-        except PublishRejected as error:
-            refused = rejection(error.conflicts, error.reason)
-            reason = error.reason
-        except Exception as error:
-            log.failure("publish_failed", error, session=session.id)
-            shown = operation_error(error)
-            reason = "publish_error"
-            refused = {"path": None, "reason": reason, "source_conflict": None, "protected_drop": None, "message": shown.message}
-            refused |= {"conflict_count": 0, "conflicts": [], "error": shown.details}
-        else:
-            return {"publish": {"published": not published.no_op, **publish_json(published)}}
-        draft = upper.to_draft(reason=reason)
-        found: dict[str, Any] = {
-            "publish_rejected": True,
-            "publish_reject_class": reason,
-            "publish_rejection": refused,
-            "publish": {"published": False, "no_op": False},
-        }
-        if draft is not None:
-            found["draft_id"] = draft.draft_id
-            found["hint"] = (
-                "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
-                "redo them on the newest version, then discard_draft"
-            )
-        return found
-
-    async def _await_commands(self, session: Session, grace_s: float, doing: str) -> None:
-        """Wait up to `grace_s` for running commands, then refuse. The gate is held, so none is added."""
-        end = time.monotonic() + grace_s
-        for command in list(session.commands.values()):
-            await command.wait(end)
-        if session.commands:
-            active = list(session.commands)
-            raise OperationError(
-                OPERATION_FAILED,
-                f"cannot {doing}: workspace session {session.id} has active command sessions: {', '.join(active)}",
-                {
-                    "workspace_session_id": session.id,
-                    "active_command_session_ids": active,
-                    "hint": "wait_command or signal_command them first",
-                },
-                reason="active_commands",
-            )
 
     async def destroy(self, args: dict[str, Any]) -> dict[str, Any]:
         """The operation destroy_workspace_session: everything unpublished goes, and the answer says what that was."""
@@ -341,21 +287,19 @@ class Sessions:
                 return session.destroyed
             if session.ended.is_set():
                 self.find(session_id)
-            await self._await_commands(session, grace, "destroy")
+            await session.await_commands(grace, "destroy")
             session.ending = True
             await session.runner.terminate()
 
             def discard() -> tuple[int, dict[str, Any]]:
                 discarded = describe_upper(session.upper.upperdir)
-                size = session.upper.size_bytes()
-                session.upper.discard()
-                return size, discarded
+                return session.upper.discard(), discarded
 
             try:
-                size, discarded = await self._pool.run(discard)
+                size, discarded = await self.pool.run(discard)
             except Exception as error:
                 log.failure("destroy_failed", error, session=session.id)
-                self._end(session)
+                self.end(session)
                 raise
             session.destroyed = {
                 "workspace_session_id": session_id,
@@ -363,135 +307,24 @@ class Sessions:
                 "evicted_upperdir_bytes": size,
                 "discarded": discarded,
             }
-            self._end(session)
+            self.end(session)
             return session.destroyed
 
-    async def publish(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-        """The operation publish_workspace_session.
-
-        Freeze and preview first: with conflicts nothing has happened and the session goes on. Else its processes end, which is the real end of
-        the overlay, and the work is sealed and committed; should the head have moved into a conflict meanwhile, the session goes on with the
-        same view and a new runner.
-        """
-        session_id: str = args["workspace_session_id"]
-        grace = check_grace(args)
-        async with self.use(session_id) as session:
-            await self._await_commands(session, grace, "publish")
-            if session.policy != EXPLICIT:
-                raise OperationError(
-                    OPERATION_FAILED,
-                    f"workspace session {session_id} publishes by itself",
-                    {"workspace_session_id": session_id},
-                    reason="implicit_session",
-                )
-            size = await self._preview_frozen(session)
-            session.ending = True
-            session.state = "finalizing"
-            await session.runner.terminate()
-            upper = session.upper
-            try:
-                published = await self._pool.run(lambda: upper.publish(owner=session.owner, request_id=request_id, agent=session.agent))
-            except Exception as error:
-                retained = await self._go_on(session)
-                raise self._publish_refused(session, error, "publish", retained) from error
-            self._end(session)
-        return {
-            "workspace_session_id": session_id,
-            "publish": publish_json(published),
-            "destroyed": True,
-            "evicted_upperdir_bytes": size,
-        }
-
-    async def _preview_frozen(self, session: Session) -> int:
-        """Raises the rejection if there are conflicts, with the session as it was; else its size, and its processes stay frozen."""
-        await session.runner.freeze()
-        good = False
-        try:
-            preview, size = await self._pool.run(lambda: (session.upper.preview(), session.upper.size_bytes()))
-            if preview.conflicts:
-                raise self._rejected(session, rejection(preview.conflicts), "publish", retained=True)
-            good = True
-            return size
-        except OperationError:
-            raise
-        except Exception as error:
-            raise self._publish_refused(session, error, "capture", retained=True) from error
-        finally:
-            if not good:
-                await session.runner.thaw()
-
-    async def _go_on(self, session: Session) -> bool:
-        """A sealed session whose publication failed gets a new mount on the same view, and a new runner; else its work becomes a draft."""
-        try:
-            mount_fd = await self._pool.run(session.upper.mount)
-            try:
-                runner = await self._zygote.create(session.spec, mount_fd, timeout_s=self._setup_timeout)
-            finally:
-                os.close(mount_fd)
-        except Exception as error:
-            log.failure("remount_failed", error, session=session.id)
-            await self._keep(session, "publish_error")
-            return False
-        session.runner = runner
-        session.ending = False
-        session.state = "active"
-        self._watch(session, runner)
-        return True
-
-    def _rejected(self, session: Session, refused: dict[str, Any], stage: str, *, retained: bool) -> OperationError:
-        details = {"workspace_session_id": session.id, "stage": stage, "session_retained": retained, "publish_rejection": refused}
-        if retained:
-            details["hint"] = "redo the conflicting paths on the newest version in a new session, publish that, then destroy this one"
-        else:
-            details["draft_id"] = self.lost.get(session.id)
-        return OperationError(OPERATION_FAILED, "workspace session publish was rejected", details, reason=str(refused["reason"]))
-
-    def _publish_refused(self, session: Session, error: Exception, stage: str, retained: bool) -> OperationError:
-        if isinstance(error, PublishRejected):
-            return self._rejected(session, rejection(error.conflicts, error.reason), stage, retained=retained)
-        shown = operation_error(error)
-        if shown.kind == "internal_error":
-            log.failure("publish_failed", error, session=session.id)
-        details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
-        if not retained:
-            details["draft_id"] = self.lost.get(session.id)
-        return OperationError(
-            OPERATION_FAILED if shown.kind != "internal_error" else shown.kind,
-            f"workspace session publish failed: {shown.message}",
-            details,
-        )
-
-    async def preview(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The operation preview_publish, of a live session or of a draft."""
-        session_id, draft_id = args.get("workspace_session_id"), args.get("draft_id")
-        if (session_id is None) == (draft_id is None):
-            raise OperationError(
-                INVALID_REQUEST,
-                "preview_publish takes either workspace_session_id or draft_id",
-                {"argument": "workspace_session_id"},
-                reason="one_of_two",
-            )
-        cursor = args.get("cursor") or "0"
-        if not cursor.isdecimal():
-            raise OperationError(
-                INVALID_REQUEST, "cursor is not one that this operation gave", {"argument": "cursor"}, reason="invalid_cursor"
-            )
-        if draft_id is not None:
-            preview = await self._pool.run(lambda: self._store.preview_draft(draft_id))
-        else:
-            assert session_id is not None
-            async with self.use(session_id) as session:
-                await session.runner.freeze()
-                try:
-                    preview = await self._pool.run(session.upper.preview)
-                finally:
-                    await session.runner.thaw()
-        return preview_json(preview, int(cursor))
+    async def shell(self, session: Session, *, again: bool = False) -> list[str] | None:
+        """The argv before a command's text. The last answer is remembered for all sessions; `again` asks the session's own view anew."""
+        if self._shell is None or again:
+            self._shell = await session.runner.which_shell()
+        return self._shell
 
     async def file_op(self, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
         """A file operation inside the mount of a session."""
         async with self.use(session_id, kind=NOT_FOUND) as session:
-            result, _ = await session.runner.file_op(name, args, data)
+            try:
+                result, _ = await session.runner.file_op(name, args, data)
+            except OperationError as error:
+                if error.kind == INTERNAL_ERROR:  # a bug of ours, told from there: its text is for the log alone
+                    raise RuntimeError(f"file operation {name} in the runner: {error.details}") from None
+                raise
             return result
 
     async def rows(self) -> list[dict[str, Any]]:
@@ -501,7 +334,7 @@ class Sessions:
         def sizes() -> list[int | None]:
             return [_size(session.upper) for session in sessions]
 
-        upper_bytes = await self._pool.run(sizes)
+        upper_bytes = await self.pool.run(sizes)
         return [
             {
                 "workspace_session_id": session.id,
@@ -538,7 +371,7 @@ class Sessions:
                     reason="draining",
                 )
                 command.lose()
-            self._end(session)
+            self.end(session)
 
 
 def _size(upper: Upper) -> int | None:
@@ -546,11 +379,3 @@ def _size(upper: Upper) -> int | None:
         return upper.size_bytes()
     except OSError:
         return None
-
-
-def check_grace(args: dict[str, Any]) -> float:
-    """`grace_s`, 0 when absent."""
-    grace = float(args.get("grace_s") or 0)
-    if grace < 0:
-        raise OperationError(INVALID_REQUEST, "grace_s must be non-negative", {"argument": "grace_s"}, reason="out_of_bounds")
-    return grace

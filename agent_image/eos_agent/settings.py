@@ -100,16 +100,17 @@ def parse(value: Any) -> Settings:
         raise SettingsError(f"{key}: must be a port number")
 
     def texts(key: str) -> tuple[str, ...]:
-        found = raw.get(key) or []
-        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):  # pyright: ignore[reportUnknownVariableType]
+        found: Any = raw.get(key) or []
+        items: list[Any] = found if isinstance(found, list) else [None]  # pyright: ignore[reportUnknownVariableType]
+        if not all(isinstance(item, str) for item in items):
             raise SettingsError(f"{key}: must be a list of strings")
-        return tuple(found)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return tuple(items)
 
     def table(key: str) -> dict[str, Any]:
-        found = raw.get(key) or {}
+        found: Any = raw.get(key) or {}
         if not isinstance(found, dict):
             raise SettingsError(f"{key}: must be an object")
-        return found  # pyright: ignore[reportUnknownVariableType]
+        return found  # type: ignore[no-any-return, unused-ignore]  # pyright: ignore[reportUnknownVariableType]
 
     settings = Settings(
         sandbox_id=text("sandbox_id"),

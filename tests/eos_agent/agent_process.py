@@ -258,7 +258,7 @@ class Agent:
     def run(self, cmd: str, session: str | None = None, **args: Any) -> dict[str, Any]:
         if session is not None:
             args["workspace_session_id"] = session
-        return self.call("exec_command", cmd=cmd, **{"yield_time_ms": 20_000, **args})
+        return self.call("exec_command", cmd=cmd, **{"yield_time_ms": 20_000, **args})  # pyright: ignore[reportArgumentType]
 
     def version(self) -> int:
         return int(self.call("layerstack")["manifest_version"])

@@ -15,7 +15,7 @@ import pytest
 
 from eos_agent.protocol import encode_request
 
-from .agent_process import TOKEN, Agent
+from .agent_process import TOKEN, Agent, Connection
 
 pytestmark = pytest.mark.needs("overlay")
 
@@ -99,7 +99,7 @@ def test_a_request_over_the_limit_is_refused_in_words_and_one_below_it_served(st
 
 def test_connections_over_the_limit_are_told_so_and_idle_kept_ones_do_not_count(start_agent: Callable[..., Agent]) -> None:
     agent = start_agent(daemon={"server": {"max_concurrent_connections": 2}})
-    kept = []
+    kept: list[Connection] = []
     for _ in range(3):
         connection = agent.connect()
         kept.append(connection)
@@ -209,7 +209,7 @@ def test_health_needs_no_token_and_files_list_of_the_local_provider_does(shared_
 
 def test_http_answers_no_page_that_came_by_a_name(shared_agent: Agent) -> None:
     for headers in ({"Host": "evil.example:80"}, {"Origin": "http://evil.example"}):
-        assert http(shared_agent, "GET", "/health", **headers)[0] == 403
+        assert http(shared_agent, "GET", "/health", None, **headers)[0] == 403
     assert http(shared_agent, "GET", "/health", Origin="http://127.0.0.1:9")[0] == 200
 
 

@@ -93,8 +93,8 @@ def test_a_dead_id_is_refused_in_the_words_of_each_operation(agent: Agent) -> No
         error = refused(call)
         assert (error.kind, error.reason, error.details["workspace_session_id"]) == ("operation_failed", "session_not_found", session)
         assert f"workspace session not found: {session}" in error.message
-    for call in (lambda: agent.read("a", workspace_session_id=session), lambda: agent.call("file_list", workspace_session_id=session)):
-        error = refused(call)
+    for op in ("file_read", "file_list", "file_write"):
+        error = refused(lambda op=op: agent.call(op, path="a", workspace_session_id=session))  # type: ignore[misc]  # pyright: ignore
         assert (error.kind, error.details["workspace_session_id"]) == ("not_found", session)
 
 
@@ -213,15 +213,12 @@ def test_a_one_shot_session_can_be_joined_and_publishes_after_its_last_command(a
 
 def test_one_shot_commands_started_together_share_a_base_and_exactly_one_wins(agent: Agent) -> None:
     started = [agent.run(f"read go; echo {n} > README.md", yield_time_ms=0) for n in range(5)]
+
+    def release(one: dict[str, Any]) -> dict[str, Any]:
+        return agent.call("write_command_stdin", command_session_id=one["command_session_id"], stdin="x\n", yield_time_ms=60_000)
+
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
-        results = list(
-            pool.map(
-                lambda one: agent.call(
-                    "write_command_stdin", command_session_id=one["command_session_id"], stdin="x\n", yield_time_ms=60_000
-                ),
-                started,
-            )
-        )
+        results = list(pool.map(release, started))
     won = [n for n, result in enumerate(results) if result["publish"]["published"]]
     assert len(won) == 1 and agent.read("README.md") == str(won[0])
     assert all(result.get("publish_reject_class") == "source_conflict" for n, result in enumerate(results) if n not in won)

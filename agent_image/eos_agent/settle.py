@@ -1,0 +1,78 @@
+"""What becomes of a session's work when it ends by itself: published, or kept as a draft with the reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from eos_agent import log
+from eos_agent.failures import operation_error
+from eos_agent.publication import publish_json, rejection
+from layerstack.errors import PublishRejected
+from layerstack.publish import CommitUnsynced
+
+if TYPE_CHECKING:
+    from eos_agent.session import Session
+    from layerstack.publish import Published
+    from layerstack.upper import Upper
+
+HINT = (
+    "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
+    "redo them on the newest version, then discard_draft"
+)
+
+
+def commit(upper: Upper, *, owner: str, request_id: str, agent: str | None) -> Published:
+    """Upper.publish; when only its last sync failed that is tried once more.
+
+    Raises:
+        CommitUnsynced: twice: the work is the head's, but a power cut may still undo it.
+    """
+    try:
+        return upper.publish(owner=owner, request_id=request_id, agent=agent)
+    except CommitUnsynced as error:
+        log.failure("publish_unsynced", error)
+        return upper.publish(owner=owner, request_id=request_id, agent=agent)
+
+
+def publish_or_keep(session: Session) -> dict[str, Any]:
+    """Publish the work of an offline session, else keep it as a draft; blocking. Returns what that adds to the command's result.
+
+    Raises:
+        OSError: not even a draft could be made; the work stays in the session's folder, and the next open of the store makes one.
+    """
+    upper = session.upper
+    try:
+        published = commit(upper, owner=session.owner, request_id=session.request_id, agent=session.agent)
+    except PublishRejected as error:
+        reason, refused = error.reason, rejection(error.conflicts, error.reason)
+    except CommitUnsynced as error:
+        return {"publish": {"published": True, "synced": False, **publish_json(error.published)}}
+    except Exception as error:
+        log.failure("publish_failed", error, session=session.id)
+        shown = operation_error(error)
+        reason = "publish_error"
+        refused = {"path": None, "reason": reason, "source_conflict": None, "protected_drop": None, "message": shown.message}
+        refused |= {"conflict_count": 0, "conflicts": [], "error": {"kind": shown.kind, "details": shown.details}}
+    else:
+        return {"publish": {"published": not published.no_op, **publish_json(published)}}
+    draft = upper.to_draft(reason=reason)
+    found: dict[str, Any] = {
+        "publish_rejected": True,
+        "publish_reject_class": reason,
+        "publish_rejection": refused,
+        "publish": {"published": False, "no_op": False},
+    }
+    if draft is not None:
+        found["draft_id"], found["hint"] = draft.draft_id, HINT
+    return found
+
+
+def finalization_failed(error: Exception) -> dict[str, Any]:
+    """The result fields of a session that could be neither published nor kept."""
+    shown = operation_error(error)
+    return {
+        "finalization_failed": True,
+        "finalization_failure_class": "holder_finalization_capture_failed",
+        "finalization_attempts": 1,
+        "finalization_error": {"kind": shown.kind, "message": shown.message, "details": shown.details},
+    }
