@@ -138,7 +138,7 @@ def hide(path: str, keep: str) -> None:
     """Show `path` as an empty folder that nobody can write to, or an empty file. Folders towards the workspace `keep` stay passable."""
     try:
         found = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # what cannot even be looked at is hidden enough
         return
     if stat.S_ISLNK(found.st_mode):
         path = os.path.realpath(path)
