@@ -278,4 +278,3 @@ def test_a_shell_is_found_or_said_to_be_missing() -> None:
         return await live.runner.which_shell()
 
     assert in_box(scenario) in (["/bin/bash", "--noprofile", "--norc", "-c"], ["/bin/sh", "-c"])
-    assert in_box(scenario, rootfs=lambda top: f"{top}/home") is None

@@ -1,0 +1,106 @@
+"""The seccomp program, executed here instruction by instruction for both machines."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from eos_agent import harden
+from layerstack import linux
+
+MACHINES = ["x86_64", "aarch64"]
+ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ALLOW, KILL = 0x7FFF0000, 0x80000000
+CLONE = {"x86_64": 56, "aarch64": 220}
+MKNODAT = {"x86_64": 259, "aarch64": 33}
+
+
+def denied(code: int) -> int:
+    return 0x00050000 | code
+
+
+def run(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
+    """What the kernel would do with this call: a classic BPF machine over struct seccomp_data."""
+    padded = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *padded)
+    program = harden.seccomp_program(machine)
+    accumulator, at = 0, 0
+    while True:
+        code, jump_true, jump_false, k = struct.unpack_from("HBBI", program, at * 8)
+        at += 1
+        if code == 0x20:
+            (accumulator,) = struct.unpack_from("<I", data, k)
+        elif code == 0x54:
+            accumulator &= k
+        elif code == 0x06:
+            return int(k)
+        else:
+            taken = {0x15: accumulator == k, 0x35: accumulator >= k, 0x45: bool(accumulator & k)}[code]
+            at += jump_true if taken else jump_false
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_call_of_the_list_gets_eperm_and_its_neighbours_pass(machine: str) -> None:
+    numbers = set(harden.denied_calls(machine).values())
+    special = {CLONE[machine], 435, MKNODAT[machine], 133 if machine == "x86_64" else MKNODAT[machine]}
+    for number in range(500):
+        if number in special:
+            continue
+        assert run(machine, number) == (denied(errno.EPERM) if number in numbers else ALLOW), number
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_both_machines_deny_the_same_calls_by_name(machine: str) -> None:
+    assert harden.denied_calls(machine).keys() == harden.denied_calls("x86_64").keys()
+    assert len(set(harden.denied_calls(machine).values())) == len(harden.denied_calls(machine))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_clone_is_refused_for_each_namespace_flag_and_passes_for_threads_and_processes(machine: str) -> None:
+    thread = 0x003D0F00
+    assert run(machine, CLONE[machine], 17) == ALLOW and run(machine, CLONE[machine], thread) == ALLOW
+    for flag in (linux.CLONE_NEWNS, linux.CLONE_NEWUSER, linux.CLONE_NEWPID, linux.CLONE_NEWNET, linux.CLONE_NEWIPC, linux.CLONE_NEWUTS):
+        assert run(machine, CLONE[machine], flag | 17) == denied(errno.EPERM)
+    assert run(machine, 435) == denied(errno.ENOSYS)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_mknod_makes_fifos_and_files_but_no_device(machine: str) -> None:
+    calls = [(MKNODAT[machine], (0, 0))] + ([(133, (0,))] if machine == "x86_64" else [])
+    for number, before in calls:
+        for kind in (0o010000, 0o100000, 0o140000, 0):
+            assert run(machine, number, *before, kind | 0o644) == ALLOW
+        for kind in (0o020000, 0o060000):
+            assert run(machine, number, *before, kind | 0o644) == denied(errno.EPERM)
+
+
+def test_another_architecture_is_refused_and_x32_dies() -> None:
+    assert run("x86_64", 1, arch=0x40000003) == denied(errno.EPERM)  # i386
+    assert run("aarch64", 1, arch=0x40000028) == denied(errno.EPERM)  # arm
+    assert run("x86_64", 0x40000000 + 1) == KILL
+
+
+def test_an_unknown_machine_is_refused_by_name() -> None:
+    with pytest.raises(OSError, match="riscv64"):
+        harden.seccomp_program("riscv64")
+
+
+def test_the_kept_capabilities_are_the_twelve_of_the_list() -> None:
+    assert sorted(harden.CAP_NUMBERS) == sorted(
+        [
+            "CHOWN",
+            "DAC_OVERRIDE",
+            "DAC_READ_SEARCH",
+            "FOWNER",
+            "FSETID",
+            "SETUID",
+            "SETGID",
+            "SETFCAP",
+            "KILL",
+            "NET_BIND_SERVICE",
+            "NET_RAW",
+            "MKNOD",
+        ]
+    )
