@@ -1,0 +1,105 @@
+"""A real sandbox without a container, through the programs and the gateway: what survives when a process in the middle is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.eos_mcp.programs import WAIT_S, argv, error, kill, many, no_gateway_left, pid_of, result, run
+
+pytestmark = pytest.mark.needs("overlay")
+
+
+class Sandbox(NamedTuple):
+    state_dir: str
+    id: str
+
+    def do(self, *words: str) -> dict[str, Any]:
+        return result(run("runtime", "--sandbox-id", self.id, *words))
+
+    @property
+    def agent_pid(self) -> int:
+        with open(f"{self.state_dir}/sandboxes/{self.id}/endpoint.json") as file:
+            return int(json.load(file)["pid"])
+
+
+@pytest.fixture
+def sandbox(state_dir: str, short_dir: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Sandbox]:
+    monkeypatch.setenv("EOS_GATEWAY_BACKEND", "local")
+    workspace = os.path.join(short_dir, "ws")
+    os.mkdir(workspace)
+    with open(os.path.join(workspace, "a.txt"), "w") as file:
+        file.write("base\n")
+    with no_gateway_left(state_dir):
+        made = result(run("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", workspace))
+        assert made["state"] == "ready"
+        try:
+            yield Sandbox(state_dir, made["id"])
+        finally:
+            gone = result(run("manager", "destroy_sandbox", "--sandbox-id", made["id"]))
+            assert gone["state"] == "stopped"
+            assert run("manager", "list_sandboxes").stdout == '{"sandboxes":[]}\n'
+
+
+def test_a_call_works_after_the_gateway_or_the_agent_was_killed_and_what_was_published_is_there(sandbox: Sandbox) -> None:
+    ran = sandbox.do("exec_command", "printf 'ready\\n' > status.txt; cat a.txt")
+    assert (ran["status"], ran["exit_code"], ran["output"]) == ("ok", 0, "base")
+    read = sandbox.do("file_read", "--path", "status.txt")
+    assert (read["content"], read["bytes_read"], read["total_bytes"]) == ("ready", 5, 6)
+    for pid in (pid_of(sandbox.state_dir), sandbox.agent_pid):
+        kill(pid)
+        assert sandbox.do("exec_command", "cat status.txt")["output"] == "ready"
+    kill(sandbox.agent_pid)
+    said = many(5, "runtime", "--sandbox-id", sandbox.id, "file_read", "--path", "status.txt")
+    assert [(status, json.loads(out)["content"]) for status, out, _ in said] == [(0, "ready")] * 5
+
+
+def test_a_command_whose_agent_is_killed_is_answered_at_once_as_sandbox_gone(sandbox: Sandbox) -> None:
+    words = argv("runtime", "--sandbox-id", sandbox.id, "exec_command", "--yield-time-ms", "50000", "echo up; sleep 60")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        while not sandbox.do("list_commands")["commands"]:
+            pass
+        killer = threading.Thread(target=os.kill, args=(sandbox.agent_pid, signal.SIGKILL))
+        killer.start()
+        out, err = waiting.communicate(timeout=WAIT_S)
+        killer.join()
+    found = json.loads(err)["error"]
+    assert (waiting.returncode, out, found["kind"]) == (1, "", "internal_error")
+    assert (found["details"]["reason"], found["details"]["retryable"]) == ("sandbox_gone", True)
+    assert sandbox.do("exec_command", "cat a.txt")["output"] == "base"
+
+
+def test_the_activity_revision_counts_changes_that_went_through(sandbox: Sandbox) -> None:
+    def revision() -> int:
+        return int(run("manager", "inspect_sandbox", "--sandbox-id", sandbox.id, "--field", "activity_revision").stdout)
+
+    before = revision()
+    sandbox.do("file_read", "--path", "a.txt")
+    error(run("runtime", "--sandbox-id", sandbox.id, "file_write", "--path", "../x", "--content", "x"), 1)
+    assert revision() == before
+    sandbox.do("file_write", "--path", "b", "--content", "x")
+    assert revision() == before + 1
+
+
+def test_exit_statuses_of_commands_and_refusals_can_be_passed_on(sandbox: Sandbox) -> None:
+    runtime = ("--sandbox-id", sandbox.id)
+    assert run("runtime", *runtime, "exec_command", "exit 7").returncode == 0
+    assert run("runtime", *runtime, "--propagate-exit", "exec_command", "exit 7").returncode == 7
+    session = sandbox.do("create_workspace_session")["workspace_session_id"]
+    sandbox.do("file_write", "--path", "a.txt", "--content", "mine\n", "--workspace-session-id", session)
+    sandbox.do("file_write", "--path", "a.txt", "--content", "theirs\n")
+    refused = run("runtime", *runtime, "publish_workspace_session", "--workspace-session-id", session, "--fail-on-reject")
+    found = error(refused, 3)
+    assert found["details"]["publish_rejection"]["conflicts"][0]["path"] == "a.txt"
+
+
+def test_a_raw_request_for_a_sandbox_that_does_not_exist_is_refused_by_name(sandbox: Sandbox) -> None:
+    found = error(run("runtime", "--sandbox-id", "nope", "file_read", "--path", "a"), 1)
+    assert found["kind"] == "invalid_request" and "sandbox not found" in found["message"]
