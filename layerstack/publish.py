@@ -201,7 +201,6 @@ class _Ready(NamedTuple):
 
 def _prepare(store: Store, work: Work, author: Author, scratch: list[str]) -> _Ready:
     head = store.head
-    check_count(len(head.layers) + 1)
     ignored = store.ignored(work.version)
     store.step("publish.plan")
     planned = _plan(store, work.tree, work.indexed, work.base, work.version, head, ignored)
@@ -220,6 +219,7 @@ def _prepare(store: Store, work: Work, author: Author, scratch: list[str]) -> _R
         indexed = build(tree, store.chain(head), known=known_digests(tree, indexed))
     if not indexed.changed:
         return _Ready(tree, indexed, head, planned, None)
+    check_count(len(head.layers) + 1)
     metadata = _write_metadata(store, work, tree, indexed, head, author, scratch)
     files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
     folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]

@@ -19,6 +19,9 @@ from layerstack.form import Form
 Meta = tuple[int, int, int]
 """Permission bits with setuid, setgid and sticky; owner; group."""
 
+SYSTEM_XATTRS = frozenset({"security.selinux", "security.ima", "security.evm"})
+"""Set by the system on its own account, and by nobody else: no part of a state."""
+
 PIECE = 1 << 20
 """Files are compared and copied in pieces of 1 MiB."""
 
@@ -76,6 +79,8 @@ class State:
             found: dict[str, bytes] = {}
             namespace, escaped = self.form.namespace, self.form.escaped
             for name in list_xattrs(self.path):
+                if name in SYSTEM_XATTRS:
+                    continue
                 if not name.startswith(namespace):
                     found[name] = os.getxattr(self.path, name, follow_symlinks=False)
                 elif name.startswith(escaped):
@@ -168,6 +173,8 @@ def set_xattrs(path: str, want: dict[str, bytes], form: Form) -> None:
     stored: dict[str, str] = {}
     for name in list_xattrs(path):
         seen = name
+        if name in SYSTEM_XATTRS:
+            continue
         if name.startswith(form.namespace):
             if not name.startswith(form.escaped):
                 continue

@@ -18,8 +18,10 @@ that names it. A crash at any step leaves the old head or the new one, and what 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -50,6 +52,11 @@ IGNORE_FILE_MAX = 1 << 20
 """A larger .gitignore is no list of rules."""
 RULES_KEPT = 16
 """Versions whose .gitignore rules stay parsed."""
+
+FREE_TRIES, FREE_PAUSE_S = 100, 0.03
+"""How long an open waits for the mounts of a dead process to go."""
+PATH_DEPTH_MAX = 2_048
+"""Names that fit into PATH_MAX; trees are walked by recursion."""
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -120,6 +127,7 @@ class Store:
         """
         import fcntl
 
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), 4 * PATH_DEPTH_MAX))
         if not os.path.exists(f"{root}/{WORKSPACE}"):
             raise StoreCorrupt(f"{root}/{WORKSPACE}: missing: no store is here", details={"file": f"{root}/{WORKSPACE}"})
         fd = os.open(f"{root}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -152,10 +160,15 @@ class Store:
 
     def _check_form(self) -> None:
         probe = f"{self.staging}/form-{os.urandom(4).hex()}"
-        os.mkdir(probe)
+        try:
+            os.mkdir(probe)
+        except OSError:
+            return  # a full disk is no reason not to open: reading and discarding still work
         try:
             os.setxattr(probe, self.form.opaque, b"y")
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+                return
             raise Unsupported(
                 f"{self.root}: this store keeps its marks as {self.form.namespace}* and this process cannot set them ({os.strerror(error.errno or 0)})",
                 reason="store_form",
@@ -231,7 +244,7 @@ class Store:
             private.append(self._draft_layer(self.draft(body["draft_id"])))
             self._draft_users[body["draft_id"]] = self._draft_users.get(body["draft_id"], 0) + 1
         upper = Upper(self, identity, manifest, Chain(self.layers_of(manifest), self.shelf, self.form, private), lease)
-        if os.path.isdir(upper.upperdir) and overlay.is_mounted(upper.upperdir):
+        if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
             raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})
         with contextlib.suppress(FileNotFoundError):
             upper.adopt(sorted(os.listdir(f"{upper.directory}/private")))
@@ -658,10 +671,20 @@ class Store:
             raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error
 
 
+def _free(upperdir: str) -> bool:
+    """Is no overlay writing there? After a kill -9 the processes of a session, and with them its mount, take a moment to go."""
+    for _ in range(FREE_TRIES):
+        if not overlay.is_mounted(upperdir):
+            return True
+        time.sleep(FREE_PAUSE_S)
+    return False
+
+
 def _back(new: str, old: str) -> None:
     """Undo a rename, best effort: what cannot be undone is found at the next open."""
     with durable.suppress_errno(*range(1, 134)):
         os.rename(new, old)
 
 
-_READ_ONLY = (30, 17)  # EROFS: the base is mounted read-only already; EEXIST
+_READ_ONLY = (errno.EROFS, errno.EEXIST)
+"""The base is mounted read-only already, or is there."""

@@ -79,9 +79,10 @@ def _write(tree: DiskTree, path: str, data: bytes, above: list[tuple[str, State 
     """The layer tree of one changed file: directories as the head has them, new ones with the owner of their parent."""
     holder = above[0][1]
     assert holder is not None
+    there_already = [(directory, state) for directory, state in above if state is not None]
     for directory, state in above:
         if state is not None:
-            make_directory(tree.full(directory), state, times=False)
+            make_directory(tree.full(directory), state)
             holder = state
         else:
             os.mkdir(tree.full(directory))
@@ -92,9 +93,12 @@ def _write(tree: DiskTree, path: str, data: bytes, above: list[tuple[str, State 
         file.write(data)
     if there is None:
         set_meta(full, (NEW_FILE, holder.meta[1], holder.meta[2]))
-        return
-    set_xattrs(full, there.xattrs, tree.form)
-    set_meta(full, there.meta)
+        there_already.pop()  # a name was added to this one: its time is now
+    else:
+        set_xattrs(full, there.xattrs, tree.form)
+        set_meta(full, there.meta)
+    for directory, state in reversed(there_already):
+        tree.set_times(directory, state.times)
 
 
 def _work(tree: DiskTree, head: Manifest, chain: Chain) -> Work:

@@ -20,7 +20,7 @@ from layerstack.fold import fold
 from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.lease import Lease
-from layerstack.manifest import LayerId
+from layerstack.manifest import LOWER_LIMIT, LayerId
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
 from layerstack.states import make_directory
@@ -127,7 +127,8 @@ class Upper:
             if self._late is not None:
                 durable.fsync_dir(store.root)
                 return self._finish(self._late)
-            overlay.check_count(len(store.head.layers) + 1)
+            if len(store.head.layers) >= LOWER_LIMIT and not self.preview().no_op:
+                overlay.check_count(len(store.head.layers) + 1)  # before sealing: the session goes on as it is
             scratch: list[str] = []
             try:
                 work = self._work(scratch)

@@ -1,0 +1,204 @@
+"""A store to hold in the hand: a base from a dict, sessions that are really mounted, what the head shows as a dict. Lives in a child that may mount."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from layerstack import durable, linux, overlay
+from layerstack.changes import Conflict
+from layerstack.durable import Step, no_step
+from layerstack.errors import PublishRejected
+from layerstack.form import FORMS, Form
+from layerstack.publish import Published
+from layerstack.store import Store
+from layerstack.upper import Upper
+from tests import children, probes
+from tests.trees import Tree, read_tree
+
+Base = dict[str, str | bytes | None]
+"""path -> text of a file, `-> target` of a symlink, None for a directory; parents are made."""
+
+
+def lay(root: str, base: Base) -> None:
+    for path, body in base.items():
+        full = f"{root}/{path}"
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        if body is None:
+            os.makedirs(full, exist_ok=True)
+        elif isinstance(body, str) and body.startswith("-> "):
+            os.symlink(body[3:], full)
+        else:
+            put(full, body)
+
+
+def put(full: str, body: str | bytes = "x\n") -> None:
+    """Write a file; its parents are made."""
+    os.makedirs(os.path.dirname(full), exist_ok=True)
+    with open(full, "wb") as file:
+        file.write(body.encode() if isinstance(body, str) else body)
+
+
+def get(full: str) -> str:
+    with open(full, "rb") as file:
+        return file.read().decode()
+
+
+class Session:
+    """An upper that is mounted at `view`, until it ends."""
+
+    def __init__(self, upper: Upper, view: str) -> None:
+        self.upper, self.view = upper, view
+        self.mounted = False
+        self.mount()
+
+    def mount(self) -> None:
+        fd = self.upper.mount()
+        linux.move_mount(fd, self.view)
+        os.close(fd)
+        self.mounted = True
+
+    def umount(self) -> None:
+        if self.mounted:
+            linux.umount(self.view)
+            self.mounted = False
+
+    def at(self, path: str) -> str:
+        return f"{self.view}/{path}"
+
+    def publish(self) -> Published:
+        self.umount()
+        return self.upper.publish(owner=self.upper.session_id, request_id="request")
+
+    def rejected(self) -> dict[str, str]:
+        """Publish, which must be refused: {path: class of the conflict}."""
+        return {conflict.path: conflict.cls for conflict in self.conflicts()}
+
+    def conflicts(self) -> tuple[Conflict, ...]:
+        try:
+            self.publish()
+        except PublishRejected as error:
+            return error.conflicts
+        raise AssertionError("published")
+
+
+class Stack:
+    """A store in `folder`, with its sessions."""
+
+    def __init__(self, form: str, base: Base, *, folder: str, step: Step = no_step) -> None:
+        self.form, self.step, self.folder = FORMS[form], step, folder
+        self.root = f"{self.folder}/store"
+        self.base = f"{self.root}/base/B000001-base"
+        os.makedirs(self.base)
+        lay(self.base, base)
+        self.sessions: list[Session] = []
+        self.create()
+        self.store = Store.open(self.root, step=step)
+
+    def create(self) -> None:
+        Store.create(self.root, workspace_root="/workspace", base_root_hash="0" * 64, form=self.form)
+
+    def session(self, **how: Any) -> Session:
+        name = f"s{len(self.sessions)}"
+        view = f"{self.folder}/{name}"
+        os.mkdir(view)
+        session = Session(self.store.open_upper(name, origin=f"workspace_session:{name}", **how), view)
+        self.sessions.append(session)
+        return session
+
+    def reopen(self) -> None:
+        """As a process that was killed and started again."""
+        for session in self.sessions:
+            session.umount()
+        self.store.close()
+        self.store = Store.open(self.root, step=self.step)
+
+    @contextlib.contextmanager
+    def mounted(self, version: int | None = None) -> Generator[str]:
+        """A version, mounted read-only."""
+        target, empty = f"{self.folder}/look", f"{self.folder}/empty"
+        os.makedirs(target, exist_ok=True)
+        os.makedirs(empty, exist_ok=True)
+        fd = overlay.create([*self.store.snapshot(version).lowerdirs, empty], form=self.form)
+        linux.move_mount(fd, target)
+        os.close(fd)
+        try:
+            yield target
+        finally:
+            linux.umount(target)
+
+    def tree(self, version: int | None = None) -> Tree:
+        with self.mounted(version) as view:
+            return read_tree(view)
+
+    def shows(self, version: int | None = None) -> dict[str, str]:
+        """{path: text of a file, `-> target` or `/`}, without the root."""
+        texts = {"f": lambda body: body.decode("utf-8", "surrogateescape"), "l": lambda body: "-> " + body.decode(), "d": lambda body: "/"}
+        return {path: texts[entry.kind](entry.body) for path, entry in self.tree(version).items() if path}
+
+    def mode(self, path: str) -> int:
+        return self.tree()[path].meta[0]
+
+    def layer_dirs(self) -> list[str]:
+        return sorted(os.listdir(f"{self.root}/layers"))
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.umount()
+        with contextlib.suppress(AttributeError):
+            self.store.close()
+        with contextlib.suppress(OSError):
+            linux.umount(f"{self.root}/base")
+
+
+FORM_PARAMS = [
+    pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")),
+    pytest.param("user", marks=pytest.mark.needs("userns")),
+]
+
+
+def _run(body: Callable[[Stack], None], form: str, base: Base) -> None:
+    folder = tempfile.mkdtemp(prefix="eos-l-", dir=probes.scratch_root())
+    memory = _in_memory(folder, FORMS[form])
+    stack = Stack(form, base, folder=folder)
+    try:
+        body(stack)
+    finally:
+        stack.close()
+        if memory:
+            linux.umount(folder)
+        durable.remove_tree(folder)
+
+
+def _in_memory(folder: str, form: Form) -> bool:
+    """Mount a tmpfs on the folder: no waiting for a disk. It has xattrs of users from Linux 6.6 on; before that the disk has to do."""
+    linux.mount("none", folder, "tmpfs", 0, "mode=755")
+    try:
+        os.setxattr(folder, form.opaque, b"n")
+        os.removexattr(folder, form.opaque)
+    except OSError:
+        linux.umount(folder)
+        return False
+    return True
+
+
+def on_a_stack(base: Base, *, forms: tuple[str, ...] = ("trusted", "user")) -> Callable[[Callable[[Stack], None]], Callable[[str], None]]:
+    """The decorated function gets a stack over `base`, in a child, in each form: as root, and as an ordinary user in a user namespace."""
+
+    def wrap(body: Callable[[Stack], None]) -> Callable[[str], None]:
+        @pytest.mark.parametrize("form", [param for param in FORM_PARAMS if param.values[0] in forms])
+        def test(form: str) -> None:
+            children.call(form, _run, body, form, base)
+
+        functools.update_wrapper(test, body)
+        del test.__wrapped__  # type: ignore[attr-defined]
+        test.__annotations__ = {"form": str, "return": None}
+        return test
+
+    return wrap
