@@ -125,19 +125,16 @@ def client(request: pytest.FixtureRequest, place: Place, target: Target) -> Clie
     return Client(place, target, request.param)
 
 
-def test_the_tools_are_listed_and_pass_the_strict_check(client: Client) -> None:
+def test_list_create_exec_read_export_destroy(client: Client, short_dir: str) -> None:
     done = client.run("--method", "tools/list", "--strict")
     assert done.returncode == 0, done.stdout + done.stderr
     names = [tool["name"] for tool in unwrapped(done.stdout)["tools"]]
     assert {"create_sandbox", "exec_command", "file_read", "export_changes", "destroy_sandbox"} <= set(names)
-
-
-def test_create_exec_read_export_destroy(client: Client, short_dir: str) -> None:
     sandbox = client.call("create_sandbox", image="host", workspace_root=client.place.workspace)
     try:
         assert sandbox["state"] == "ready"
-        done = client.call("exec_command", sandbox_id=sandbox["id"], cmd="cat README; echo made here > made")
-        assert (done["status"], done["exit_code"], done["output"]) == ("ok", 0, "the project")
+        ran = client.call("exec_command", sandbox_id=sandbox["id"], cmd="cat README; echo made here > made")
+        assert (ran["status"], ran["exit_code"], ran["output"]) == ("ok", 0, "the project")
         assert client.call("file_read", sandbox_id=sandbox["id"], path="made")["content"] == "made here"
         out = os.path.join(short_dir, "out")
         assert client.call("export_changes", sandbox_id=sandbox["id"], dest=out)["files_written"] == 1
@@ -149,6 +146,7 @@ def test_create_exec_read_export_destroy(client: Client, short_dir: str) -> None
     assert gone["state"] == "stopped"
 
 
+@pytest.mark.parametrize("target", ["stdio"], indirect=True)
 def test_a_tool_error_is_told_as_one_with_its_envelope(client: Client) -> None:
     words = ("--tool-name", "inspect_sandbox", "--tool-args-json", '{"sandbox_id":"eos-nothing"}')
     done = client.run("--method", "tools/call", *words)

@@ -1,0 +1,137 @@
+"""A coding agent's client against a real sandbox over stdio: what is long, what is lost with a client, what two agents do to each other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import drop_dir, make_short_dir
+from tests.eos_mcp.mcp_wire import Wire, call
+
+pytestmark = pytest.mark.needs("overlay")
+
+
+class Place(NamedTuple):
+    env: dict[str, str]
+    sandbox: str
+
+    def server(self) -> Wire:
+        """A new server process of the agent's set, past the handshake; its sandbox is the one of the test."""
+        argv = (
+            [sys.executable, "-m", "eos_mcp", "--set", "all", "--sandbox-id", self.sandbox]
+            if self.sandbox
+            else [sys.executable, "-m", "eos_mcp"]
+        )
+        wire = Wire(argv, env=self.env)
+        wire.open()
+        return wire
+
+
+class Answer(NamedTuple):
+    text: str
+    structure: dict[str, Any]
+    is_error: bool
+
+
+def use(wire: Wire, tool: str, **arguments: Any) -> Answer:
+    result = wire.ask(call(f"{tool}-{os.urandom(4).hex()}", tool, arguments))["result"]
+    return Answer(result["content"][0]["text"], result["structuredContent"], result["isError"])
+
+
+@pytest.fixture(scope="module")
+def place() -> Generator[Place]:
+    root = make_short_dir("eos-m-")
+    state, workspace = os.path.join(root, "s"), os.path.join(root, "w")
+    os.mkdir(workspace)
+    with open(os.path.join(workspace, "lines"), "w") as file:
+        file.write("one\ntwo\nthree\n")
+    env = {**os.environ, "EOS_STATE_DIR": state}
+    with Place(env, "").server() as wire:
+        made = use(wire, "create_sandbox", image="host", workspace_root=workspace)
+        assert not made.is_error, made.text
+        found = Place(env, made.structure["id"])
+        yield found
+        assert not use(wire, "destroy_sandbox", sandbox_id=found.sandbox).is_error
+    subprocess.run([sys.executable, "-m", "eos_mcp.cli.eos", "gateway", "stop"], env=env, stdin=subprocess.DEVNULL, check=True, timeout=60)
+    drop_dir(root)
+
+
+def test_a_long_command_comes_back_as_a_handle_that_another_client_can_read(place: Place) -> None:
+    with place.server() as wire:
+        begun = use(wire, "exec_command", cmd="echo begun; read line; echo got $line > answer; echo $line", yield_time_ms=200)
+        assert begun.structure["status"] == "running"
+        handle = begun.structure["command_session_id"]
+        assert handle in begun.text
+        wire.close_input()
+        assert wire.ends() == 0
+    with place.server() as wire:
+        use(wire, "write_command_stdin", command_session_id=handle, stdin="further\n", yield_time_ms=0)
+        ended = use(wire, "wait_command", command_session_id=handle)
+        assert ended.structure["status"] == "ok"
+        assert "further" in use(wire, "read_command_lines", command_session_id=handle).text
+        assert "got further" in use(wire, "file_read", path="answer").text
+
+
+def test_a_client_that_dies_during_a_call_leaves_the_command_to_be_found(place: Place) -> None:
+    with place.server() as wire:
+        session = use(wire, "create_workspace_session").structure["workspace_session_id"]
+        wire.send(call("lost", "exec_command", {"workspace_session_id": session, "cmd": "echo alive > here; read line; echo $line"}))
+        with place.server() as other:
+            while use(other, "file_read", path="here", workspace_session_id=session).is_error:
+                pass
+            wire.process.kill()
+            (row,) = [
+                r for r in use(other, "list_commands", workspace_session_id=session).structure["commands"] if r["status"] == "running"
+            ]
+            use(other, "write_command_stdin", command_session_id=row["command_session_id"], stdin="still here\n", yield_time_ms=0)
+            assert "still here" in use(other, "wait_command", command_session_id=row["command_session_id"]).text
+            assert not use(other, "destroy_workspace_session", workspace_session_id=session).is_error
+
+
+def test_a_conflict_is_told_in_the_text_with_lines_and_author_and_the_way_out_works(place: Place) -> None:
+    with place.server() as wire:
+        sessions = {name: use(wire, "create_workspace_session", agent=name).structure["workspace_session_id"] for name in ("alice", "bob")}
+        for name, session in sessions.items():
+            edits = [{"old_string": "two", "new_string": f"two by {name}"}]
+            assert not use(wire, "file_edit", path="lines", edits=edits, workspace_session_id=session).is_error
+        assert not use(wire, "publish_workspace_session", workspace_session_id=sessions["alice"]).is_error
+        refused = use(wire, "publish_workspace_session", workspace_session_id=sessions["bob"])
+        assert refused.is_error
+        for part in ("lines [content]", "base 2, ours 2, theirs 2", "by alice", sessions["bob"], "stays open"):
+            assert part in refused.text
+        assert "two by alice" in use(wire, "file_read", path="lines").text
+        assert "two by bob" in use(wire, "file_read", path="lines", workspace_session_id=sessions["bob"]).text
+        both = [{"old_string": "two by alice", "new_string": "two by alice and bob"}]
+        assert "published" in use(wire, "file_edit", path="lines", edits=both).text
+        assert not use(wire, "destroy_workspace_session", workspace_session_id=sessions["bob"]).is_error
+
+
+def test_a_rejected_one_off_command_names_the_draft_and_the_draft_has_its_work(place: Place) -> None:
+    with place.server() as wire:
+        begun = use(wire, "exec_command", cmd="read go; sed -i 's/three/three by carol/' lines", agent="carol", yield_time_ms=0)
+        edits = [{"old_string": "three", "new_string": "three by dave"}]
+        assert not use(wire, "file_edit", path="lines", edits=edits, agent="dave").is_error
+        handle = begun.structure["command_session_id"]
+        use(wire, "write_command_stdin", command_session_id=handle, stdin="go\n", yield_time_ms=0)
+        ended = use(wire, "wait_command", command_session_id=handle)
+        assert ended.structure["publish_rejected"] is True
+        draft = ended.structure["draft_id"]
+        for part in ("NOT PUBLISHED", draft, "lines [content]", "by dave"):
+            assert part in ended.text
+        assert draft in use(wire, "list_drafts").text
+        session = use(wire, "create_workspace_session", draft_id=draft).structure["workspace_session_id"]
+        assert "three by carol" in use(wire, "file_read", path="lines", workspace_session_id=session).text
+        assert not use(wire, "destroy_workspace_session", workspace_session_id=session).is_error
+        assert not use(wire, "discard_draft", draft_id=draft).is_error
+
+
+def test_a_server_started_with_an_empty_environment_works(place: Place) -> None:
+    kept = [f"EOS_STATE_DIR={place.env['EOS_STATE_DIR']}", f"HOME={place.env['EOS_STATE_DIR']}"]
+    with Wire(["env", "-i", *kept, sys.executable, "-m", "eos_mcp"], env={}) as wire:
+        wire.open()
+        assert place.sandbox in use(wire, "list_sandboxes").text
