@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eos_agent import files_of_head, publish
@@ -12,7 +12,7 @@ from eos_agent.observe import layerstack as observe_layerstack
 from eos_agent.observe import snapshot as observe_snapshot
 from eos_agent.operations import check_arguments, find
 from eos_agent.pool import Pool
-from eos_agent.protocol import UNKNOWN_OP, OperationError, Request
+from eos_agent.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
 from eos_agent.sessions import Sessions
 from eos_agent.settings import Settings
 from eos_agent.text import MAX_WINDOW_BYTES, MAX_WINDOW_LINES
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Stream(NamedTuple):
     """An answer that is not one line: pieces of bytes, written as they come; nothing else follows on the connection."""
 
-    pieces: AsyncIterator[bytes]
+    pieces: AsyncGenerator[bytes]
 
 
 Handler = Callable[[dict[str, Any], Request], Awaitable[dict[str, Any]]]
@@ -139,15 +139,24 @@ class Handlers:
                 del self.sessions.lost[session_id]
         return {"draft_id": draft_id, "discarded": True, "bytes": size}
 
-    async def _export(self, args: dict[str, Any]) -> AsyncIterator[bytes]:
-        """The folded delta of the head, with a lease on it for as long as somebody reads."""
+    def _export(self, args: dict[str, Any]) -> AsyncGenerator[bytes]:
+        """The folded delta of a version (default: the head), from `offset` of its tar on; contract section 10."""
+        numbers: dict[str, int | None] = {}
+        for name in ("version", "offset"):
+            value = args.get(name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise OperationError(INVALID_REQUEST, f"{name} must be a number from 0", {"argument": name}, reason="wrong_type")
+            numbers[name] = value
+        return self._export_pieces(numbers["version"], numbers["offset"] or 0, args.get("xattrs") is True)
+
+    async def _export_pieces(self, version: int | None, offset: int, xattrs: bool) -> AsyncGenerator[bytes]:
         from layerstack import export
 
-        lease = self.store.lease(args.get("version"))
+        lease = self.store.lease(version)  # held for as long as somebody reads
         snapshot = await self.exports.run(lease.__enter__)
         try:
-            live = sorted(self.sessions.live)
-            pieces: Iterator[bytes] = iter(export.stream(snapshot, live_workspace_sessions=live, offset=args.get("offset") or 0))
+            live = list(self.sessions.live)
+            pieces = export.stream(snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs)
             while piece := await self.exports.run(lambda: next(pieces, b"")):
                 yield piece
         finally:

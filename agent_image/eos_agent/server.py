@@ -212,7 +212,7 @@ class Server:
             else:
                 await self._answer(writer, envelope)
         finally:
-            await stream.pieces.aclose()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            await stream.pieces.aclose()
 
     async def close(self, grace_s: float) -> None:
         """No new connections; those being served get `grace_s` for their answers."""
