@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import socket
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from eos_agent import channel, runner, view
 from eos_agent.harden import Hardening
@@ -42,8 +42,7 @@ def _serve(host: HostSpec, sock: socket.socket) -> None:
         signal.signal(signum, signal.SIG_IGN)
     wake = runner.wake_on_child()
     hardening = Hardening.prepare()
-    if host.provider == "local":
-        host = host._replace(private_dirs=[*host.private_dirs, *view.secret_paths()])
+    scene = _prepare(host)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()
@@ -61,7 +60,7 @@ def _serve(host: HostSpec, sock: socket.socket) -> None:
             if not raw:
                 return
             for frame in decoder.feed(raw, fds):
-                _create(host, hardening, sock, frame)
+                _create(scene, hardening, sock, frame)
 
 
 def keep_only(sock: socket.socket) -> socket.socket:
@@ -84,23 +83,34 @@ def _reap(sock: socket.socket) -> None:
         channel.send(sock, {"event": "exited", "pid": pid, "status": status})
 
 
-def _create(host: HostSpec, hardening: Hardening, sock: socket.socket, frame: channel.Frame) -> None:
-    message: dict[str, Any] = frame.message
-    mount_fd, theirs = frame.fds
-    session_id, network, rootfs_mode = message["spec"]
-    read_only = host.provider == "local" or rootfs_mode == "read_only"
-    flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC
-    if network == "isolated":
-        flags |= linux.CLONE_NEWNET
-    plan = runner.Plan(host, session_id, network == "isolated", read_only, view.listening_sockets() if read_only else [], hardening)
+def _prepare(host: HostSpec) -> view.Scene | view.SetupFailed:
+    """What sessions share; what went wrong with it is told to whoever asks for a session."""
     try:
-        pid = linux.clone(flags)
-        if pid == 0:
-            runner.main(plan, mount_fd, theirs)  # never returns
-        channel.send(sock, {"event": "started", "id": message["id"], "pid": pid}, fds=[pidfd := os.pidfd_open(pid)])
+        return view.prepare(host.workspace_root, host.hidden_paths, host.private_dirs, local=host.provider == "local", rootfs=host.rootfs)
+    except view.SetupFailed as failed:
+        return failed
+
+
+def _create(scene: view.Scene | view.SetupFailed, hardening: Hardening, sock: socket.socket, frame: channel.Frame) -> None:
+    number: int = frame.message["id"]
+    mount_fd, theirs = frame.fds
+    try:
+        if isinstance(scene, view.SetupFailed):
+            raise scene
+        _, network, rootfs_mode = frame.message["spec"]
+        read_only = scene.local or rootfs_mode == "read_only"
+        flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | (linux.CLONE_NEWNET if network == "isolated" else 0)
+        sockets = view.listening_sockets() if read_only and not scene.rootfs else []
+        plan = runner.Plan(scene, network == "isolated", read_only, sockets, hardening)
+        with view.step("clone"):
+            pid = linux.clone(flags)
+            if pid == 0:
+                runner.main(plan, mount_fd, theirs)  # never returns
+            pidfd = os.pidfd_open(pid)
+        channel.send(sock, {"event": "started", "id": number, "pid": pid}, fds=[pidfd])
         os.close(pidfd)
-    except OSError as error:
-        channel.send(sock, {"event": "not_started", "id": message["id"], "errno": error.errno, "message": error.strerror})
+    except view.SetupFailed as failed:
+        channel.send(sock, {"event": "not_started", "id": number, "step": failed.step, "errno": failed.errno, "message": failed.message})
     finally:
         os.close(mount_fd)
         os.close(theirs)

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from eos_agent import channel, files, view
 from eos_agent.harden import Hardening
@@ -24,9 +24,6 @@ from eos_agent.spawn import cwd_not_found, exec_failed, find_program, plumb, sta
 from layerstack import linux
 from layerstack.errors import LayerStackError
 
-if TYPE_CHECKING:
-    from eos_agent.zygote import HostSpec
-
 TERM_GRACE_S = 0.1
 KILL_LIMIT_S = 5.0
 _POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
@@ -36,8 +33,7 @@ _SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/s
 class Plan(NamedTuple):
     """What the zygote tells the child that it clones."""
 
-    host: HostSpec
-    session_id: str
+    scene: view.Scene
     isolated: bool
     read_only: bool
     sockets: list[str]
@@ -55,7 +51,7 @@ def main(plan: Plan, mount_fd: int, sock_fd: int) -> NoReturn:
             channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
         else:
             channel.send(sock, {"event": "ready"})
-            Session(sock, plan.host.workspace_root).serve()
+            Session(sock, plan.scene.workspace_root).serve()
             status = 0
     except BaseException as error:
         os.write(2, f"runner: {error!r}\n".encode())
@@ -89,20 +85,15 @@ def _keep(sock_fd: int, mount_fd: int) -> tuple[socket.socket, int]:
 
 
 def _set_up(plan: Plan, mount_fd: int) -> None:
-    host = plan.host
     os.umask(0o022)
     signal.set_wakeup_fd(-1)
     if plan.isolated:
         with view.step("bring up loopback"):
             bring_up_loopback()
-    if plan.read_only:
-        hidden = [*host.hidden_paths, *host.private_dirs]
-        view.read_only_view(host.workspace_root, mount_fd, hidden, plan.sockets, host.rootfs)
-    else:
-        view.shared_view(host.workspace_root, mount_fd, host.hidden_paths)
+    view.show(plan.scene, mount_fd, read_only=plan.read_only, sockets=plan.sockets)
     with view.step("harden"):
         os.chdir("/")
-        plan.hardening.apply(view.writable_folders(host.workspace_root) if plan.read_only else None)
+        plan.hardening.apply(view.writable_folders(plan.scene.workspace_root) if plan.read_only else None)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         for fd in (0, 1, 2):
             os.dup2(null, fd)

@@ -3,22 +3,27 @@
 Two views. `shared` (Docker): root file system, /tmp and /dev are the sandbox's own, writable. `read_only` (the local provider, and on
 demand): `/` is read-only, /tmp, /run and /dev are private. In both, the store's mounts leave the session's namespace for good, /proc
 is its own and masked again: a fresh one would let uid 0 without any capability write /proc/sys/kernel/core_pattern.
+
+What is the same for all sessions is mounted once, by `prepare`, in the zygote's own mount namespace, of which each session gets a copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from layerstack import linux
 
 SECRET_NAMES = (".ssh", ".gnupg", ".aws", ".kube", ".docker", ".netrc")
 _PROC_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _PROC_MASKED_FILES = ("kcore", "keys", "kmsg", "latency_stats", "timer_list", "timer_stats", "sched_debug")
-_MASKED_DIRS = ("/proc/acpi", "/proc/scsi", "/proc/asound", "/sys/firmware", "/sys/devices/virtual/powercap")
+_PROC_MASKED_FOLDERS = ("/proc/acpi", "/proc/scsi", "/proc/asound")
+_MASKED_SYS = ("/sys/firmware", "/sys/devices/virtual/powercap")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "fd": "/proc/self/fd",
@@ -50,43 +55,70 @@ def step(name: str) -> Generator[None]:
         raise SetupFailed(name, error.errno, f"{error.strerror or error}{where}") from error
 
 
-def shared_view(workspace_root: str, mount_fd: int, hidden_paths: Sequence[str]) -> None:
-    """The sandbox's root as it is, with the workspace, a private /proc, private terminals, and `hidden_paths` gone."""
-    _private_propagation()
+class Scene(NamedTuple):
+    """What `prepare` mounted for sessions to come. late_secrets were not there yet; sockets are looked for at each session."""
+
+    workspace_root: str
+    local: bool
+    rootfs: bool
+    late_secrets: list[str]
+
+
+def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequence[str], *, local: bool, rootfs: str | None) -> Scene:
+    """In the zygote: a mount namespace of its own in which the store is gone and, with `local`, `/` read-only and /dev harmless.
+
+    Raises:
+        SetupFailed: no session can be made.
+    """
+    with step("unshare the mount namespace"):
+        linux.unshare(linux.CLONE_NEWNS)
+        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    secrets = secret_paths() if local and rootfs is None else []
+    if rootfs is not None:
+        _enter_rootfs(rootfs, workspace_root)
+    if local:
+        _read_only_root()
     with step("hide the store"):
-        for path in hidden_paths:
-            detach_below(path)
-            hide(path, workspace_root)
-    _proc()
+        if rootfs is None:
+            for path in (*hidden_paths, *private_dirs, *secrets):
+                detach_below(path)
+                hide(path, workspace_root)
+    if local:
+        _dev()
+    with step("mask /sys"):
+        for path in _MASKED_SYS:
+            _mask_folder(path)
+    return Scene(workspace_root, local, rootfs is not None, [path for path in secrets if not os.path.lexists(path)])
+
+
+def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]) -> None:
+    """In pid 1 of a session, a copy of the zygote's namespace: the rest, and the workspace.
+
+    Raises:
+        SetupFailed: it names the step.
+    """
+    if read_only:
+        if not scene.local:
+            _read_only_root()
+        _run()
+        with step("mount /tmp"):
+            if os.path.isdir("/tmp"):
+                linux.mount("tmpfs", "/tmp", "tmpfs", _NO_SPECIALS, "mode=1777")
+        with step("hide secrets and sockets"):
+            for path in scene.late_secrets:
+                hide(path, scene.workspace_root)
+            if not scene.rootfs:
+                for path in sockets:
+                    _hide_socket(path, scene.workspace_root)
+        if not scene.local:
+            _dev()
+        with step("mount /dev/shm"):
+            linux.mount("tmpfs", "/dev/shm", "tmpfs", _NO_SPECIALS, "mode=1777")
     with step("mount /dev/pts"):
         if os.path.isdir("/dev/pts"):
             _devpts()
-    _workspace(workspace_root, mount_fd)
-
-
-def read_only_view(workspace_root: str, mount_fd: int, hidden_paths: Sequence[str], sockets: Iterable[str], rootfs: str | None) -> None:
-    """`/` read-only, /tmp, /run, /dev private, `hidden_paths` gone and `sockets` unreachable; with `rootfs` that directory is the root."""
-    _private_propagation()
-    if rootfs is not None:
-        _enter_rootfs(rootfs, workspace_root)
-    with step("make / read-only"):
-        linux.mount_setattr("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID, recursive=True)
-    with step("hide private folders"):
-        if rootfs is None:
-            for path in hidden_paths:
-                detach_below(path)
-                hide(path, workspace_root)
-    _run()
-    with step("mount /tmp"):
-        if os.path.isdir("/tmp"):
-            linux.mount("tmpfs", "/tmp", "tmpfs", _NO_SPECIALS, "mode=1777")
-    with step("hide sockets"):
-        if rootfs is None:
-            for path in sockets:
-                _hide_socket(path, workspace_root)
-    _dev(workspace_root)
     _proc()
-    _workspace(workspace_root, mount_fd)
+    _workspace(scene.workspace_root, mount_fd)
 
 
 def writable_folders(workspace_root: str) -> list[str]:
@@ -159,9 +191,9 @@ def is_below(path: str, top: str) -> bool:
     return path == top or path.startswith(top.rstrip("/") + "/")
 
 
-def _private_propagation() -> None:
-    with step("make mounts private"):
-        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+def _read_only_root() -> None:
+    with step("make / read-only"):
+        linux.mount_setattr("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID, recursive=True)
 
 
 def _mount_points(top: str) -> list[str]:
@@ -191,9 +223,13 @@ def _proc() -> None:
         for name in _PROC_MASKED_FILES:
             if os.path.exists(f"/proc/{name}"):
                 linux.mount("/dev/null", f"/proc/{name}", None, linux.MS_BIND)
-        for path in _MASKED_DIRS:
-            if os.path.isdir(path):
-                linux.mount("tmpfs", path, "tmpfs", _INERT | linux.MS_RDONLY, "size=4k,mode=555")
+        for path in _PROC_MASKED_FOLDERS:
+            _mask_folder(path)
+
+
+def _mask_folder(path: str) -> None:
+    if os.path.isdir(path):
+        linux.mount("tmpfs", path, "tmpfs", _INERT | linux.MS_RDONLY, "size=4k,mode=555")
 
 
 def _devpts() -> None:
@@ -206,8 +242,8 @@ def _devpts() -> None:
         linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, options)
 
 
-def _dev(workspace_root: str) -> None:
-    """A /dev of harmless devices, a private /dev/shm and private terminals."""
+def _dev() -> None:
+    """A read-only /dev of harmless devices, with places for /dev/shm and /dev/pts."""
     with step("mount /dev"):
         nodes = {name: linux.open_tree(f"/dev/{name}") for name in _DEVICES if os.path.exists(f"/dev/{name}")}
         linux.mount("tmpfs", "/dev", "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=0755,size=64k")
@@ -219,10 +255,6 @@ def _dev(workspace_root: str) -> None:
             os.symlink(target, f"/dev/{name}")
         os.mkdir("/dev/shm")
         os.mkdir("/dev/pts")
-        linux.mount("tmpfs", "/dev/shm", "tmpfs", _NO_SPECIALS, "mode=1777")
-        _devpts()
-        if is_below(workspace_root, "/dev"):
-            os.makedirs(workspace_root, exist_ok=True)
         linux.mount_setattr("/dev", linux.MOUNT_ATTR_RDONLY)
 
 
@@ -246,10 +278,12 @@ def _hide_socket(path: str, workspace_root: str) -> None:
     if is_below(path, workspace_root):
         return
     try:
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # what we cannot reach, nobody of this user can
+        return
+    if stat.S_ISSOCK(found.st_mode):
+        with contextlib.suppress(FileNotFoundError):
             linux.mount("/dev/null", path, None, linux.MS_BIND)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
 
 
 def _workspace(workspace_root: str, mount_fd: int) -> None:

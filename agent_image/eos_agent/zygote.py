@@ -226,7 +226,7 @@ class Zygote:
         elif event == "not_started":
             runner = self._creating.pop(message["id"], None)
             if runner is not None:
-                runner._reaped(str(message.get("message")), failed_step="clone", code=message.get("errno"))  # pyright: ignore[reportPrivateUsage]
+                runner._reaped(str(message.get("message")), failed_step=str(message["step"]), code=message.get("errno"))  # pyright: ignore[reportPrivateUsage]
         elif event == "exited":
             runner = self._runners.pop(message["pid"], None)
             if runner is not None:

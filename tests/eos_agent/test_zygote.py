@@ -82,7 +82,8 @@ def test_a_session_that_is_not_ready_in_time_is_killed_and_its_upperdir_is_free(
         try:
             await box.zygote.create(SessionSpec("late"), fd, timeout_s=0.05)
         except OperationError as error:
-            return error.details["reason"] + ":" + error.details["step"], (os.close(fd), box.in_use("late"))[1]
+            os.close(fd)
+            return error.details["reason"] + ":" + error.details["step"], box.in_use("late")
         raise AssertionError("ready although the zygote was stopped")
 
     assert in_box(scenario) == ("setup_failed:start", False)
