@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from typing import Any, NamedTuple, NoReturn
 
@@ -70,6 +71,7 @@ def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, Choice]:
         from docker.tls import TLSConfig
     except ImportError as error:
         raise OperationError(INTERNAL_ERROR, f"the docker package is not installed: {error}", reason="docker_unreachable") from error
+    _reach(choice)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     try:
         tls: TLSConfig | bool = False
@@ -96,6 +98,18 @@ def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, Choice]:
     return client, choice
 
 
+def _reach(choice: Choice) -> None:
+    """Connect to a unix socket once: the kernel's own answer is clearer than docker-py's, which also leaves its socket open."""
+    if not choice.endpoint.startswith("unix://") or not hasattr(socket, "AF_UNIX"):
+        return
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(10)
+        try:
+            trial.connect(choice.endpoint.removeprefix("unix://"))
+        except OSError as error:
+            unreachable(choice, error)
+
+
 def unreachable(choice: Choice, error: BaseException) -> NoReturn:
     text = _last_reason(error)
     if "FileNotFoundError" in text or "No such file" in text:
@@ -114,9 +128,10 @@ def unreachable(choice: Choice, error: BaseException) -> NoReturn:
 def _last_reason(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     seen: BaseException | None = error
-    for _ in range(8):
-        seen = seen.__cause__ or seen.__context__ if seen is not None else None
-        if isinstance(seen, OSError) and seen.errno is not None:
+    for depth in range(8):
+        if depth:
+            seen = seen.__cause__ or seen.__context__ if seen is not None else None
+        if type(seen).__module__ == "builtins" and isinstance(seen, OSError) and seen.errno is not None:
             return f"{type(seen).__name__}: {seen.strerror or seen}"
     return " ".join(text.split())[:300]
 
