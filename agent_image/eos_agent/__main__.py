@@ -81,6 +81,8 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     log.line(f"boot storage sweep done: {len(store.recovered)} sessions of an earlier agent became drafts")
     for draft in store.recovered:
         log.log("draft_recovered", draft=draft.draft_id, origin=draft.origin, paths=draft.paths, bytes=draft.bytes)
+    for session_id, why in store.unrecovered:
+        log.log("draft_pending", session=session_id, why=why)
     return store
 
 

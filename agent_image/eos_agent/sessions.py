@@ -37,11 +37,16 @@ def session_not_found(session_id: str, kind: str = OPERATION_FAILED) -> Operatio
     return OperationError(kind, f"workspace session not found: {session_id}", details, reason="session_not_found")
 
 
-def session_lost(session_id: str, draft_id: str | None) -> OperationError:
+def session_lost(session_id: str, draft_id: str | None, *, pending: bool = False) -> OperationError:
+    """`pending`: its work could not be made a draft, for want of disk, and lies in the session's folder until the store is opened again."""
     kept = f"its work is kept in {draft_id}" if draft_id else "nothing was unpublished in it"
     details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": draft_id}
     if draft_id:
         details["hint"] = "create_workspace_session with this draft_id opens the work again"
+    elif pending:
+        kept = "its work could not be made a draft yet"
+        details["draft_pending"] = True
+        details["hint"] = "free space on the file system of the store; the agent's next start makes the draft"
     return OperationError(
         OPERATION_FAILED, f"workspace session lost: {session_id}: its process ended unasked; {kept}", details, reason=LOST
     )
@@ -62,13 +67,23 @@ class Sessions:
         self._shell: list[str] | None = None
         self.live: dict[str, Session] = {}
         self.lost: dict[str, str | None] = {}
+        self.pending: set[str] = set()
         for draft in store.drafts():
             self._remember(draft)
+        for session_id, _why in store.unrecovered:
+            self._pend(session_id)
 
     def _remember(self, draft: Draft) -> None:
         kind, _, session_id = draft.origin.partition(":")
         if kind == "workspace_session" and draft.reason not in ("source_conflict", "publish_error"):
             self.lost[session_id] = draft.draft_id
+
+    def _pend(self, session_id: str) -> None:
+        self.lost[session_id] = None
+        self.pending.add(session_id)
+
+    def _lost(self, session_id: str) -> OperationError:
+        return session_lost(session_id, self.lost.get(session_id), pending=session_id in self.pending)
 
     def _new_id(self) -> str:
         return f"{next(self._counter) & 0xFFFFFF:06x}{time.time_ns():016x}"
@@ -178,7 +193,7 @@ class Sessions:
         if session is not None:
             return session
         if session_id in self.lost:
-            raise session_lost(session_id, self.lost[session_id])
+            raise self._lost(session_id)
         raise session_not_found(session_id, kind)
 
     @contextlib.asynccontextmanager
@@ -201,7 +216,7 @@ class Sessions:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.setup_timeout_s):
                     await session.ended.wait()
-            raise session_lost(session_id, self.lost.get(session_id)) from None
+            raise self._lost(session_id) from None
 
     # Ending
 
@@ -229,8 +244,10 @@ class Sessions:
             draft_id = draft.draft_id if draft is not None else None
         except Exception as error:  # the upper stays where it is: the next open of the store makes the draft
             log.failure("draft_failed", error, session=session.id)
-        self.lost[session.id] = draft_id
-        lost = session_lost(session.id, draft_id)
+            self._pend(session.id)
+        else:
+            self.lost[session.id] = draft_id
+        lost = self._lost(session.id)
         for command in list(session.commands.values()):
             command.lost = OperationError(lost.kind, lost.message, {**lost.details, "command_session_id": command.id})
             command.outcome["session_lost"] = True
@@ -273,7 +290,7 @@ class Sessions:
             except Exception as error:
                 log.failure("finalization_failed", error, session=session.id)
                 outcome = finalization_failed(error)
-                self.lost[session.id] = None
+                self._pend(session.id)
             self.end(session)
             return outcome
 

@@ -84,6 +84,7 @@ class Agent:
         self.store = os.path.join(folder, "st")
         self.sandbox_id = "eos-test"
         self.log: list[str] = []
+        self.prefix: list[str] = []  # a program that executes the agent
         self._process: subprocess.Popen[bytes] | None = None
         self._pid = 0
         self._reader: threading.Thread | None = None
@@ -139,7 +140,10 @@ class Agent:
         argv = ["serve", "--settings", self.settings_path]
         if self.uid is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "eos_agent", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=writable
+                [*self.prefix, sys.executable, "-m", "eos_agent", *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=writable,
             )
             self._pid = self._process.pid
         else:

@@ -339,6 +339,31 @@ def test_many_threads_create_run_and_destroy_without_one_unexpected_error(agent:
         assert file.read() == ""
 
 
+@pytest.mark.needs("root")
+def test_a_full_disk_refuses_by_name_and_everything_that_was_there_stays(short_dir: str) -> None:
+    agent = Agent(short_dir, {"README.md": b"hello\n"})
+    agent.prefix = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m none "$0" && exec "$@"', agent.store]
+    try:
+        agent.start()
+        session = agent.session()
+        agent.run("head -c 3000000 /dev/zero > big", session)
+        error = refused(lambda: publish(agent, session))
+        assert (error.kind, error.reason, error.details["errno"], error.details["session_retained"]) == (
+            "operation_failed",
+            "disk_full",
+            "ENOSPC",
+            True,
+        )
+        assert refused(lambda: agent.call("file_write", path="new", content="x")).reason == "disk_full"
+        assert (agent.version(), agent.read("README.md")) == (1, "hello")
+        assert agent.run("test -s big", session)["exit_code"] == 0
+        assert destroy(agent, session)["evicted_upperdir_bytes"] > 1_000_000
+        assert agent.call("file_write", path="new", content="x")["type"] == "create"
+        assert agent.call("layerstack")["staging_entry_count"] == 0
+    finally:
+        agent.close()
+
+
 @pytest.mark.needs("uid", "userns")
 def test_an_ordinary_user_gets_the_same(start_agent: Callable[..., Agent]) -> None:
     agent = start_agent(uid=65534)

@@ -10,12 +10,15 @@ if TYPE_CHECKING:
     from eos_agent.handlers import Handlers
     from eos_agent.session import Session
 
+MANY_DRAFTS = 100
+MUCH_IN_DRAFTS = 1 << 30
 NOTHING_LOST = {"dropped_storage": 0, "dropped_oversized": 0, "truncated_records": 0}
 
 
 async def snapshot(agent: Handlers) -> dict[str, Any]:
     """Contract 7.2, sandbox form. What cannot be read is named in `errors`, with availability `partial`."""
     errors: list[str] = []
+    warnings: list[str] = []
     stack: dict[str, Any] | None = None
     try:
         stats = await agent.pool.run(agent.store.layer_stats)
@@ -29,6 +32,9 @@ async def snapshot(agent: Handlers) -> dict[str, Any]:
             "draft_count": stats["draft_count"],
             "pin_count": stats["pin_count"],
         }
+        draft_bytes = stats["storage_logical_bytes"] - stats["total_bytes"]
+        if stats["draft_count"] > MANY_DRAFTS or draft_bytes > MUCH_IN_DRAFTS:
+            warnings.append(f"{stats['draft_count']} drafts hold {draft_bytes} bytes: publish or discard them (list_drafts, discard_draft)")
     except OSError as error:
         errors.append(f"stack: {error.strerror}")
     sessions = list(agent.sessions.live.values())
@@ -44,6 +50,8 @@ async def snapshot(agent: Handlers) -> dict[str, Any]:
     }
     if stack is not None:
         found["stack"] = stack
+    if warnings:
+        found["warnings"] = warnings
     return found
 
 
