@@ -11,6 +11,7 @@ import struct
 import tempfile
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ from layerstack import pax
 PIECE_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20
 MAX_LINE_BYTES = 16 << 20
+HASHED_ASIDE_BYTES = 1 << 17
 
 
 class Reader(Protocol):
@@ -118,6 +120,8 @@ class ExportStream:
         self._reader, self._limits = reader, limits
         self.received = self.tar_bytes = self.count = 0
         self._digest = hashlib.sha256()
+        self._hasher: ThreadPoolExecutor | None = None  # large pieces are hashed beside the writing of them
+        self._hashing: Future[None] | None = None
         self._piece = memoryview(b"")  # what is here of the present frame
         self._frame_left = 0  # what is still to come of it
         self._length = b""  # what is here of the next frame's length
@@ -133,9 +137,23 @@ class ExportStream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._hasher is not None:
+            self._hasher.shutdown()
         self.index.close()
 
     # bytes
+
+    def _hash(self, piece: memoryview) -> None:
+        """In order; at most one piece is on its way."""
+        if self._hashing is not None:
+            self._hashing.result()
+            self._hashing = None
+        if len(piece) < HASHED_ASIDE_BYTES:
+            self._digest.update(piece)
+            return
+        if self._hasher is None:
+            self._hasher = ThreadPoolExecutor(1, "export-digest")
+        self._hashing = self._hasher.submit(self._digest.update, piece)
 
     def _read(self, n: int) -> bytes:
         try:
@@ -192,7 +210,7 @@ class ExportStream:
                 mine = memoryview(data)[: self._frame_left]
                 self._length = data[len(mine) :]
                 self._frame_left -= len(mine)
-                self._digest.update(mine)
+                self._hash(mine)
                 self.tar_bytes += len(mine)
                 if self.tar_bytes > self._limits.max_decompressed_bytes:
                     self._too_large()
@@ -309,6 +327,7 @@ class ExportStream:
         if self._fill():
             raise refused("bytes after the end of the archive", "bad_stream")
         trailer = self._line("trailer")
+        self._hash(memoryview(b""))
         if (
             trailer.get("sha256") != self._digest.hexdigest()
             or trailer.get("tar_bytes") != self.tar_bytes
