@@ -22,6 +22,7 @@ SOCKET_ENV = "SANDBOX_GATEWAY_SOCKET"
 TOKEN_ENV = "SANDBOX_GATEWAY_AUTH_TOKEN"
 SOCKET_PATH_MAX = 100  # sun_path has 108 bytes on Linux, 104 on macOS
 BACKLOG = 256
+LOG_MAX_BYTES = 4 * 1024 * 1024  # what earlier gateways wrote moves aside when the next one starts
 _FRAME_START, _FRAME_END = b"cli_log(", b")"
 
 
@@ -205,6 +206,11 @@ def spawn_gateway(listener: socket.socket | None, arguments: list[str], *, envir
 
     log = log or places.log_path()
     os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
+    try:
+        if os.stat(log).st_size > LOG_MAX_BYTES:
+            os.replace(log, log + ".1")
+    except FileNotFoundError:
+        pass
     main = os.path.join(os.path.dirname(os.path.abspath(__file__)), "gateway", "__main__.py")
     argv = [sys.executable, "-P", main, "serve"]
     log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

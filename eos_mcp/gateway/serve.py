@@ -18,7 +18,7 @@ from eos_mcp.client import Endpoint
 from eos_mcp.gateway import listen, options, ownership, route
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.listen import Listener, ListenError
-from eos_mcp.gateway.log import bound_file, log
+from eos_mcp.gateway.log import log
 from eos_mcp.gateway.options import Options
 from eos_mcp.gateway.server import GatewayServer
 
@@ -36,7 +36,6 @@ def run(chosen: Options) -> int:
     """Serve until stopped; returns the exit status. What keeps it from serving is said on standard error, and to clients that already wait."""
     if chosen.listen_fd is not None:
         _close_others(chosen.listen_fd)
-        bound_file(places.log_path())
     owner = ownership.Ownership()
     listeners: list[Listener] = []
     extra_pid_file: str | None = None

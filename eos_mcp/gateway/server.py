@@ -127,6 +127,7 @@ class GatewayServer:
 
     async def _exchange(self, line: LineSocket) -> bytes | None:
         frames: _Frames | None = None
+        request: Request | None = None
         try:
             received = await self._receive(line)
             if received is None:
@@ -137,6 +138,8 @@ class GatewayServer:
             reply = await self._answer(request, frames.put if frames is not None else _no_progress)
             encoded = _encoded(reply)
         except OperationError as error:
+            if request is not None and error.kind == INTERNAL_ERROR:
+                error.details.setdefault("request_id", request.request_id)  # what the log is searched for
             encoded = protocol.encode(error.envelope())
         except asyncio.CancelledError:
             details = {"reason": "gateway_stopping", "retryable": True}
@@ -147,8 +150,8 @@ class GatewayServer:
         except Exception as error:
             import traceback
 
-            log("bug", error=repr(error), trace=traceback.format_exc())
-            details = {"reason": "bug", "hint": "see gateway.log"}
+            log("bug", request_id="" if request is None else request.request_id, error=repr(error), trace=traceback.format_exc())
+            details = {"reason": "bug", "hint": "see gateway.log", "request_id": "" if request is None else request.request_id}
             encoded = protocol.encode(OperationError(INTERNAL_ERROR, "the gateway failed on this request", details).envelope())
         if frames is not None:
             await frames.flush()

@@ -258,6 +258,14 @@ def test_ownership_passes_on_when_the_owner_ends(alone: str) -> None:
     assert not os.path.exists(places.pid_path())
 
 
+def test_a_large_log_moves_aside_when_the_next_gateway_starts(alone: str) -> None:
+    with open(f"{alone}/gateway.log", "w") as file:
+        file.truncate(client.LOG_MAX_BYTES + 1)
+    result(run("manager", "list_sandboxes"))
+    assert os.stat(f"{alone}/gateway.log.1").st_size > client.LOG_MAX_BYTES
+    assert len(events(alone, "ready")) == 1
+
+
 def test_a_tcp_gateway_is_never_started_on_demand(alone: str) -> None:
     settings = client.discover(endpoint=f"127.0.0.1:{free_port()}", token="t")
     with pytest.raises(OperationError) as caught:

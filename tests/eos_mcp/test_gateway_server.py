@@ -260,6 +260,7 @@ def test_a_bug_is_an_internal_error_whose_text_stays_in_the_log(short_dir: str, 
         one.manager.work = broken
         reply = await one.raw(line())
         assert kind(reply) == "internal_error" and "inner words" not in json.dumps(reply)
+        assert reply["error"]["details"]["request_id"] == "r"
 
     run(short_dir, case)
     assert "inner words" in capfd.readouterr().err
