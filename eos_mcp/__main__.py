@@ -27,11 +27,25 @@ def _run(program: str, words: list[str]) -> None:
     except UsageError as error:
         sys.stderr.write(f"{program}: {error}\n\n{usage(program)}")
         raise SystemExit(2) from None
+    if program == SANDBOX or options.gateway_endpoint is not None or options.gateway_token is not None:
+        _check_gateway(options)
     if options.transport == "stdio":
         _stdio(options)
     from eos_mcp.server.http import run
 
     raise SystemExit(run(options))
+
+
+def _check_gateway(options: Options) -> None:
+    """What the command line says of the gateway must make sense at once. What the environment says is told by the tools of eos-mcp."""
+    from eos_agent.protocol import OperationError
+    from eos_mcp import client
+
+    try:
+        client.discover(endpoint=options.gateway_endpoint, token=options.gateway_token)
+    except OperationError as error:
+        sys.stderr.write(f"{options.program}: {error.message}\n")
+        raise SystemExit(2) from None
 
 
 def _stdio(options: Options) -> None:

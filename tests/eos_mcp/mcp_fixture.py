@@ -66,12 +66,13 @@ class FixtureGateway:
         if op == "fast":
             return {"text": args["text"]}
         if op == "slow":
-            say("BEGUN")
+            say(f"BEGUN {args['seconds']}")
             try:
                 await anyio.sleep(args["seconds"])
             except BaseException:
-                say("CANCELLED")
+                say(f"CANCELLED {args['seconds']}")
                 raise
+            say(f"DONE {args['seconds']}")
             return {"text": "slow"}
         if op == "block":
             self.limiter = self.limiter or anyio.CapacityLimiter(64)

@@ -211,17 +211,35 @@ def test_a_body_up_to_the_limit_passes_and_a_longer_one_is_413(streamable: Serve
     assert post(sse, message, path="/messages/?session_id=" + "0" * 32)[0] == 413
 
 
-def test_a_client_of_the_modern_era_that_disconnects_cancels_its_call(streamable: Served) -> None:
-    message, headers = modern_call("slow", {"seconds": 600})
+def hang_up(served: Served, message: dict[str, Any], headers: Mapping[str, str | None], begun: str) -> None:
+    """POST a call and close the connection once the tool has begun."""
     body = json.dumps(message).encode()
     lines = [
         f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nAccept: {ACCEPT}\r\nContent-Type: application/json"
     ]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    with socket.create_connection(("127.0.0.1", streamable.port)) as connection:
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
         connection.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body)
-        streamable.wire.says("BEGUN")
-    streamable.wire.says("CANCELLED")
+        served.wire.says(begun)
+
+
+def test_a_client_of_the_modern_era_that_disconnects_cancels_its_call(streamable: Served) -> None:
+    hang_up(streamable, *modern_call("slow", {"seconds": 600}), "BEGUN 600")
+    streamable.wire.says("CANCELLED 600")
+
+
+def test_a_client_of_the_older_era_that_disconnects_does_not(streamable: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", streamable.port, timeout=60)
+    good = {"Authorization": f"Bearer {TOKEN}", "Accept": ACCEPT, "Content-Type": "application/json"}
+    connection.request("POST", "/mcp", json.dumps(initialize()), good)
+    response = connection.getresponse()
+    session = {"Mcp-Session-Id": response.headers["Mcp-Session-Id"], "MCP-Protocol-Version": "2025-11-25"}
+    response.read()
+    connection.request("POST", "/mcp", json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}), {**good, **session})
+    assert connection.getresponse().status == 202
+    connection.close()
+    hang_up(streamable, call(1, "slow", {"seconds": 1.25}), session, "BEGUN 1.25")
+    streamable.wire.says("DONE 1.25")
 
 
 def test_a_session_id_of_another_process_is_not_found(streamable: Served) -> None:

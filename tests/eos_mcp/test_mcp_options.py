@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from eos_mcp import __version__
+from eos_mcp.server import options
 from eos_mcp.server.options import EOS, SANDBOX, Options, UsageError, parse
 
 ENTRY = {EOS: "main", SANDBOX: "sandbox_mcp"}
@@ -49,11 +51,16 @@ def test_help_and_version_go_to_standard_output(program: str) -> None:
 
 
 def test_the_help_names_every_flag_and_no_other() -> None:
-    import re
-
-    from eos_mcp.server import options
-
     assert set(re.findall(r"--[a-z][a-z-]+", options.usage(EOS))) == {*options._FLAGS, "--help", "--version"}  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("program", [EOS, SANDBOX])
+def test_a_gateway_that_makes_no_sense_is_told_on_standard_error_with_exit_code_2(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(program, "--set", "runtime", "--gateway-endpoint", "nonsense")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nonsense" in done.stderr
+    monkeypatch.setenv("SANDBOX_GATEWAY_AUTH_TOKEN", " ")
+    assert run(program, "--set", "runtime").returncode == (2 if program == SANDBOX else 0)
 
 
 def test_the_end_of_input_is_exit_code_0() -> None:
@@ -61,12 +68,12 @@ def test_the_end_of_input_is_exit_code_0() -> None:
 
 
 def test_flags_take_their_value_in_both_forms_and_the_last_one_counts() -> None:
-    options = parse(
+    parsed = parse(
         EOS,
         ["--set=all", "--gateway-socket", "unix:///x", "--port", "0", "--set", "runtime", "--allow-host", "A", "--allow-host=b"],
         version="1",
     )
-    assert options == Options(tool_set="runtime", gateway_endpoint="unix:///x", port=0, allow_hosts=("a", "b"))
+    assert parsed == Options(tool_set="runtime", gateway_endpoint="unix:///x", port=0, allow_hosts=("a", "b"))
 
 
 def test_the_default_set_is_the_one_of_a_coding_agent() -> None:

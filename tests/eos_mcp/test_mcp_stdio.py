@@ -163,7 +163,7 @@ def test_a_signal_ends_the_server_within_seconds_and_cleans_up_while_input_stays
         wire.process.send_signal(number)
         assert wire.ends() == 0
         assert not any("Traceback" in line for line in wire.stderr)
-        assert ("CANCELLED" in wire.stderr) == (calls == BUSY["a call that waits"])
+        assert any(line.startswith("CANCELLED") for line in wire.stderr) == (calls == BUSY["a call that waits"])
 
 
 def test_a_signal_while_the_sdk_is_imported_ends_the_server_without_a_traceback(tmp_path: Path) -> None:
