@@ -69,7 +69,9 @@ class PublishRejected(Rejected):
 
     def __init__(self, conflicts: Sequence[Conflict], *, base: int, head: int) -> None:
         first, more = conflicts[0], len(conflicts) - 1
-        super().__init__(f"publish from version {base}: {first.path} changed since (head is {head})" + (f", and {more} more" if more else ""))
+        super().__init__(
+            f"publish from version {base}: {first.path} changed since (head is {head})" + (f", and {more} more" if more else "")
+        )
         self.conflicts, self.base, self.head = tuple(conflicts), base, head
 
 

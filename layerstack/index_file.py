@@ -71,9 +71,10 @@ def build(tree: Tree, below: Chain | None, *, known: Mapping[tuple[int, int], by
     def attributes(meta: tuple[int, int, int], xattrs: Mapping[str, bytes]) -> bytes:
         return repr((meta, sorted(xattrs.items()))).encode()
 
-    def visit(path: str) -> None:
+    def visit(path: str, cut: bool) -> None:
+        """`cut`: nothing of `below` shows here."""
         state, opaque = tree.state(path), tree.opaque(path)
-        under = below.find(path) if below is not None and not opaque else None
+        under = below.find(path) if below is not None and not (opaque or cut) else None
         quiet = under is not None and under.kind == DIRECTORY and equal(under, state)
         note(
             path,
@@ -83,10 +84,11 @@ def build(tree: Tree, below: Chain | None, *, known: Mapping[tuple[int, int], by
             None,
             b"d" + attributes(state.meta, state.xattrs) if hashes else b"",
         )
+        inside = under is None or under.kind != DIRECTORY
         for name, kind in tree.scan(path):
             child = join(path, name)
             if kind == DIRECTORY:
-                visit(child)
+                visit(child, inside)
             elif kind == WHITEOUT or not hashes:
                 note(child, record(kind), 0, 0, None, b"w")
             else:
@@ -99,7 +101,7 @@ def build(tree: Tree, below: Chain | None, *, known: Mapping[tuple[int, int], by
                     sizes[1] += found.allocated
                 note(child, record(kind), found.meta[0], found.size, digest, kind.encode() + digest + attributes(found.meta, found.xattrs))
 
-    visit("")
+    visit("", False)
     rows.sort(key=lambda row: byte_order(row.path))
     total = hashlib.sha256()
     for raw, rest in sorted(lines):

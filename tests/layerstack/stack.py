@@ -139,8 +139,9 @@ class Stack:
 
     def shows(self, version: int | None = None) -> dict[str, str]:
         """{path: text of a file, `-> target` or `/`}, without the root."""
-        texts = {"f": lambda body: body.decode("utf-8", "surrogateescape"), "l": lambda body: "-> " + body.decode(), "d": lambda body: "/"}
-        return {path: texts[entry.kind](entry.body) for path, entry in self.tree(version).items() if path}
+        before = {"f": "", "l": "-> ", "d": "/"}
+        tree = self.tree(version).items()
+        return {path: before[entry.kind] + entry.body.decode("utf-8", "surrogateescape") for path, entry in tree if path}
 
     def mode(self, path: str) -> int:
         return self.tree()[path].meta[0]

@@ -1,0 +1,138 @@
+"""Sealing an upperdir: the layer on disk is plain and says only what changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from layerstack.capture import seal
+from layerstack.index_file import build
+from layerstack.tree import DiskTree, MemoryTree
+from layerstack.whiteout import is_opaque, is_whiteout
+from tests.layerstack.stack import Session, Stack, on_a_stack, put
+
+
+def sealed(session: Session) -> dict[str, str]:
+    """Seal, once more to see that nothing happens then, and say what the upperdir holds: kinds as in the index, `o` for opaque."""
+    session.umount()
+    upper, stack = session.upper, session.upper.snapshot.chain
+    steps: list[str] = []
+    tree = DiskTree(upper.upperdir, stack.form, aside=os.path.dirname(upper.workdir), step=steps.append)
+    in_memory = MemoryTree.load(tree)
+    seal(in_memory, stack)
+    seal(tree, stack)
+    steps.clear()
+    seal(tree, stack)
+    assert steps == [], "sealing what is sealed does nothing"
+    index = build(tree, stack).records
+    assert build(in_memory, stack).records == index, "a preview sees the same layer"
+    return {path: "o" if rec.opaque else "q" if rec.quiet else rec.kind for path, rec in index.items() if path}
+
+
+@on_a_stack({"d/f": "f\n"})
+def test_trap_1_a_new_directory_is_not_opaque_in_the_layer(stack: Stack) -> None:
+    a = stack.session()
+    put(a.at("n/x"))
+    put(a.at("d/m/y"))
+    assert sealed(a) == {"n": "d", "n/x": "f", "d": "q", "d/m": "d", "d/m/y": "f"}
+    assert not is_opaque(f"{a.upper.upperdir}/n", stack.form) and not is_opaque(f"{a.upper.upperdir}/d/m", stack.form)
+
+
+@on_a_stack({f"d/{i}": "f\n" for i in range(30)})
+def test_a_directory_that_was_emptied_and_made_again_stays_opaque_when_whiteouts_would_be_many(stack: Stack) -> None:
+    a = stack.session()
+    shutil.rmtree(a.at("d"))
+    put(a.at("d/x"))
+    assert sealed(a) == {"d": "o", "d/x": "f"}
+
+
+@on_a_stack({"d/a": "a\n", "d/b": "b\n", "d/e/c": "c\n"})
+def test_a_directory_that_was_made_again_with_most_of_its_content_becomes_a_plain_one(stack: Stack) -> None:
+    a = stack.session()
+    shutil.rmtree(a.at("d"))
+    put(a.at("d/a"), "a\n")
+    put(a.at("d/new"))
+    assert sealed(a) == {"d": "q", "d/b": "w", "d/e": "w", "d/new": "f"}
+
+
+@on_a_stack({"d/a": "a\n", "d/e/c": "c\n", "d/e/g": "g\n"}, forms=("trusted",))
+def test_a_renamed_directory_becomes_an_opaque_one_or_a_new_one_with_all_it_held(stack: Stack) -> None:
+    a = stack.session()
+    os.rename(a.at("d"), a.at("e"))
+    os.rename(a.at("e/e"), a.at("deep"))
+    os.unlink(a.at("deep/g"))
+    assert sealed(a) == {"d": "w", "e": "d", "e/a": "f", "deep": "d", "deep/c": "f"}
+
+
+@on_a_stack({"d/a": "a\n"}, forms=("trusted",))
+def test_a_directory_renamed_away_and_back_is_nothing(stack: Stack) -> None:
+    a = stack.session()
+    os.rename(a.at("d"), a.at("e"))
+    os.rename(a.at("e"), a.at("d"))
+    assert sealed(a) == {}
+
+
+@on_a_stack({"a/x": "x\n", "b/y": "y\n"}, forms=("trusted",))
+def test_directories_that_changed_places_are_opaque_with_each_others_content(stack: Stack) -> None:
+    a = stack.session()
+    os.rename(a.at("a"), a.at("t"))
+    os.rename(a.at("b"), a.at("a"))
+    os.rename(a.at("t"), a.at("b"))
+    assert sealed(a) == {"a": "q", "a/x": "w", "a/y": "f", "b": "q", "b/x": "f", "b/y": "w"}
+
+
+@on_a_stack({"f": "f\n"})
+def test_a_whiteout_over_nothing_goes_and_one_over_the_base_stays(stack: Stack) -> None:
+    a = stack.session()
+    put(a.at("g"))
+    os.unlink(a.at("g"))
+    os.unlink(a.at("f"))
+    assert sealed(a) == {"f": "w"}
+    assert is_whiteout(os.lstat(f"{a.upper.upperdir}/f"))
+
+
+@on_a_stack({"d/f": "f\n"})
+def test_a_file_in_the_place_of_a_directory_and_the_other_way_round_are_plain_entries(stack: Stack) -> None:
+    a = stack.session()
+    shutil.rmtree(a.at("d"))
+    put(a.at("d"))
+    assert sealed(a) == {"d": "f"}
+    b = stack.session()
+    os.unlink(b.at("d/f"))
+    put(b.at("d/f/x"))
+    assert sealed(b) == {"d": "q", "d/f": "d", "d/f/x": "f"}
+
+
+@on_a_stack({"f": "f\n", "d/g": "g\n"})
+def test_sealing_can_be_cut_off_at_any_step_and_done_again(stack: Stack) -> None:
+    class Cut(Exception):
+        pass
+
+    for stop in range(1, 12):
+        a = stack.session()
+        shutil.rmtree(a.at("d"))
+        os.mkdir(a.at("d"))
+        os.mkfifo(a.at("d/g"))
+        os.utime(a.at("f"))
+        put(a.at("n/x"))
+        if stack.form.name == "trusted":
+            os.mkdir(a.at("d/t"))
+            os.rename(a.at("n"), a.at("d/t/n"))
+        a.umount()
+        left = stop
+
+        def step(_: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Cut
+
+        chain = a.upper.snapshot.chain
+        try:
+            seal(DiskTree(a.upper.upperdir, stack.form, aside=f"{stack.root}/staging", step=step), chain)
+        except Cut:
+            pass
+        want = {"d": "q", "d/g": "w", "d/t": "d", "d/t/n": "d", "d/t/n/x": "f"}
+        if stack.form.name == "user":
+            want = {"d": "q", "d/g": "w", "n": "d", "n/x": "f"}
+        assert sealed(a) == want

@@ -1,0 +1,89 @@
+"""The index of a layer: its file, and the shelf that says what may have changed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layerstack.errors import StoreCorrupt
+from layerstack.form import TRUSTED
+from layerstack.index import Layer, Record, Shelf, record
+from layerstack.index_file import Indexed, Row, dump, load, look_up
+from layerstack.manifest import LayerId
+from layerstack.paths import byte_order
+from layerstack.tree import DiskTree
+
+NAMES = st.binary(min_size=1, max_size=12).filter(lambda b: b"\0" not in b and b"/" not in b and b not in (b".", b"..")).map(os.fsdecode)
+RECORDS = st.sampled_from([record("f"), record("l"), record("w"), record("d"), record("d", quiet=True), record("d", opaque=True)])
+
+
+def indexed(found: dict[str, Record]) -> Indexed:
+    rows = [Row(path, rec, 0o644, len(path), b"\xab" * 32 if rec.kind == "f" else None) for path, rec in found.items()]
+    return Indexed(found, tuple(sorted(rows, key=lambda row: byte_order(row.path))), "0" * 64, 0, 0)
+
+
+@given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), RECORDS, max_size=40))
+def test_an_index_file_of_any_names_comes_back_and_every_path_is_found_by_bisection(found: dict[str, Record]) -> None:
+    made = indexed({"": record("d"), **found})
+    data = dump(made)
+    assert load(data, source="i") == made.records
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        for row in made.rows:
+            assert look_up(file.name, row.path) == row
+        for path in ("absent", "a/b/c/d/e", "zz"):
+            if path not in made.records:
+                assert look_up(file.name, path) is None
+
+
+def test_a_damaged_index_file_is_named() -> None:
+    data = dump(indexed({"": record("d"), "a": record("f"), "b": record("w")}))
+    for broken in (
+        data[:-1],
+        data[:30],
+        b"",
+        data.replace(b"a\tf", b"b\tf"),
+        data.replace(b"eos-index 1", b"eos-index 2"),
+        data + b"x\tf\t0\t0\t-\n",
+    ):
+        with pytest.raises(StoreCorrupt) as caught:
+            load(broken, source="/store/x.index")
+        assert caught.value.details["file"] == "/store/x.index"
+
+
+def layer(version: int, **found: Record) -> Layer:
+    index = {path.replace("__", "/"): rec for path, rec in found.items()}
+    return Layer(LayerId(f"L{version:06d}-00000000"), DiskTree("/nowhere", TRUSTED), version, {"": record("d", quiet=True), **index})
+
+
+def test_a_container_is_no_touch_but_what_is_in_it_is() -> None:
+    shelf = Shelf()
+    shelf.add(layer(2, src=record("d", quiet=True), src__a=record("f")))
+    assert shelf.untouched("src/b", 1) and not shelf.untouched("src/a", 1) and shelf.untouched("src/a", 2)
+    assert not shelf.meets({"src": record("d", quiet=True), "src/b": record("f")}, 1)
+    assert shelf.meets({"src": record("w")}, 1), "a deletion of the directory meets the change inside"
+
+
+def test_whatever_hides_a_directory_touches_all_below_it() -> None:
+    for cover in (record("w"), record("f"), record("d", opaque=True)):
+        shelf = Shelf()
+        shelf.add(layer(2, d=cover))
+        assert not shelf.untouched("d/e/f", 1) and shelf.untouched("e", 1)
+        assert shelf.meets({"d": record("d", quiet=True), "d/x": record("f")}, 1)
+
+
+def test_versions_only_rise_and_a_dropped_layer_is_listed_no_more() -> None:
+    shelf = Shelf()
+    new, old = layer(5, a=record("f")), layer(3, a=record("f"))
+    shelf.add(new)
+    shelf.add(old)
+    assert shelf.touch["a"] == shelf.sub["a"] == shelf.sub[""] == 5
+    shelf.drop(new)
+    assert shelf.by_path["a"] == (old,) and shelf.by_cover["a"] == (old,)
+    shelf.drop(old)
+    assert shelf.by_path == {} and shelf.by_cover == {}

@@ -1,0 +1,87 @@
+"""Manifests and documents as values: what was written comes back, what was not is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from layerstack import documents
+from layerstack.errors import InvalidPath, StoreCorrupt
+from layerstack.manifest import BASE_ID, Manifest, published_id, reference
+from layerstack.paths import ancestors, check
+
+BASE = Manifest(1, (reference(BASE_ID),))
+THIRD = BASE.with_layer(published_id(2, "00aa11bb" + "0" * 56)).with_layer(published_id(3, "f" * 64))
+
+
+def test_a_layer_goes_on_top_and_the_version_rises_by_one() -> None:
+    assert THIRD.version == 3
+    assert THIRD.layer_ids == ("L000003-ffffffff", "L000002-00aa11bb", "B000001-base")
+    assert [layer.path for layer in THIRD.layers] == ["layers/L000003-ffffffff", "layers/L000002-00aa11bb", "base/B000001-base"]
+
+
+def test_the_file_of_a_manifest_is_the_contracts_and_comes_back() -> None:
+    value = json.loads(THIRD.dump())
+    assert value["schema_version"] == 1 and value["version"] == 3 and value["layers"][0] == THIRD.layers[0]._asdict()
+    assert Manifest.load(THIRD.dump(), source="m") == THIRD
+
+
+def test_the_root_hash_is_of_the_layers_alone() -> None:
+    assert len(THIRD.root_hash) == 64
+    assert THIRD.root_hash == Manifest(9, THIRD.layers).root_hash != BASE.root_hash
+
+
+def test_every_flipped_byte_of_a_manifest_is_found_and_the_file_is_named() -> None:
+    data = THIRD.dump()
+    for at in range(len(data) - 1):
+        broken = bytearray(data)
+        broken[at] ^= 1
+        with pytest.raises(StoreCorrupt) as caught:
+            Manifest.load(bytes(broken), source="/store/manifest.json")
+        assert caught.value.details["file"] == "/store/manifest.json"
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, len(THIRD.dump()) - 3])
+def test_a_torn_manifest_is_corrupt(length: int) -> None:
+    with pytest.raises(StoreCorrupt):
+        Manifest.load(THIRD.dump()[:length], source="m")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": 2},
+        {"version": 0},
+        {"version": True},
+        {"layers": []},
+        {"layers": [{"layer_id": "../../etc", "path": "layers/../../etc"}]},
+        {"layers": [{"layer_id": "L000002-00000000", "path": "layers/L000002-00000000"}]},
+        {"layers": [{"layer_id": "B000001-base", "path": "elsewhere"}]},
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_corrupt(change: dict[str, object]) -> None:
+    with pytest.raises(StoreCorrupt):
+        Manifest.from_json({**BASE.to_json(), **change})
+
+
+def test_a_document_comes_back_and_damage_or_another_format_is_named() -> None:
+    data = documents.dump({"name": "x\udcff", "n": 1})
+    assert documents.parse(data, "d") == {"name": "x\udcff", "n": 1}
+    with pytest.raises(StoreCorrupt, match="checksum"):
+        documents.parse(data.replace(b'"n":1', b'"n":2'), "d")
+    with pytest.raises(StoreCorrupt, match="format is 2"):
+        documents.parse(data.replace(b'"format":1', b'"format":2'), "d")
+    for broken in (b"", data[:10], b"[]", b"\xff"):
+        with pytest.raises(StoreCorrupt):
+            documents.parse(broken, "d")
+
+
+@pytest.mark.parametrize("path", ["/a", "a//b", "a/", "../a", "a/..", ".", "a/./b", "a\0b"])
+def test_a_path_that_is_none_of_a_tree_is_refused(path: str) -> None:
+    with pytest.raises(InvalidPath):
+        check(path)
+
+
+def test_ancestors_go_from_the_root_down() -> None:
+    assert ancestors("a/b/c") == ["", "a", "a/b"] and ancestors("a") == [""] and ancestors("") == []

@@ -1,0 +1,104 @@
+"""Overlay mounts on the real kernel: the new API, the old one, the limits, the probe."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from layerstack import linux, overlay
+from layerstack.errors import LayerLimit, OverlayUnsupported
+from layerstack.form import TRUSTED, USER
+from tests import children
+from tests.layerstack.stack import Stack, get, on_a_stack, put
+
+
+@on_a_stack({"f": "base\n"})
+def test_a_mount_is_detached_until_it_is_moved_and_its_upperdir_is_in_use_meanwhile(stack: Stack) -> None:
+    upper = stack.store.open_upper("a", origin="test")
+    assert not overlay.in_use(upper.upperdir, "/proc")
+    fd = upper.mount()
+    assert overlay.in_use(upper.upperdir, "/proc") and overlay.is_mounted(upper.upperdir)
+    os.close(fd)
+    assert not overlay.in_use(upper.upperdir, "/proc"), "the mount goes with its descriptor"
+
+
+@on_a_stack({"f": "base\n", "d/g": "g\n"})
+def test_the_legacy_mount_shows_and_takes_the_same(stack: Stack) -> None:
+    upper = stack.store.open_upper("a", origin="test")
+    fd = overlay.create_legacy(upper.snapshot.lowerdirs, upper.upperdir, upper.workdir, form=stack.form)
+    target = f"{stack.folder}/t"
+    os.mkdir(target)
+    linux.move_mount(fd, target)
+    os.close(fd)
+    assert get(f"{target}/f") == "base\n"
+    put(f"{target}/d/new", "new\n")
+    linux.umount(target)
+    assert upper.publish(owner="o", request_id="r").source_count == 1
+    assert stack.shows()["d/new"] == "new\n"
+
+
+@on_a_stack({"f": "base\n"}, forms=("trusted",))
+def test_the_legacy_mount_takes_as_many_lowers_as_the_new_one(stack: Stack) -> None:
+    lowers = []
+    for i in range(500):
+        os.mkdir(f"{stack.folder}/l{i}")
+        put(f"{stack.folder}/l{i}/{i}")
+        lowers.append(f"{stack.folder}/l{i}")
+    os.mkdir(f"{stack.folder}/t")
+    for create in (overlay.create, overlay.create_legacy):
+        fd = create(lowers, form=stack.form)
+        linux.move_mount(fd, f"{stack.folder}/t")
+        os.close(fd)
+        assert len(os.listdir(f"{stack.folder}/t")) == 500
+        linux.umount(f"{stack.folder}/t")
+        with pytest.raises(LayerLimit):
+            create([*lowers, lowers[0]], form=stack.form)
+
+
+@on_a_stack({"f": "base\n"})
+def test_paths_longer_than_the_kernels_option_strings_can_be_mounted(stack: Stack) -> None:
+    long = "/".join([stack.folder, *["x" * 200] * 3])
+    for name in ("upper", "work", "lower"):
+        os.makedirs(f"{long}/{name}")
+    put(f"{long}/lower/f")
+    fd = overlay.create([f"{long}/lower"], f"{long}/upper", f"{long}/work", form=stack.form)
+    os.mkdir(f"{stack.folder}/t")
+    linux.move_mount(fd, f"{stack.folder}/t")
+    os.close(fd)
+    put(f"{stack.folder}/t/g")
+    linux.umount(f"{stack.folder}/t")
+    assert os.listdir(f"{long}/upper") == ["g"]
+
+
+@on_a_stack({"f": "base\n"}, forms=("trusted",))
+def test_an_upperdir_on_an_overlay_is_refused_in_the_kernels_own_words(stack: Stack) -> None:
+    session = stack.session()
+    for name in ("upper", "work"):
+        os.mkdir(session.at(name))
+    with pytest.raises(OverlayUnsupported) as caught:
+        overlay.create([stack.base], session.at("upper"), session.at("work"), form=stack.form)
+    assert "not supported as upperdir" in str(caught.value)
+
+
+@on_a_stack({"f": "base\n"}, forms=("trusted",))
+def test_a_missing_lower_is_named(stack: Stack) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        overlay.create([stack.base, f"{stack.folder}/absent"], form=stack.form)
+    assert caught.value.filename == f"{stack.folder}/absent"
+
+
+@pytest.mark.needs("uid")
+def test_without_the_power_to_mount_the_error_says_what_is_needed() -> None:
+    def attempt() -> str:
+        try:
+            overlay.create(["/etc", "/usr"], form=USER)
+        except OverlayUnsupported as error:
+            return str(error)
+        return ""
+
+    assert "CAP_SYS_ADMIN" in children.call("uid", attempt)
+
+
+def test_both_forms_never_copy_metadata_alone_nor_index_inodes() -> None:
+    assert "metacopy=off" in TRUSTED.options and "index=off" in TRUSTED.options and USER.options == ("userxattr",)
