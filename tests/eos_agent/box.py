@@ -186,11 +186,12 @@ def in_box(
     hidden: Iterable[str] = (),
     rootfs: Callable[[str], str] | None = None,
     before_fork: Callable[[str], None] | None = None,
+    parent: str | None = None,
 ) -> T:
     """await scenario(box) in a process of its own, which enters a mount namespace ("trusted") or becomes an ordinary user ("user")."""
 
     def run() -> T:
-        top = tempfile.mkdtemp(prefix="eos-b-", dir=probes.scratch_root())
+        top = tempfile.mkdtemp(prefix="eos-b-", dir=parent or probes.scratch_root())
         os.environ["HOME"] = os.path.join(top, "home")
         place = workspace.replace("TOP", top) if workspace else f"{top}/ws"
         try:

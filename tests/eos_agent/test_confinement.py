@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -117,9 +118,10 @@ ESCAPES: dict[str, Row] = {
     "drop_caches": Row(opening("/proc/sys/vm/drop_caches", WRITE), HIDDEN),
     "sysrq-trigger": Row(opening("/proc/sysrq-trigger", WRITE), HIDDEN),
     "irq": Row(opening("/proc/irq/default_smp_affinity", WRITE), HIDDEN),
-    "kernel log device": Row(opening("/dev/kmsg", READ), HIDDEN, LOCAL),
+    "read the kernel log": Row(opening("/dev/kmsg", READ), HIDDEN, LOCAL),
+    "write the kernel log": Row(opening("/dev/kmsg", WRITE), HIDDEN, LOCAL),
+    "devices of the machine": Row(attacks.machine_devices, HIDDEN, LOCAL),
     "physical memory": Row(opening("/dev/mem", READ), HIDDEN, LOCAL),
-    "disks": Row(listing("/dev/disk"), HIDDEN, LOCAL),
     "terminals of others": Row(listing("/dev/pts/0"), HIDDEN),
     "write /etc": Row(write_file("/etc/eos-was-here"), HIDDEN, LOCAL),
     "write /usr/bin": Row(write_file("/usr/bin/eos-was-here"), HIDDEN, LOCAL),
@@ -156,9 +158,32 @@ ROWS = {**CALLS, **ESCAPES, **ALLOWED}
 POWERS = {"local-root": ("root", "overlay"), "local-user": ("userns",), "shared": ("root", "overlay")}
 
 
+def _nothing(*_args: object, **_options: object) -> None:
+    """In the place of a protection that is left out."""
+
+
+def _leave_dumpable() -> None:
+    real = linux.prctl
+    linux.prctl = lambda option, *args: 0 if (option, *args) == (linux.PR_SET_DUMPABLE, 0) else real(option, *args)
+
+
+PROTECTIONS: dict[str, tuple[str, Callable[[], object]]] = {
+    # what is left out: (a row that must notice, how)
+    "own /dev": ("devices of the machine", lambda: setattr(view, "_dev", _nothing)),
+    "own /run": ("list /run", lambda: setattr(view, "_run", _nothing)),
+    "read-only /proc/sys": ("core_pattern", lambda: setattr(view, "_PROC_READ_ONLY", ())),
+    "hidden folders": ("read the agent's token", lambda: setattr(view, "hide", _nothing)),
+    "hidden sockets": ("connect to a socket outside the private folders", lambda: setattr(view, "_hide_socket", _nothing)),
+    "Landlock": ("connect to an abstract socket", lambda: setattr(harden.Landlock, "restrict", _nothing)),
+    "seccomp": ("unshare user", lambda: setattr(harden, "install_seccomp", _nothing)),
+    "capset": ("chroot", lambda: setattr(linux, "capset", _nothing)),
+    "not dumpable": ("trace pid 1", _leave_dumpable),
+}
+
+
 @functools.cache
-def findings(kind: str) -> dict[str, str]:
-    """Everything of the table for this kind of session, tried in one go."""
+def findings(kind: str, without: str = "") -> dict[str, str]:
+    """Everything of the table for this kind of session, tried in one go; `without` one of the protections."""
     table = {name: row.attack for name, row in ROWS.items() if kind in row.where}
 
     def before_fork(top: str) -> None:
@@ -168,6 +193,8 @@ def findings(kind: str) -> dict[str, str]:
             with open(path, "w") as f:
                 f.write("secret")
         attacks.become_a_file_operation(table)
+        if without:
+            PROTECTIONS[without][1]()
 
     async def scenario(box: Box) -> dict[str, str]:
         listening: list[socket.socket] = []
@@ -204,7 +231,8 @@ def findings(kind: str) -> dict[str, str]:
 
     hidden = [] if kind != "shared" else ["TOP/store", "TOP/private"]
     form, provider = ("user" if kind == "local-user" else "trusted"), ("docker" if kind == "shared" else "local")
-    return in_box(scenario, form=form, provider=provider, hidden=hidden, before_fork=before_fork)
+    parent = "/var/tmp" if kind != "shared" else None  # /tmp is private in local sessions: whatever lies there is hidden anyway
+    return in_box(scenario, form=form, provider=provider, hidden=hidden, before_fork=before_fork, parent=parent)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +242,14 @@ def findings(kind: str) -> dict[str, str]:
 def test_every_row_of_the_table_comes_out_as_it_says(kind: str, name: str) -> None:
     found = findings(kind)[name]
     assert found.split(":")[0] in ROWS[name].expected, f"{name} in {kind}: {found}"
+
+
+@pytest.mark.needs("root", "overlay")
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_each_protection_is_noticed_when_it_is_left_out(protection: str) -> None:
+    row = PROTECTIONS[protection][0]
+    found = findings("local-root", without=protection)
+    assert found[row].split(":")[0] not in ROWS[row].expected, f"without {protection}: {row} is still {found[row]}"
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.needs(*POWERS[k])) for k in EVERYWHERE])
