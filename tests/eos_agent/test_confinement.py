@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from eos_agent import harden, view
 from eos_agent.harden import CAP_NUMBERS
 from layerstack import linux
 
