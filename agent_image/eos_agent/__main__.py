@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -125,6 +126,8 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     endpoint = {"format": 1, "pid": os.getpid(), "tcp": list(tcp), "http": list(web)}
     durable.write_file(found.pid_path, f"{os.getpid()}\n".encode())
     durable.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)
+    gc.collect()
+    gc.freeze()  # what was loaded stays: no collection walks it again
     log.log("ready", sandbox=found.sandbox_id, pid=os.getpid(), version=store.head.version, tcp=list(tcp), http=list(web))
 
     stopped = loop.create_task(stop.wait())

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 64 * 1024
 DRAIN_S = 0.1
+CLOSE_LATER_S = 0.002
 
 
 class Command:
@@ -242,7 +243,10 @@ class Command:
             if fd in self._readers:
                 self._loop.remove_reader(fd)
                 del self._readers[fd]
-            os.close(fd)
+            if self._tty:  # the last close of a terminal takes a third of a millisecond: after the answer
+                self._loop.call_later(CLOSE_LATER_S, os.close, fd)
+            else:
+                os.close(fd)
 
     def feed(self, text: str) -> None:
         """Write the initial input in the background and, without a terminal, end it there."""
@@ -387,8 +391,9 @@ class Command:
         self.output.remove()
         if self.errors is not None:
             self.errors.remove()
-        with durable.suppress_errno(errno.ENOENT, errno.ENOTEMPTY):
-            os.rmdir(self.directory)
+        if self.output.on_disk or (self.errors is not None and self.errors.on_disk):
+            with durable.suppress_errno(errno.ENOENT, errno.ENOTEMPTY):
+                os.rmdir(self.directory)
 
 
 def _set(ready: asyncio.Future[None]) -> None:

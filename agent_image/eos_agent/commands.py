@@ -40,7 +40,7 @@ class Commands:
         self._environment = base_environment
         self._known: OrderedDict[str, Command] = OrderedDict()
         self._terminal: OrderedDict[str, None] = OrderedDict()
-        self._starting = 0
+        self._active = 0  # starting or running
         self._counter_path = os.path.join(settings.layer_stack_root, "command-counter.json")
         self._next = self._reserved = self._read_counter()
         self._max_active: int = settings.get("runtime.command.max_active", 32)
@@ -97,14 +97,14 @@ class Commands:
         if split and tty:
             raise OperationError(INVALID_REQUEST, "split_output needs tty=false", {"argument": "split_output"}, reason="split_needs_pipes")
         extra = parse_env(args.get("env", []))
-        if self._starting + sum(1 for command in self._known.values() if not command.finished) >= self._max_active:
+        if self._active >= self._max_active:
             raise OperationError(
                 SERVER_BUSY,
                 f"command admission refused: {self._max_active} commands are running, which is the limit",
                 {"max_active_commands": self._max_active, "retryable": True},
                 reason="max_active_commands",
             )
-        self._starting += 1
+        self._active += 1
         try:
             session_id = args.get("workspace_session_id")
             if session_id is not None:
@@ -117,8 +117,9 @@ class Commands:
             except BaseException:
                 await self._sessions.settle(session)
                 raise
-        finally:
-            self._starting -= 1
+        except BaseException:
+            self._active -= 1
+            raise
 
     async def _spawn(self, session: Session, text: str, args: dict[str, Any], extra: dict[str, str], request_id: str) -> Command:
         """With the session's gate held."""
@@ -167,6 +168,7 @@ class Commands:
         )
 
     def _finished(self, command: Command) -> None:
+        self._active -= 1
         self._sessions.command_finished(command, lambda: self._make_terminal(command))
 
     def _make_terminal(self, command: Command) -> None:

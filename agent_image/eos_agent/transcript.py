@@ -123,6 +123,11 @@ class Transcript:
         return self._open_bytes
 
     @property
+    def on_disk(self) -> bool:
+        """Whether the directory was made."""
+        return self._made > 0 or self._segments[0].memory is None
+
+    @property
     def dropped(self) -> tuple[int, int, int] | None:
         return self._dropped
 
