@@ -38,11 +38,22 @@ class Hand:
     def __init__(self, root: str) -> None:
         self.root = root
         self.numbers = iter(b"")
+        self.folders: list[str] = []
+        self.dirs: list[str] = []
+        self.files: list[str] = []
+        self.links: list[str] = []
+        self.specials: list[str] = []
 
-    def do(self, op: Op) -> bool:
-        """False when it could not be done."""
+    def do(self, op: Op, within: str = "") -> bool:
+        """False when it could not be done. `within`: a directory that it stays in, if that is there."""
         self.numbers = iter(op.numbers)
         self.scan()
+        self.folders = self.dirs[1:]
+        full = f"{self.root}/{within}"
+        if within and full in self.dirs:
+            self.dirs = self.folders = [d for d in self.dirs if d == full or d.startswith(full + "/")]
+            self.files = [f for f in self.files if f.startswith(full + "/")]
+            self.links = [f for f in self.links if f.startswith(full + "/")]
         method: Callable[[], None] = getattr(self, op.name)
         try:
             method()
@@ -51,7 +62,7 @@ class Hand:
         return True
 
     def scan(self) -> None:
-        self.dirs, self.files, self.links, self.specials = [self.root], list[str](), list[str](), list[str]()
+        self.dirs, self.files, self.links, self.specials = [self.root], [], [], []
 
         def visit(folder: str) -> None:
             with os.scandir(folder) as entries:
@@ -80,10 +91,10 @@ class Hand:
         return some[self.number(len(some))]
 
     def a_dir(self) -> str:
-        return self.of(self.dirs[1:])
+        return self.of(self.folders)
 
     def a_thing(self) -> str:
-        return self.of(self.dirs[1:] + self.files + self.links)
+        return self.of(self.folders + self.files + self.links)
 
     def a_new_path(self) -> str:
         """In an existing directory that is not deep; often a name that is taken."""

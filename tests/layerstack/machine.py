@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
@@ -17,9 +18,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisWarning
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from layerstack import durable, linux, overlay
+from layerstack import capture, durable, linux, overlay
 from layerstack.changes import Conflict, Fingerprint
 from layerstack.errors import Busy, PublishRejected
 from layerstack.form import FORMS, Form
@@ -77,8 +79,9 @@ class StackMatchesModel(RuleBasedStateMachine):
     tally: ClassVar[Counter[str]]
     """What happened, over all examples: a machine that never meets a conflict proves nothing."""
 
-    @initialize(tree=trees())
-    def begin(self, tree: Tree) -> None:
+    @initialize(tree=trees(), slack=st.sampled_from((capture.SLACK, 0, -1000)))
+    def begin(self, tree: Tree, slack: int) -> None:
+        (capture.seal.__kwdefaults__ or {})["slack"] = slack  # with little slack, opaque marks stay, as they do in large directories
         self.folder = tempfile.mkdtemp(dir=self.parent)
         self.root, self.look_at, self.empty = (os.path.join(self.folder, n) for n in ("store", "look", "empty"))
         os.mkdir(self.look_at)
@@ -235,10 +238,10 @@ class StackMatchesModel(RuleBasedStateMachine):
         session = self.add_session()
         self.work(session, edits)
 
-    def work(self, session: Session, edits: list[Op]) -> None:
+    def work(self, session: Session, edits: list[Op], within: str = "") -> None:
         hand = Hand(session.mount)
         for op in edits:
-            self.tally["edits"] += hand.do(op)
+            self.tally["edits"] += hand.do(op, within)
 
     @precondition(lambda self: self.sessions)
     @rule(which=which, edits=few_ops)
@@ -256,16 +259,25 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.finish(self.a_session(which), previewed=previewed, to_draft=to_draft and len(self.drafts) < MOST_DRAFTS)
 
     @precondition(lambda self: len(self.sessions) <= 2)
-    @rule(one=few_ops, two=few_ops, three=st.lists(few_ops, max_size=1), turned=st.booleans(), aim=st.none() | st.integers(0, 15))
-    def at_once(self, one: list[Op], two: list[Op], three: list[list[Op]], turned: bool, aim: int | None) -> None:
+    @rule(
+        one=few_ops,
+        two=few_ops,
+        three=st.lists(few_ops, max_size=1),
+        turned=st.booleans(),
+        aim=st.none() | st.integers(0, 15),
+        inside=st.none() | st.integers(0, 15),
+    )
+    def at_once(self, one: list[Op], two: list[Op], three: list[list[Op]], turned: bool, aim: int | None, inside: int | None) -> None:
         """Two or three sessions on one version, published one after the other; what is rejected becomes a draft or is thrown away.
 
-        With an `aim` all of them choose the same path, as far as their trees let them.
+        With an `aim` all of them choose the same path, as far as their trees let them; with `inside` all work in one directory.
         """
+        folders = sorted((p for p, e in self.model.tree().items() if e.is_dir and p), key=os.fsencode)
+        within = folders[inside % len(folders)] if inside is not None and folders else ""
         sessions: list[Session] = []
         for edits in (one, two, *three):
             sessions.append(self.add_session())
-            self.work(sessions[-1], edits if aim is None else [op.aimed(aim) for op in edits])
+            self.work(sessions[-1], edits if aim is None else [op.aimed(aim) for op in edits], within)
         for session in reversed(sessions) if turned else sessions:
             self.finish(session, previewed=False, to_draft=len(self.drafts) < MOST_DRAFTS)
             if session in self.sessions:
@@ -367,6 +379,10 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.check_head()
 
 
+LAST: Counter[str] = Counter()
+"""What happened in the last run of this process, also when it failed."""
+
+
 def run(form_name: str, parent: str, *, examples: int, steps: int = 20, seed: int | None = None, shrink: bool = True) -> Counter[str]:
     """The machine, `examples` times; in a child that may mount. `parent` is a directory that this process may write to.
 
@@ -383,7 +399,9 @@ def run(form_name: str, parent: str, *, examples: int, steps: int = 20, seed: in
     class Machine(StackMatchesModel):
         pass
 
-    Machine.form, Machine.parent, Machine.tally = FORMS[form_name], parent, Counter()
+    LAST.clear()
+    warnings.filterwarnings("ignore", "The recursion limit will not be reset", HypothesisWarning)  # the store raises it
+    Machine.form, Machine.parent, Machine.tally = FORMS[form_name], parent, LAST
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
     how = settings(
         max_examples=examples,
@@ -399,4 +417,4 @@ def run(form_name: str, parent: str, *, examples: int, steps: int = 20, seed: in
     if seed is not None:
         seeded(seed)(Machine)
     run_state_machine_as_test(Machine, settings=how)
-    return Machine.tally
+    return LAST

@@ -20,7 +20,7 @@ from tests.layerstack.scenario import Expected, Journal, Places
 
 CALLS = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "symlink", "mknod", "setxattr", "removexattr", "chmod")
 SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")
-STRIDE = 1 if SOAK else 7
+STRIDE = 1 if SOAK else 16
 """Every so many unnamed acts one is cut at; every named one always is."""
 
 
@@ -62,8 +62,9 @@ def _record(places: Places, journal: Journal) -> Recorded:
     return Recorded(found, scenario.expected(places))
 
 
-def _play_until(places: Places, journal: Journal, number: int) -> None:
-    """Dies by SIGKILL right before act `number`, counted from 0."""
+def _play_until(places: Places, journal: Journal, number: int, broken_by: Callable[[], None]) -> None:
+    """Dies by SIGKILL right before act `number`, counted from 0; a number beyond the last lets it live."""
+    broken_by()
     seen = 0
 
     def tick(name: str) -> None:
@@ -77,7 +78,7 @@ def _play_until(places: Places, journal: Journal, number: int) -> None:
 
 
 def chosen(acts: list[str], stride: int) -> list[int]:
-    """Which acts are cut at: the first two of each named step of sealing, every other named step, and every stride-th system call."""
+    """Which acts are cut at: the first of each named step of sealing, every other named step, and every stride-th system call."""
     counts: dict[str, int] = {}
     out: list[int] = []
     for number, name in enumerate(acts):
@@ -85,7 +86,7 @@ def chosen(acts: list[str], stride: int) -> list[int]:
         if name.startswith("call:"):
             take = number % stride == 0
         elif name.startswith("seal."):
-            take = counts[name] <= 2 or stride == 1
+            take = counts[name] == 1 or stride == 1
         else:
             take = True
         if take:
@@ -93,10 +94,17 @@ def chosen(acts: list[str], stride: int) -> list[int]:
     return out
 
 
-def kill_everywhere(form: str, folder: str, stride: int) -> list[str]:
-    """Runs the history once for each chosen act, killed there, and checks what is left. Returns the names of the acts.
+def intact() -> None:
+    """The library as it is."""
+
+
+def kill_everywhere(form: str, folder: str, stride: int, *, every: int = 1, broken_by: Callable[[], None] = intact) -> list[str]:
+    """Runs the history once for each chosen act, killed there, and once to its end; checks what is left. Returns the names of the acts.
 
     Runs in a child that may mount; the store lies in memory, since a killed process loses nothing of the page cache anyway.
+    Args:
+        every: only every so many of the chosen acts.
+        broken_by: breaks the library in the processes that are killed; those that record and check have it whole.
     """
     linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
 
@@ -105,16 +113,18 @@ def kill_everywhere(form: str, folder: str, stride: int) -> list[str]:
         return scenario.prepare(place, os.path.join(place, "mounts"), form), Journal(os.path.join(place, "journal"))
 
     recorded = _record(*fresh("recorded"))
+    names = [*recorded.acts, "the end"]
     broken: list[str] = []
-    for number in chosen(recorded.acts, stride):
+    for number in [*chosen(recorded.acts, stride)[::every], len(recorded.acts)]:
         places, journal = fresh(f"n{number}")
-        with pytest.raises(children.ChildDied) as died:
-            children.call("trusted", _play_until, places, journal, number)
-        assert died.value.signal == signal.SIGKILL, died.value
         try:
+            try:
+                children.call("trusted", _play_until, places, journal, number, broken_by)
+            except children.ChildDied as died:
+                assert died.signal == signal.SIGKILL, died
             scenario.check(places, journal.read(), recorded.expected)
         except Exception as error:
-            broken.append(f"killed before act {number}, {recorded.acts[number]}: {type(error).__name__}: {error}")
+            broken.append(f"killed before act {number}, {names[number]}: {type(error).__name__}: {error}")
     assert not broken, f"{len(broken)} of {len(recorded.acts)} acts:\n" + "\n".join(broken[:12])
     return recorded.acts
 

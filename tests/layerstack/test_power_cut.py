@@ -21,6 +21,7 @@ from tests.layerstack.scenario import Expected, Journal, Places
 DISK_BYTES = 64 << 20
 UNCUT = ("seal.", "upper.", *(() if os.environ.get("EOS_SOAK", "") not in ("", "0") else ("session.", "publish.")))
 """Steps before which nothing new was acknowledged and nothing of the store's own is renamed; the latter two are cut at in a soak."""
+ACKNOWLEDGED = "acknowledged"
 
 
 class Cut(NamedTuple):
@@ -63,8 +64,8 @@ def copy_disk(source: str, target: str) -> None:
         new.truncate(DISK_BYTES)
 
 
-def play_and_cut(folder: str) -> tuple[list[Cut], Expected]:
-    """The history on a loop disk, with a copy at every step outside sealing and after every acknowledgment."""
+def play_and_cut(folder: str, *, steps: bool = True) -> tuple[list[Cut], Expected]:
+    """The history on a loop disk, with a copy after every acknowledgment, and at every named step but UNCUT."""
     backing, disk, mounts = (os.path.join(folder, name) for name in ("backing", "disk", "mounts"))
     make_disk(backing)
     mount_disk(backing, disk)
@@ -74,12 +75,12 @@ def play_and_cut(folder: str) -> tuple[list[Cut], Expected]:
     cuts: list[Cut] = []
 
     def cut(where: str) -> None:
-        if not where.startswith(UNCUT):
+        if where.startswith(ACKNOWLEDGED) or (steps and not where.startswith(UNCUT)):
             copy = os.path.join(folder, f"cut-{len(cuts)}")
             copy_disk(backing, copy)
             cuts.append(Cut(copy, journal.read(), where))
 
-    scenario.play(places, journal, cut, lambda: cut(f"acknowledged {journal.read()[-1]}"))
+    scenario.play(places, journal, cut, lambda: cut(f"{ACKNOWLEDGED} {journal.read()[-1]}"))
     expected = scenario.expected(places)
     linux.umount(disk)
     return cuts, expected
@@ -97,10 +98,10 @@ def check_cut(folder: str, cut: Cut, expected: Expected) -> None:
         os.unlink(cut.copy)
 
 
-def cut_everywhere(folder: str) -> list[str]:
+def cut_everywhere(folder: str, *, steps: bool = True) -> list[str]:
     """Returns where it was cut. Runs in a child with mounts of its own."""
     linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
-    cuts, expected = play_and_cut(folder)
+    cuts, expected = play_and_cut(folder, steps=steps)
     broken: list[str] = []
     for cut in cuts:
         try:
@@ -114,4 +115,4 @@ def cut_everywhere(folder: str) -> list[str]:
 @pytest.mark.needs("loopfs", "overlay")
 def test_a_power_cut_at_any_step_keeps_what_was_acknowledged(short_dir: str) -> None:
     where = children.call("trusted", cut_everywhere, short_dir)
-    assert sum(name.startswith("acknowledged") for name in where) >= 10, where
+    assert sum(name.startswith(ACKNOWLEDGED) for name in where) >= 10, where

@@ -1,0 +1,173 @@
+"""Rules of our own library taken away, one at a time: what the tests must notice. Each is a function that breaks the library in its process."""
+
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from layerstack import capture, durable, linux, resolve, states, store, tree, upper
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands in for what is left out."""
+
+
+def no_conflict_check() -> None:
+    """Nothing conflicts: ours wins."""
+    setattr(resolve._Merge, "conflict", nothing)  # noqa: B010
+
+
+def marks_stay_on_new_directories() -> None:
+    """Trap 1: overlayfs marks every directory made inside a merged one opaque, and the layer keeps the mark and hides what others made there."""
+
+    def spare(kind: Any) -> None:
+        real = kind.unmark_opaque
+
+        def unmark(self: Any, path: str) -> None:
+            if sys._getframe(1).f_code.co_name != "prune":
+                real(self, path)
+
+        kind.unmark_opaque = unmark
+
+    spare(tree.DiskTree)
+    spare(tree.MemoryTree)
+    setattr(resolve._Merge, "bring_below", nothing)  # noqa: B010
+
+
+def containers_keep_their_attributes() -> None:
+    """Trap 2: a directory that ours only passed through keeps the base's mode, and hides what the head made of it."""
+    setattr(resolve.Attributes, "apply", nothing)  # noqa: B010
+
+
+def empty_containers_stay() -> None:
+    """A directory that the head removed rises from the dead, since ours had something in it."""
+    real = resolve._Merge.visit_taken
+
+    def kept(self: Any, path: str, *args: Any, **kwargs: Any) -> bool:
+        real(self, path, *args, **kwargs)
+        return True
+
+    setattr(resolve._Merge, "visit_taken", kept)  # noqa: B010
+
+
+def additions_below_a_recreated_directory_are_lost() -> None:
+    """rm -r, mkdir again: what the head added there meanwhile is hidden by the mark."""
+    setattr(resolve._Merge, "bring_below", nothing)  # noqa: B010
+
+
+def changes_below_a_removed_directory_are_lost() -> None:
+    """rm -r d is not held against what the head changed or added in d."""
+    setattr(resolve._Merge, "hidden", nothing)  # noqa: B010
+
+
+def a_touch_is_a_change() -> None:
+    """What equals the base is published as if it were changed."""
+    setattr(capture._Seal, "_as_below", lambda self, path: False)  # noqa: B010
+
+
+def a_fifo_gives_its_place_back() -> None:
+    """rm f, mkfifo f: the FIFO is left out, and the base's f comes back."""
+    real = capture._Seal._special
+    setattr(capture._Seal, "_special", lambda self, path, over: real(self, path, over=False))  # noqa: B010
+
+
+def renamed_directories_are_not_filled() -> None:
+    """mv d e: e holds only what the session itself wrote."""
+    setattr(capture._Seal, "fill", nothing)  # noqa: B010
+
+
+def rejected_work_stays_an_upper() -> None:
+    """Sealed work is mounted as an upperdir again: it writes into what other layers share."""
+    real = upper.Upper._set_aside
+
+    def keep(self: Any) -> None:
+        self._sealed = self._sealed and not os.path.isdir(self.upperdir)
+        real(self)
+
+    setattr(upper.Upper, "_set_aside", keep)  # noqa: B010
+
+
+def xattrs_are_not_compared() -> None:
+    """A change of an xattr alone is no change."""
+    setattr(states.State, "xattrs", property(lambda self: {}))  # noqa: B010
+
+
+FOR_THE_MACHINE: dict[str, Callable[[], None]] = {
+    fault.__name__: fault
+    for fault in (
+        no_conflict_check,
+        marks_stay_on_new_directories,
+        containers_keep_their_attributes,
+        empty_containers_stay,
+        additions_below_a_recreated_directory_are_lost,
+        changes_below_a_removed_directory_are_lost,
+        a_touch_is_a_change,
+        a_fifo_gives_its_place_back,
+        renamed_directories_are_not_filled,
+        rejected_work_stays_an_upper,
+        xattrs_are_not_compared,
+    )
+}
+
+
+# For the kill harness and the power cut: acts left out
+
+
+def _without(module: Any, name: str, skip: Callable[..., bool]) -> None:
+    real = getattr(module, name)
+    setattr(module, name, lambda *args, **kwargs: None if skip(*args, **kwargs) else real(*args, **kwargs))
+
+
+def no_rename_of_the_manifest() -> None:
+    """A publish does not replace manifest.json: the head on disk stays the old one."""
+    _without(os, "rename", lambda old, new: new.endswith("/" + store.MANIFEST) and os.path.exists(new))
+
+
+def no_rename_of_a_draft() -> None:
+    """The work of a draft stays where it was, and goes with its session."""
+    _without(durable, "rename_new", lambda old, new: "/drafts/" in new)
+
+
+def no_rename_of_metadata() -> None:
+    """A layer without its index."""
+    _without(os, "rename", lambda old, new: "/.layer-metadata/" in new)
+
+
+FOR_THE_KILL_HARNESS: dict[str, Callable[[], None]] = {
+    f.__name__: f for f in (no_rename_of_the_manifest, no_rename_of_a_draft, no_rename_of_metadata)
+}
+
+
+def no_sync_of_the_layer() -> None:
+    """The files of a layer are not synced before it is named."""
+    setattr(durable, "sync_files", nothing)  # noqa: B010
+
+
+def no_sync_of_the_directory_of_the_manifest() -> None:
+    """The rename that makes the head is not synced."""
+    _without(durable, "fsync_dir", lambda path: os.path.exists(os.path.join(path, store.MANIFEST)))
+
+
+def no_sync_of_metadata() -> None:
+    """The index and the description of a layer are written, but not synced."""
+
+    def is_metadata(fd: int, *args: Any) -> bool:
+        return "/metadata-" in os.readlink(f"/proc/self/fd/{fd}")
+
+    _without(os, "fsync", is_metadata)
+    _without(linux, "sync_file_range", is_metadata)
+
+
+def no_sync_at_all() -> None:
+    """fsync, syncfs and sync_file_range do nothing."""
+    setattr(os, "fsync", nothing)  # noqa: B010
+    setattr(linux, "syncfs", nothing)  # noqa: B010
+    setattr(linux, "sync_file_range", nothing)  # noqa: B010
+
+
+FOR_THE_POWER_CUT: dict[str, Callable[[], None]] = {
+    f.__name__: f for f in (no_sync_of_the_layer, no_sync_of_the_directory_of_the_manifest, no_sync_of_metadata, no_sync_at_all)
+}

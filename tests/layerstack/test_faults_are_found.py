@@ -1,0 +1,66 @@
+"""The properties earn their trust: with a rule of our own library taken away, the test that guards it fails (tests/layerstack/faults.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from layerstack.errors import LayerStackError
+from tests import children
+from tests.layerstack import faults, machine, test_crash, test_power_cut
+
+
+def machine_finds(name: str, form: str, folder: str, examples: int, seed: int) -> str:
+    """Breaks the library in this child and runs the machine; what it found, '' when it noticed nothing. Any other error passes."""
+    faults.FOR_THE_MACHINE[name]()
+    try:
+        machine.run(form, folder, examples=examples, seed=seed, shrink=False)
+    except (AssertionError, LayerStackError, OSError) as error:
+        return f"{type(error).__name__} after {machine.LAST['examples']} examples: {error}"
+    return ""
+
+
+SEEDS = {
+    "no_conflict_check": 1,
+    "marks_stay_on_new_directories": 1,
+    "containers_keep_their_attributes": 1,
+    "a_fifo_gives_its_place_back": 1,
+}
+"""The faults that the gate tries, each with a seed that finds it soon; a soak tries all with seeds of its own."""
+
+
+@pytest.mark.needs("overlay", "root")
+@pytest.mark.parametrize("name", SEEDS)
+def test_the_machine_notices_a_rule_that_is_gone(short_dir: str, name: str) -> None:
+    found = children.call("trusted", machine_finds, name, "trusted", short_dir, 300, SEEDS[name])
+    assert found, f"nobody noticed: {faults.FOR_THE_MACHINE[name].__doc__}"
+
+
+@pytest.mark.soak
+@pytest.mark.needs("overlay", "root")
+@pytest.mark.parametrize("name", faults.FOR_THE_MACHINE)
+def test_the_machine_notices_each_rule_that_is_gone(short_dir: str, name: str) -> None:
+    found = children.call("trusted", machine_finds, name, "trusted", short_dir, 3000, 0)
+    assert found, f"nobody noticed: {faults.FOR_THE_MACHINE[name].__doc__}"
+
+
+@pytest.mark.needs("overlay", "root")
+@pytest.mark.parametrize("name", faults.FOR_THE_KILL_HARNESS)
+def test_the_kill_harness_notices_a_rename_that_is_left_out(short_dir: str, name: str) -> None:
+    def find() -> None:
+        test_crash.kill_everywhere("trusted", short_dir, 10_000, every=8, broken_by=faults.FOR_THE_KILL_HARNESS[name])
+
+    with pytest.raises(children.ChildFailed) as found:
+        children.call("trusted", find)
+    assert found.value.kind == "AssertionError" and "killed before act" in str(found.value), found.value
+
+
+@pytest.mark.needs("overlay", "loopfs")
+@pytest.mark.parametrize("name", faults.FOR_THE_POWER_CUT)
+def test_the_power_cut_notices_a_sync_that_is_left_out(short_dir: str, name: str) -> None:
+    def find() -> None:
+        faults.FOR_THE_POWER_CUT[name]()
+        test_power_cut.cut_everywhere(short_dir, steps=False)
+
+    with pytest.raises(children.ChildFailed) as found:
+        children.call("trusted", find)
+    assert found.value.kind == "AssertionError" and "power cuts" in str(found.value), found.value
