@@ -61,7 +61,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
 
 
 def test_twenty_calls_at_once_start_one_gateway_cold_and_after_it_was_killed(alone: str) -> None:
-    for starts in (1, 2, 3):
+    for starts in (1, 2):
         assert many(20, "manager", "list_sandboxes") == [(0, EMPTY, "")] * 20
         assert len(events(alone, "ready")) == starts
         assert len(gateways_of(alone)) == 1
@@ -141,7 +141,7 @@ def test_what_is_started_on_demand_is_private_and_detached(alone: str) -> None:
 
 def test_calls_that_meet_a_stopping_gateway_are_answered_by_it_or_by_the_next(alone: str) -> None:
     result(run("manager", "list_sandboxes"))
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGTERM, signal.SIGINT):
         outcomes: list[list[tuple[int, str, str]]] = []
         callers = threading.Thread(target=lambda into=outcomes: into.append(many(12, "manager", "list_sandboxes")))
         callers.start()
@@ -170,7 +170,7 @@ def test_an_idle_gateway_leaves_by_itself_and_the_next_call_starts_another(alone
         assert select.select([descriptor], [], [], WAIT_S)[0]
         os.close(descriptor)
     assert events(alone, "idle") and not os.path.exists(f"{alone}/gateway.sock")
-    for _ in range(10):  # calls that fall into the moment of leaving
+    for _ in range(5):  # calls that fall into the moment of leaving
         assert many(4, "manager", "list_sandboxes") == [(0, EMPTY, "")] * 4
 
 
