@@ -6,6 +6,7 @@ module file can be opened. It never executes anything between fork and exec of i
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
@@ -26,6 +27,7 @@ from layerstack.errors import LayerStackError
 
 TERM_GRACE_S = 0.1
 KILL_LIMIT_S = 5.0
+CONNECT_LIMIT_S = 1.0  # one thread: nothing else happens meanwhile, and loopback answers at once or not at all
 _POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
 _SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/sh", ["/bin/sh", "-c"]))
 
@@ -88,7 +90,7 @@ def _set_up(plan: Plan, mount_fd: int) -> None:
     os.umask(0o022)
     signal.set_wakeup_fd(-1)
     if plan.isolated:
-        with view.step("bring up loopback"):
+        with view.step("bring up loopback (needs CAP_NET_ADMIN; manager.docker.net_admin gives it)"):
             bring_up_loopback()
     view.show(plan.scene, mount_fd, read_only=plan.read_only, sockets=plan.sockets)
     with view.step("harden"):
@@ -172,6 +174,8 @@ class Session:
                 return
             elif op == "signal":
                 reply = {"sent": self._signal(message["key"], message["signum"])}
+            elif op == "connect":
+                reply, fds = {}, [_connect(message["port"])]
             elif op == "which_shell":
                 reply = {"argv": next((argv for path, argv in _SHELLS if os.access(path, os.X_OK) and os.path.isfile(path)), None)}
             elif op == "freeze":
@@ -353,11 +357,29 @@ def _kill(pid: int, signum: int) -> bool:
         os.kill(pid, signum)
     except ProcessLookupError:
         return False
+    except PermissionError:  # it lives, and is not ours to signal
+        pass
     return True
 
 
 def _kill_group(group: int, signum: int) -> bool:
     return _kill(-group, signum)
+
+
+def _connect(port: int) -> int:
+    """A stream to a server on the session's own loopback."""
+    code = errno.ECONNREFUSED
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+                sock.settimeout(CONNECT_LIMIT_S)
+                sock.connect((address, port))
+                sock.setblocking(False)
+                return sock.detach()
+        except OSError as error:
+            code = error.errno or errno.ETIMEDOUT
+    details = {"port": port, "errno": errno.errorcode.get(code, "EIO")}
+    raise OperationError(OPERATION_FAILED, f"no server answers on port {port} of the session", details, reason="connect_failed")
 
 
 def _envelope(error: Exception) -> dict[str, Any]:

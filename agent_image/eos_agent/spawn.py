@@ -24,12 +24,11 @@ _SIGNALS_BUT_HUP = [s for s in _SIGNALS if s != signal.SIGHUP]
 def plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], list[int], list[Action]]:
     """Names and descriptors that go to the agent, those that the child gets, and the file actions of posix_spawn."""
     if tty:
-        master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK)
-        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-        number = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, b"\0\0\0\0"))[0]
-        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR, 0)  # the leader's open makes it the controlling terminal
-        return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+        try:
+            return _terminal()
+        except OSError as error:
+            details = {"errno": errno.errorcode.get(error.errno or 0, "EIO")}
+            raise OperationError(OPERATION_FAILED, f"cannot make a terminal: {error.strerror}", details, reason="no_terminal") from None
     names: list[str] = []
     ours: list[int] = []
     theirs: list[int] = []
@@ -54,6 +53,15 @@ def plumb(tty: bool, split: bool, stdin: bool) -> tuple[list[str], list[int], li
     else:
         actions.append((os.POSIX_SPAWN_DUP2, 1, 2))
     return names, ours, theirs, actions
+
+
+def _terminal() -> tuple[list[str], list[int], list[int], list[Action]]:
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+    number = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, b"\0\0\0\0"))[0]
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    opened = (os.POSIX_SPAWN_OPEN, 0, f"/dev/pts/{number}", os.O_RDWR, 0)  # the leader's open makes it the controlling terminal
+    return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
 
 
 def start(program: str, argv: list[str], env: dict[str, str], actions: list[Action], *, tty: bool, uid: int | None) -> int:

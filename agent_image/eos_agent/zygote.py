@@ -317,6 +317,14 @@ class Runner:
         frame = await self._call({"op": "file", "name": name, "args": args}, data)
         return frame.message["result"], frame.data
 
+    async def connect(self, port: int) -> int:
+        """A non-blocking stream to a server on the session's own loopback; the descriptor belongs to the caller.
+
+        Raises:
+            OperationError: operation_failed, reason connect_failed.
+        """
+        return (await self._call({"op": "connect", "port": port})).fds[0]
+
     async def freeze(self) -> None:
         """Stop every process of the session but the runner; returns when all are stopped."""
         await self._call({"op": "freeze"})

@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import signal
+import socket
 from typing import Any
 
 import pytest
@@ -89,6 +90,25 @@ def test_a_session_that_is_not_ready_in_time_is_killed_and_its_upperdir_is_free(
     assert in_box(scenario) == ("setup_failed:start", False)
 
 
+@as_root
+def test_a_creation_that_is_cancelled_leaves_no_session() -> None:
+    async def scenario(box: Box) -> list[bool]:
+        used: list[bool] = []
+        for turns in range(12):  # cancelled earlier and later
+            fd = box.mount("cancelled")
+            task = asyncio.ensure_future(box.zygote.create(SessionSpec("cancelled"), fd, timeout_s=20))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            result = (await asyncio.gather(task, return_exceptions=True))[0]
+            assert isinstance(result, asyncio.CancelledError)
+            os.close(fd)
+            used.append(box.in_use("cancelled"))
+        return used
+
+    assert in_box(scenario) == [False] * 12
+
+
 @both_forms
 def test_fifty_sessions_at_once_are_separate_worlds(form: str) -> None:
     async def scenario(box: Box) -> tuple[set[str], set[str]]:
@@ -162,6 +182,31 @@ def test_when_the_agent_is_killed_nothing_of_its_sessions_lives_on(form: str) ->
         assert select.select([pidfd], [], [], 20)[0], f"process {pid} outlived its agent"
         os.close(pidfd)
     drop_dir(top)
+
+
+@both_forms
+def test_servers_of_isolated_sessions_use_the_same_port_and_the_agent_reaches_each(form: str) -> None:
+    async def scenario(box: Box) -> tuple[list[bytes], str]:
+        answers: list[bytes] = []
+        loop = asyncio.get_running_loop()
+        for name in ("red", "blue"):
+            live = await box.session(name, network="isolated")
+            script = (
+                f"import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True); s.accept()[0].sendall(b'{name}')"
+            )
+            server = await live.start(["/usr/bin/env", "python3", "-c", script])
+            await server.saw("up")
+            with socket.socket(fileno=await live.runner.connect(8000)) as sock:
+                answers.append(await loop.sock_recv(sock, 100))
+            await server.ended()
+        try:
+            await live.runner.connect(8001)
+        except OperationError as error:
+            return answers, error.details["reason"] + " " + error.details["errno"]
+        raise AssertionError("connected to nobody")
+
+    answers, refused = in_box(scenario, form=form)
+    assert answers == [b"red", b"blue"] and refused.startswith("connect_failed")
 
 
 @as_root
