@@ -1,0 +1,330 @@
+"""Read one stream for a `dir` export: compare each entry with the destination, stage what differs, plan, count. The destination is only read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+from eos_mcp.manager.export_stage import PREFIX, Stage, Step
+from eos_mcp.manager.export_stream import ExportStream, refused, shown
+from eos_mcp.manager.export_tree import Tree, pieces
+from eos_mcp.manager.hygiene import Hygiene
+from layerstack import pax
+
+LISTED_MAX = 1000
+"""Changes that a dry run lists; it counts all."""
+COLLISIONS_MAX = 20
+
+_NEVER = 1 << 62
+
+Progress = Callable[[str], None]
+
+
+class Receiver:
+    """Reads one stream, stages what differs from the destination, and counts."""
+
+    def __init__(self, stream: ExportStream, target: Tree | None, stage: Stage | None, directory_mode: str) -> None:
+        self.stream, self.target, self.stage, self.carried = stream, target, stage, directory_mode == "carried"
+        self.staged_files = 0
+        self.hygiene = Hygiene()
+        self.counts = dict[str, int].fromkeys(
+            ["files_written", "symlinks_written", "deletes_applied", "opaque_clears", "skipped_unchanged", "bytes_written"], 0
+        )
+        self._state = bytearray()  # per entry: 1 staged, 0 not
+        self._opaque: list[bytes] = []
+        self._folds = folds(stage)
+        self._folded: dict[bytes, int] = {}
+        self._collisions: list[list[str]] = []
+        self._listing: tuple[bytes, set[bytes]] | None = None
+        self.changes: list[dict[str, str]] = []
+        self.change_count = 0
+
+    def receive(self, progress: Progress) -> None:
+        """Up to the trailer; afterwards the plan is complete. Raises OSError or OperationError; the destination was only read."""
+        said = 0
+        for n, header in enumerate(self.stream.entries()):
+            if header.path.startswith(PREFIX) and b"/" not in header.path:
+                raise refused(f"{shown(header.path)} is a name that exports use themselves", "bad_entry", path=shown(header.path))
+            self._state.append(0)
+            if header.kind == pax.WHITEOUT:
+                self._delete(header)
+            else:
+                self._collide(n, header.path)
+                if header.type == pax.DIRECTORY:
+                    self._directory(n, header)
+                elif header.type == pax.SYMLINK:
+                    self._symlink(n, header)
+                elif header.type == pax.HARD_LINK:
+                    self._hard_link(n, header)
+                else:
+                    self._file(n, header)
+                self.hygiene.look(header)
+            if self.stream.tar_bytes - said >= 256 << 20:
+                said = self.stream.tar_bytes
+                progress(f"export: {self.stream.count} entries, {said >> 20} MiB read")
+        self.stream.finish()
+        if self._collisions:
+            pairs = ", ".join(f"{a} and {b}" for a, b in self._collisions)
+            raise refused(
+                f"the destination's file system takes these names for one, nothing was written: {pairs}",
+                "name_collision",
+                collisions=self._collisions,
+            )
+        self._plan_clears()
+        progress(f"export: {self.stream.count} entries received, putting {self.staged_files} files in place")
+
+    def result(self) -> dict[str, Any]:
+        header = self.stream.header
+        out: dict[str, Any] = {
+            "manifest_version": header["manifest_version"],
+            "format": "dir",
+            "layers_exported": header.get("layers_exported", []),
+            **self.counts,
+        }
+        if header.get("live_workspace_sessions"):
+            out["live_workspace_sessions"] = header["live_workspace_sessions"]
+        out.update(self.hygiene.to_json())
+        if self.stage is None:
+            out["dry_run"], out["changes"] = True, self.changes
+            if self.change_count > len(self.changes):
+                out["change_count"] = self.change_count
+        return out
+
+    # one entry
+
+    def _note(self, action: str, path: bytes) -> None:
+        if self.stage is None:
+            self.change_count += 1
+            if len(self.changes) < LISTED_MAX:
+                self.changes.append({"action": action, "path": path.decode("utf-8", "replace")})
+
+    def _old(self, path: bytes) -> os.stat_result | None:
+        return None if self.target is None else self.target.lstat(path)
+
+    def _add(self, what: Step) -> None:
+        self._state[-1] = what.staged
+        if self.stage is not None:
+            self.stage.add(what)
+
+    def _delete(self, header: pax.Header) -> None:
+        self.counts["deletes_applied"] += 1
+        if self._old(header.path) is not None:
+            self._note("delete", header.path)
+        self._add(Step(b"w", False, 0, None, header.path))
+
+    def _directory(self, n: int, header: pax.Header) -> None:
+        if header.kind == pax.OPAQUE:
+            self.counts["opaque_clears"] += 1
+            self._opaque.append(header.path)
+        old = self._old(header.path)
+        mode = header.mode if self.carried else 0o700
+        if old is not None and stat.S_ISDIR(old.st_mode):
+            was = stat.S_IMODE(old.st_mode)
+            if not self.carried:
+                mode = was
+            self._add(Step(b"d", False, mode, was if was != mode or was & 0o700 != 0o700 else None, header.path))
+            if was != mode:
+                self._note("mode", header.path)
+            return
+        self._note("write", header.path)
+        if self.stage is not None:
+            os.mkdir(b"new/%d" % n, 0o700, dir_fd=self.stage.tree.fd)
+        self._add(Step(b"d", True, mode, None, header.path))
+
+    def _symlink(self, n: int, header: pax.Header) -> None:
+        self.counts["symlinks_written"] += 1
+        old = self._old(header.path)
+        if old is None or not stat.S_ISLNK(old.st_mode) or self.target is None or self.target.readlink(header.path) != header.target:
+            self._note("write", header.path)
+        if self.stage is not None:
+            new = b"new/%d" % n
+            os.symlink(header.target, new, dir_fd=self.stage.tree.fd)
+            os.utime(new, ns=(header.mtime_ns, header.mtime_ns), dir_fd=self.stage.tree.fd, follow_symlinks=False)
+        self._add(Step(b"l", True, 0o777, None, header.path))
+
+    def _hard_link(self, n: int, header: pax.Header) -> None:
+        found = self.stream.index.find(header.target)
+        assert found is not None  # the stream has checked it
+        first, old = found[0], self._old(header.path)
+        staged = bool(self._state[first])
+        if not staged and self.target is not None and old is not None:
+            other = self._old(header.target)
+            if other is not None and os.path.samestat(old, other):
+                self.counts["skipped_unchanged"] += 1
+                self._add(Step(b"h", False, header.mode, None, header.path))
+                return
+        self._note("write", header.path)
+        self.counts["files_written"] += 1
+        if self.stage is not None:
+            self._link(n, header, first if staged else None)
+            self.staged_files += 1
+        self._add(Step(b"h", True, header.mode, None, header.path))
+
+    def _link(self, n: int, header: pax.Header, first: int | None) -> None:
+        """`new/<n>` as another name of a staged file, or of one that is unchanged in the destination; a copy where links do not work."""
+        assert self.stage is not None
+        tree, new = self.stage.tree, b"new/%d" % n
+        try:
+            if first is not None:
+                tree.link(b"new/%d" % first, tree, new)
+                return
+            assert self.target is not None
+            self.target.link(header.target, tree, new)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS):
+                raise
+        source = (
+            tree.open_file(b"new/%d" % first)
+            if first is not None
+            else None
+            if self.target is None
+            else self.target.open_file(header.target)
+        )
+        if source is None:
+            raise refused(f"{shown(header.target)} vanished while it was exported", "destination_changed", path=shown(header.target))
+        try:
+            fd = self._new(n)
+            try:
+                for piece in pieces(source, _NEVER):
+                    _write(fd, piece)
+                self._finish(fd, header)
+            finally:
+                os.close(fd)
+        finally:
+            os.close(source)
+
+    def _new(self, n: int) -> int:
+        assert self.stage is not None
+        return os.open(b"new/%d" % n, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.stage.tree.fd)
+
+    @staticmethod
+    def _finish(fd: int, header: pax.Header) -> None:
+        os.fchmod(fd, header.mode)
+        os.utime(fd, ns=(header.mtime_ns, header.mtime_ns))
+
+    def _file(self, n: int, header: pax.Header) -> None:
+        old = self._old(header.path)
+        compared: int | None = None  # a descriptor of the destination's file while it is equal so far
+        if old is not None and self.target is not None and _may_be_equal(old, header):
+            compared = self.target.open_file(header.path)
+        fd = self._new(n) if compared is None and self.stage is not None else None
+        try:
+            done = 0
+            for piece in self.stream.content():
+                if compared is not None:
+                    if _same(compared, piece, done):
+                        done += len(piece)
+                        continue
+                    if self.stage is not None:
+                        fd = self._new(n)
+                        for equal in pieces(compared, done):
+                            _write(fd, equal)
+                    os.close(compared)
+                    compared = None
+                if fd is not None:
+                    _write(fd, piece)
+            if compared is not None and old is not None:
+                was = stat.S_IMODE(old.st_mode)
+                self.counts["skipped_unchanged"] += 1
+                if was != header.mode:
+                    self._note("mode", header.path)
+                self._add(Step(b"f", False, header.mode, was if was != header.mode else None, header.path))
+                return
+            if fd is not None:
+                self._finish(fd, header)
+        finally:
+            for one in (compared, fd):
+                if one is not None:
+                    os.close(one)
+        self._note("write", header.path)
+        self.counts["files_written"] += 1
+        self.counts["bytes_written"] += header.size
+        self.staged_files += 1
+        self._add(Step(b"f", True, header.mode, None, header.path))
+
+    # the whole
+
+    def _plan_clears(self) -> None:
+        """What the destination has below an opaque directory and the stream does not decide."""
+        if self.target is None:
+            return
+        seen = set(self._opaque)
+        for path in self._opaque:
+            above = path
+            while above := above.rpartition(b"/")[0]:
+                if above in seen:
+                    break
+            if not above:
+                self._clear_below(path, self.target)
+
+    def _clear_below(self, path: bytes, target: Tree) -> None:
+        waiting = [path]
+        while waiting:
+            directory = waiting.pop()
+            for name in target.names(directory):
+                child = directory + b"/" + name
+                found = self.stream.index.find(child)
+                if found is None:
+                    self._note("delete", child)
+                    if self.stage is not None:
+                        self.stage.add_clear(child)
+                elif found[1] == b"d":
+                    waiting.append(child)
+
+    def _collide(self, n: int, path: bytes) -> None:
+        """On a folding file system: two names of the delta, or one of it and another spelling in the destination, that are one file."""
+        if not self._folds:
+            return
+        key = folded(path)
+        other = self._folded.setdefault(key, n)
+        clash: bytes | None = self.stream.index.path(other) if other != n else None
+        if clash is None and self.target is not None and self._old(path) is not None:
+            above, _, name = path.rpartition(b"/")
+            if self._listing is None or self._listing[0] != above:
+                self._listing = (above, set(self.target.names(above)))
+            if name not in self._listing[1]:
+                same = [there for there in self._listing[1] if folded(there) == folded(name)]
+                clash = (above + b"/" if above else b"") + same[0] if same else None
+        if clash is not None and len(self._collisions) < COLLISIONS_MAX:
+            self._collisions.append([shown(clash), shown(path)])
+
+
+def folds(stage: Stage | None) -> bool:
+    """Whether the destination's file system takes different spellings for one name; tried with a file in the staging directory."""
+    if stage is None:
+        return False
+    probe, others = "Prob\u00e9", ("prob\u00e9", "Probe\u0301")
+    os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=stage.tree.fd))
+    try:
+        return any(stage.tree.lstat(other.encode()) is not None for other in others)
+    finally:
+        os.unlink(probe, dir_fd=stage.tree.fd)
+
+
+def folded(path: bytes) -> bytes:
+    """One spelling for all that such a file system takes for the same: case and composition do not count."""
+    try:
+        text = path.decode()
+    except UnicodeDecodeError:
+        return path
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()).encode()
+
+
+def _may_be_equal(old: os.stat_result, header: pax.Header) -> bool:
+    second = 1_000_000_000
+    return stat.S_ISREG(old.st_mode) and old.st_size == header.size and old.st_mtime_ns // second == header.mtime_ns // second
+
+
+def _same(fd: int, piece: memoryview, at: int) -> bool:
+    return os.pread(fd, len(piece), at) == bytes(piece)
+
+
+def _write(fd: int, piece: bytes | memoryview) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(fd, view) :]
