@@ -48,7 +48,7 @@ def lines() -> Iterator[tuple[str, int, str]]:
 
 def test_no_line_names_a_place_of_the_machine_it_was_written_on() -> None:
     """Home directories and this checkout's own place; a path that the product documents begins elsewhere."""
-    homes = re.compile(r"(?<![\w.<$~/-])/(?:home|Users|root)/(?!\.)[\w-]+")
+    homes = re.compile(r"(?<![\w.<$~/}-])/(?:home|Users|root)/(?!\.)[\w-]+")
     around = re.compile(r"(?<![\w./~$}-])" + re.escape(os.path.dirname(ROOT) if os.path.dirname(ROOT) not in COMMON else ROOT) + "/")
     own = os.path.join("tests", os.path.basename(__file__))
     allowed = re.compile(r"/home/(?:you|me|user|alice|ada|dev|agent)\b|/Users/(?:you|me)\b|/root/\.")
