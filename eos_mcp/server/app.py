@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +23,11 @@ class App(NamedTuple):
 
     server: Server[Any]
     tools: Tools
+
+
+def log_to_stderr() -> None:
+    """Warnings and errors, ours and the SDK's, one line each on standard error."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def build(options: Options, *, gateway: Gateway | None = None, operations: Sequence[Operation] | None = None) -> App:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from eos_agent.protocol import CONFIG_ERROR, OperationError
 from eos_mcp import places, token_file
-from eos_mcp.server.app import App, build
+from eos_mcp.server.app import App, build, log_to_stderr
 from eos_mcp.server.guard import Guard
 from eos_mcp.server.options import MAX_MESSAGE_BYTES, Options
 
@@ -39,12 +39,13 @@ def application(app: App, options: Options, token: str) -> ASGIApp:
 def run(options: Options, app: App | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then end the process; returns only when it cannot begin, with the exit code. A line on standard error says where it listens."""
     try:
-        path = options.token_file or os.path.join(places.state_dir(), "mcp.token")
+        path = os.path.abspath(options.token_file or os.path.join(places.state_dir(), "mcp.token"))
         token = token_file.ensure(path)
         listener = listen(options.host, options.port)
     except OperationError as error:
         sys.stderr.write(f"{options.program}: {error.message.replace('gateway token file', 'token file')}\n")
         return 2
+    log_to_stderr()
     host, port = listener.getsockname()[:2]
     app = app or build(options)
     config = uvicorn.Config(

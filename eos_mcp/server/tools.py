@@ -1,4 +1,9 @@
-"""`tools/list` and `tools/call`: the catalog as tools, one call from its arguments to its result."""
+"""`tools/list` and `tools/call`: the catalog as tools, one call from its arguments to its result.
+
+A client that cancels an `exec_command` (`notifications/cancelled`, or hanging up in the modern HTTP era) has the command killed in its sandbox;
+the work of its own session becomes a draft. A client that goes away, or a server that ends, cancels nothing: the command goes on, and
+`list_commands` finds it. Any other cancelled call only stops waiting.
+"""
 
 from __future__ import annotations
 
