@@ -30,18 +30,15 @@ def destroy(agent: Agent, session: str, **args: Any) -> dict[str, Any]:
     return agent.call("destroy_workspace_session", workspace_session_id=session, **args)
 
 
-def runner_pid(agent: Agent, session: str) -> int:
-    """Pid 1 of the session, found from its command's parent."""
-    out = agent.run("echo $PPID; readlink /proc/self/ns/pid", session)["output"].split("\n")
-    assert out[0] == "1"
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                if os.readlink(f"/proc/{name}/ns/pid") == out[1]:
-                    return int(name)
-            except OSError:
-                continue
-    raise AssertionError("no process of the session is left")
+def children_of(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def runners(agent: Agent) -> list[int]:
+    """Pid 1 of each session, as this test sees it."""
+    (zygote,) = children_of(agent.pid)
+    return children_of(zygote)
 
 
 def test_a_session_is_private_until_it_is_published(agent: Agent) -> None:
@@ -229,7 +226,7 @@ def test_a_killed_runner_leaves_a_draft_and_the_next_call_names_it(agent: Agent)
     session = agent.session(agent="carol")
     agent.run("echo precious > kept", session)
     waiting = agent.run("sleep 1000", session, yield_time_ms=0)["command_session_id"]
-    pid = runner_pid(agent, session)
+    (pid,) = runners(agent)
     os.kill(pid, signal.SIGKILL)
     error = refused(lambda: agent.read("kept", workspace_session_id=session))
     assert (error.kind, error.reason, error.details["workspace_session_id"]) == ("operation_failed", "session_lost", session)
@@ -252,11 +249,13 @@ def test_a_killed_agent_loses_nothing_and_its_sessions_are_known_by_their_drafts
     session = agent.session()
     agent.run("echo precious > kept; mkdir -m 000 locked", session)
     one_shot = agent.run("echo half > half; sleep 1000", yield_time_ms=500)
-    pid = runner_pid(agent, session)
+    pids = runners(agent)
+    assert len(pids) == 2
     agent.kill()
-    with pytest.raises(ProcessLookupError):
-        while True:  # it dies with the agent; the kernel sends that signal as the agent ends
-            os.kill(pid, 0)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            while True:  # it dies with the agent; the kernel sends that signal as the agent ends
+                os.kill(pid, 0)
     agent.start()
     assert agent.read("published") == "yes"
     drafts = {draft["origin"].partition(":")[2]: draft["draft_id"] for draft in agent.call("list_drafts")["drafts"]}
@@ -273,8 +272,7 @@ def test_a_killed_agent_loses_nothing_and_its_sessions_are_known_by_their_drafts
 def test_an_agent_whose_zygote_is_killed_ends_and_keeps_the_work(agent: Agent) -> None:
     session = agent.session()
     agent.run("echo precious > kept", session)
-    with open(f"/proc/{agent.pid}/task/{agent.pid}/children") as file:
-        (zygote,) = map(int, file.read().split())
+    (zygote,) = children_of(agent.pid)
     os.kill(zygote, signal.SIGKILL)
     assert agent.wait() == 1
     agent.start()
@@ -333,10 +331,7 @@ def test_many_threads_create_run_and_destroy_without_one_unexpected_error(agent:
     assert stats["active_lease_count"] == 0 and stats["staging_entry_count"] == 0
     assert agent.call("list_workspace_sessions") == {"sessions": []}
     assert sorted(agent.read(f"n{n}") for n in range(8)) == [str(n) for n in range(8)]
-    with open(f"/proc/{agent.pid}/task/{agent.pid}/children") as file:
-        (zygote,) = file.read().split()
-    with open(f"/proc/{zygote}/task/{zygote}/children") as file:
-        assert file.read() == ""
+    assert runners(agent) == []
 
 
 @pytest.mark.needs("root")
