@@ -20,7 +20,7 @@ from eos_agent import channel, files, view
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
 from eos_agent.processes import Marks, Process, alone, bears, list_processes
-from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError, os_error
+from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
 from eos_agent.spawn import cwd_not_found, exec_failed, find_program, plumb, start
 from layerstack import linux
 from layerstack.errors import LayerStackError
@@ -212,6 +212,8 @@ class Session:
                 pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"))
             except OSError as error:
                 raise exec_failed(argv[0], error) from None
+            except ValueError as error:  # a NUL in an argument, `=` in the name of a variable
+                raise OperationError(INVALID_REQUEST, f"cannot run {argv[0]!r}: {error}", reason="invalid_argument") from None
         except BaseException:
             for fd in ours:
                 os.close(fd)
