@@ -222,6 +222,40 @@ def test_one_shot_commands_started_together_share_a_base_and_exactly_one_wins(ag
     assert len(agent.call("list_drafts")["drafts"]) == 4
 
 
+def test_explicit_sessions_published_at_once_let_one_win_and_the_others_go_on(agent: Agent) -> None:
+    """Those that lose only at the commit, after a clean preview, get a new mount on their sealed work."""
+    sessions = [agent.session() for _ in range(6)]
+    for number, session in enumerate(sessions):
+        agent.run(f"echo {number} > README.md; mkdir -p made/deep; echo {number} > made/deep/n{number}; rm run.sh", session)
+
+    def attempt(session: str) -> Failed | None:
+        try:
+            publish(agent, session)
+        except Failed as error:
+            return error
+        return None
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        errors = list(pool.map(attempt, sessions))
+    (winner,) = [n for n, error in enumerate(errors) if error is None]
+    assert agent.read("README.md") == str(winner) and agent.version() == 2
+    for number, (session, error) in enumerate(zip(sessions, errors, strict=True)):
+        if error is None:
+            continue
+        assert (error.reason, error.details["session_retained"]) == ("source_conflict", True)
+        assert agent.run("cat README.md made/deep/*; test ! -e run.sh && echo gone", session)["output"] == f"{number}\n{number}\ngone"
+        agent.run("echo after >> README.md; rm -r made", session)
+        assert agent.read("README.md", workspace_session_id=session) == f"{number}\nafter"
+        again = agent.call("preview_publish", workspace_session_id=session)
+        assert [conflict["path"] for conflict in again["conflicts"]] == ["README.md"]
+        agent.run(f"echo {winner} > README.md; echo {number} > mine{number}", session)
+        assert publish(agent, session)["publish"]["no_op"] is False
+    assert sorted(e["name"] for e in agent.call("file_list")["entries"] if e["name"].startswith("mine")) == [
+        f"mine{n}" for n in range(6) if n != winner
+    ]
+    assert agent.call("list_drafts") == {"drafts": []}
+
+
 def test_a_killed_runner_leaves_a_draft_and_the_next_call_names_it(agent: Agent) -> None:
     session = agent.session(agent="carol")
     agent.run("echo precious > kept", session)
