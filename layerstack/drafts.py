@@ -94,12 +94,17 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
         durable.fsync_dir(f"{store.root}/drafts")
         store.step("draft.rename")
         durable.rename_new(tree.root, f"{folder}/layer")
+        try:
+            store.step("draft.fsync")
+            durable.fsync_dir(folder)
+        except OSError:
+            durable.rename_new(f"{folder}/layer", tree.root)
+            raise
     except BaseException:
         with durable.suppress_errno(*range(1, 134)):
-            durable.remove_tree(folder)
+            if not os.path.lexists(f"{folder}/layer"):  # it may be the only copy of the work
+                durable.remove_tree(folder)
         raise
-    store.step("draft.fsync")
-    durable.fsync_dir(folder)
     return draft
 
 

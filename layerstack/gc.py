@@ -38,15 +38,21 @@ def give_back(root: str, head: Manifest) -> None:
     for name in sorted(os.listdir(f"{root}/layers")):
         if name in named:
             continue
-        path, metadata = f"{root}/layers/{name}", f"{root}/.layer-metadata/{name}.json"
-        about = documents.read(metadata) if os.path.exists(metadata) else {}
-        home = f"{root}/sessions/{about.get('session_id')}"
-        if about.get("moved") and os.path.isdir(home) and not os.path.lexists(f"{home}/upper"):
+        path, home = f"{root}/layers/{name}", owner_of(root, name)
+        if home is None:
+            durable.remove_tree(path)
+        elif not os.path.lexists(f"{home}/upper"):
             durable.rename_new(path, f"{home}/upper")
             durable.fsync_dir(home)
             durable.fsync_dir(f"{root}/layers")
-        else:
-            durable.remove_tree(path)
+
+
+def owner_of(root: str, layer_id: str) -> str | None:
+    """The folder of the session whose only copy of its work this unnamed layer is, or None."""
+    metadata = f"{root}/.layer-metadata/{layer_id}.json"
+    about = documents.read(metadata) if os.path.exists(metadata) else {}
+    home = f"{root}/sessions/{about.get('session_id')}"
+    return home if about.get("moved") and os.path.isdir(home) else None
 
 
 def named_by_history(root: str, head: Manifest) -> set[str]:
@@ -91,7 +97,7 @@ def collect(store: Store) -> None:
         for draft in store.drafts():
             keep.update(draft.layer_ids)
         for name in os.listdir(f"{store.root}/layers"):
-            if name not in keep:
+            if name not in keep and owner_of(store.root, name) is None:
                 store.forget_layer(name)
                 discard(f"{store.root}/layers/{name}")
         sweep_metadata(store.root)

@@ -642,6 +642,7 @@ class Store:
                 target = f"{root}/.layer-metadata/{layer.id}{suffix}"
                 os.rename(stem + suffix, target)
                 undo.callback(_back, target, stem + suffix)
+            durable.fsync_dirs(root, [f"{root}/.layer-metadata"], followed=True)  # it says whose work an unnamed layer is
             step("commit.rename_layer")
             durable.rename_new(tree_root, f"{root}/layers/{layer.id}")
             undo.callback(_back, f"{root}/layers/{layer.id}", tree_root)
@@ -658,7 +659,7 @@ class Store:
             os.rename(f"{stem}.manifest", numbered)
             undo.callback(_back, numbered, f"{stem}.manifest")
             step("commit.fsync_layer")
-            durable.fsync_dirs(root, [f"{root}/.layer-metadata", f"{root}/layers", f"{root}/manifests"], followed=True)
+            durable.fsync_dirs(root, [f"{root}/layers", f"{root}/manifests"], followed=True)
             step("commit.rename_manifest")
             os.rename(temporary, f"{root}/{MANIFEST}")
             undo.pop_all()

@@ -145,6 +145,10 @@ class Upper:
             except CommitUnsynced as error:
                 self._late = error.published
                 raise
+            except OSError:
+                # A rename that could not be undone: the work is in `layers/`, unnamed, and the next open makes a draft of it.
+                self._ended = not os.path.isdir(self.upperdir)
+                raise
             finally:
                 for path in scratch:
                     discard(path)
