@@ -45,7 +45,7 @@ def use(wire: Wire, tool: str, **arguments: Any) -> Answer:
 
 @pytest.fixture(scope="module")
 def place() -> Generator[Place]:
-    root = make_short_dir("eos-m-")
+    root = make_short_dir("eos-mcp-")
     state, workspace = os.path.join(root, "s"), os.path.join(root, "w")
     os.mkdir(workspace)
     with open(os.path.join(workspace, "lines"), "w") as file:
