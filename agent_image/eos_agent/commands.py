@@ -13,6 +13,7 @@ from eos_agent.command import Command
 from eos_agent.environment import command_environment, parse_env
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_BUSY, OperationError
 from layerstack import durable
+from layerstack.errors import StoreCorrupt
 
 if TYPE_CHECKING:
     from eos_agent.session import Session
@@ -43,6 +44,7 @@ class Commands:
         self._active = 0  # starting or running
         self._counter_path = os.path.join(settings.layer_stack_root, "command-counter.json")
         self._next = self._reserved = self._read_counter()
+        self._reserve()
         self._max_active: int = settings.get("runtime.command.max_active", 32)
         self._keep: int = settings.get("runtime.namespace_execution.max_terminal_entries", 512)
         self._transcript_bytes: int = settings.get("runtime.command.max_transcript_bytes", 64 << 20)
@@ -54,15 +56,21 @@ class Commands:
     def _read_counter(self) -> int:
         try:
             with open(self._counter_path, encoding="utf-8") as file:
-                return int(json.load(file)["next"])
+                body = json.load(file)
         except FileNotFoundError:
             return 1
+        if body.get("format") != 1:
+            raise StoreCorrupt(f"{self._counter_path}: format {body.get('format')!r} is unknown", details={"file": self._counter_path})
+        return int(body["next"])
+
+    def _reserve(self) -> None:
+        """Numbers are reserved on disk by the thousand, so that none comes twice in the life of the store."""
+        self._reserved = self._next + COUNTER_BLOCK
+        durable.write_file(self._counter_path, json.dumps({"format": 1, "next": self._reserved}).encode() + b"\n")
 
     def _new_id(self) -> str:
-        """Numbers are reserved on disk by the thousand, so that none comes twice in the life of the store."""
         if self._next >= self._reserved:
-            self._reserved = self._next + COUNTER_BLOCK
-            durable.write_file(self._counter_path, json.dumps({"format": 1, "next": self._reserved}).encode() + b"\n")
+            self._reserve()
         number, self._next = self._next, self._next + 1
         return f"namespace_execution_{number}"
 
@@ -138,7 +146,7 @@ class Commands:
                     raise
                 spawned = await self._run(command, await self._sessions.shell(session, again=True) or [], args, extra)
         except BaseException:
-            del session.commands[command_id]
+            session.commands.pop(command_id, None)
             raise
         self._known[command_id] = command
         command.attach(spawned.fds)

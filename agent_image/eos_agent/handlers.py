@@ -134,9 +134,7 @@ class Handlers:
     async def _discard_draft(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
         draft_id = args["draft_id"]
         size = await self.pool.run(lambda: self.store.discard_draft(draft_id))
-        for session_id, kept in list(self.sessions.lost.items()):
-            if kept == draft_id:
-                del self.sessions.lost[session_id]
+        self.sessions.forget_draft(draft_id)
         return {"draft_id": draft_id, "discarded": True, "bytes": size}
 
     def _export(self, args: dict[str, Any]) -> AsyncGenerator[bytes]:

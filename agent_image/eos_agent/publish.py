@@ -48,6 +48,8 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             retained = await _go_on(sessions, session)
             raise _refused(sessions, session, error, "publish", retained=retained, restarted=True) from error
         sessions.end(session)
+        if session.draft_id is not None and not published.no_op:
+            sessions.forget_draft(session.draft_id)
     return {
         "workspace_session_id": session_id,
         "publish": publish_json(published),

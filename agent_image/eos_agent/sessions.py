@@ -78,6 +78,11 @@ class Sessions:
         if kind == "workspace_session" and draft.reason not in ("source_conflict", "publish_error"):
             self.lost[session_id] = draft.draft_id
 
+    def forget_draft(self, draft_id: str) -> None:
+        """The draft was published or discarded: the dead session that it came from is a dead id like any other."""
+        for session_id in [lost for lost, kept in self.lost.items() if kept == draft_id]:
+            del self.lost[session_id]
+
     def _pend(self, session_id: str) -> None:
         self.lost[session_id] = None
         self.pending.add(session_id)

@@ -276,6 +276,8 @@ def test_a_killed_runner_leaves_a_draft_and_the_next_call_names_it(agent: Agent)
     assert agent.read("kept", workspace_session_id=again) == "precious"
     assert publish(agent, again)["publish"]["no_op"] is False
     assert agent.read("kept") == "precious"
+    assert agent.call("list_drafts") == {"drafts": []}
+    assert refused(lambda: agent.run("true", session)).reason == "session_not_found"
 
 
 def test_a_killed_agent_loses_nothing_and_its_sessions_are_known_by_their_drafts(agent: Agent) -> None:
