@@ -112,6 +112,8 @@ class Sessions:
             "finalize_policy": session.policy,
             "base_version": session.upper.snapshot.version,
         }
+        if session.spec.network == "isolated":
+            found["network"] = "loopback_only"  # no bridge is built yet: it has no address of its own
         if session.draft_id is not None:
             found["draft_id"] = session.draft_id
         return found

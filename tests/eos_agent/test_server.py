@@ -149,6 +149,32 @@ def test_a_dropped_connection_cancels_nothing(shared_agent: Agent) -> None:
     shared_agent.call("destroy_workspace_session", workspace_session_id=session)
 
 
+def test_a_silent_connection_is_closed_and_a_kept_one_that_rests_is_not(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(daemon={"server": {"request_read_timeout_s": 0.2}})
+    kept = agent.connect()
+    raw = encode_request("sandbox_daemon_ready", {}, request_id="k", sandbox_id="eos-test", _keep_alive=True)
+    assert kept.line(raw)["status"] == "ready"
+    silent, half = agent.connect(), agent.connect()
+    half.socket.sendall(b'{"op":')
+    assert silent.file.read() == b"" and half.file.read() == b""
+    assert kept.line(raw)["status"] == "ready"
+    for connection in (kept, silent, half):
+        connection.close()
+
+
+def test_who_waits_when_the_agent_ends_is_told_so(agent: Agent) -> None:
+    session = agent.session()
+    command = agent.run("echo precious > kept; sleep 1000", session, yield_time_ms=0)["command_session_id"]
+    waiting = agent.connect()
+    waiting.socket.sendall(agent.line("wait_command", command_session_id=command, timeout_ms=60_000))
+    while "kept" not in str(agent.call("file_list", workspace_session_id=session)):
+        pass
+    assert agent.stop() == 0
+    answer = json.loads(waiting.file.readline())
+    waiting.close()
+    assert answer["error"]["kind"] == "server_shutting_down" and answer["error"]["details"]["retryable"] is True
+
+
 def test_sigterm_ends_an_agent_and_what_it_had_is_there_for_the_next(agent: Agent) -> None:
     agent.call("file_write", path="published", content="yes")
     session = agent.session()
