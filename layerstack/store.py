@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from layerstack import documents, drafts, durable, gc, overlay, update
+from layerstack import documents, drafts, durable, figures, gc, overlay, recovery, update
 from layerstack.capture import seal
 from layerstack.chain import Chain
 from layerstack.drafts import Draft
@@ -53,8 +53,6 @@ IGNORE_FILE_MAX = 1 << 20
 RULES_KEPT = 16
 """Versions whose .gitignore rules stay parsed."""
 
-FREE_TRIES, FREE_PAUSE_S = 100, 0.03
-"""How long an open waits for the mounts of a dead process to go."""
 PATH_DEPTH_MAX = 2_048
 """Names that fit into PATH_MAX; trees are walked by recursion."""
 
@@ -144,8 +142,8 @@ class Store:
                 )
             store = Store(root, form, workspace, fd, step)
             store._check_form()
-            store._load()
-            store._recover()
+            store._head = recovery.load_all(store)
+            store.recovered, store.unrecovered = recovery.recover(store)
         except BaseException:
             os.close(fd)
             raise
@@ -176,79 +174,6 @@ class Store:
             ) from error
         finally:
             os.rmdir(probe)
-
-    def _load(self) -> None:
-        """Read and check everything; nothing is changed before all of it is known to be whole."""
-        path = f"{self.root}/{MANIFEST}"
-        try:
-            with open(path, "rb") as file:
-                head = Manifest.load(file.read(), source=path)
-        except FileNotFoundError:
-            raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
-        for layer in reversed(head.layers):
-            self.shelf_layer(layer.layer_id)
-        for name in os.listdir(f"{self.root}/manifests"):
-            stem, _, suffix = name.partition(".")
-            if stem.isdecimal() and suffix == "json" and int(stem) <= head.version:
-                manifest_path = f"{self.root}/manifests/{name}"
-                with open(manifest_path, "rb") as file:
-                    found = Manifest.load(file.read(), source=manifest_path)
-                if found.version != int(stem):
-                    raise StoreCorrupt(f"{manifest_path}: is of version {found.version}", details={"file": manifest_path})
-        kept = drafts.all_of(self)
-        for draft in kept:
-            for layer_id in draft.layer_ids:
-                self.shelf_layer(layer_id)
-        for name in os.listdir(f"{self.root}/sessions"):
-            documents.read(f"{self.root}/sessions/{name}/session.json")
-        self._head = head
-        for draft in kept:
-            self.hold_draft(draft)
-
-    def _recover(self) -> None:
-        """Sweep, then make drafts of the work of sessions that died with their process."""
-        self.step("open.sweep")
-        gc.sweep_staging(self.root)
-        gc.sweep_root(self.root)
-        gc.sweep_drafts(self.root)
-        gc.give_back(self.root, self._head)
-        gc.sweep_metadata(self.root)
-        published = {str(layer.about.get("upper")) for layer in self._layers.values() if layer.about.get("upper")}
-        drafted = {draft.upper for draft in self.drafts()}
-        recovered: list[Draft] = []
-        unrecovered: list[tuple[str, str]] = []
-        for name in sorted(os.listdir(f"{self.root}/sessions")):
-            folder = f"{self.root}/sessions/{name}"
-            body = documents.read(f"{folder}/session.json")
-            if body["token"] in published or body["token"] in drafted:
-                discard(folder)  # the crash came between the commit and this
-                continue
-            lease = self.leases.take(f"session {name}", body["base_version"], tuple(body["layers"]))
-            try:
-                draft = self._dead_upper(name, body, lease).to_draft(reason="recovered")
-            except OSError as error:
-                unrecovered.append((name, str(error)))
-                continue
-            if draft is not None:
-                recovered.append(draft)
-        for draft_id in {layer.about.get("draft_id") for layer in self._layers.values()} & {draft.draft_id for draft in self.drafts()}:
-            assert draft_id is not None
-            self._remove_draft(draft_id)  # published; only sessions that died with the process still stood on it
-        self.recovered, self.unrecovered = tuple(recovered), tuple(unrecovered)
-
-    def _dead_upper(self, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
-        manifest = Manifest(body["base_version"], tuple(reference(layer_id) for layer_id in body["layers"]))
-        identity = Identity(session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"])
-        private: list[Layer] = []
-        if body["draft_id"] is not None:
-            private.append(self._draft_layer(self.draft(body["draft_id"])))
-            self._draft_users[body["draft_id"]] = self._draft_users.get(body["draft_id"], 0) + 1
-        upper = Upper(self, identity, manifest, Chain(self.layers_of(manifest), self.shelf, self.form, private), lease)
-        if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
-            raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})
-        with contextlib.suppress(FileNotFoundError):
-            upper.adopt(sorted(os.listdir(f"{upper.directory}/private")))
-        return upper
 
     # ---- versions
 
@@ -358,10 +283,8 @@ class Store:
         with self.lock:
             private: list[Layer] = []
             if draft_id is not None:
-                draft = self.draft(draft_id)
-                manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
-                private.append(self._draft_layer(draft))
-                self._draft_users[draft_id] = self._draft_users.get(draft_id, 0) + 1
+                manifest, layer = self.stand_on_draft(draft_id)
+                private.append(layer)
             else:
                 manifest = self.manifest(version)
             lease = self.leases.take(f"session {session_id}", manifest.version, manifest.layer_ids)
@@ -452,7 +375,7 @@ class Store:
                 raise Busy(
                     f"draft {draft_id}: a session stands on it; end that first", reason="draft_in_use", details={"draft_id": draft_id}
                 )
-            self._remove_draft(draft_id)
+            self.remove_draft(draft_id)
         return draft.bytes
 
     def consume_draft(self, draft_id: str) -> None:
@@ -461,9 +384,10 @@ class Store:
             if self._draft_users.get(draft_id):
                 self._consumed.add(draft_id)
             elif os.path.isdir(drafts.folder_of(self, draft_id)):
-                self._remove_draft(draft_id)
+                self.remove_draft(draft_id)
 
-    def _remove_draft(self, draft_id: str) -> None:
+    def remove_draft(self, draft_id: str) -> None:
+        """Delete a draft that nobody stands on."""
         gone = self.scratch(f"gone-{draft_id}")
         self.step("draft.remove")
         os.rename(drafts.folder_of(self, draft_id), gone)
@@ -485,23 +409,22 @@ class Store:
             if draft_id in self._consumed:
                 self._consumed.discard(draft_id)
                 with durable.suppress_errno(*range(1, 134)):
-                    self._remove_draft(draft_id)
+                    self.remove_draft(draft_id)
 
-    def _draft_layer(self, draft: Draft) -> Layer:
-        tree = DiskTree(f"{drafts.folder_of(self, draft.draft_id)}/layer", self.form)
-        manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
-        return Layer(
-            LayerId(draft.draft_id),
-            tree,
-            draft.base_version,
-            build(tree, Chain(self.layers_of(manifest), self.shelf, self.form), hashes=False).records,
-        )
+    def stand_on_draft(self, draft_id: str) -> tuple[Manifest, Layer]:
+        """The draft's base, and its work as a private layer for one session more; `end_upper` takes the session off it again."""
+        with self.lock:
+            draft = self.draft(draft_id)
+            manifest = base_of(draft)
+            tree = DiskTree(f"{drafts.folder_of(self, draft_id)}/layer", self.form)
+            index = build(tree, Chain(self.layers_of(manifest), self.shelf, self.form), hashes=False).records
+            self._draft_users[draft_id] = self._draft_users.get(draft_id, 0) + 1
+            return manifest, Layer(LayerId(draft_id), tree, draft.base_version, index)
 
     def preview_draft(self, draft_id: str) -> Preview:
         """What publishing the draft as it is would do against the head of now."""
         draft = self.draft(draft_id)
-        manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
-        base = Chain(self.layers_of(manifest), self.shelf, self.form)
+        base = Chain(self.layers_of(base_of(draft)), self.shelf, self.form)
         tree = MemoryTree.load(DiskTree(f"{drafts.folder_of(self, draft_id)}/layer", self.form))
         seal(tree, base)
         return preview(self, tree, base=base, version=draft.base_version, dropped=())
@@ -526,35 +449,7 @@ class Store:
 
     def layer_stats(self) -> dict[str, Any]:
         """Sizes, leases and counts, for observability; reads no layer."""
-        head, leases = self._head, self.leases.all()
-        sessions = [lease for lease in leases if not lease.holder.startswith("draft ")]
-        rows: list[dict[str, Any]] = []
-        for layer in self.layers_of(head):
-            booked = sorted({lease.layer_ids[0] for lease in leases if layer.id in lease.layer_ids and lease.layer_ids[0] != layer.id})
-            rows.append(
-                {
-                    "layer_id": layer.id,
-                    "bytes": layer.about.get("bytes"),
-                    "allocated_bytes": layer.about.get("allocated_bytes"),
-                    "leased_by_workspaces": sum(lease.layer_ids[0] == layer.id for lease in sessions),
-                    "booked_by": booked,
-                }
-            )
-        kept = self.drafts()
-        total, allocated = sum(row["bytes"] or 0 for row in rows), sum(row["allocated_bytes"] or 0 for row in rows)
-        return {
-            "version": head.version,
-            "root_hash": head.root_hash,
-            "active_lease_count": len(sessions),
-            "layers": rows,
-            "total_bytes": total,
-            "total_allocated_bytes": allocated,
-            "storage_logical_bytes": total + sum(draft.bytes for draft in kept),
-            "storage_allocated_bytes": allocated + sum(draft.bytes for draft in kept),
-            "staging_entry_count": len(os.listdir(self.staging)),
-            "draft_count": len(kept),
-            "pin_count": 0,
-        }
+        return figures.of(self)
 
     def gc(self) -> None:
         """Delete layers that nothing names and scrap of failed operations. Live sessions, drafts and openable versions keep all they need."""
@@ -617,6 +512,10 @@ class Store:
             self._layers[layer_id] = layer
         return layer
 
+    def loaded_layers(self) -> tuple[Layer, ...]:
+        """Every layer that is in memory: those of the head, and those that a draft, a session or a reader asked for."""
+        return tuple(self._layers.values())
+
     def forget_layer(self, layer_id: str) -> None:
         """Take a layer that nothing names out of memory."""
         with self.lock:
@@ -672,13 +571,9 @@ class Store:
             raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error
 
 
-def _free(upperdir: str) -> bool:
-    """Is no overlay writing there? After a kill -9 the processes of a session, and with them its mount, take a moment to go."""
-    for _ in range(FREE_TRIES):
-        if not overlay.is_mounted(upperdir):
-            return True
-        time.sleep(FREE_PAUSE_S)
-    return False
+def base_of(draft: Draft) -> Manifest:
+    """The version that a draft stands on, with the layers that it has now."""
+    return Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
 
 
 def _back(new: str, old: str) -> None:

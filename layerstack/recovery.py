@@ -1,0 +1,121 @@
+"""Opening a store again: every file is checked, then what a crash left is swept, then the work of dead sessions becomes drafts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from layerstack import documents, drafts, gc, overlay
+from layerstack.chain import Chain
+from layerstack.drafts import Draft
+from layerstack.errors import StoreBusy, StoreCorrupt
+from layerstack.index import Layer
+from layerstack.lease import Lease
+from layerstack.manifest import Manifest, reference
+from layerstack.tree import discard
+from layerstack.upper import Identity, Upper
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+FREE_TRIES, FREE_PAUSE_S = 100, 0.03
+"""How long an open waits for the mounts of a dead process to go."""
+
+
+def load_all(store: Store) -> Manifest:
+    """Read and check every file of the store, changing nothing. Returns the head; its layers, and those of drafts, are in memory then.
+
+    Raises:
+        StoreCorrupt: details.file names what is missing, damaged or of an unknown format.
+    """
+    head = _manifest(f"{store.root}/manifest.json")
+    for layer in reversed(head.layers):
+        store.shelf_layer(layer.layer_id)
+    for name in os.listdir(f"{store.root}/manifests"):
+        stem, _, suffix = name.partition(".")
+        if stem.isdecimal() and suffix == "json" and int(stem) <= head.version:
+            path = f"{store.root}/manifests/{name}"
+            if _manifest(path).version != int(stem):
+                raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
+    kept = drafts.all_of(store)
+    for draft in kept:
+        for layer_id in draft.layer_ids:
+            store.shelf_layer(layer_id)
+    for name in os.listdir(f"{store.root}/sessions"):
+        documents.read(f"{store.root}/sessions/{name}/session.json")
+    for draft in kept:
+        store.hold_draft(draft)
+    return head
+
+
+def _manifest(path: str) -> Manifest:
+    try:
+        with open(path, "rb") as file:
+            return Manifest.load(file.read(), source=path)
+    except FileNotFoundError:
+        raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
+
+
+def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...]]:
+    """Sweep scrap, then make drafts of the work of sessions that died with their process.
+
+    Returns:
+        The new drafts; and sessions that could not be made drafts for want of disk, with the reason. Those keep their folder and a lease.
+    Raises:
+        StoreBusy: something still writes into the upperdir of a dead session.
+    """
+    root = store.root
+    store.step("open.sweep")
+    gc.sweep_staging(root)
+    gc.sweep_root(root)
+    gc.sweep_drafts(root)
+    gc.give_back(root, store.head)
+    gc.sweep_metadata(root)
+    done = {layer.about.get("upper") for layer in store.loaded_layers()} | {draft.upper for draft in store.drafts()}
+    recovered: list[Draft] = []
+    unrecovered: list[tuple[str, str]] = []
+    for name in sorted(os.listdir(f"{root}/sessions")):
+        folder = f"{root}/sessions/{name}"
+        body = documents.read(f"{folder}/session.json")
+        if body["token"] in done:
+            discard(folder)  # published, or a draft already: the crash came between that and this
+            continue
+        lease = store.leases.take(f"session {name}", body["base_version"], tuple(body["layers"]))
+        try:
+            draft = _dead_upper(store, name, body, lease).to_draft(reason="recovered")
+        except OSError as error:
+            unrecovered.append((name, str(error)))
+            continue
+        if draft is not None:
+            recovered.append(draft)
+    published = {layer.about.get("draft_id") for layer in store.loaded_layers()}
+    for draft in store.drafts():
+        if draft.draft_id in published:
+            store.remove_draft(draft.draft_id)  # only sessions that died with the process still stood on it
+    return tuple(recovered), tuple(unrecovered)
+
+
+def _dead_upper(store: Store, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
+    """The upper as its process left it."""
+    manifest = Manifest(body["base_version"], tuple(reference(layer_id) for layer_id in body["layers"]))
+    identity = Identity(session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"])
+    private: list[Layer] = []
+    if identity.draft_id is not None:
+        private.append(store.stand_on_draft(identity.draft_id)[1])
+    upper = Upper(store, identity, manifest, Chain(store.layers_of(manifest), store.shelf, store.form, private), lease)
+    if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
+        raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})
+    with contextlib.suppress(FileNotFoundError):
+        upper.adopt(sorted(os.listdir(f"{upper.directory}/private")))
+    return upper
+
+
+def _free(upperdir: str) -> bool:
+    """Is no overlay writing there? After a kill -9 the processes of a session, and with them its mount, take a moment to go."""
+    for _ in range(FREE_TRIES):
+        if not overlay.is_mounted(upperdir):
+            return True
+        time.sleep(FREE_PAUSE_S)
+    return False
