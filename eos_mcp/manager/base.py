@@ -318,7 +318,7 @@ class _Copy:
     def bring_to(self, listing: Listing) -> None:
         """Make the copy hold what `listing` names; files that are already as it says are not touched."""
         self.unstable = set()
-        for path in sorted(self._done.keys() - listing.entries.keys(), reverse=True):
+        for path in sorted(self._done.keys() - listing.entries.keys(), reverse=True):  # what lies deeper comes first
             self._drop(path)
         changed = {path: entry for path, entry in listing.entries.items() if self._done.get(path) != entry}
         for path, entry in changed.items():  # in the order of the walk: a directory comes before what it holds
@@ -364,10 +364,13 @@ class _Copy:
                 os.chmod(where, stat.S_IMODE(entry[0]))
 
     def _drop(self, path: str) -> None:
-        durable.remove_tree(os.path.join(self.target, path))
-        for gone in [p for p in self._done if p == path or p.startswith(path + "/")]:
-            del self._done[gone]
-            self.content.pop(gone, None)
+        """Take one entry out; what a directory held was taken out before."""
+        where = os.path.join(self.target, path)
+        if stat.S_ISDIR(self._done.pop(path)[0]):
+            os.rmdir(where)
+        else:
+            os.unlink(where)
+        del self.content[path]
 
     def _link_or_gone(self, path: str, entry: Stat) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -90,6 +91,17 @@ def processes_about(path: str) -> list[str]:
                 line = file.read().replace(b"\0", b" ").decode(errors="replace")
                 if path in line:
                     found.append(line)
+    return found
+
+
+def end_processes_about(path: str) -> list[str]:
+    """Kill what `processes_about` would list, and say what it was: a failed test must not leave agents behind."""
+    found = processes_about(path)
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+                if os.fsencode(path) in file.read():
+                    os.kill(int(name), signal.SIGKILL)
     return found
 
 

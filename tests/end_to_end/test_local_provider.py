@@ -16,10 +16,11 @@ import pytest
 
 from agent_image import build
 from eos_agent.protocol import OperationError
+from eos_mcp.providers.local_probe import remove_tree
 from layerstack import linux
 from tests import children
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.hosting import Host, hosting, mounts_about, processes_about, records
+from tests.end_to_end.hosting import Host, end_processes_about, hosting, mounts_about, processes_about, records
 
 for _late in ("yaml", "encodings.ascii", "encodings.idna", "zstandard", "stringprep"):
     importlib.import_module(_late)  # what is imported late, while this user can still read the interpreter's files
@@ -94,9 +95,9 @@ def _user(form: str | None, bundle: build.Bundle, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_CACHE_HOME", f"{place.root}/cache")
     monkeypatch.setenv("EOS_STATE_DIR", place.state)
     yield User(place, form)
-    for line in processes_about(place.state):
-        raise AssertionError(f"a process was left: {line}")
-    drop_dir(place.root)
+    left = end_processes_about(place.state)
+    remove_tree(place.root, lambda: build.python_argv(bundle.path))
+    assert left == []
 
 
 pytestmark = [pytest.mark.needs("overlay", "userns")]

@@ -17,7 +17,7 @@ from eos_mcp.manager import creation, export
 from eos_mcp.manager.registry import Registry
 from tests import children
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.hosting import Host, hosting, processes_about, records
+from tests.end_to_end.hosting import Host, end_processes_about, hosting, processes_about, records
 
 pytestmark = [pytest.mark.needs("overlay")]
 
@@ -40,7 +40,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Generator[Place]:
     for thread in threading.enumerate():
         if thread.name == "base-durable":
             thread.join(60)
-    assert processes_about(found.state) == []
+    assert end_processes_about(found.state) == []
     assert records(found.state) == []
     drop_dir(found.root)
 

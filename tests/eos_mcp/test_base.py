@@ -240,3 +240,22 @@ def test_a_workspace_that_holds_our_own_state_or_lies_in_it_is_refused(tmp_path:
             base.check_workspace(str(tmp_path / refused), own)
         assert caught.value.details["reason"] == "workspace_holds_own_directory"
         assert "EOS_STATE_DIR" in str(caught.value.details["hint"])
+
+
+def test_a_directory_with_much_in_it_that_goes_during_the_copy_is_taken_out_again(
+    workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3000):
+        (workspace / f"src/deep/loose-{number}").touch()
+    real, gone = base._Copy.bring_to, []
+
+    def bring_to(self: base._Copy, listing: base.Listing) -> None:
+        real(self, listing)
+        if not gone:
+            gone.append(True)
+            durable.remove_tree(str(workspace / "src/deep"))
+            (workspace / "src/deep").write_text("a file now")
+
+    monkeypatch.setattr(base._Copy, "bring_to", bring_to)
+    made = base.prepare(str(workspace), str(cache))
+    assert shown(made.source) == shown(workspace)
