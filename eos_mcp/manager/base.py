@@ -13,34 +13,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import itertools
-import json
 import os
 import stat
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
+from eos_mcp.manager.tree_index import Index, Listing, Stat, load_index, look, racy, root_hash_of, save_index, tree_hash, unchanged
 from layerstack import durable
 
 BASE_LAYER = "B000001-base"
-INDEX_FORMAT = 1
 ROUNDS = 4
 """How often files that changed under the copy are copied again before the workspace counts as busy."""
 COPY_THREADS = 2
 LARGE_BYTES = 256 * 1024
 """From this size on reading and hashing are worth a thread of their own; below, threads only wait for one another."""
 PIECE = 1 << 20
-RACY_NS = 100_000_000
-RACY_COARSE_NS = 2_100_000_000
-"""A file that changed so shortly before it was looked at may change again without a sign: its content is read again next time.
-Clocks of file systems step by a few milliseconds, some by two seconds."""
-
-Stat = tuple[int, int, int, int, int, int]
-"""mode, size, mtime_ns, ctime_ns, inode, number of links."""
 
 
 class BaseTree(NamedTuple):
@@ -55,24 +45,6 @@ class BaseTree(NamedTuple):
     @property
     def source(self) -> str:
         return os.path.join(self.path, BASE_LAYER)
-
-
-class Index(NamedTuple):
-    """What was found at the last copy of one workspace: per path its lstat and, for files, the SHA-256 of the content, for symlinks the target."""
-
-    root_hash: str
-    looked_ns: int
-    size_bytes: int
-    warnings: tuple[str, ...]
-    entries: dict[str, tuple[Stat, str]]
-
-
-class Listing(NamedTuple):
-    """One walk over a workspace: lstat by relative path ('' is the root), special files left out, in the order of the walk."""
-
-    looked_ns: int
-    entries: dict[str, Stat]
-    special: tuple[str, ...]
 
 
 def cache_dir(default: str) -> str:
@@ -139,7 +111,7 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
         message = f"workspace preparation failed: the base must be a full copy: special={len(listing.special)} [{shown}] unstable=0 []"
         raise OperationError(OPERATION_FAILED, message, {"special": list(listing.special[:50])}, reason="special_files")
     index = load_index(index_path)
-    if index is not None and _unchanged(index, listing) and usable(cache, index.root_hash):
+    if index is not None and unchanged(index, listing) and usable(cache, index.root_hash):
         return BaseTree(os.path.join(cache, index.root_hash, "base"), index.root_hash, True, index.size_bytes, index.warnings)
     progress(f"copying {len(listing.entries)} entries of {workspace}")
     staging = os.path.join(cache, f".building-{os.getpid()}-{os.urandom(4).hex()}")
@@ -179,7 +151,7 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
             else:
                 threading.Thread(target=_make_durable, args=(path,), name="base-durable", daemon=True).start()
         entries = {path_: (entry, copy.content[path_]) for path_, entry in listing.entries.items()}
-        _save_index(index_path, Index(root_hash, listing.looked_ns, size, warnings, entries))
+        save_index(index_path, Index(root_hash, listing.looked_ns, size, warnings, entries))
         return BaseTree(os.path.join(path, "base"), root_hash, reused, size, warnings)
     finally:
         durable.remove_tree(staging)
@@ -208,20 +180,6 @@ def usable(cache: str, root_hash: str) -> bool:
     return False
 
 
-def tree_hash(tree: str) -> str:
-    """The root hash of a tree as it is on disk, every file read."""
-    entries: list[tuple[str, int, int, str]] = []
-    for path, entry in look(tree).entries.items():
-        content = ""
-        if stat.S_ISLNK(entry[0]):
-            content = os.readlink(os.path.join(tree, path))
-        elif stat.S_ISREG(entry[0]):
-            with open(os.path.join(tree, path), "rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-        entries.append((path, entry[0], entry[1], content))
-    return root_hash_of(entries)
-
-
 def _boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -234,74 +192,6 @@ def _make_durable(path: str) -> None:
     with contextlib.suppress(OSError):  # a cache that vanished meanwhile, or a system without syncfs: the boot id decides then
         durable.sync_tree_of(path)
         durable.write_file(os.path.join(path, "durable"), b"")
-
-
-def look(workspace: str) -> Listing:
-    """lstat of everything below `workspace`, itself included; what vanishes on the way is not there."""
-    looked = time.time_ns()
-    root = os.stat(workspace)
-    entries: dict[str, Stat] = {"": (root.st_mode, 0, root.st_mtime_ns, root.st_ctime_ns, root.st_ino, 0)}
-    special: list[str] = []
-    pending = [""]
-    isdir, isreg, islnk = stat.S_ISDIR, stat.S_ISREG, stat.S_ISLNK
-    while pending:
-        prefix = pending.pop()
-        try:
-            found = os.scandir(os.path.join(workspace, prefix))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        lead = prefix + "/" if prefix else ""
-        with found:
-            for entry in found:
-                try:
-                    s = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                mode, path = s.st_mode, lead + entry.name
-                if isreg(mode) or islnk(mode):
-                    entries[path] = (mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_nlink)
-                elif isdir(mode):
-                    entries[path] = (mode, 0, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, 0)
-                    pending.append(path)
-                else:
-                    special.append(path)
-    return Listing(looked, entries, tuple(sorted(special)))
-
-
-def root_hash_of(entries: Iterable[tuple[str, int, int, str]]) -> str:
-    """SHA-256 over (path, mode, size, content) entries in byte order of paths; content is a file's SHA-256 or a symlink's target.
-
-    Each entry gives kind, path, permission bits, and for files size and SHA-256, for symlinks the target, each ended by NUL.
-    """
-    digest = hashlib.sha256()
-    for path, mode, size, content in sorted(entries, key=lambda entry: os.fsencode(entry[0])):
-        name = os.fsencode(path or ".")
-        if stat.S_ISDIR(mode):
-            digest.update(b"directory\0%s\0%o\0" % (name, stat.S_IMODE(mode)))
-        elif stat.S_ISLNK(mode):
-            digest.update(b"symlink\0%s\0%s\0" % (name, os.fsencode(content)))
-        else:
-            digest.update(b"file\0%s\0%o\0%d\0%s\0" % (name, stat.S_IMODE(mode), size, content.encode()))
-    return digest.hexdigest()
-
-
-def _racy(entry: Stat, looked_ns: int) -> bool:
-    newest = max(entry[2], entry[3])
-    return looked_ns - newest < (RACY_NS if entry[3] % 1_000_000_000 else RACY_COARSE_NS)
-
-
-def _unchanged(index: Index, listing: Listing) -> bool:
-    """Every entry looks as it did, and none changed so shortly before the last look that another change would not show."""
-    if len(index.entries) != len(listing.entries):
-        return False
-    before, limit = index.entries, index.looked_ns - RACY_COARSE_NS
-    for path, entry in listing.entries.items():
-        known = before.get(path)
-        if known is None or known[0] != entry:
-            return False
-        if entry[3] > limit and stat.S_ISREG(entry[0]) and _racy(entry, index.looked_ns):
-            return False
-    return True
 
 
 class _Copy:
@@ -389,7 +279,7 @@ class _Copy:
         where = os.path.join(self.target, path)
         if self._index is not None and self._previous is not None:
             known = self._index.entries.get(path)
-            if known is not None and known[0] == entry and not _racy(entry, self._index.looked_ns) and entry[5] == 1:
+            if known is not None and known[0] == entry and not racy(entry, self._index.looked_ns) and entry[5] == 1:
                 try:
                     os.link(os.path.join(self._previous, path), where, follow_symlinks=False)
                 except OSError as error:
@@ -435,34 +325,3 @@ class _Copy:
         finally:
             os.close(source)
         return digest.hexdigest()
-
-
-def load_index(path: str) -> Index | None:
-    """The index at `path`, or None when it is missing, of another format or damaged: then everything is read again."""
-    try:
-        with open(path, "rb") as file:
-            raw = json.load(file)
-        if raw["format"] != INDEX_FORMAT:
-            return None
-        numbers = iter(raw["numbers"])
-        stats = zip(*[numbers] * 6, strict=True)
-        entries: dict[str, tuple[Stat, str]] = dict(zip(raw["paths"], zip(stats, raw["content"], strict=True), strict=True))
-        return Index(raw["root_hash"], raw["looked_ns"], raw["size_bytes"], tuple(raw["warnings"]), entries)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _save_index(path: str, index: Index) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    known: Sequence[tuple[Stat, str]] = list(index.entries.values())
-    value = {
-        "format": INDEX_FORMAT,
-        "root_hash": index.root_hash,
-        "looked_ns": index.looked_ns,
-        "size_bytes": index.size_bytes,
-        "warnings": index.warnings,
-        "paths": list(index.entries),
-        "numbers": list(itertools.chain.from_iterable(entry[0] for entry in known)),
-        "content": [entry[1] for entry in known],
-    }
-    durable.write_file(path, json.dumps(value, separators=(",", ":")).encode(), mode=0o600)

@@ -16,7 +16,8 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from agent_image import build
-from eos_mcp.manager.base import BASE_LAYER, look
+from eos_mcp.manager.base import BASE_LAYER
+from eos_mcp.manager.tree_index import look
 from layerstack import pax
 
 MARKER = ".eos-complete"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eos_agent.protocol import OperationError
-from eos_mcp.manager import base
+from eos_mcp.manager import base, tree_index
 from layerstack import durable
 from tests import children
 
@@ -59,7 +59,7 @@ def shown(root: Path | str) -> dict[str, tuple[object, ...]]:
     """Everything that a base keeps, by path."""
     found: dict[str, tuple[object, ...]] = {}
     inodes: dict[int, str] = {}
-    for path, entry in sorted(base.look(str(root)).entries.items()):
+    for path, entry in sorted(tree_index.look(str(root)).entries.items()):
         where = os.path.join(root, path) if path else str(root)
         content: object = None
         if stat.S_ISLNK(entry[0]):
@@ -78,12 +78,12 @@ def test_the_copy_holds_bytes_modes_times_symlinks_and_hard_links(workspace: Pat
     assert not made.reused
     assert made.path == os.path.join(str(cache), made.root_hash, "base")
     assert made.size_bytes == sum(len(v[2][0]) for v in shown(workspace).values() if isinstance(v[2], tuple))
-    assert base.tree_hash(made.source) == made.root_hash
+    assert tree_index.tree_hash(made.source) == made.root_hash
 
 
 def test_an_unchanged_workspace_is_found_without_reading_a_file(workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = base.prepare(str(workspace), str(cache))
-    monkeypatch.setattr(base, "RACY_NS", 0)  # the files were made a moment ago
+    monkeypatch.setattr(tree_index, "RACY_NS", 0)  # the files were made a moment ago
     monkeypatch.setattr(base, "_Copy", lambda *_: pytest.fail("a copy was begun"))
     again = base.prepare(str(workspace), str(cache))
     assert again == first._replace(reused=True)
@@ -91,9 +91,9 @@ def test_an_unchanged_workspace_is_found_without_reading_a_file(workspace: Path,
 
 def test_a_file_that_changed_a_moment_before_the_look_is_read_again(workspace: Path, cache: Path) -> None:
     base.prepare(str(workspace), str(cache))
-    value = base.load_index(str(next((cache / "index").iterdir())))
+    value = tree_index.load_index(str(next((cache / "index").iterdir())))
     assert value is not None
-    assert not base._unchanged(value, base.look(str(workspace)))
+    assert not tree_index.unchanged(value, tree_index.look(str(workspace)))
 
 
 def test_equal_content_has_one_base_whatever_the_directory_and_the_times(workspace: Path, cache: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_file_that_changes_once_under_the_copy_is_copied_as_it_is_afterwards(
     real = base._Copy._read
     changed: list[str] = []
 
-    def read(self: base._Copy, path: str, where: str, entry: base.Stat) -> str | None:
+    def read(self: base._Copy, path: str, where: str, entry: tree_index.Stat) -> str | None:
         if path == "src/deep/run" and not changed:
             changed.append(path)
             with open(workspace / path, "a") as file:
@@ -170,7 +170,7 @@ def test_a_file_that_changes_once_under_the_copy_is_copied_as_it_is_afterwards(
 def test_a_file_that_keeps_changing_is_named_and_nothing_is_left(workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = base._Copy._read
 
-    def read(self: base._Copy, path: str, where: str, entry: base.Stat) -> str | None:
+    def read(self: base._Copy, path: str, where: str, entry: tree_index.Stat) -> str | None:
         if path == "src/deep/run":
             with open(workspace / path, "a") as file:
                 file.write("again\n")
@@ -249,7 +249,7 @@ def test_a_directory_with_much_in_it_that_goes_during_the_copy_is_taken_out_agai
         (workspace / f"src/deep/loose-{number}").touch()
     real, gone = base._Copy.bring_to, []
 
-    def bring_to(self: base._Copy, listing: base.Listing) -> None:
+    def bring_to(self: base._Copy, listing: tree_index.Listing) -> None:
         real(self, listing)
         if not gone:
             gone.append(True)

@@ -1,0 +1,154 @@
+"""What a workspace looks like: one lstat per entry, remembered with the content's hash, so that an unchanged one is known without reading it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from layerstack import durable
+
+INDEX_FORMAT = 1
+RACY_NS = 100_000_000
+RACY_COARSE_NS = 2_100_000_000
+"""A file that changed so shortly before it was looked at may change again without a sign: its content is read again next time.
+Clocks of file systems step by a few milliseconds, some by two seconds."""
+
+Stat = tuple[int, int, int, int, int, int]
+"""mode, size, mtime_ns, ctime_ns, inode, number of links."""
+
+
+class Index(NamedTuple):
+    """What was found at the last copy of one workspace: per path its lstat and, for files, the SHA-256 of the content, for symlinks the target."""
+
+    root_hash: str
+    looked_ns: int
+    size_bytes: int
+    warnings: tuple[str, ...]
+    entries: dict[str, tuple[Stat, str]]
+
+
+class Listing(NamedTuple):
+    """One walk over a workspace: lstat by relative path ('' is the root), special files left out, in the order of the walk."""
+
+    looked_ns: int
+    entries: dict[str, Stat]
+    special: tuple[str, ...]
+
+
+def look(workspace: str) -> Listing:
+    """lstat of everything below `workspace`, itself included; what vanishes on the way is not there."""
+    looked = time.time_ns()
+    root = os.stat(workspace)
+    entries: dict[str, Stat] = {"": (root.st_mode, 0, root.st_mtime_ns, root.st_ctime_ns, root.st_ino, 0)}
+    special: list[str] = []
+    pending = [""]
+    isdir, isreg, islnk = stat.S_ISDIR, stat.S_ISREG, stat.S_ISLNK
+    while pending:
+        prefix = pending.pop()
+        try:
+            found = os.scandir(os.path.join(workspace, prefix))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        lead = prefix + "/" if prefix else ""
+        with found:
+            for entry in found:
+                try:
+                    s = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                mode, path = s.st_mode, lead + entry.name
+                if isreg(mode) or islnk(mode):
+                    entries[path] = (mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_nlink)
+                elif isdir(mode):
+                    entries[path] = (mode, 0, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, 0)
+                    pending.append(path)
+                else:
+                    special.append(path)
+    return Listing(looked, entries, tuple(sorted(special)))
+
+
+def root_hash_of(entries: Iterable[tuple[str, int, int, str]]) -> str:
+    """SHA-256 over (path, mode, size, content) entries in byte order of paths; content is a file's SHA-256 or a symlink's target.
+
+    Each entry gives kind, path, permission bits, and for files size and SHA-256, for symlinks the target, each ended by NUL.
+    """
+    digest = hashlib.sha256()
+    for path, mode, size, content in sorted(entries, key=lambda entry: os.fsencode(entry[0])):
+        name = os.fsencode(path or ".")
+        if stat.S_ISDIR(mode):
+            digest.update(b"directory\0%s\0%o\0" % (name, stat.S_IMODE(mode)))
+        elif stat.S_ISLNK(mode):
+            digest.update(b"symlink\0%s\0%s\0" % (name, os.fsencode(content)))
+        else:
+            digest.update(b"file\0%s\0%o\0%d\0%s\0" % (name, stat.S_IMODE(mode), size, content.encode()))
+    return digest.hexdigest()
+
+
+def racy(entry: Stat, looked_ns: int) -> bool:
+    newest = max(entry[2], entry[3])
+    return looked_ns - newest < (RACY_NS if entry[3] % 1_000_000_000 else RACY_COARSE_NS)
+
+
+def unchanged(index: Index, listing: Listing) -> bool:
+    """Every entry looks as it did, and none changed so shortly before the last look that another change would not show."""
+    if len(index.entries) != len(listing.entries):
+        return False
+    before, limit = index.entries, index.looked_ns - RACY_COARSE_NS
+    for path, entry in listing.entries.items():
+        known = before.get(path)
+        if known is None or known[0] != entry:
+            return False
+        if entry[3] > limit and stat.S_ISREG(entry[0]) and racy(entry, index.looked_ns):
+            return False
+    return True
+
+
+def tree_hash(tree: str) -> str:
+    """The root hash of a tree as it is on disk, every file read."""
+    entries: list[tuple[str, int, int, str]] = []
+    for path, entry in look(tree).entries.items():
+        content = ""
+        if stat.S_ISLNK(entry[0]):
+            content = os.readlink(os.path.join(tree, path))
+        elif stat.S_ISREG(entry[0]):
+            with open(os.path.join(tree, path), "rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        entries.append((path, entry[0], entry[1], content))
+    return root_hash_of(entries)
+
+
+def load_index(path: str) -> Index | None:
+    """The index at `path`, or None when it is missing, of another format or damaged: then everything is read again."""
+    try:
+        with open(path, "rb") as file:
+            raw = json.load(file)
+        if raw["format"] != INDEX_FORMAT:
+            return None
+        numbers = iter(raw["numbers"])
+        stats = zip(*[numbers] * 6, strict=True)
+        entries: dict[str, tuple[Stat, str]] = dict(zip(raw["paths"], zip(stats, raw["content"], strict=True), strict=True))
+        return Index(raw["root_hash"], raw["looked_ns"], raw["size_bytes"], tuple(raw["warnings"]), entries)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save_index(path: str, index: Index) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    known: Sequence[tuple[Stat, str]] = list(index.entries.values())
+    value = {
+        "format": INDEX_FORMAT,
+        "root_hash": index.root_hash,
+        "looked_ns": index.looked_ns,
+        "size_bytes": index.size_bytes,
+        "warnings": index.warnings,
+        "paths": list(index.entries),
+        "numbers": list(itertools.chain.from_iterable(entry[0] for entry in known)),
+        "content": [entry[1] for entry in known],
+    }
+    durable.write_file(path, json.dumps(value, separators=(",", ":")).encode(), mode=0o600)
