@@ -16,6 +16,8 @@ from layerstack import documents, durable
 from layerstack.capture import seal
 from layerstack.chain import Chain
 from layerstack.changes import Conflict, Notice, TheirsLayer
+from layerstack.commit import METADATA_SUFFIXES, commit
+from layerstack.commit import CommitUnsynced as CommitUnsynced
 from layerstack.errors import PublishRejected
 from layerstack.index import Layer
 from layerstack.index_file import Indexed, build, dump, known_digests
@@ -29,7 +31,7 @@ from layerstack.tree import DiskTree, MemoryTree, Tree, clone, discard
 if TYPE_CHECKING:
     from layerstack.store import Store
 
-SUFFIXES = (".json", ".index", ".digest", ".manifest")
+SUFFIXES = (*METADATA_SUFFIXES, ".manifest")
 
 ROUNDS = 3
 """Optimistic rounds before the lock is held from plan to commit."""
@@ -149,12 +151,6 @@ class Metadata(NamedTuple):
 
     stem: str
     about: dict[str, Any]
-
-
-class CommitUnsynced(OSError):
-    """The head names the layer, but the directory that says so could not be synced: a power cut may still undo it."""
-
-    published: Published
 
 
 def publish(store: Store, work: Work, author: Author) -> Published:
@@ -289,7 +285,7 @@ def _commit(store: Store, work: Work, ready: _Ready, *, final: bool) -> Publishe
             manifest = head.with_layer(layer.id)
             published = Published(False, manifest, layer.id, source, other, ready.planned.notices, work.dropped)
             try:
-                store.commit(manifest, layer, ready.tree.root, ready.metadata.stem, written=head is ready.head)
+                commit(store, manifest, layer, ready.tree.root, ready.metadata.stem, written=head is ready.head)
             except CommitUnsynced as error:
                 error.published, named = published, True
                 raise

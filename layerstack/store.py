@@ -40,7 +40,7 @@ from layerstack.index_file import build, load
 from layerstack.lease import Lease, Leases
 from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, reference
 from layerstack.projection import Snapshot
-from layerstack.publish import CommitUnsynced, Preview, Published, preview
+from layerstack.publish import Preview, Published, preview
 from layerstack.resolve import Ignored
 from layerstack.states import FILE, State, make_directory
 from layerstack.tree import DiskTree, MemoryTree, discard
@@ -523,63 +523,15 @@ class Store:
             if layer is not None and layer.index is not None:
                 self.shelf.drop(layer)
 
-    def commit(self, manifest: Manifest, layer: Layer, tree_root: str, stem: str, *, written: bool) -> None:
-        """Rename a prepared layer in and make `manifest` the head; the caller holds the lock. On an error everything is renamed back.
-
-        Args:
-            stem: where the layer's metadata lies in staging, synced.
-            written: `<stem>.manifest` holds this very manifest; else it is written here.
-        Raises:
-            CommitUnsynced: the head has changed; only its last fsync failed.
-        """
-        root, step = self.root, self.step
-        temporary = f"{root}/.{MANIFEST}.tmp"
-        numbered = f"{root}/manifests/{manifest.version}.json"
-        with contextlib.ExitStack() as undo:
-            step("commit.rename_metadata")
-            for suffix in (".json", ".index", ".digest"):
-                target = f"{root}/.layer-metadata/{layer.id}{suffix}"
-                os.rename(stem + suffix, target)
-                undo.callback(_back, target, stem + suffix)
-            durable.fsync_dirs(root, [f"{root}/.layer-metadata"], followed=True)  # it says whose work an unnamed layer is
-            step("commit.rename_layer")
-            durable.rename_new(tree_root, f"{root}/layers/{layer.id}")
-            undo.callback(_back, f"{root}/layers/{layer.id}", tree_root)
-            if not written:
-                step("commit.write_manifest")
-                os.unlink(f"{stem}.manifest")
-                durable.write_new(f"{stem}.manifest", manifest.dump())
-            step("commit.link_manifest")
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            os.link(f"{stem}.manifest", temporary)
-            undo.callback(discard, temporary)
-            step("commit.number_manifest")
-            os.rename(f"{stem}.manifest", numbered)
-            undo.callback(_back, numbered, f"{stem}.manifest")
-            step("commit.fsync_layer")
-            durable.fsync_dirs(root, [f"{root}/layers", f"{root}/manifests"], followed=True)
-            step("commit.rename_manifest")
-            os.rename(temporary, f"{root}/{MANIFEST}")
-            undo.pop_all()
+    def become(self, manifest: Manifest, layer: Layer) -> None:
+        """The head in memory follows the one on disk; the caller holds the lock."""
         self._layers[layer.id] = layer
         self._head = manifest
-        try:
-            step("commit.fsync_manifest")
-            durable.fsync_dir(root)
-        except OSError as error:
-            raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error
 
 
 def base_of(draft: Draft) -> Manifest:
     """The version that a draft stands on, with the layers that it has now."""
     return Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
-
-
-def _back(new: str, old: str) -> None:
-    """Undo a rename, best effort: what cannot be undone is found at the next open."""
-    with durable.suppress_errno(*range(1, 134)):
-        os.rename(new, old)
 
 
 _READ_ONLY = (errno.EROFS, errno.EEXIST)
