@@ -8,6 +8,8 @@ import time
 import traceback
 from typing import Any
 
+from layerstack.errors import LayerStackError
+
 
 def log(event: str, **fields: Any) -> None:
     """One line `{"event", "ts", ...}`; a full or closed standard error is no reason to fail."""
@@ -15,7 +17,10 @@ def log(event: str, **fields: Any) -> None:
 
 
 def failure(event: str, error: BaseException, **fields: Any) -> None:
-    """An exception with its traceback, which goes nowhere else."""
+    """An exception; with its traceback, which goes nowhere else, unless the store or the kernel refused on purpose."""
+    if isinstance(error, (LayerStackError, OSError)):
+        log(event, error=type(error).__name__, message=str(error), **fields)
+        return
     log(event, error=type(error).__name__, traceback="".join(traceback.format_exception(error)), **fields)
 
 
