@@ -173,12 +173,22 @@ def remove_tree(path: str) -> None:
     except (IsADirectoryError, PermissionError) as error:
         if error.errno not in (errno.EISDIR, errno.EPERM, errno.EACCES):
             raise
-    with suppress_errno(errno.EPERM):
+    if os.geteuid() != 0:
+        with suppress_errno(errno.EPERM):
+            os.chmod(path, 0o700, follow_symlinks=True)
+    try:
+        found = _listed(path)
+    except PermissionError:  # root without CAP_DAC_OVERRIDE
         os.chmod(path, 0o700, follow_symlinks=True)
-    with os.scandir(path) as entries:
-        for entry in list(entries):
-            if entry.is_dir(follow_symlinks=False):
-                remove_tree(entry.path)
-            else:
-                os.unlink(entry.path)
+        found = _listed(path)
+    for name, is_directory in found:
+        if is_directory:
+            remove_tree(f"{path}/{name}")
+        else:
+            os.unlink(f"{path}/{name}")
     os.rmdir(path)
+
+
+def _listed(path: str) -> list[tuple[str, bool]]:
+    with os.scandir(path) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
