@@ -280,11 +280,11 @@ class _Merge:
         if rec.opaque and not inside:
             self.bring_below(path)
             self.edits.append(Look(path))
-        if cut or left or not path:
+        if cut or left:
             return True
-        if now.meta == h.meta and now.xattrs == h.xattrs:
-            self.edits.append(Drop(path))
-            return False
+        if now.meta == h.meta and now.xattrs == h.xattrs:  # nothing of ours is left; the root stays, and is seen to change nothing
+            self.edits.append(Drop(path) if path else Look(path))
+            return not path
         return True
 
     def visit_taken(self, path: str, rec: Record, b: State, o: State, h: State | None, *, inside: bool, covered: bool) -> bool:
