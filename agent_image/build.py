@@ -144,6 +144,11 @@ def build(dest_cache_dir: str) -> Bundle:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def known(dest_cache_dir: str) -> Bundle | None:
+    """What `build` would give without making anything, or None."""
+    return _recorded(os.path.join(dest_cache_dir, f"key-{_input_key()}.json"), dest_cache_dir)
+
+
 def make(out: str) -> list[list[Any]]:
     """Write the tree to `out`, which must not exist or be empty; on failure `out` holds rubbish.
 

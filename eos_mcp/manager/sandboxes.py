@@ -28,6 +28,7 @@ from eos_mcp.providers.provider import Found, Provider, ask_ready
 THREADS = 32
 BACKENDS = ("auto", "docker", "local", "none")
 ASK_BEFORE_DESTROY_S = 2.0
+SETTLE_S = 5.0
 Progress = Callable[[str], None]
 Result = TypeVar("Result")
 
@@ -68,7 +69,7 @@ class Manager:
         self.creation = Creation(self)
         self.closing = threading.Event()
         self._said: dict[str, str] = {}
-        self._reconciling: asyncio.Task[None] | None = None
+        self._reconciling: dict[str, asyncio.Task[None]] = {}
         self._refreshing: dict[str, asyncio.Task[Found | None]] = {}
         self._handlers: dict[str, Callable[[dict[str, Any], str, Progress], Coroutine[Any, Any, dict[str, Any]]]] = {
             "create_sandbox": self._create,
@@ -97,14 +98,15 @@ class Manager:
             raise OperationError(INTERNAL_ERROR, str(error), {"path": self.registry.path}, reason="registry_unreadable") from error
         except OSError as error:
             raise OperationError(INTERNAL_ERROR, f"{error.filename}: {error.strerror}", reason="state_dir_unusable") from error
-        self._reconciling = asyncio.create_task(self._reconcile())
+        for name in self.providers:
+            self._reconciling[name] = asyncio.create_task(self._reconcile(name))
 
     async def close(self) -> None:
         """Keep what is only in memory; sandboxes live on."""
         self.closing.set()
-        if self._reconciling is not None:
-            self._reconciling.cancel()
-            await asyncio.gather(self._reconciling, return_exceptions=True)
+        for task in self._reconciling.values():
+            task.cancel()
+        await asyncio.gather(*self._reconciling.values(), return_exceptions=True)
         if any(record.activity_revision for record in self.registry):
             self.registry.save()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -125,7 +127,8 @@ class Manager:
         Raises:
             OperationError: as the contract's error matrix says.
         """
-        await self._settled()
+        image = args.get("image")
+        await self._settled(args.get("sandbox_id"), "local" if isinstance(image, str) and is_local_image(image) else None)
         loop = asyncio.get_running_loop()
         return await self._handlers[op](args, request_id, lambda text: _call(loop, progress, text))
 
@@ -137,7 +140,7 @@ class Manager:
         Raises:
             OperationError: invalid_request: unknown, not ready, or without an endpoint; internal_error when looking anew failed.
         """
-        await self._settled()
+        await self._settled(sandbox_id)
         record = self.registry.get(sandbox_id)
         if record.state != "ready":
             details = {"sandbox_id": sandbox_id, "state": record.state}
@@ -172,9 +175,13 @@ class Manager:
         """`host` and `rootfs:/abs/dir` are local, any other image is Docker's."""
         return self.provider("local" if is_local_image(image) else "docker")
 
-    async def _settled(self) -> None:
-        if self._reconciling is not None and not self._reconciling.done():
-            await asyncio.shield(self._reconciling)
+    async def _settled(self, sandbox_id: Any = None, provider: str | None = None) -> None:
+        """Wait until what is concerned was reconciled, but not for an engine that hangs: then the registry's word counts."""
+        record = self.registry.find(sandbox_id) if isinstance(sandbox_id, str) else None
+        name = record.provider if record is not None else provider
+        tasks = [task for key, task in self._reconciling.items() if name in (None, key) and not task.done()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SETTLE_S)
 
     async def _refresh(self, record: Record) -> None:
         """One look at a time per sandbox; everybody who asks meanwhile gets its outcome."""
@@ -194,25 +201,25 @@ class Manager:
         if found.daemon is not None and (found.daemon, found.daemon_http) != (now.daemon, now.daemon_http):
             self.registry.put(now.but(daemon=found.daemon, daemon_http=found.daemon_http))
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self, name: str) -> None:
         """Registry against reality: half-made sandboxes are removed, vanished ones fail, found ones are adopted or get their ports."""
-        for name in ("local", "docker"):
-            if name not in self.providers:
-                continue
-            known = [record for record in self.registry if record.provider == name]
-            try:
-                adopted = {record.id: record for record in await self.run(self.providers[name].adopt)}
-            except OperationError as error:
-                self._said[name] = error.message
-                log("reconcile_failed", provider=name, error=error.message)
-                continue
-            for record in known:
-                await self._reconcile_one(record, adopted.pop(record.id, None))
-            for record in adopted.values():
+        known = [record for record in self.registry if record.provider == name]
+        try:
+            adopted = {record.id: record for record in await self.run(self.providers[name].adopt)}
+        except OperationError as error:
+            self._said[name] = error.message
+            log("reconcile_failed", provider=name, error=error.message)
+            return
+        for record in known:
+            await self._reconcile_one(record, adopted.pop(record.id, None))
+        for record in adopted.values():
+            if self.registry.find(record.id) is None:  # it may have been created meanwhile
                 log("adopted", sandbox_id=record.id, provider=name)
                 self.registry.put(record)
 
     async def _reconcile_one(self, record: Record, alive: Record | None) -> None:
+        if self.registry.find(record.id) is not record:
+            return  # somebody acted on it meanwhile
         if record.state in ("creating", "stopped"):
             log("removing_half_made", sandbox_id=record.id)
             try:

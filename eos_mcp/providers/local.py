@@ -14,6 +14,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -168,7 +169,9 @@ class LocalProvider:
             raise OperationError(INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed") from error
 
     def _python(self) -> list[str]:
-        return build.python_argv(self._bundle(lambda _: None).path)
+        """An interpreter for a probe: the bundle's when it is there, else our own."""
+        bundle = build.known(self.bundles)
+        return [sys.executable, "-s"] if bundle is None else build.python_argv(bundle.path)
 
     def _settings(self, plan: Plan, folder: str) -> dict[str, Any]:
         rootfs = plan.image.removeprefix(ROOTFS_PREFIX) if plan.image != HOST_IMAGE else None

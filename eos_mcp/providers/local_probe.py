@@ -117,10 +117,12 @@ def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
 
 
 def _run(python: Sequence[str], code: str, argument: str) -> subprocess.CompletedProcess[str]:
-    """`code` in a fresh single-threaded interpreter."""
-    return subprocess.run(
-        [*python, "-c", code, argument], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
+    """`code` in a fresh single-threaded interpreter, which finds our packages by itself or where this process has them."""
+    import layerstack
+
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(layerstack.__file__)))}
+    argv = [*python, "-c", code, argument]
+    return subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _file_system_of(path: str) -> str:
