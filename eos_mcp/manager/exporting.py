@@ -12,7 +12,7 @@ from eos_mcp.config_model import Export
 from eos_mcp.gateway.forward import STREAM_SILENCE_S, Forwarder
 from eos_mcp.manager import export
 
-CHUNK = 1 << 18
+CHUNK = 1 << 20
 
 
 class BlockingReader:
