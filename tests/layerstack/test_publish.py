@@ -340,6 +340,16 @@ def test_a_directory_of_ours_that_became_a_file_conflicts_with_an_edit_below_and
     assert b.rejected() == {"d/f": "delete_modify", "d/n": "parent"}
 
 
+@on_a_stack({f"d/{i}": "1\n" for i in range(12)})
+def test_an_edit_in_a_directory_that_the_head_made_again_without_the_file_is_a_conflict(stack: Stack) -> None:
+    a, b = two(stack)
+    shutil.rmtree(a.at("d"))
+    put(a.at("d/x"))
+    put(b.at("d/3"), "2\n")
+    a.publish()
+    assert b.rejected() == {"d/3": "modify_delete"}
+
+
 @on_a_stack({"l": "1\n"})
 def test_pitfall_10_the_root_directory_keeps_the_mode_that_the_head_gave_it(stack: Stack) -> None:
     a, b = two(stack)
