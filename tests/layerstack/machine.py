@@ -177,7 +177,8 @@ class StackMatchesModel(RuleBasedStateMachine):
         want = self.model.preview(session.base, ours)
         got = session.upper.preview()
         self.check_conflicts("preview", got.conflicts, want, session.base, ours)
-        assert got.would_publish == (not want.conflicts and want.tree != self.model.tree())
+        would = not want.conflicts and want.tree != self.model.tree()
+        assert got.would_publish == would, f"would publish: got {got.would_publish}, want {would}"
         same("session after a preview", read_tree(session.mount), ours)
         return ours, want
 
@@ -205,7 +206,9 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.model.publish(session.base, ours)
         self.tally["no-op" if published.no_op else "published on a moved head" if session.base < head else "published"] += 1
         self.tally["notices"] += bool(published.notices)
-        assert published.no_op == (self.model.head == head)
+        assert published.no_op == (self.model.head == head), (
+            f"no-op: got {published.no_op}, the model went from {head} to {self.model.head}"
+        )
         assert published.manifest == self.store.head
         if session.draft_id in self.drafts and not published.no_op:
             self.consumed[session.draft_id] = self.drafts.pop(session.draft_id)
