@@ -65,7 +65,9 @@ def check_workspace(workspace: str, own: Iterable[str]) -> None:
         raise OperationError(INVALID_REQUEST, f"workspace_root must be an absolute path: {workspace!r}", details, reason="not_absolute")
     if not os.path.isdir(workspace):
         what = "is no directory" if os.path.lexists(workspace) else "does not exist"
-        raise OperationError(INVALID_REQUEST, f"workspace_root {workspace} {what} on this machine", details, reason="workspace_missing")
+        hint = "name an existing directory of the machine where the gateway runs"
+        message = f"workspace_root {workspace} {what} on this machine"
+        raise OperationError(INVALID_REQUEST, message, {**details, "hint": hint}, reason="workspace_missing")
     real = os.path.realpath(workspace)
     if real == "/":
         raise OperationError(
@@ -99,6 +101,9 @@ def prepare(workspace: str, cache: str, *, special_files: str = "skip", progress
         where = str(refused.details.get("path", ""))
         if where.startswith(os.path.realpath(workspace)):
             refused.details["reason"] = "workspace_unreadable"
+            refused.details["hint"] = "make it readable for the user that runs the gateway, or choose a workspace without it"
+        elif refused.details["reason"] == "disk_full":
+            refused.details["hint"] = "free space on the file system of the cache, or move it with EOS_SHARED_BASE_CACHE"
         message = f"workspace preparation failed: {refused.message}" + (f": {where}" if where else f" while copying to {cache}")
         raise OperationError(OPERATION_FAILED, message, refused.details) from error
 

@@ -118,9 +118,7 @@ def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
 
 def _run(python: Sequence[str], code: str, argument: str) -> subprocess.CompletedProcess[str]:
     """`code` in a fresh single-threaded interpreter, which finds our packages by itself or where this process has them."""
-    import layerstack
-
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(layerstack.__file__)))}
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(durable.__file__)))}
     argv = [*python, "-c", code, argument]
     return subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
 
