@@ -113,6 +113,7 @@ class _Merge:
         self.edits: list[Edit] = []
         self.conflicts: dict[str, tuple[str, tuple[Hunk, ...]]] = {}
         self.notices: list[Notice] = []
+        self.taken: set[str] = set()  # ignored directories of ours that win over what the head has there
         self._children: dict[str, list[str]] | None = None
 
     # look-ups
@@ -144,8 +145,8 @@ class _Merge:
         return h is None or self.ignored(path, h.kind == DIRECTORY)
 
     def blocked(self, path: str) -> bool:
-        """Has an ancestor become a file or a link in the head?"""
-        return any((a := self.H.find(x)) is not None and a.kind != DIRECTORY for x in ancestors(path))
+        """Has an ancestor become a file or a link in the head, and stays one?"""
+        return any(x not in self.taken and (a := self.H.find(x)) is not None and a.kind != DIRECTORY for x in ancestors(path))
 
     # verdicts
 
@@ -292,6 +293,7 @@ class _Merge:
         if not equal(b, o):
             if self.last_writer_wins(path, o, h):
                 ours_stays = True
+                self.taken.add(path)
                 if self.blocked(path):
                     self.conflict(path, "parent")
             else:

@@ -467,6 +467,19 @@ def test_pitfall_17_an_ignored_directory_that_one_side_made_a_file_blocks_what_t
     assert stack.shows()["d/x"] == "2\n"
 
 
+@on_a_stack({".gitignore": "ig\n", "ig/d/c/a/f": "1\n"})
+def test_what_ours_wrote_in_an_ignored_directory_that_won_over_the_heads_file_is_not_blocked_by_that_file(stack: Stack) -> None:
+    a, b = two(stack)
+    shutil.rmtree(a.at("ig/d"))
+    put(a.at("ig/d"), "file\n")
+    os.chmod(b.at("ig/d"), 0o700)
+    shutil.rmtree(b.at("ig/d/c/a"))
+    put(b.at("ig/d/c/a"), "2\n")
+    a.publish()
+    b.publish()
+    assert stack.shows()["ig/d/c/a"] == "2\n" and stack.mode("ig/d") == 0o700
+
+
 @on_a_stack({**IGNORES})
 def test_pitfall_18_source_and_ignored_work_below_a_removed_directory_conflicts_whatever_the_names(stack: Stack) -> None:
     a, b = two(stack)
