@@ -68,13 +68,23 @@ def settings(plan: Plan, docker: Docker, image: dict[str, Any]) -> dict[str, Any
         "pid_path": server["pid_path"],
         "endpoint_path": ENDPOINT_AT,
         "rootfs": None,
-        "hidden_paths": plan.sections["runner"]["mount_mask"]["hidden_paths"],
+        "hidden_paths": hidden_paths(plan),
         "image_env": variables or [],
         "container_env": dict(docker.container_env),
         "path": None,
         "private_dirs": [],
         "config": plan.sections,
     }
+
+
+def hidden_paths(plan: Plan) -> list[str]:
+    """What sessions may not see: the configured paths, and our own roots where they were moved out of those."""
+    runtime: dict[str, Any] = plan.sections["runtime"]
+    hidden: list[str] = list(plan.sections["runner"]["mount_mask"]["hidden_paths"])
+    moved = [stack_root(plan), runtime["workspace"]["scratch_root"], runtime["namespace_execution"]["scratch_root"]]
+    return hidden + [
+        path for path in dict.fromkeys(moved) if not any(path == top or path.startswith(top.rstrip("/") + "/") for top in hidden)
+    ]
 
 
 def archive(plan: Plan, docker: Docker, image: dict[str, Any]) -> bytes:

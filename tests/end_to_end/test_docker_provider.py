@@ -223,6 +223,26 @@ def test_an_agent_that_cannot_start_is_told_with_its_log_and_nothing_is_left(pla
     assert place.containers() == [] and place.volumes(error.details["sandbox_id"]) == []
 
 
+def test_moved_roots_work_and_stay_hidden(place: Place, image: Image) -> None:
+    yaml = f"{place.root}/eos.yml"
+    with open(yaml, "w") as file:
+        file.write(
+            "runtime: {workspace: {layer_stack_root: /data/stack, scratch_root: /scratch}, namespace_execution: {scratch_root: /transcripts}}"
+        )
+
+    async def scenario(host: Host) -> tuple[str, str, dict[str, Any]]:
+        record = await place.create(host, image("busybox"))
+        await host.run(record["id"], "echo two > b.txt")
+        output = await host.run(record["id"], "cat b.txt; ls -A /data/stack /scratch /transcripts /eos")
+        content = await host.read(record["id"], "b.txt")
+        await host.do("destroy_sandbox", sandbox_id=record["id"])
+        return output, content, record
+
+    output, content, record = place.play(scenario, yaml=yaml)
+    assert content == "two" and record["shared_base"]["target"] == "/data/stack/base"
+    assert output.split() == ["two", "/data/stack:", "/eos:", "/scratch:", "/transcripts:"]
+
+
 def test_images_are_listed_and_the_local_one_where_it_works(place: Place, image: Image) -> None:
     reference = image("busybox")
 
