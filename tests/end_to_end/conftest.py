@@ -39,3 +39,22 @@ def person(request: pytest.FixtureRequest) -> Generator[Callable[[str], Person]]
         assert people.processes_that_name(str(one.home)) == []
         assert people.mounts_that_name(str(one.home)) == []
         drop_dir(str(one.home))
+
+
+@pytest.fixture(scope="session")
+def cache_of() -> Generator[Callable[[Person], Path]]:
+    """A cache directory for each kind of person, shared by tests: bundles and bases are made once. Nothing may still use it at the end."""
+    made: dict[int | None, Path] = {}
+
+    def find(who: Person) -> Path:
+        if who.uid not in made:
+            made[who.uid] = Path(make_short_dir("eos-c-"))
+            if who.uid is not None:
+                os.chown(made[who.uid], who.uid, who.uid)
+        return made[who.uid]
+
+    yield find
+    for path in made.values():
+        assert people.processes_that_name(str(path)) == []
+        assert people.mounts_that_name(str(path)) == []
+        drop_dir(str(path))

@@ -1,0 +1,240 @@
+"""A person at the command line with one workspace: what the programs answer, and what the kernel and the engine hold of the sandboxes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from layerstack import overlay
+from tests.children import ORDINARY_UID
+from tests.eos_mcp import programs
+from tests.people import Person
+
+MODULES = programs.MODULES
+ELSEWHERE = "/proc"  # a directory of a file system that carries no store: what the in-use probe wants
+LEFT_WAIT_S = 30
+
+
+class Desk:
+    """`person` in front of a workspace with a.txt and d/b.txt. `cache`: shared by desks, so that the bundle is built once."""
+
+    def __init__(self, person: Person, cache: Path, **env: str) -> None:
+        self.person = person
+        self.workspace = person.home / "w"
+        self.state = person.home / "state"
+        self.env = {"XDG_CACHE_HOME": str(cache), **env}
+        if not self.workspace.exists():
+            self.give("w/.id", person.home.name)  # a base of its own, so that its volume can be removed
+            self.give("w/d/b.txt", "in a directory\n")
+            self.give("w/a.txt", "base\n")
+
+    def give(self, name: str, text: str) -> Path:
+        """A file in the home, its folders made, all of it the person's."""
+        path = self.person.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if self.person.uid is not None:
+            for one in (path, *path.parents):
+                if one == self.person.home:
+                    break
+                os.chown(one, ORDINARY_UID, ORDINARY_UID)
+        return path
+
+    def run(self, program: str, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        argv = [self.person.python, "-m", MODULES.get(program, f"eos_mcp.cli.{program}"), *words]
+        code, out, err = self.person.run(argv, env=self.person.environment(**self.env, **(env or {})))
+        return subprocess.CompletedProcess(argv, code, out, err)
+
+    def do(self, program: str, *words: str) -> dict[str, Any]:
+        """The one object that a program prints."""
+        return programs.result(self.run(program, *words))
+
+    def refused(self, program: str, *words: str, env: dict[str, str] | None = None, status: int = 1) -> dict[str, Any]:
+        """The one error that a program prints: one line on standard error, nothing on standard output."""
+        return programs.error(self.run(program, *words, env=env), status)
+
+    def create(self, image: str, *, cls: type[Sandbox] | None = None) -> Sandbox:
+        record = self.do("manager", "create_sandbox", "--image", image, "--workspace-bind-root", str(self.workspace))
+        kind = cls or (Sandbox if image == "host" else Container)
+        return kind(self, record["id"], record["shared_base"]["root_hash"])
+
+    def refused_create(self, image: str, root: str | Path | None = None, **env: str) -> dict[str, Any]:
+        where = str(root or self.workspace)
+        return self.refused("manager", "create_sandbox", "--image", image, "--workspace-bind-root", where, env=env)
+
+    def make_state(self) -> None:
+        """The state directory before any program made it: something is to be mounted there."""
+        self.state.mkdir(exist_ok=True)
+        if self.person.uid is not None:
+            os.chown(self.state, self.person.uid, self.person.uid)
+
+    def destroy_all(self) -> None:
+        """What a test that failed has left."""
+        for record in self.do("manager", "list_sandboxes")["sandboxes"]:
+            self.do("manager", "destroy_sandbox", "--sandbox-id", record["id"])
+
+    def stop(self) -> None:
+        done = self.run("eos", "gateway", "stop")
+        assert done.returncode == 0, done.stderr
+
+    def left_in_state(self) -> list[str]:
+        """What a refused or destroyed sandbox may have left: its directory, its record, a probe's directory."""
+        own = ("gateway.", "instance_id", "registry.json")
+        found = [name for name in sorted(os.listdir(self.state)) if not name.startswith(own) and name != "sandboxes"]
+        if (self.state / "sandboxes").exists():
+            found += [f"sandboxes/{name}" for name in os.listdir(self.state / "sandboxes")]
+        if (self.state / "registry.json").exists():
+            found += [record["id"] for record in json.loads((self.state / "registry.json").read_text())["sandboxes"]]
+        return found
+
+
+class Sandbox:
+    """One sandbox of the local provider. `store` is its layer stack, as root of this machine sees it."""
+
+    def __init__(self, desk: Desk, sandbox_id: str, base_hash: str) -> None:
+        self.desk, self.id, self.base_hash = desk, sandbox_id, base_hash
+
+    @property
+    def store(self) -> Path:
+        return self.desk.state / "sandboxes" / self.id / "layer-stack"
+
+    def do(self, op: str, *words: str) -> dict[str, Any]:
+        return self.desk.do("runtime", "--sandbox-id", self.id, op, *words)
+
+    def refused(self, op: str, *words: str) -> dict[str, Any]:
+        return self.desk.refused("runtime", "--sandbox-id", self.id, op, *words)
+
+    def shell(self, cmd: str, session: str | None = None, *words: str) -> dict[str, Any]:
+        """A command and what came of it; it need not have succeeded."""
+        more = ("--workspace-session-id", session) if session else ()
+        return self.do("exec_command", "--yield-time-ms", "30000", *more, *words, cmd)
+
+    def read(self, path: str, session: str | None = None) -> str:
+        more = ("--workspace-session-id", session) if session else ()
+        return str(self.do("file_read", "--path", path, *more)["content"])
+
+    def write(self, path: str, content: str, session: str | None = None) -> None:
+        more = ("--workspace-session-id", session) if session else ()
+        self.do("file_write", "--path", path, "--content", content, *more)
+
+    def session(self, *words: str) -> str:
+        return str(self.do("create_workspace_session", *words)["workspace_session_id"])
+
+    def destroy(self) -> None:
+        assert self.desk.do("manager", "destroy_sandbox", "--sandbox-id", self.id)["state"] == "stopped"
+
+    # What the kernel says
+
+    def agent(self) -> int:
+        return int(json.loads((self.desk.state / "sandboxes" / self.id / "endpoint.json").read_text())["pid"])
+
+    def zygote(self) -> int:
+        return min(children_of(self.agent()))
+
+    def runner(self, session: str) -> int:
+        """The resident process of a session: the zygote's child in whose mounts the session's upper is."""
+        (found,) = [pid for pid in children_of(self.zygote()) if session in mountinfo(pid)]
+        return found
+
+    def members(self, session: str) -> list[int]:
+        runner = self.runner(session)
+        return [runner, *descendants(runner)]
+
+    def uppers(self) -> list[Path]:
+        """Every directory that a session writes or wrote into."""
+        return sorted([*self.store.glob("sessions/*/upper"), *self.store.glob("drafts/*/*/"), *self.store.glob("layers/*/")])
+
+    def uppers_in_use(self) -> list[str]:
+        return [str(path) for path in self.uppers() if overlay.in_use(str(path), ELSEWHERE)]
+
+
+class Container(Sandbox):
+    """One sandbox of the Docker provider, on an engine of this machine."""
+
+    @property
+    def store(self) -> Path:
+        return Path(docker("volume", "inspect", "--format", "{{.Mountpoint}}", f"{self.id}-layer-stack"))
+
+    def agent(self) -> int:
+        first = int(docker("inspect", "--format", "{{.State.Pid}}", self.id))
+        return min(pid for pid in descendants(first) if b"sandbox-daemon\0serve\0" in cmdline(pid))
+
+    def restart(self) -> None:
+        docker("restart", "-t", "5", self.id)
+
+    def destroy(self) -> None:
+        super().destroy()
+        assert in_engine(self.id) == []
+        docker("volume", "rm", "-f", f"eos-shared-base-{self.base_hash}")
+
+
+class Watched(NamedTuple):
+    """A process that must come to its end, held by a descriptor, so that its number cannot become another's."""
+
+    pid: int
+    descriptor: int
+
+
+def watch(pids: Iterable[int]) -> list[Watched]:
+    return [Watched(pid, os.pidfd_open(pid)) for pid in pids]
+
+
+def living(watched: Iterable[Watched], *, wait_s: float = LEFT_WAIT_S) -> list[int]:
+    """Those that have not ended within the time; the descriptors are closed."""
+    found: list[int] = []
+    for one in watched:
+        if not select.select([one.descriptor], [], [], wait_s)[0]:
+            found.append(one.pid)
+        os.close(one.descriptor)
+    return found
+
+
+def kill(pid: int) -> None:
+    programs.kill(pid, signal.SIGKILL)
+
+
+def docker(*words: str) -> str:
+    done = subprocess.run(["docker", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def in_engine(text: str) -> list[str]:
+    """Containers and volumes whose names hold `text`, or whose gateway is of that instance id."""
+    names = docker("ps", "-a", "--format", "{{.Names}}", "--filter", f"name={text}").split()
+    names += docker("ps", "-a", "--format", "{{.Names}}", "--filter", f"label=eos.gateway_instance_id={text}").split()
+    return names + docker("volume", "ls", "-q", "--filter", f"name={text}").split()
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def mountinfo(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return sorted(found)
+
+
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for child in children_of(pid):
+        found += [child, *descendants(child)]
+    return found

@@ -1,0 +1,184 @@
+"""Killed at every place: the gateway, the agent, the zygote, a runner, the container. The next call works and no work is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.end_to_end.desk import Container, Desk, Sandbox, Watched, kill, living, watch
+from tests.eos_mcp import programs
+from tests.people import Person, mounts_that_name
+
+pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
+
+ROOT = pytest.param("root", id="local-as-root")
+ORDINARY = pytest.param("ordinary", id="local-as-an-ordinary-user", marks=pytest.mark.needs("uid"))
+DOCKER = pytest.param("docker", id="docker-busybox", marks=pytest.mark.needs("dockerd"))
+
+
+def in_places(*places: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("sandbox", places, indirect=True)
+
+
+class Work(NamedTuple):
+    """A live session with a rejected change of a.txt, an unpublished mine.txt, and a command that runs."""
+
+    session: str
+    command: str
+    members: list[Watched]
+    upper: str
+
+
+@pytest.fixture
+def sandbox(
+    request: pytest.FixtureRequest, person: Callable[[str], Person], cache_of: Callable[[Person], Path], image: Callable[[str], str]
+) -> Generator[Sandbox]:
+    """A new sandbox at a new person's desk; at the end it is destroyed and nothing of it is left."""
+    who = person("ordinary" if request.param == "ordinary" else "root")
+    desk = Desk(who, cache_of(who))
+    made = desk.create(image("busybox") if request.param == "docker" else "host")
+    yield made
+    store = str(made.store)
+    made.destroy()
+    assert desk.left_in_state() == []
+    assert mounts_that_name(made.id) == [] and not os.path.exists(store)
+
+
+def prepared(sandbox: Sandbox) -> Work:
+    """Published content, then a session with work of each kind; proves that the probes used afterwards do find a live session."""
+    sandbox.write("published.txt", "kept\n")
+    session = sandbox.session("--agent", "tester")
+    sandbox.write("a.txt", "losing bytes\n", session)
+    sandbox.write("a.txt", "winning bytes\n")
+    refused = sandbox.refused("publish_workspace_session", "--workspace-session-id", session)
+    assert [conflict["path"] for conflict in refused["details"]["publish_rejection"]["conflicts"]] == ["a.txt"]
+    sandbox.write("mine.txt", "unpublished\n", session)
+    started = sandbox.do(
+        "exec_command",
+        "--workspace-session-id",
+        session,
+        "--yield-time-ms",
+        "20000",
+        "mkdir new && echo by command > new/c.txt && echo up; true",
+    )
+    assert started["output"] == "up"
+    command = sandbox.do("exec_command", "--workspace-session-id", session, "--yield-time-ms", "1", "sleep 1000 & echo $!; wait")
+    upper = str(sandbox.store / "sessions" / session / "upper")
+    members = sandbox.members(session)
+    assert command["status"] == "running" and len(members) >= 2
+    assert mounts_that_name(session) != [] and upper in sandbox.uppers_in_use()
+    return Work(session, command["command_session_id"], watch(members), upper)
+
+
+def assert_published_is_intact(sandbox: Sandbox) -> None:
+    assert sandbox.read("published.txt") == "kept"
+    assert sandbox.read("a.txt") == "winning bytes"
+    assert sandbox.shell("cat a.txt d/b.txt; ls")["output"].split() == [
+        "winning",
+        "bytes",
+        "in",
+        "a",
+        "directory",
+        "a.txt",
+        "d",
+        "published.txt",
+    ]
+
+
+def assert_nothing_of_it_lives(sandbox: Sandbox, work: Work) -> None:
+    assert living(work.members) == []
+    assert mounts_that_name(work.session) == []
+    assert sandbox.do("list_workspace_sessions")["sessions"] == []
+    assert sandbox.uppers_in_use() == []
+
+
+def assert_its_work_is_in_a_draft(sandbox: Sandbox, work: Work) -> None:
+    """The losing bytes are read back from a session that the draft was opened in."""
+    (draft,) = sandbox.do("list_drafts")["drafts"]
+    assert (draft["origin"], draft["agent"]) == (f"workspace_session:{work.session}", "tester")
+    for op, *words in (("file_read", "--path", "mine.txt"), ("exec_command", "true"), ("publish_workspace_session",)):
+        error = sandbox.refused(op, *words, "--workspace-session-id", work.session)
+        assert (error["kind"], error["details"]["reason"], error["details"]["draft_id"]) == (
+            "operation_failed",
+            "session_lost",
+            draft["draft_id"],
+        )
+        assert draft["draft_id"] in error["message"] and "draft_id" in error["details"]["hint"]
+    opened = sandbox.session("--draft-id", draft["draft_id"])
+    assert [sandbox.read(path, opened) for path in ("a.txt", "mine.txt", "new/c.txt")] == ["losing bytes", "unpublished", "by command"]
+    assert sandbox.do("preview_publish", "--draft-id", draft["draft_id"])["conflict_count"] == 1
+    discarded = sandbox.do("destroy_workspace_session", "--workspace-session-id", opened)
+    assert discarded["destroyed"] and sandbox.do("list_drafts")["drafts"] == [draft]
+
+
+def assert_recovered(sandbox: Sandbox, work: Work) -> None:
+    assert_published_is_intact(sandbox)
+    assert_nothing_of_it_lives(sandbox, work)
+    assert_its_work_is_in_a_draft(sandbox, work)
+    assert_nothing_of_it_lives(sandbox, work._replace(members=[]))
+
+
+@in_places(ROOT, DOCKER)
+def test_a_killed_gateway_takes_nothing_with_it(sandbox: Sandbox) -> None:
+    work = prepared(sandbox)
+    kill(programs.pid_of(str(sandbox.desk.state)))
+    assert_published_is_intact(sandbox)
+    assert sandbox.read("a.txt", work.session) == "losing bytes"
+    assert sandbox.do("read_command_lines", "--command-session-id", work.command)["status"] == "running"
+    assert sorted(sandbox.members(work.session)) == sorted(one.pid for one in work.members)
+    sandbox.do("signal_command", "--command-session-id", work.command, "--signal", "KILL")
+    gone = sandbox.do("destroy_workspace_session", "--workspace-session-id", work.session, "--grace-s", "30")
+    assert gone["destroyed"]
+    assert_nothing_of_it_lives(sandbox, work)
+
+
+@in_places(ROOT, ORDINARY, DOCKER)
+def test_after_a_killed_runner_the_session_is_lost_by_name_and_its_work_is_in_a_draft(sandbox: Sandbox) -> None:
+    work = prepared(sandbox)
+    kill(sandbox.runner(work.session))
+    error = sandbox.refused("file_read", "--path", "mine.txt", "--workspace-session-id", work.session)
+    assert (error["kind"], error["details"]["reason"]) == ("operation_failed", "session_lost")
+    assert error["details"]["draft_id"].startswith("draft-")
+    command = sandbox.refused("wait_command", "--command-session-id", work.command)
+    assert (command["details"]["reason"], command["details"]["draft_id"]) == ("session_lost", error["details"]["draft_id"])
+    assert_recovered(sandbox, work)
+
+
+@in_places(ROOT, ORDINARY, DOCKER)
+def test_after_a_killed_agent_the_next_call_works_and_the_work_is_in_a_draft(sandbox: Sandbox) -> None:
+    work = prepared(sandbox)
+    kill(sandbox.agent())
+    assert_recovered(sandbox, work)
+
+
+@in_places(ROOT, DOCKER)
+def test_after_a_killed_zygote_the_next_call_works_and_the_work_is_in_a_draft(sandbox: Sandbox) -> None:
+    work = prepared(sandbox)
+    kill(sandbox.zygote())
+    assert_recovered(sandbox, work)
+
+
+@in_places(DOCKER)
+def test_after_a_restart_of_the_container_the_next_call_works_and_the_work_is_in_a_draft(sandbox: Container) -> None:
+    work = prepared(sandbox)
+    sandbox.restart()
+    assert_recovered(sandbox, work)
+
+
+@in_places(ROOT, DOCKER)
+def test_a_rejected_one_shot_is_kept_as_a_draft_with_the_losing_bytes(sandbox: Sandbox) -> None:
+    running = sandbox.do("exec_command", "--yield-time-ms", "1", "echo losing > a.txt; cat > new.txt")
+    sandbox.write("a.txt", "winning\n")
+    sandbox.do("write_command_stdin", "--command-session-id", running["command_session_id"], "--yield-time-ms", "1", "typed\n\x04")
+    ended = sandbox.do("wait_command", "--command-session-id", running["command_session_id"], "--timeout-ms", "30000")
+    assert (ended["publish_rejected"], ended["publish_reject_class"]) == (True, "source_conflict")
+    opened = sandbox.session("--draft-id", ended["draft_id"])
+    assert (sandbox.read("a.txt", opened), sandbox.read("new.txt", opened)) == ("losing", "typed")
+    sandbox.do("destroy_workspace_session", "--workspace-session-id", opened)
+    sandbox.do("discard_draft", "--draft-id", ended["draft_id"])
+    assert sandbox.read("a.txt") == "winning" and sandbox.uppers_in_use() == []
+    assert sandbox.refused("file_read", "--path", "new.txt")["kind"] == "not_found"
