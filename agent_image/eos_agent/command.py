@@ -273,10 +273,14 @@ class Command:
 
         self._timer = self._loop.call_at(self._loop.time() + max(0.0, self.started + timeout_s - time.monotonic()), expired)
 
-    def cancel(self) -> None:
-        if not self.finished and not self._group_gone:
+    def cancel(self) -> bool:
+        """Kill the whole tree; False when the command has ended by itself."""
+        if self.finished or self._group_gone:
+            return False
+        if not self.cancelled:
             self.cancelled = True
             self._spawn(self._kill())
+        return True
 
     async def _kill(self) -> None:
         runner = self.session.runner

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from eos_agent.cancellation import Cancellations, request_not_found
 from eos_agent.command import Command
 from eos_agent.environment import command_environment, parse_env
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_BUSY, OperationError
@@ -42,6 +43,7 @@ class Commands:
         self._known: OrderedDict[str, Command] = OrderedDict()
         self._terminal: OrderedDict[str, None] = OrderedDict()
         self._active = 0  # starting or running
+        self._cancellations = Cancellations()
         self._counter_path = os.path.join(settings.layer_stack_root, "command-counter.json")
         self._next = self._reserved = self._read_counter()
         self._reserve()
@@ -77,7 +79,8 @@ class Commands:
     # Operations
 
     async def exec(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-        command = await self.start(args, request_id)
+        with self._cancellations.starting(request_id):
+            command = await self.start(args, request_id)
         await command.wait(command.started + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
         return command.result(always_id=False)
 
@@ -131,6 +134,7 @@ class Commands:
 
     async def _spawn(self, session: Session, text: str, args: dict[str, Any], extra: dict[str, str], request_id: str) -> Command:
         """With the session's gate held."""
+        self._cancellations.check(request_id)
         shell = await self._sessions.shell(session) or []
         command_id = self._new_id()
         directory = os.path.join(self._settings.transcripts, command_id)
@@ -233,6 +237,29 @@ class Commands:
         if number not in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGSTOP, signal.SIGCONT):
             await command.wait(time.monotonic() + DEFAULT_YIELD_MS / 1000)
         return command.result()
+
+    async def cancel_request(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Kill the command that a request started. The work of a session of its own becomes a draft; an explicit session stays as it is."""
+        request_id, starting = await self._cancellations.take(args)
+        found = [command for command in self._known.values() if command.request_id == request_id]
+        answer: dict[str, Any] = {"request_id": request_id, "cancelled": False}
+        if not found:
+            answer["cancelled"] = starting
+            if not starting:
+                if args.get("in_flight") is not True:
+                    raise request_not_found(request_id)
+                self._cancellations.expect(request_id)
+                answer["cancelled"] = True
+            return answer
+        for command in found:
+            answer["command_session_id"] = command.id
+            if command.cancel():
+                answer["cancelled"] = True
+                command.session.cancelled = True
+        end = time.monotonic() + CANCEL_WAIT_S
+        for command in found:
+            await command.wait(end)
+        return answer
 
     async def wait(self, args: dict[str, Any]) -> dict[str, Any]:
         command = self._known.get(args["command_session_id"])

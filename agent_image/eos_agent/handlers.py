@@ -78,6 +78,8 @@ class Handlers:
         """
         if request.op == "sandbox_daemon_ready":
             return {"status": "ready", "sandbox_id": self.settings.sandbox_id, "daemon": "sandbox-daemon"}
+        if request.op == "cancel_request":
+            return await self.commands.cancel_request(request.args)
         if request.op == "export_stream":
             return Stream(self._export(request.args))
         operation, handler = find(request.op), self._table.get(request.op)

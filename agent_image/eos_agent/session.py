@@ -32,6 +32,7 @@ class Session:
         self.draft_id: str | None = None
         self.gate = asyncio.Lock()
         self.state = "active"
+        self.cancelled = False  # a request that ran in it was cancelled: what it wrote is kept, not published
         self.ending = False  # the runner's end is our own doing
         self.ended = asyncio.Event()
         self.destroyed: dict[str, Any] | None = None

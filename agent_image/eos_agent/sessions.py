@@ -19,7 +19,7 @@ from eos_agent.pool import Pool
 from eos_agent.protocol import INTERNAL_ERROR, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.publication import describe_upper
 from eos_agent.session import EXPLICIT, IMPLICIT, Session, check_grace
-from eos_agent.settle import finalization_failed, publish_or_keep
+from eos_agent.settle import SETTLED, finalization_failed, publish_or_keep
 from eos_agent.zygote import Runner, SessionSpec, Zygote
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Sessions:
 
     def _remember(self, draft: Draft) -> None:
         kind, _, session_id = draft.origin.partition(":")
-        if kind == "workspace_session" and draft.reason not in ("source_conflict", "publish_error"):
+        if kind == "workspace_session" and draft.reason not in SETTLED:
             self.lost[session_id] = draft.draft_id
 
     def forget_draft(self, draft_id: str) -> None:

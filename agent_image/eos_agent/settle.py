@@ -19,6 +19,9 @@ HINT = (
     "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
     "redo them on the newest version, then discard_draft"
 )
+CANCELLED = "cancelled"
+CANCELLED_HINT = "the request was cancelled: nothing was published; what the command wrote is kept in draft_id, discard_draft deletes it"
+SETTLED = frozenset({"source_conflict", "publish_error", CANCELLED})  # drafts of sessions that ended in good order
 
 
 def commit(upper: Upper, *, owner: str, request_id: str, agent: str | None) -> Published:
@@ -41,6 +44,8 @@ def publish_or_keep(session: Session) -> dict[str, Any]:
         OSError: not even a draft could be made; the work stays in the session's folder, and the next open of the store makes one.
     """
     upper = session.upper
+    if session.cancelled:
+        return _kept(session, CANCELLED, CANCELLED_HINT)
     try:
         published = commit(upper, owner=session.owner, request_id=session.request_id, agent=session.agent)
     except PublishRejected as error:
@@ -55,16 +60,14 @@ def publish_or_keep(session: Session) -> dict[str, Any]:
         refused |= {"conflict_count": 0, "conflicts": [], "error": {"kind": shown.kind, "details": shown.details}}
     else:
         return {"publish": {"published": not published.no_op, **publish_json(published)}}
-    draft = upper.to_draft(reason=reason)
-    found: dict[str, Any] = {
-        "publish_rejected": True,
-        "publish_reject_class": reason,
-        "publish_rejection": refused,
-        "publish": {"published": False, "no_op": False},
-    }
-    if draft is not None:
-        found["draft_id"], found["hint"] = draft.draft_id, HINT
-    return found
+    found = {"publish_rejected": True, "publish_reject_class": reason, "publish_rejection": refused}
+    return {**found, **_kept(session, reason, HINT)}
+
+
+def _kept(session: Session, reason: str, hint: str) -> dict[str, Any]:
+    draft = session.upper.to_draft(reason=reason)
+    found: dict[str, Any] = {"publish": {"published": False, "no_op": False}}
+    return found if draft is None else {**found, "draft_id": draft.draft_id, "hint": hint}
 
 
 def finalization_failed(error: Exception) -> dict[str, Any]:

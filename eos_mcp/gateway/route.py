@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,7 +26,7 @@ REVISING = frozenset(
         "destroy_workspace_session",
     }
 )
-FEATURES = ("drafts", "file_list", "keep_alive", "gateway_info")
+FEATURES = ("drafts", "cancel_request", "file_list", "keep_alive", "gateway_info")
 _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
 
 
@@ -47,6 +48,7 @@ class Router:
     def __init__(self, manager: Manager, forwarder: Forwarder, *, info: Callable[[], dict[str, Any]], contract_results: bool) -> None:
         self._manager, self._forwarder = manager, forwarder
         self._info, self._contract_results = info, contract_results
+        self._executing: set[tuple[str, str]] = set()  # sandbox and request id of commands that are waited for
 
     async def answer(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any]:
         """The reply, which may be an agent's error envelope.
@@ -85,12 +87,22 @@ class Router:
         if operation is not None and operation.scope == "system":
             message = f"{op} is a manager operation: send it with system scope, sandbox_id inside args"
             raise OperationError(INVALID_REQUEST, message, {"operation": op}, reason="wrong_scope")
-        reply = await self._forwarder.request(
-            sandbox_id, op, request.args, request_id=request.request_id, timeout_s=catalog.budget_s(operation, request.args)
-        )
+        reply = await self._forward(sandbox_id, request)
         if op in REVISING and _counts(reply):
             self._manager.note_activity(sandbox_id)
         return reply
+
+    async def _forward(self, sandbox_id: str, request: Request) -> dict[str, Any]:
+        op, args = request.op, request.args
+        with contextlib.ExitStack() as stack:
+            if op == "exec_command":
+                key = (sandbox_id, request.request_id)
+                self._executing.add(key)
+                stack.callback(self._executing.discard, key)
+            elif op == "cancel_request":  # what it names may not have reached the agent yet
+                args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self._executing}
+            budget_s = catalog.budget_s(catalog.find(op), args)
+            return await self._forwarder.request(sandbox_id, op, args, request_id=request.request_id, timeout_s=budget_s)
 
     def _after_manager(self, op: str, args: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
         sandbox_id = args.get("sandbox_id")

@@ -117,7 +117,7 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
         notes.append(f"still running apart from the command, ended with its session: {compact(reply['left_behind'])}")
     publish = reply.get("publish")
     if is_object(publish) and not reply.get("publish_rejected"):
-        notes.append(_published(publish))
+        notes.append(_published(publish) if "revision" in publish or publish.get("published") else _kept(reply))
     if reply.get("publish_rejected"):
         rejection = reply.get("publish_rejection")
         notes.append(
@@ -135,6 +135,11 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
     if reply.get("hint") and not reply.get("publish_rejected"):
         notes.append(f"next: {reply['hint']}")
     return notes
+
+
+def _kept(reply: Object) -> str:
+    work = f"its changes are kept in {reply['draft_id']}" if reply.get("draft_id") else "it had changed nothing"
+    return f"NOT PUBLISHED ({reply.get('status')}): {work}"
 
 
 def _published(publish: Object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests import people
 from tests.conftest import drop_dir, make_short_dir
 from tests.eos_mcp.mcp_wire import Wire, call
 
@@ -135,3 +138,61 @@ def test_a_server_started_with_an_empty_environment_works(place: Place) -> None:
     with Wire(["env", "-i", *kept, sys.executable, "-m", "eos_mcp"], env={}) as wire:
         wire.open()
         assert place.sandbox in use(wire, "list_sandboxes").text
+
+
+def command_of(wire: Wire, text: str) -> dict[str, Any]:
+    """The running command that was started with `text`."""
+    while True:
+        for row in use(wire, "list_commands").structure["commands"]:
+            if row["command"] == text and row["status"] == "running":
+                return dict(row)
+
+
+def test_a_cancelled_command_is_killed_with_all_it_started_and_its_work_is_a_draft(place: Place) -> None:
+    nap = "86397.25"  # names its processes for the whole machine
+    cmd = f"echo half > cancelled; setsid sleep {nap} & sleep {nap} & sleep {nap}; wait"
+    with place.server() as wire, place.server() as other:
+        wire.send(call("long", "exec_command", {"cmd": cmd, "yield_time_ms": 20_000}))
+        row = command_of(other, cmd)
+        while len(people.processes_that_name(nap)) < 4:
+            pass
+        wire.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "long", "reason": "enough"}})
+        ended = use(other, "wait_command", command_session_id=row["command_session_id"])
+        assert (ended.structure["status"], ended.structure["exit_code"]) == ("cancelled", 130)
+        assert people.processes_that_name(nap) == []
+        draft = ended.structure["draft_id"]
+        assert f"NOT PUBLISHED (cancelled): its changes are kept in {draft}" in ended.text
+        (kept,) = [d for d in use(other, "list_drafts").structure["drafts"] if d["draft_id"] == draft]
+        assert kept["reason"] == "cancelled"
+        assert use(other, "file_read", path="cancelled").is_error
+        opened = use(other, "create_workspace_session", draft_id=draft).structure["workspace_session_id"]
+        assert use(other, "file_read", path="cancelled", workspace_session_id=opened).structure["content"] == "half"
+        assert not use(other, "destroy_workspace_session", workspace_session_id=opened).is_error
+        assert not use(other, "discard_draft", draft_id=draft).is_error
+        wire.send(call("later", "exec_command", {"cmd": "echo the server goes on"}))
+        while "id" not in (answer := wire.receive()):
+            pass
+        assert answer["id"] == "later" and answer["result"]["structuredContent"]["status"] == "ok"  # "long" gets no answer
+        state = use(other, "snapshot", sandbox_id=place.sandbox).structure
+        assert state["workspaces"] == []
+
+
+def test_a_raw_client_that_half_closes_or_leaves_cancels_nothing(place: Place) -> None:
+    with open(os.path.join(place.env["EOS_STATE_DIR"], "gateway.token")) as file:
+        token = file.read().strip()
+    for name in ("half", "gone"):
+        cmd = f"read line; echo $line > left-{name}"
+        with socket.socket(socket.AF_UNIX) as raw, place.server() as wire:
+            raw.settimeout(60)
+            raw.connect(os.path.join(place.env["EOS_STATE_DIR"], "gateway.sock"))
+            args = {"cmd": cmd, "yield_time_ms": 30_000}
+            request = {"op": "exec_command", "request_id": name, "scope": {"kind": "sandbox", "sandbox_id": place.sandbox}, "args": args}
+            raw.sendall(json.dumps({**request, "_sandbox_gateway_auth_token": token}).encode() + b"\n")
+            row = command_of(wire, cmd)
+            raw.shutdown(socket.SHUT_WR) if name == "half" else raw.close()
+            use(wire, "write_command_stdin", command_session_id=row["command_session_id"], stdin="went on\n", yield_time_ms=0)
+            ended = use(wire, "wait_command", command_session_id=row["command_session_id"])
+            assert ended.structure["publish"]["published"] is True
+            assert use(wire, "file_read", path=f"left-{name}").structure["content"] == "went on"
+            if name == "half":
+                assert json.loads(raw.makefile("rb").readline())["status"] == "ok"

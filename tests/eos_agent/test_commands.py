@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import re
 from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+
+from eos_agent.protocol import encode_request
 
 from .agent_process import Agent, Failed
 
@@ -371,3 +374,104 @@ def test_file_operations_run_inside_the_mount_of_a_session(shared_agent: Agent, 
     assert refused(lambda: shared_agent.read("a/b/c")).kind == "not_found"
     here.run("rm -r src; mkdir src")
     assert shared_agent.call("file_list", path="src", **at)["entries"] == []
+
+
+# Cancelling a request
+
+
+def in_background(agent: Agent, request_id: str, **args: Any) -> concurrent.futures.Future[dict[str, Any]]:
+    """An exec_command with that request id, waited for in a thread."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    try:
+        return pool.submit(agent.call, "exec_command", request_id, yield_time_ms=60_000, **args)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def cancel(agent: Agent, request_id: Any, **more: Any) -> dict[str, Any]:
+    raw = encode_request("cancel_request", {"request_id": request_id, **more}, request_id="c", sandbox_id=agent.sandbox_id)
+    connection = agent.connect()
+    try:
+        answer = connection.line(raw)
+    finally:
+        connection.close()
+    if "error" in answer:
+        raise Failed(answer["error"])
+    return answer
+
+
+def running_command(agent: Agent, request_id: str) -> dict[str, Any]:
+    while True:
+        for row in agent.call("list_commands")["commands"]:
+            if row["request_id"] == request_id and row["status"] == "running":
+                return dict(row)
+
+
+def test_a_cancelled_request_ends_with_its_process_tree_and_its_work_is_a_draft(shared_agent: Agent) -> None:
+    answer = in_background(shared_agent, "to-cancel", cmd="echo half > work; setsid sleep 3600 & sleep 3600 & echo up > ready; wait")
+    row = running_command(shared_agent, "to-cancel")
+    session, head = row["workspace_session_id"], shared_agent.version()
+    while True:
+        try:
+            shared_agent.read("ready", workspace_session_id=session)
+            break
+        except Failed as error:
+            assert error.kind == "not_found"
+    cancelled = cancel(shared_agent, "to-cancel")
+    assert cancelled == {"request_id": "to-cancel", "cancelled": True, "command_session_id": row["command_session_id"]}
+    result = answer.result(60)
+    assert (result["status"], result["exit_code"]) == ("cancelled", 130)
+    assert result["publish"] == {"published": False, "no_op": False}
+    (draft,) = [d for d in shared_agent.call("list_drafts")["drafts"] if d["draft_id"] == result["draft_id"]]
+    assert (draft["reason"], draft["request_id"]) == ("cancelled", "to-cancel")
+    assert shared_agent.version() == head
+    opened = shared_agent.session(draft_id=draft["draft_id"])
+    assert shared_agent.read("work", workspace_session_id=opened) == "half"
+    shared_agent.call("destroy_workspace_session", workspace_session_id=opened)
+    shared_agent.call("discard_draft", draft_id=draft["draft_id"])
+    assert refused(lambda: shared_agent.read("x", workspace_session_id=session)).reason == "session_not_found"
+    assert cancel(shared_agent, "to-cancel")["cancelled"] is False  # it has ended
+
+
+def test_a_cancelled_request_in_an_explicit_session_leaves_the_session_as_it_is(shared_agent: Agent, here: In) -> None:
+    answer = in_background(shared_agent, "in-session", cmd="echo kept > work; sleep 3600", workspace_session_id=here.session)
+    running_command(shared_agent, "in-session")
+    while "work" not in [entry["name"] for entry in shared_agent.call("file_list", workspace_session_id=here.session)["entries"]]:
+        pass
+    assert cancel(shared_agent, "in-session")["cancelled"] is True
+    assert answer.result(60)["status"] == "cancelled"
+    assert here.run("cat work; grep -l sleep /proc/[0-9]*/comm 2>/dev/null || echo none")["output"] == "kept\nnone"
+
+
+def test_only_requests_that_started_a_command_can_be_cancelled(shared_agent: Agent) -> None:
+    gone = refused(lambda: cancel(shared_agent, "never-sent"))
+    assert (gone.kind, gone.reason) == ("not_found", "request_not_found")
+    for wrong in (7, "", None, ["x"]):
+        assert refused(lambda wrong=wrong: cancel(shared_agent, wrong)).kind == "invalid_request"  # type: ignore[misc]
+    ended = shared_agent.call("exec_command", "has-ended", cmd="true", yield_time_ms=60_000)
+    found = cancel(shared_agent, "has-ended")
+    assert (found["cancelled"], ended["status"]) == (False, "ok")
+
+
+def test_a_request_that_was_cancelled_before_it_arrived_runs_nothing(shared_agent: Agent) -> None:
+    assert cancel(shared_agent, "late", in_flight=True) == {"request_id": "late", "cancelled": True}
+    head = shared_agent.version()
+    refusal = refused(lambda: shared_agent.call("exec_command", "late", cmd="echo no > no"))
+    assert (refusal.kind, refusal.reason) == ("operation_failed", "cancelled")
+    assert shared_agent.version() == head
+    assert shared_agent.call("list_workspace_sessions")["sessions"] == []
+
+
+def test_a_request_that_is_cancelled_while_its_command_starts_publishes_nothing(shared_agent: Agent) -> None:
+    head = shared_agent.version()
+    for number in range(20):  # each finds the start at another point
+        name = f"starting-{number}"
+        connection = shared_agent.connect()
+        connection.socket.sendall(shared_agent.line("exec_command", name, cmd=f"echo x > {name}; sleep 3600", yield_time_ms=60_000))
+        assert cancel(shared_agent, name, in_flight=True)["cancelled"] is True
+        answer = json.loads(connection.file.readline())
+        connection.close()
+        assert answer.get("status") == "cancelled" or answer["error"]["details"]["reason"] == "cancelled"
+        if "draft_id" in answer:
+            shared_agent.call("discard_draft", draft_id=answer["draft_id"])
+    assert shared_agent.version() == head

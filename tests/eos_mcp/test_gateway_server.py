@@ -215,6 +215,33 @@ def test_routing_follows_the_contracts_order(short_dir: str) -> None:
     run(short_dir, case)
 
 
+def test_a_cancellation_says_whether_the_request_is_still_waited_for(short_dir: str) -> None:
+    sandbox = {"kind": "sandbox", "sandbox_id": "s"}
+
+    async def case(one: Gateway) -> None:
+        arrived, release = asyncio.Event(), asyncio.Event()
+
+        async def behave(request: Any, _: Any) -> dict[str, Any] | None:
+            if request.op == "exec_command":
+                arrived.set()
+                await release.wait()
+            return {"op": request.op, "args": dict(request.args)}
+
+        one.agent.behaviour = behave
+        command = asyncio.create_task(one.raw(line("exec_command", scope=sandbox, request_id="long")))
+        await arrived.wait()
+        for name, in_flight in (("long", True), ("other", False), (["x"], False)):
+            told = await one.raw(line("cancel_request", scope=sandbox, args={"request_id": name}))
+            assert told == {"op": "cancel_request", "args": {"request_id": name, "in_flight": in_flight}}
+        release.set()
+        await command
+        told = await one.raw(line("cancel_request", scope=sandbox, args={"request_id": "long"}))
+        assert told["args"]["in_flight"] is False
+        assert kind(await one.raw(line("cancel_request", args={"request_id": "long"}))) == "unknown_op"
+
+    run(short_dir, case)
+
+
 def test_the_activity_revision_grows_with_successful_changes_only(short_dir: str) -> None:
     sandbox = {"kind": "sandbox", "sandbox_id": "s"}
 
