@@ -164,7 +164,21 @@ def suppress_errno(*codes: int) -> Generator[None]:
 
 
 def remove_tree(path: str) -> None:
-    """Delete what is at `path`, through no symlink and no mount; absent is fine. Directories of mode 000 are opened up on the way."""
+    """Delete what is at `path`, through no symlink and no mount; absent is fine. Directories of mode 000 are opened up on the way.
+
+    A tree may be deeper than PATH_MAX or than Python recurses: a command that goes down by `cd` can make one.
+    """
+    try:
+        _remove(path)
+    except RecursionError:
+        _remove_flattened(path)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _remove_flattened(path)
+
+
+def _remove(path: str) -> None:
     try:
         os.unlink(path)
         return
@@ -173,20 +187,44 @@ def remove_tree(path: str) -> None:
     except (IsADirectoryError, PermissionError) as error:
         if error.errno not in (errno.EISDIR, errno.EPERM, errno.EACCES):
             raise
+    for name, is_directory in _opened_up(path):
+        if is_directory:
+            _remove(f"{path}/{name}")
+        else:
+            os.unlink(f"{path}/{name}")
+    os.rmdir(path)
+
+
+def _remove_flattened(path: str) -> None:
+    """Each directory below `path` is first moved to lie directly in it, so that no name and no stack grows long."""
+    moved, left = 0, [path]
+    mark = f".flat-{os.urandom(6).hex()}"
+    while left:
+        directory = left.pop()
+        for name, is_directory in _opened_up(directory):
+            if is_directory:
+                target, moved = f"{path}/{mark}-{moved}", moved + 1
+                if os.geteuid() != 0:
+                    os.chmod(f"{directory}/{name}", 0o700)
+                os.rename(f"{directory}/{name}", target)
+                left.append(target)
+            else:
+                os.unlink(f"{directory}/{name}")
+        if directory != path:
+            os.rmdir(directory)
+    os.rmdir(path)
+
+
+def _opened_up(path: str) -> list[tuple[str, bool]]:
+    """Names in a directory, and whether each is a directory; the directory is made readable and writable for its owner."""
     if os.geteuid() != 0:
         with suppress_errno(errno.EPERM):
             os.chmod(path, 0o700, follow_symlinks=True)
     try:
-        found = _listed(path)
+        return _listed(path)
     except PermissionError:  # root without CAP_DAC_OVERRIDE
         os.chmod(path, 0o700, follow_symlinks=True)
-        found = _listed(path)
-    for name, is_directory in found:
-        if is_directory:
-            remove_tree(f"{path}/{name}")
-        else:
-            os.unlink(f"{path}/{name}")
-    os.rmdir(path)
+        return _listed(path)
 
 
 def _listed(path: str) -> list[tuple[str, bool]]:

@@ -7,6 +7,7 @@ sessions/<id>/private/<n>/   sealed work that could not be published and that th
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from typing import TYPE_CHECKING, NamedTuple
@@ -201,8 +202,9 @@ class Upper:
                             stack.append(entry.path)
                         elif entry.is_file(follow_symlinks=False):
                             total += entry.stat(follow_symlinks=False).st_size
-            except FileNotFoundError:
-                continue
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+                    raise
         return total
 
     # ---- sealing

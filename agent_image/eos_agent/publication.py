@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ def describe_upper(upperdir: str) -> dict[str, Any]:
         for entry in found:
             walked += 1
             path = f"{directory}/{entry.name}" if directory else entry.name
-            if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
+            if entry.is_dir(follow_symlinks=False):
                 below.append(path)
                 continue
             count += 1

@@ -10,6 +10,9 @@ from typing import Any
 
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 
+NAME_MAX_BYTES = 255
+"""NAME_MAX of Linux: a longer segment names nothing, whatever the file system."""
+
 
 def invalid_path(path: str, why: str) -> OperationError:
     return OperationError(
@@ -24,7 +27,7 @@ def normalise(path: str, root: str, *, folded: bool, allow_root: bool) -> str:
         folded: the reference's reading: outer white space is trimmed and `\\` is a separator.
         allow_root: the root itself is a fine answer, as ''.
     Raises:
-        OperationError: invalid_request; it is empty, absolute outside the root, holds NUL or any `..` segment.
+        OperationError: invalid_request; it is empty, absolute outside the root, holds NUL, a `..` segment or one that no file system takes.
     """
     text = path.strip().replace("\\", "/") if folded else path
     if "\0" in text:
@@ -38,6 +41,8 @@ def normalise(path: str, root: str, *, folded: bool, allow_root: bool) -> str:
         raise invalid_path(path, "has a `..` segment")
     if not parts and not allow_root:
         raise invalid_path(path, "names no file")
+    if any(len(os.fsencode(part)) > NAME_MAX_BYTES for part in parts):
+        raise invalid_path(path, f"has a segment of more than {NAME_MAX_BYTES} bytes")
     return "/".join(parts)
 
 

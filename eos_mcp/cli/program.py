@@ -35,6 +35,7 @@ def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details
         if parsed.error is not None:
             raise parsed.error
         sandbox_id, args = catalog.build(operation, parsed.args, selector=sandbox_id, bounds=False)
+        args = spelled(args)
     except OperationError as error:
         output.own_error(error, details=details)
         return output.USAGE
@@ -45,6 +46,32 @@ def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details
         return output.USAGE if error.kind == CONFIG_ERROR else output.FAILED
     except KeyboardInterrupt:
         return 130
+
+
+def spelled(args: dict[str, object]) -> dict[str, object]:
+    """The arguments as JSON can carry them: a `path` that is no UTF-8 goes as `path_b64`, in anything else such bytes are refused.
+
+    Raises:
+        OperationError: invalid_request.
+    """
+    odd = [name for name, value in args.items() if _has_surrogates(value)]
+    if not odd:
+        return args
+    path = args.get("path")
+    if odd != ["path"] or not isinstance(path, str):
+        name = next(name for name in odd if name != "path")
+        raise OperationError(INVALID_REQUEST, f"{name} must be UTF-8", {"argument": name}, reason="not_utf8")
+    import base64
+    import os
+
+    others = {name: value for name, value in args.items() if name != "path"}
+    return {**others, "path_b64": base64.b64encode(os.fsencode(path)).decode("ascii")}
+
+
+def _has_surrogates(value: object) -> bool:
+    """Whether text from the command line, also inside an array, was no UTF-8."""
+    text = value if isinstance(value, str) else str(value)
+    return not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def send(
