@@ -131,7 +131,14 @@ def test_the_agent_imports_the_standard_library_pathspec_and_layerstack_only() -
 
 def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_distributions() -> None:
     """The pure modules, and `durable`: a file of the host is replaced by the same rename as one of the store."""
-    allowed_below = {"eos_agent.protocol", "eos_agent.operations", "layerstack.durable", *(f"layerstack.{name}" for name in PURE)}
+    allowed_below = {
+        "layerstack",
+        "eos_agent",
+        "eos_agent.protocol",
+        "eos_agent.operations",
+        "layerstack.durable",
+        *(f"layerstack.{name}" for name in PURE),
+    }
     third_party = distributions()
     bad: list[Import] = []
     for module, found in IMPORTS.items():

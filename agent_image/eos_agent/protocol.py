@@ -128,7 +128,9 @@ def decode_request(value: Mapping[str, Any]) -> Request:
     if kind == "sandbox":
         sandbox_id = scope.get("sandbox_id")
         if not isinstance(sandbox_id, str) or not sandbox_id.strip():
-            raise OperationError(INVALID_REQUEST, "scope.sandbox_id must be a non-empty string", {"argument": "scope"}, reason="bad_envelope")
+            raise OperationError(
+                INVALID_REQUEST, "scope.sandbox_id must be a non-empty string", {"argument": "scope"}, reason="bad_envelope"
+            )
     elif kind != "system":
         raise OperationError(INVALID_REQUEST, f"unknown scope kind: {kind!r}", {"argument": "scope"}, reason="bad_envelope")
     transport = {key: value[key] for key in TRANSPORT_KEYS if key in value}
