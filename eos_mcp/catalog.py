@@ -19,6 +19,7 @@ __all__ = [
     "SETS",
     "Argument",
     "Operation",
+    "ResultField",
     "budget_s",
     "build",
     "check_arguments",

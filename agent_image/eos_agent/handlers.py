@@ -87,7 +87,7 @@ class Handlers:
             raise OperationError(UNKNOWN_OP, f"unknown operation: {request.op}", {"op": request.op}, reason="unknown_op")
         given = self._raw_defaults(request.op, request.args)
         args = check_arguments(operation, given, server=True)
-        for key in ("path_b64", "layer_id", "limit"):  # raw requests have these beyond the catalog
+        for key in ("layer_id", "limit"):  # raw requests have these beyond the catalog
             if key in given and key not in args:
                 args[key] = given[key]
         return await handler(args, request)
@@ -101,8 +101,6 @@ class Handlers:
                 given["offset"] = 1
         elif op == "read_command_lines":
             given.setdefault("limit", self.settings.get("runtime.command.read_lines_default", 200))
-        if given.get("path_b64") and op.startswith("file_"):
-            given.setdefault("path", "")
         return given
 
     def _file(self, name: str) -> Handler:

@@ -38,6 +38,7 @@ class Argument(NamedTuple):
     file_flag: str = ""  # a command line also takes the value from a file, `-` is standard input
     server_default: Any = None  # what a raw request without the (required) argument means
     ours: bool = False
+    hidden: bool = False  # no part of a tool's schema, which a model reads in every session; accepted all the same
 
     @property
     def label(self) -> str:
@@ -52,7 +53,10 @@ class Argument(NamedTuple):
 
 
 class ResultField(NamedTuple):
-    """A key of the result. `type` is JSON's word for it, alternatives joined by `|`. Any key may be absent."""
+    """A key of the result, or `key.inner` of an object, or of each object of an array, where one of ours stands beside the contract's.
+
+    `type` is JSON's word for it, alternatives joined by `|`. Any key may be absent.
+    """
 
     name: str
     type: str
@@ -149,6 +153,9 @@ _YIELD = Argument(
 )
 _AGENT = Argument("agent", "string", help="Your name, shown to others in conflicts and drafts.", value="NAME", ours=True)
 _PATH = Argument("path", "string", required=True, help="Path relative to the workspace root, or absolute below it.", value="PATH")
+_PATH_B64 = Argument(
+    "path_b64", "string", help="The path's bytes in base64, for a name that is no UTF-8.", value="B64", ours=True, hidden=True
+)
 _GRACE = Argument("grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N")
 _DRAFT = Argument("draft_id", "string", help="Draft id, from a refused publish or list_drafts.", value="ID", ours=True)
 
@@ -169,7 +176,7 @@ _COMMAND_RESULT = (
     ResultField("finalization_failed", "boolean"),
     ResultField("finalization_failure_class", "string"),
     ResultField("finalization_attempts", "integer"),
-    ResultField("publish", "object", "published, no_op, revision, route_summary", ours=True),
+    ResultField("publish", "object", "published, no_op, revision, route_summary; synced false: a power cut may undo it", ours=True),
     ResultField("publish_rejection", "object", "every conflict with base, ours, theirs and hunks", ours=True),
     ResultField("draft_id", "string", "where refused work is kept", ours=True),
     ResultField("hint", "string", ours=True),
@@ -178,12 +185,19 @@ _COMMAND_RESULT = (
     ResultField("waiting_on", "array", "processes of the group that still run", ours=True),
     ResultField("left_behind", "array", "processes that left the group", ours=True),
     ResultField("stderr", "string", "with split_output", ours=True),
+    ResultField("stderr_end_offset", "integer", "as end_offset, of stderr", ours=True),
+    ResultField("stderr_total_lines", "integer", ours=True),
     ResultField("truncated", "boolean", ours=True),
+    ResultField("dropped", "object", "start_offset, end_offset and bytes of lines that were not kept", ours=True),
+    ResultField("session_lost", "boolean", "the session died with the command; draft_id has its work", ours=True),
+    ResultField("finalization_error", "object", "kind, message and details of finalization_failed", ours=True),
+    ResultField("output_error", "string", "errno's name: reading the output failed", ours=True),
 )
 _FILE_CHANGE = (
     ResultField("type", "string", "create, update or edit"),
     ResultField("path", "string"),
     ResultField("bytes_written", "integer"),
+    ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
 )
 _CONFLICT_RESULT = (
     ResultField("conflicts", "array", "path, class, base, ours, theirs, theirs_layer, hunks", ours=True),
@@ -292,6 +306,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument("offset", "integer", help="First line, from 1.", default=1, minimum=1),
             Argument("limit", "integer", help="Most lines to return.", default=2000, minimum=1, maximum=2000),
             _SESSION,
+            _PATH_B64,
         ),
         read_only=True,
         idempotent=True,
@@ -310,6 +325,7 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("total_bytes", "integer"),
             ResultField("next_offset", "integer|null"),
             ResultField("truncated", "boolean"),
+            ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
         ),
         sets=AGENT_SETS,
         promise="One whole published version is read, never half of a change.",
@@ -335,6 +351,7 @@ RUNTIME: tuple[Operation, ...] = (
             ),
             _SESSION._replace(help="Session to write in. Omit to publish at once."),
             _AGENT,
+            _PATH_B64,
         ),
         idempotent=True,
         related=("file_edit", "file_read"),
@@ -369,6 +386,7 @@ RUNTIME: tuple[Operation, ...] = (
             ),
             _SESSION._replace(help="Session to edit in. Omit to publish at once."),
             _AGENT,
+            _PATH_B64,
         ),
         related=("file_read", "file_write"),
         examples=(
@@ -418,6 +436,7 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("finalize_policy", "string"),
             ResultField("base_version", "integer", ours=True),
             ResultField("draft_id", "string", ours=True),
+            ResultField("network", "string", "isolated: loopback_only, no address of its own", ours=True),
         ),
         sets=AGENT_SETS,
         waits=30,
@@ -440,6 +459,8 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("publish", "object", "no_op, revision, route_summary"),
             ResultField("destroyed", "boolean"),
             ResultField("evicted_upperdir_bytes", "integer"),
+            ResultField("publish.notices", "array", "what of ours or theirs was kept or dropped where both changed it", ours=True),
+            ResultField("publish.dropped", "array", "sockets, pipes and devices, which no layer holds", ours=True),
         ),
         sets=AGENT_SETS,
         waits=570,
@@ -640,6 +661,7 @@ RUNTIME: tuple[Operation, ...] = (
             _PATH._replace(required=False, default="", help="Directory, relative to the workspace root; empty for the root itself."),
             Argument("limit", "integer", help="Most entries; kept within 2000.", minimum=1),
             _SESSION,
+            _PATH_B64,
         ),
         read_only=True,
         idempotent=True,
@@ -679,6 +701,9 @@ OBSERVABILITY: tuple[Operation, ...] = (
             ResultField("resources", "object"),
             ResultField("workspaces", "array"),
             ResultField("stack", "object"),
+            ResultField("stack.draft_count", "integer", ours=True),
+            ResultField("stack.pin_count", "integer", ours=True),
+            ResultField("warnings", "array", "above 100 drafts or 1 GiB of them", ours=True),
         ),
         sets=OBSERVABILITY_SETS,
         promise="availability says whether the figures are complete.",
@@ -759,6 +784,8 @@ def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bo
             checked[argument.name] = argument.default
         elif server and argument.server_default is not None:
             checked[argument.name] = argument.server_default
+        elif argument.required and known.get(beside := f"{argument.name}_b64") is not None and checked.get(beside):
+            checked[argument.name] = ""
         elif argument.required:
             message = f"{argument.name} is required for {operation.name}"
             raise OperationError(INVALID_REQUEST, message, {"argument": argument.name}, reason="missing_argument")

@@ -186,7 +186,7 @@ class _Parser:
 
     def require_all(self, operation: Operation) -> None:
         for argument in operation.arguments:
-            if argument.required and argument.name not in self.args:
+            if argument.required and argument.name not in self.args and f"{argument.name}_b64" not in self.args:
                 self.note(usage_error(f"{argument.label} is required for {operation.name}"))
 
     def note(self, error: OperationError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from eos_agent import protocol
@@ -128,13 +128,32 @@ def only_contract(op: str, reply: dict[str, Any]) -> dict[str, Any]:
     operation = catalog.find(op)
     if operation is None or operation.ours or not operation.result or protocol.is_error(reply):
         return reply
-    allowed = {field.name for field in operation.result if not field.ours}
-    kept = {key: value for key, value in reply.items() if key in allowed}
+    kept = _without_ours(operation.result, reply)
     records = kept.get("sandboxes")
-    if operation.domain == "manager" and isinstance(records, list):
-        fields = {field.name for field in cast(Any, catalog.find("inspect_sandbox")).result}
-        kept["sandboxes"] = [{k: v for k, v in record.items() if k in fields} for record in cast("list[dict[str, Any]]", records)]
+    if isinstance(records, list):
+        shape = cast(Any, catalog.find("inspect_sandbox")).result if operation.domain == "manager" else operation.result
+        kept["sandboxes"] = [_without_ours(shape, record) for record in cast("list[dict[str, Any]]", records)]
     return kept
+
+
+def _without_ours(fields: Sequence[catalog.ResultField], value: Mapping[str, Any]) -> dict[str, Any]:
+    allowed = {field.name for field in fields if not field.ours}
+    kept = {key: inner for key, inner in value.items() if key in allowed}
+    for field in fields:
+        outer, dot, name = field.name.partition(".")
+        if dot and field.ours and outer in kept:
+            kept[outer] = _without(kept[outer], name)
+    return kept
+
+
+def _without(value: Any, name: str) -> Any:
+    if isinstance(value, list):
+        several: list[Any] = value
+        return [_without(each, name) for each in several]
+    if isinstance(value, dict):
+        one: dict[str, Any] = value
+        return {key: inner for key, inner in one.items() if key != name}
+    return value
 
 
 def _kind(reply: Mapping[str, Any]) -> str:

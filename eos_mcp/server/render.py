@@ -148,7 +148,10 @@ def _published(publish: Object) -> str:
     revision, routes = publish.get("revision"), publish.get("route_summary")
     version = revision.get("manifest_version") if is_object(revision) else publish.get("manifest_version")
     counts = f" ({routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths)" if is_object(routes) else ""
-    return f"published as version {version}{counts}"
+    text = f"published as version {version}{counts}"
+    if publish.get("dropped"):
+        text += f"; sockets, pipes and devices were left out: {compact(publish['dropped'])}"
+    return text + ("; the disk refused the last sync: a power cut may still undo it" if publish.get("synced") is False else "")
 
 
 def _file_read(args: Object, reply: Object) -> str:
@@ -230,7 +233,7 @@ def _session(args: Object, reply: Object) -> str:
         about.append(f"base version {reply['base_version']}")
     if reply.get("draft_id"):
         about.append(f"with the work of {reply['draft_id']}")
-    about.append(f"network {reply.get('network_profile')}")
+    about.append(f"network {reply.get('network_profile')}" + (" (loopback only)" if reply.get("network") == "loopback_only" else ""))
     return ", ".join(about) + "; pass it as workspace_session_id; publish_workspace_session ends it"
 
 

@@ -37,12 +37,12 @@ def definition(operation: Operation, *, sandbox_optional: bool = False) -> dict[
 
 
 def input_schema(operation: Operation, *, sandbox_optional: bool = False) -> dict[str, Any]:
-    """The object schema of the arguments, in catalog order; `required` is always there.
+    """The object schema of the arguments but the hidden ones, in catalog order; `required` is always there.
 
     Args:
         sandbox_optional: the server has a sandbox for calls that name none. Destroying still wants the name.
     """
-    arguments = operation.arguments
+    arguments = tuple(a for a in operation.arguments if not a.hidden)
     if operation.scope != "system" and operation.argument("sandbox_id") is None:
         arguments = (_SANDBOX._replace(required=operation.scope == "sandbox_required"), *arguments)
     required = [a.name for a in arguments if a.required and not (sandbox_optional and takes_default_sandbox(operation, a))]

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from eos_agent import operations
 from eos_agent.protocol import DAEMON_TOKEN_KEY, encode_request, new_request_id
 from tests import children
 
@@ -236,6 +237,8 @@ class Agent:
             connection.close()
         if "error" in answer:
             raise Failed(answer["error"])
+        operation = operations.find(op)
+        assert operation is not None and not set(answer) - {field.name for field in operation.result}, (op, answer)
         return answer
 
     def tcp(self, raw: bytes) -> dict[str, Any]:

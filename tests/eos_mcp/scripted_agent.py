@@ -113,6 +113,7 @@ class ScriptedManager:
             ("list_sandboxes", "system"),
             ("create_sandbox", "system"),
             ("destroy_sandbox", "system"),
+            ("snapshot", "system"),
             ("cgroup", "sandbox"),
         )
 

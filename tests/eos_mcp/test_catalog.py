@@ -138,6 +138,14 @@ def test_a_raw_request_is_read_leniently() -> None:
     assert catalog.check_arguments(operation("file_edit"), {"path": "a", "edits": json.dumps(edits)}, server=True)["edits"] == edits
 
 
+def test_a_path_can_come_as_bytes_instead() -> None:
+    for o in catalog.RUNTIME:
+        if o.argument("path") is not None:
+            others = {name: value for name, value in (("content", ""), ("edits", [])) if o.argument(name) is not None}
+            assert catalog.check_arguments(o, {"path_b64": "Y2Fm6Q==", **others})["path"] == ""
+    assert refused("file_read", {"path_b64": ""}).message == "path is required for file_read"
+
+
 def test_the_selector_and_a_copy_in_the_arguments_must_agree() -> None:
     read = operation("file_read")
     assert catalog.build(read, {"path": "a", "sandbox_id": "s"}) == ("s", {"path": "a", "offset": 1, "limit": 2000})

@@ -276,6 +276,19 @@ def test_one_filter_drops_what_the_contract_does_not_have(short_dir: str) -> Non
         assert await one.raw(line("exec_command", scope=sandbox)) == {"status": "ok", "exit_code": 0, "output": ""}
         assert await one.raw(line("list_sandboxes")) == {"sandboxes": [{"id": "s", "state": "ready"}]}
 
+        async def inner(request: Any, _: Any) -> dict[str, Any] | None:
+            if request.op == "publish_workspace_session":
+                return {"publish": {"no_op": False, "dropped": [{"path": "fifo"}], "notices": []}, "destroyed": True}
+            return {"stack": {"layer_count": 1, "draft_count": 2}, "warnings": ["many"]}
+
+        async def fleet(_: Any) -> dict[str, Any]:
+            return {"sandboxes": [{"sandbox_id": "s", "stack": {"layer_count": 1, "pin_count": 0}, "warnings": []}]}
+
+        one.agent.behaviour, one.manager.work = inner, fleet
+        assert await one.raw(line("publish_workspace_session", scope=sandbox)) == {"publish": {"no_op": False}, "destroyed": True}
+        assert await one.raw(line("snapshot", scope=sandbox)) == {"stack": {"layer_count": 1}}
+        assert await one.raw(line("snapshot")) == {"sandboxes": [{"sandbox_id": "s", "stack": {"layer_count": 1}}]}
+
     run(short_dir, case, contract=True)
 
 

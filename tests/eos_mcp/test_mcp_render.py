@@ -181,3 +181,14 @@ def test_every_operation_has_a_text_for_an_empty_and_for_a_strange_reply(operati
     assert isinstance(render.result(operation.name, {}, {}), str)
     assert isinstance(render.result(operation.name, {}, strange), str)
     assert isinstance(render.result(operation.name, {}, {"error": {"kind": "k", "message": "m", "details": {}}}), str)
+
+
+def test_what_a_publish_left_out_and_what_a_power_cut_may_undo_is_said() -> None:
+    publish = {"published": True, "synced": False, "no_op": False, "revision": {"manifest_version": 7}, "dropped": [{"path": "pipe"}]}
+    text = render.result("exec_command", {}, command(publish=publish))
+    for part in ("version 7", "left out", '"pipe"', "power cut"):
+        assert part in text
+    cancelled = command(status="cancelled", exit_code=130, publish={"published": False, "no_op": False})
+    assert "NOT PUBLISHED (cancelled): it had changed nothing" in render.result("wait_command", {}, cancelled)
+    made = {"workspace_session_id": "w", "network_profile": "isolated", "network": "loopback_only"}
+    assert "isolated (loopback only)" in render.result("create_workspace_session", {}, made)

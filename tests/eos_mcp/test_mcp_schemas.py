@@ -107,8 +107,13 @@ def test_a_projection_is_exactly_the_one_of_the_contract() -> None:
 def test_every_kind_has_its_json_type_and_arrays_say_what_they_hold() -> None:
     for operation in catalog.ALL:
         properties = schema.input_schema(operation)["properties"]
-        assert list(properties) == [*(["sandbox_id"] if injected(operation) else []), *(a.name for a in operation.arguments)]
+        assert list(properties) == [
+            *(["sandbox_id"] if injected(operation) else []),
+            *(a.name for a in operation.arguments if not a.hidden),
+        ]
         for argument in operation.arguments:
+            if argument.hidden:
+                continue
             found = properties[argument.name]
             kinds = {
                 "string": "string",
