@@ -119,11 +119,12 @@ def decode_request(value: Mapping[str, Any]) -> Request:
     if not op:
         raise OperationError(INVALID_REQUEST, "op must be non-empty", {"argument": "op"}, reason="bad_envelope")
     request_id = text("request_id")
-    scope, args = value.get("scope"), value.get("args")
-    if not isinstance(scope, dict):
+    listed, args = value.get("scope"), value.get("args")
+    if not isinstance(listed, dict):
         raise OperationError(INVALID_REQUEST, "scope must be an object", {"argument": "scope"}, reason="bad_envelope")
     if not isinstance(args, dict):
         raise OperationError(INVALID_REQUEST, "args must be an object", {"argument": "args"}, reason="bad_envelope")
+    scope: dict[str, Any] = listed  # pyright: ignore[reportUnknownVariableType]
     kind, sandbox_id = scope.get("kind"), None
     if kind == "sandbox":
         sandbox_id = scope.get("sandbox_id")
@@ -134,7 +135,8 @@ def decode_request(value: Mapping[str, Any]) -> Request:
     elif kind != "system":
         raise OperationError(INVALID_REQUEST, f"unknown scope kind: {kind!r}", {"argument": "scope"}, reason="bad_envelope")
     transport = {key: value[key] for key in TRANSPORT_KEYS if key in value}
-    return Request(op, request_id, sandbox_id, dict(args), transport)
+    given: dict[str, Any] = args  # pyright: ignore[reportUnknownVariableType]
+    return Request(op, request_id, sandbox_id, dict(given), transport)
 
 
 def error_envelope(kind: str, message: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
