@@ -322,6 +322,9 @@ def _unreachable(endpoint: Endpoint, error: OSError) -> OperationError:
         else f"see {places.log_path()}"
     )
     message = f"no gateway at {endpoint}: {error.strerror or error}; {step}"
+    if error.filename is not None:  # none could be started: nothing of it can be written, the log neither
+        step = f"set {places.STATE_DIR_ENV} to a directory that you can write"
+        message = f"no gateway at {endpoint}, and none can be started: {error.filename}: {error.strerror}; {step}"
     return OperationError(CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_unreachable")
 
 

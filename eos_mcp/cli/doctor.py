@@ -38,8 +38,10 @@ def main(words: Sequence[str]) -> int:
         mark = {True: "ok  ", False: "FAIL", None: "    "}[found.ok]
         lines = [f"{mark} {found.name:<16}{found.said}"] + ([f"     {'':<16}-> {found.step}"] if found.step else [])
         output.write(("\n".join(lines) + "\n").encode("utf-8", "replace"))
-    ways = [shown for name, shown in (("docker", "Docker"), ("local", "no container (--image host)")) if findings[name].ok]
-    output.write(f"\nsandboxes can be made with: {', '.join(ways) or 'nothing yet; see FAIL above'}\n".encode())
+    ways = [
+        shown for name, shown in (("docker", "Docker"), ("local", "this machine without a container (--image host)")) if findings[name].ok
+    ]
+    output.write(f"\nsandboxes can be made on: {', '.join(ways) or 'nothing yet; see FAIL above'}\n".encode())
     return output.OK if ways else output.FAILED
 
 

@@ -149,7 +149,8 @@ class _Parser:
         if flag in self.globals:
             return self.set_global(self.globals[flag], value, rest, flag)
         if self.name is None:
-            raise usage_error(f"unknown option: {flag}")
+            later = any(flag in (a.label, *a.aliases) for o in self.operations.values() for a in o.arguments)
+            raise usage_error(f"unknown option: {flag}" + ("; it is an option of operations, and stands after their name" if later else ""))
         if self.operation is not None:
             self.note(usage_error(f"unknown option for {self.name}: {flag}"))
         return rest
