@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import anyio
 from mcp import Client, StdioServerParameters
+from mcp.types import CallToolResult
 
 from eos_mcp.demo.story import Story
 
@@ -59,10 +60,15 @@ class Agent:
 
 async def call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
     """One tool call over MCP; the structured result, the same as the text's JSON. Raises Refused on an error result."""
-    result = await client.call_tool(tool, arguments, read_timeout_seconds=CALL_DEADLINE_S)
-    value = result.structured_content
-    if not isinstance(value, dict):
+    return structured(tool, await client.call_tool(tool, arguments, read_timeout_seconds=CALL_DEADLINE_S))
+
+
+def structured(tool: str, result: CallToolResult) -> dict[str, Any]:
+    """The structured content of a result. Raises Refused on an error result."""
+    found: Any = result.structured_content
+    if not isinstance(found, dict):
         raise Refused(tool, {"kind": "protocol_error", "message": f"no structured content: {result.content!r}"})
+    value = cast("dict[str, Any]", found)
     if result.is_error or "error" in value:
         raise Refused(tool, value.get("error") or {"message": json.dumps(value)})
     return value
@@ -163,7 +169,7 @@ async def carol(me: Agent, stage: Stage) -> None:
 
 
 def who_of(conflict: Mapping[str, Any]) -> str:
-    theirs = conflict.get("theirs_layer") or {}
+    theirs: dict[str, Any] = conflict.get("theirs_layer") or {}
     return str(theirs.get("agent") or theirs.get("owner") or "somebody")
 
 

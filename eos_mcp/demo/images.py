@@ -86,7 +86,8 @@ def busybox_image(engine: docker.DockerClient) -> str | None:
                 link.type, link.linkname = tarfile.SYMTYPE, "busybox"
                 tar.addfile(link)
     repository, _, tag = BUSYBOX_IMAGE.partition(":")
-    engine.api.import_image_from_data(out.getvalue(), repository=repository, tag=tag)
+    api: Any = engine.api
+    api.import_image_from_data(out.getvalue(), repository=repository, tag=tag)
     return BUSYBOX_IMAGE
 
 

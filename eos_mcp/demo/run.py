@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import anyio
 from mcp import Client, StdioServerParameters
@@ -47,8 +46,8 @@ def run(options: Options, home: Path) -> int:
     try:
         status = anyio.run(perform, options, home, workspace, server, choice.image, story)
     except* (agents.Refused, OSError) as group:
-        for error in leaves(group):
-            print(f"eos demo: {error}", file=sys.stderr)
+        for leaf in leaves(group):
+            print(f"eos demo: {leaf}", file=sys.stderr)
     finally:
         if not options.keep:
             stop_gateway(server)
@@ -89,16 +88,13 @@ async def perform(options: Options, home: Path, workspace: Path, server: StdioSe
 
 
 async def create(person: Client, image: str, workspace: Path, story: Story) -> str:
-    async def progress(_done: float, _total: float | None, message: str | None) -> None:
+    async def told(progress: float, total: float | None, message: str | None) -> None:
         if message:
             story.say("", f"  {message if len(message) <= PROGRESS_WIDTH else message[: PROGRESS_WIDTH - 1] + '…'}")
 
     asked = {"image": image, "workspace_root": str(workspace)}
-    result = await person.call_tool("create_sandbox", asked, read_timeout_seconds=120, progress_callback=progress)
-    value = result.structured_content
-    if not isinstance(value, dict) or result.is_error:
-        error: Any = value.get("error", {}) if isinstance(value, dict) else {}
-        raise agents.Refused("create_sandbox", error)
+    result = await person.call_tool("create_sandbox", asked, read_timeout_seconds=120, progress_callback=told)
+    value = agents.structured("create_sandbox", result)
     story.say("sandbox", f"{value['id']} is {value['state']}: a copy of the project is its base, the directory itself stays as it is")
     return str(value["id"])
 
