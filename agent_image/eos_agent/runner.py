@@ -38,27 +38,83 @@ class Plan(NamedTuple):
     scene: view.Scene
     isolated: bool
     read_only: bool
-    sockets: list[str]
     hardening: Hardening
 
 
-def main(plan: Plan, mount_fd: int, sock_fd: int) -> NoReturn:
+class Order(NamedTuple):
+    """What is known only once somebody asks for a session. Both descriptors are the receiver's."""
+
+    mount_fd: int
+    sock_fd: int
+    sockets: list[str]
+
+
+def main(plan: Plan, order: Order) -> NoReturn:
     """The life of pid 1, from the line after clone(2)."""
     status = 1
     try:
-        sock, mount_fd = _keep(sock_fd, mount_fd)
+        staged: view.SetupFailed | None = None
+        mount_fd, sock_fd = _keep(order.mount_fd, order.sock_fd)
         try:
-            _set_up(plan, mount_fd)
+            _stage(plan)
         except view.SetupFailed as failed:
-            channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
-        else:
-            channel.send(sock, {"event": "ready"})
-            Session(sock, plan.scene.workspace_root).serve()
-            status = 0
+            staged = failed
+        status = _live(plan, mount_fd, sock_fd, order.sockets, staged)
     except BaseException as error:
         os.write(2, f"runner: {error!r}\n".encode())
     finally:
         os._exit(status)
+
+
+def main_of_spare(plan: Plan, control_fd: int) -> NoReturn:
+    """The life of a pid 1 that is made before anybody asks: all that is the same for each session is done, then it waits for its order.
+
+    It ends when the zygote closes the other end of `control_fd` or it cannot be set up: the zygote then makes sessions without it, and
+    the reason is found and told there.
+    """
+    status = 1
+    try:
+        (control_fd,) = _keep(control_fd)
+        _stage(plan)
+        frame = _order(control_fd)
+        if frame is not None:
+            mount_fd, sock_fd = _keep(*frame.fds)
+            status = _live(plan, mount_fd, sock_fd, frame.message["sockets"], None)
+    except view.SetupFailed:
+        pass
+    except BaseException as error:
+        os.write(2, f"runner: {error!r}\n".encode())
+    finally:
+        os._exit(status)
+
+
+def _order(control_fd: int) -> channel.Frame | None:
+    """One frame, or None when the zygote is gone."""
+    decoder = channel.Decoder()
+    control = socket.socket(fileno=control_fd)
+    while True:
+        raw, fds = channel.receive(control)
+        if not raw:
+            return None
+        frames = decoder.feed(raw, fds)
+        if frames:
+            control.detach()  # its number is given to the session's socket next
+            return frames[0]
+
+
+def _live(plan: Plan, mount_fd: int, sock_fd: int, sockets: list[str], staged: view.SetupFailed | None) -> int:
+    """The rest of the set-up, then the session itself. Returns the exit status."""
+    sock = socket.socket(fileno=sock_fd)
+    try:
+        if staged is not None:
+            raise staged
+        _finish(plan, mount_fd, sockets)
+    except view.SetupFailed as failed:
+        channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+        return 1
+    channel.send(sock, {"event": "ready"})
+    Session(sock, plan.scene.workspace_root).serve()
+    return 0
 
 
 def wake_on_child() -> int:
@@ -77,29 +133,33 @@ def drain(fd: int) -> None:
         pass
 
 
-def _keep(sock_fd: int, mount_fd: int) -> tuple[socket.socket, int]:
-    """Close every inherited descriptor but the socket and the mount: a copy of another session's socket would keep that session alive."""
-    high_sock, high_mount = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (sock_fd, mount_fd))
-    os.dup2(high_sock, 3, inheritable=False)
-    os.dup2(high_mount, 4, inheritable=False)
-    linux.close_range(5)
-    return socket.socket(fileno=3), 4
+def _keep(*wanted: int) -> tuple[int, ...]:
+    """Close every inherited descriptor but these, which become 3, 4, ...: a copy of another session's socket would keep that session alive."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in wanted]
+    kept = tuple(range(3, 3 + len(high)))
+    for fd, number in zip(high, kept, strict=True):
+        os.dup2(fd, number, inheritable=False)
+    linux.close_range(3 + len(high))
+    return kept
 
 
-def _set_up(plan: Plan, mount_fd: int) -> None:
+def _stage(plan: Plan) -> None:
+    """What may be done before the session is asked for. The zygote may die from here on: then so do we."""
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.umask(0o022)
     signal.set_wakeup_fd(-1)
     if plan.isolated:
         with view.step("bring up loopback (needs CAP_NET_ADMIN; manager.docker.net_admin gives it)"):
             bring_up_loopback()
-    view.show(plan.scene, mount_fd, read_only=plan.read_only, sockets=plan.sockets)
+    view.stage(plan.scene, read_only=plan.read_only)
+
+
+def _finish(plan: Plan, mount_fd: int, sockets: list[str]) -> None:
+    view.show(plan.scene, mount_fd, read_only=plan.read_only, sockets=sockets)
     with view.step("harden"):
         os.chdir("/")
         plan.hardening.apply(view.writable_folders(plan.scene.workspace_root) if plan.read_only else None)
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        os.close(null)
+        os.dup2(0, 2)  # 0 and 1 are /dev/null since the zygote
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, signal.SIG_DFL)  # for pid 1 that means: ignored; SIGHUP stays ignored for spawn.start
         linux.prctl(linux.PR_SET_DUMPABLE, 0)  # no ptrace, no /proc/1/mem for a session's uid 0
@@ -131,6 +191,7 @@ class Session:
         self._left: dict[str, int] = {}  # ended commands that left processes behind: key -> mark
         self._kills: list[_Kill] = []
         self._stopped: set[int] = set()
+        self._events = bytearray()  # of this turn: they go out in one message
 
     def serve(self) -> None:
         """Answer until the agent closes its end."""
@@ -152,6 +213,7 @@ class Session:
                         os.close(fd)
                     self._answer(frame)
             self._look()
+            self._flush()
 
     def _timeout_ms(self) -> int | None:
         moments = [c.look_at for c in self._commands.values() if c.leader_gone] + [k.look_at for k in self._kills]
@@ -188,12 +250,18 @@ class Session:
                 raise OperationError(INTERNAL_ERROR, f"the runner knows no {op}")
         except Exception as error:
             reply = {"error": _envelope(error)}
+        self._flush()
         channel.send(self._sock, {"id": number, **reply}, data, fds)
         for fd in fds:
             os.close(fd)
 
     def _event(self, event: str, key: str, **values: Any) -> None:
-        channel.send(self._sock, {"event": event, "key": key, **values})
+        self._events += channel.encode({"event": event, "key": key, **values})
+
+    def _flush(self) -> None:
+        if self._events:
+            self._sock.sendall(self._events)
+            self._events.clear()
 
     # Commands
 
@@ -271,6 +339,7 @@ class Session:
         for kill in [k for k in self._kills if k.look_at <= now]:
             if kill.advance(now):
                 self._kills.remove(kill)
+                self._flush()
                 channel.send(self._sock, {"id": kill.number})
 
     def _end(self, command: _Command, processes: list[Process]) -> None:

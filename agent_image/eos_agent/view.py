@@ -91,8 +91,8 @@ def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequ
     return Scene(workspace_root, local, rootfs is not None, [path for path in secrets if not os.path.lexists(path)])
 
 
-def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]) -> None:
-    """In pid 1 of a session, a copy of the zygote's namespace: the rest, and the workspace.
+def stage(scene: Scene, *, read_only: bool) -> None:
+    """In pid 1 of a session, a copy of the zygote's namespace: what does not depend on the session and may be done before it is asked for.
 
     Raises:
         SetupFailed: it names the step.
@@ -104,12 +104,6 @@ def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]
         with step("mount /tmp"):
             if os.path.isdir("/tmp"):
                 linux.mount("tmpfs", "/tmp", "tmpfs", _NO_SPECIALS, "mode=1777")
-        with step("hide secrets and sockets"):
-            for path in scene.late_secrets:
-                hide(path, scene.workspace_root)
-            if not scene.rootfs:
-                for path in sockets:
-                    _hide_socket(path, scene.workspace_root)
         if not scene.local:
             _dev()
         with step("mount /dev/shm"):
@@ -118,6 +112,21 @@ def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]
         if os.path.isdir("/dev/pts"):
             _devpts()
     _proc()
+
+
+def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]) -> None:
+    """After `stage`: hide what came up since the zygote started, and show the workspace.
+
+    Raises:
+        SetupFailed: it names the step.
+    """
+    if read_only:
+        with step("hide secrets and sockets"):
+            for path in scene.late_secrets:
+                hide(path, scene.workspace_root)
+            if not scene.rootfs:
+                for path in sockets:
+                    _hide_socket(path, scene.workspace_root)
     _workspace(scene.workspace_root, mount_fd)
 
 

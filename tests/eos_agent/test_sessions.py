@@ -36,9 +36,17 @@ def children_of(pid: int) -> list[int]:
 
 
 def runners(agent: Agent) -> list[int]:
-    """Pid 1 of each session, as this test sees it."""
+    """Pid 1 of each session, as this test sees it; a spare of the zygote shows no workspace."""
     (zygote,) = children_of(agent.pid)
-    return children_of(zygote)
+    return [pid for pid in children_of(zygote) if has_overlay(pid)]
+
+
+def has_overlay(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/mountinfo") as file:
+            return " - overlay " in file.read()
+    except OSError:  # it ends
+        return False
 
 
 def test_a_session_is_private_until_it_is_published(agent: Agent) -> None:

@@ -109,6 +109,48 @@ def test_a_creation_that_is_cancelled_leaves_no_session() -> None:
     assert in_box(scenario) == [False] * 12
 
 
+async def spare_of(box: Box, *but: int) -> int:
+    """The zygote's child that waits for its order, once it is there."""
+    async with asyncio.timeout(30):
+        while True:
+            with open(f"/proc/{box.zygote.pid}/task/{box.zygote.pid}/children") as file:
+                found = {int(pid) for pid in file.read().split()} - set(but)
+            if found:
+                return found.pop()
+            await asyncio.sleep(0)
+
+
+LOOK = "cut -d' ' -f4- /proc/self/mountinfo | sed 's/ s[0-9]*-eos / /; s/upperdir=[^,]*//; s/workdir=[^,]*//' | sort; grep -E '^(Cap|NoNew|Secc)' /proc/self/status; ls -l /proc/self/fd | wc -l; trap; umask"
+
+
+@both_forms
+def test_a_session_from_the_spare_is_like_one_that_was_cloned_when_it_was_asked_for(form: str) -> None:
+    async def scenario(box: Box) -> tuple[bool, str, str]:
+        spare = await spare_of(box)
+        warm = await box.session("warm")
+        again = await spare_of(box, warm.runner.pid)
+        pidfd = os.pidfd_open(again)
+        os.kill(again, signal.SIGKILL)
+        assert select.select([pidfd], [], [], 30)[0]
+        os.close(pidfd)
+        cold = await box.session("cold")
+        return warm.runner.pid == spare and cold.runner.pid != again, (await warm.run(LOOK)).out, (await cold.run(LOOK)).out
+
+    as_meant, warm, cold = in_box(scenario, form=form)
+    assert as_meant and "overlay" in warm and "NoNewPrivs:\t1" in warm and "Seccomp:\t2" in warm
+    assert warm == cold
+
+
+@as_root
+def test_the_spare_dies_with_the_zygote() -> None:
+    async def scenario(box: Box) -> bool:
+        pidfd = os.pidfd_open(await spare_of(box))
+        os.kill(box.zygote.pid, signal.SIGKILL)
+        return bool(select.select([pidfd], [], [], 30)[0])
+
+    assert in_box(scenario)
+
+
 @both_forms
 def test_fifty_sessions_at_once_are_separate_worlds(form: str) -> None:
     async def scenario(box: Box) -> tuple[set[str], set[str]]:
