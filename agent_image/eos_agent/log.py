@@ -19,7 +19,7 @@ def log(event: str, **fields: Any) -> None:
 def failure(event: str, error: BaseException, **fields: Any) -> None:
     """An exception; with its traceback, which goes nowhere else, unless the store or the kernel refused on purpose."""
     if isinstance(error, (LayerStackError, OSError)):
-        log(event, error=type(error).__name__, message=str(error), **fields)
+        log(event, error=type(error).__name__, **{"message": str(error), **fields})
         return
     log(event, error=type(error).__name__, traceback="".join(traceback.format_exception(error)), **fields)
 

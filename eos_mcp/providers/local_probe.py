@@ -31,6 +31,7 @@ OVERLAY = """
 try:
     for name in ("lower", "upper", "work", "merged"): os.mkdir(os.path.join(sys.argv[1], name))
     os.chdir(sys.argv[1])
+    os.setxattr("upper", ("user" if uid else "trusted") + ".overlay.probe", b"y")
     linux.mount("overlay", "merged", "overlay", 0, "lowerdir=lower,upperdir=upper,workdir=work," + ("userxattr" if uid else "redirect_dir=on,index=off,metacopy=off"))
     linux.umount("merged")
 except OSError as error:
@@ -43,6 +44,7 @@ durable.remove_tree(sys.argv[1])
 """
 
 STATFS_OVERLAY = "overlay"
+TRIAL = ".probe-"
 
 
 class Problem(NamedTuple):
@@ -61,7 +63,11 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
     """
     if sys.platform != "linux":
         return Problem("not_linux", "local sandboxes need Linux; use an image and Docker", {"hint": "start Docker and name an image"})
-    trial = os.path.join(state_dir, f".probe-{os.getpid()}-{os.urandom(4).hex()}")
+    mine = f"{TRIAL}{os.getpid()}-"
+    for name in os.listdir(state_dir):
+        if name.startswith(TRIAL) and not name.startswith(mine):  # of a gateway that was killed meanwhile
+            remove_tree(os.path.join(state_dir, name), lambda: python)
+    trial = os.path.join(state_dir, f"{mine}{os.urandom(4).hex()}")
     os.makedirs(trial, mode=0o700)
     try:
         done = _run(python, IN_NAMESPACE + OVERLAY, trial)

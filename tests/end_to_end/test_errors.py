@@ -91,7 +91,9 @@ def _alone(at: Desk, uid: int | None) -> Desk:
     return Desk(at.person._replace(uid=None), Path(at.env["XDG_CACHE_HOME"])) if uid is not None else at
 
 
-def _refused_inside(at: Desk, enter: Callable[[], object], *, becomes: int | None = None) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
+def _refused_inside(
+    at: Desk, enter: Callable[[], object], *, becomes: int | None = None
+) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
     """In a child whose namespaces `enter` made: the error of a create, what it left, and what is listed afterwards. The gateway ends there."""
 
     def in_child() -> tuple[dict[str, Any], list[str], dict[str, Any]]:
@@ -158,6 +160,20 @@ def test_a_store_on_an_overlay_is_refused_with_the_variable_that_moves_it(desk: 
 
     error, left, listed = _refused_inside(at, enter)
     assert_told(error, "store_on_overlay", str(at.state), "EOS_STATE_DIR")
+    assert left == [] and listed == {"sandboxes": []}
+
+
+def test_a_file_system_that_overlayfs_cannot_write_to_is_named(desk: Desks) -> None:
+    at = desk("root")
+    at.make_state()
+
+    def enter() -> None:
+        children.enter_mount_namespace()
+        linux.mount("eos-ram", str(at.state), "ramfs", 0, "mode=0700")
+        (at.state / ".probe-1-left-by-a-killed-gateway" / "work" / "work").mkdir(parents=True)
+
+    error, left, listed = _refused_inside(at, enter)
+    assert_told(error, "overlay_unsupported", str(at.state), "ramfs", "EOS_STATE_DIR")
     assert left == [] and listed == {"sandboxes": []}
 
 
