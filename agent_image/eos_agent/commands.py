@@ -168,15 +168,19 @@ class Commands:
                 {"workspace_session_id": command.session.id, "hint": "use an image with /bin/sh, or the file operations"},
                 reason="no_shell",
             )
-        tty = args["tty"]
+        tty, uid, base = args["tty"], None, self._environment
+        if args.get("user") is not None:
+            account, _ = await command.session.runner.file_op("account", {"user": args["user"]})
+            uid, base = account["uid"], {**base, "USER": account["name"], "HOME": account["home"]}
         return await command.session.runner.spawn(
             command.id,
             argv=[*shell, command.text],
-            env=command_environment(self._environment, extra, tty=tty),
+            env=command_environment(base, extra, tty=tty),
             cwd=args.get("cwd") or self._settings.workspace_root,
             tty=tty,
             split=args["split_output"],
             stdin=not tty and args.get("stdin") is not None,
+            uid=uid,
         )
 
     def _finished(self, command: Command) -> None:

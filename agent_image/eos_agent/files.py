@@ -15,6 +15,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from eos_agent import text
+from eos_agent.account import find_account
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, OperationError
 from eos_agent.workspace_path import echo, resolve, shown
 
@@ -28,7 +29,7 @@ def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes 
     """One file operation below `root`, as the caller sees it there.
 
     Args:
-        name: read | write | edit | list.
+        name: read | write | edit | list; account: look up the `user` of a command.
         args: the operation's checked arguments; `max_bytes` and `max_entries` carry the configured limits.
         data: the content to write.
     Returns:
@@ -36,6 +37,8 @@ def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes 
     Raises:
         OperationError: as contract 1.2.5 to 1.2.7; any other refusal of the kernel is an OSError.
     """
+    if name == "account":
+        return find_account(args["user"]), None
     with _opened(root, DIR_FLAGS) as root_fd:
         operation = {"read": _read, "edit": _edit, "list": _list}.get(name)
         if operation is not None:

@@ -236,6 +236,7 @@ RUNTIME: tuple[Operation, ...] = (
                 ours=True,
             ),
             Argument("split_output", "boolean", help="Keep stderr apart from output; needs tty=false.", default=False, ours=True),
+            Argument("user", "string", help="User to run as, a name or a uid of the image.", value="USER", ours=True),
             _AGENT,
         ),
         open_world=True,

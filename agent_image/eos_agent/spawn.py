@@ -11,6 +11,7 @@ import termios
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
+from eos_agent.account import primary_group
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 
 Action: TypeAlias = "tuple[Any, ...]"
@@ -117,19 +118,6 @@ def _become_and_exec(
         os.write(report_fd, str(error.errno).encode())
     finally:
         os._exit(127)
-
-
-def primary_group(uid: int) -> int:
-    """The group of `uid` in /etc/passwd of the session, else the same number."""
-    try:
-        with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as f:
-            for line in f:
-                fields = line.split(":")
-                if len(fields) > 3 and fields[2] == str(uid) and fields[3].isdigit():
-                    return int(fields[3])
-    except OSError:
-        pass
-    return uid
 
 
 def find_program(name: str, path: str) -> str:

@@ -63,3 +63,15 @@ def test_no_row_of_the_table_gets_out_of_a_container_session(place: Place, image
         assert found.keys() == rows.keys()
         wrong = {name: text for name, text in found.items() if text.split(":")[0] not in rows[name].expected}
         assert not wrong, f"in a {mode} session: {wrong}"
+
+
+def test_a_command_runs_as_a_user_of_the_image(place: Place, image: Callable[[str], str]) -> None:
+    async def scenario(host: Host) -> str:
+        sandbox_id = (await place.create(host, image("debian")))["id"]
+        try:
+            return await host.run(sandbox_id, "id -un; echo $HOME; touch mine || touch /tmp/mine && stat -c %U /tmp/mine", user="daemon")
+        finally:
+            await host.do("destroy_sandbox", sandbox_id=sandbox_id)
+
+    lines = place.play(scenario).split("\n")
+    assert lines[:2] == ["daemon", "/usr/sbin"] and lines[-1] == "daemon"

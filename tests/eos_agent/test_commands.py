@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from eos_agent.protocol import encode_request
+from tests.children import ORDINARY_UID
 
 from .agent_process import Agent, Failed
 
@@ -475,3 +476,36 @@ def test_a_request_that_is_cancelled_while_its_command_starts_publishes_nothing(
         if "draft_id" in answer:
             shared_agent.call("discard_draft", draft_id=answer["draft_id"])
     assert shared_agent.version() == head
+
+
+# Another user
+
+
+def test_a_command_runs_as_a_user_of_the_session_by_name_or_number(here: In) -> None:
+    by_name = here.run("id -un; id -u; id -G; echo $USER $HOME", user="nobody")
+    name, uid, groups, told = by_name["output"].split("\n")
+    home = here.run("grep ^nobody: /etc/passwd | cut -d: -f6")["output"]
+    assert (name, told) == ("nobody", f"nobody {home}") and groups.isdigit()
+    assert here.run("id -u; tty >/dev/null && echo x > /dev/tty", user=uid)["output"] == f"{uid}\nx"
+    assert here.run("id -u; echo $HOME", user="54321", env=["HOME=/elsewhere"])["output"] == "54321\n/elsewhere"
+    assert here.run("id -u; cat", user="nobody", tty=False, stdin="in")["output"] == f"{uid}\nin"
+    denied = here.run("echo x > owned", user="nobody")
+    assert denied["status"] == "error" and "denied" in denied["output"]
+    assert here.run("id -u", user="root")["output"] == "0"
+    cancelled = here.start("sleep 3600", user="nobody")
+    assert here.of("signal_command", cancelled, signal="KILL")["exit_code"] == -9
+
+
+@pytest.mark.parametrize("user", ["no-such-user", "", "-1", "4294967295", "nobody:x"])
+def test_a_user_that_the_session_does_not_have_is_refused_by_name(here: In, user: str) -> None:
+    refusal = refused(lambda: here.run("true", user=user))
+    assert (refusal.kind, refusal.reason, refusal.details["value"]) == ("invalid_request", "user_not_found", user)
+
+
+@pytest.mark.needs("userns", "uid")
+def test_an_ordinary_users_sandbox_has_no_other_users_and_says_so(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(uid=ORDINARY_UID)
+    refusal = refused(lambda: agent.run("true", user="nobody"))
+    assert (refusal.kind, refusal.reason) == ("operation_failed", "user_not_mapped"), agent.log
+    assert agent.run("echo same", user="0")["output"] == "same"
+    assert agent.call("list_workspace_sessions")["sessions"] == []
