@@ -291,6 +291,7 @@ class Command(Section):
     read_lines_default: Positive = 200
     read_lines_max: Positive = 1000
     max_output_bytes: Positive = 256 * 1024
+    max_transcript_bytes: Annotated[int, Field(ge=10 * MIB)] = 64 * MIB  # the first 8 MiB, and the newest
     unknown_id: Literal["not_found", "empty_ok"] = "not_found"
     stdin_control: Literal["exact", "anywhere"] = "exact"
     environment: Literal["image", "allow_list"] = "image"

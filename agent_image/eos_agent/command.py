@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
-from eos_agent.transcript import Transcript
+from eos_agent.transcript import ANSWER_MAX_BYTES, Transcript
 from layerstack import durable
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Command:
         self.directory = directory
         self.on_finished: Callable[[Command], None] = lambda _command: None
         self.completion = "process_group"
+        self.answer_bytes = ANSWER_MAX_BYTES
         self._group_gone = self._attached = False
         self._loop = asyncio.get_running_loop()
         self._readers: dict[int, Transcript] = {}
@@ -335,7 +336,7 @@ class Command:
         total = self.output.total_rows
         if start is None and begin == total - 1 and self._seen_open and self._seen_open == self.output.open_bytes:
             begin = total  # the unfinished row was shown and has not grown
-        rows = self.output.read(begin, limit)
+        rows = self.output.read(begin, limit, self.answer_bytes)
         now = time.monotonic()
         end = self.ended if self.ended is not None and not running else now
         found: dict[str, Any] = {
@@ -354,7 +355,7 @@ class Command:
         found["workspace_session_id"] = self.session.id
         if self.errors is not None:
             at = self._cursor_errors if start is None else start
-            stderr = self.errors.read(at, limit)
+            stderr = self.errors.read(at, limit, self.answer_bytes)
             found["stderr"] = stderr.text
             found["stderr_end_offset"], found["stderr_total_lines"] = stderr.end, self.errors.total_rows
             if start is None and running:

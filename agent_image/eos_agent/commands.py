@@ -50,6 +50,7 @@ class Commands:
         self._max_active: int = settings.get("runtime.command.max_active", 32)
         self._keep: int = settings.get("runtime.namespace_execution.max_terminal_entries", 512)
         self._transcript_bytes: int = settings.get("runtime.command.max_transcript_bytes", 64 << 20)
+        self._answer_bytes: int = settings.get("runtime.command.max_output_bytes", 256 << 10)
         self._stdin_deadline: float = settings.get("runtime.namespace_execution.stdin_write_deadline_s", 2)
         self._control: str = settings.get("runtime.command.stdin_control", "exact")
         self._unknown: str = settings.get("runtime.command.unknown_id", "not_found")
@@ -140,6 +141,7 @@ class Commands:
         directory = os.path.join(self._settings.transcripts, command_id)
         command = Command(command_id, session, text, request_id, directory, split=args["split_output"], max_bytes=self._transcript_bytes)
         command.completion = self._completion
+        command.answer_bytes = self._answer_bytes
         command.on_finished = self._finished
         session.commands[command_id] = command
         try:

@@ -377,6 +377,30 @@ def test_file_operations_run_inside_the_mount_of_a_session(shared_agent: Agent, 
     assert shared_agent.call("file_list", path="src", **at)["entries"] == []
 
 
+def test_the_settings_bound_one_answer_and_the_whole_transcript(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(runtime={"command": {"max_output_bytes": 1000, "max_transcript_bytes": 12 << 20}})
+    session = agent.session()
+    result = agent.run("i=0; while [ $i -lt 500 ]; do echo line-$i; i=$((i+1)); done", session)
+    assert result["truncated"] is True and 900 < len(result["output"]) <= 1000
+    long = agent.run("yes 0123456789abcdef | head -c 20000000", session, tty=False, yield_time_ms=60_000)
+    assert long["status"] == "ok"
+    page = agent.call("read_command_lines", command_session_id=long["command_session_id"], start_offset=8 * (1 << 20) // 17 + 2, limit=1)
+    assert page["dropped"]["bytes"] >= 20_000_000 - (13 << 20)
+
+
+def test_with_completion_leader_a_command_ends_with_its_own_process(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(runtime={"command": {"completion": "leader"}})
+    session = agent.session()
+    result = agent.run("echo begun; sleep 3600 & exit 3", session, yield_time_ms=60_000)
+    assert (result["status"], result["exit_code"], result["output"]) == ("error", 3, "begun")
+    assert agent.run("grep -l sleep /proc/[0-9]*/comm", session)["status"] == "ok"  # it goes on until its session ends
+    agent.call("destroy_workspace_session", workspace_session_id=session)
+    shot = agent.run("echo x > shot; sleep 3600 & exit 0", yield_time_ms=60_000)
+    assert (shot["status"], shot.get("publish", {}).get("published")) == ("ok", True)
+    assert agent.read("shot") == "x"
+    assert agent.call("list_workspace_sessions")["sessions"] == []
+
+
 # Cancelling a request
 
 
@@ -506,6 +530,6 @@ def test_a_user_that_the_session_does_not_have_is_refused_by_name(here: In, user
 def test_an_ordinary_users_sandbox_has_no_other_users_and_says_so(start_agent: Callable[..., Agent]) -> None:
     agent = start_agent(uid=ORDINARY_UID)
     refusal = refused(lambda: agent.run("true", user="nobody"))
-    assert (refusal.kind, refusal.reason) == ("operation_failed", "user_not_mapped"), agent.log
+    assert (refusal.kind, refusal.reason) == ("operation_failed", "user_not_mapped")
     assert agent.run("echo same", user="0")["output"] == "same"
     assert agent.call("list_workspace_sessions")["sessions"] == []

@@ -63,6 +63,7 @@ def test_a_mistake_in_the_gateways_sections_keeps_it_from_starting_and_names_the
             "runtime.layerstack.autosquash_policies.squash_at_n_layers: ",
         ),
         ("runtime: {command: {max_active: 1025}}", "runtime.command.max_active: "),
+        ("runtime: {command: {max_transcript_bytes: 10485759}}", "runtime.command.max_transcript_bytes: "),
         ("runtime: {command: {read_lines_default: 1001}}", "runtime.command: read_lines_default must not exceed"),
         ("runtime: {file: {read_lines_default: 2001}}", "runtime.file.read_lines_default: "),
         ("runner: {mount_mask: {hidden_paths: []}}", "runner.mount_mask.hidden_paths: "),
@@ -88,8 +89,9 @@ def test_every_mistake_is_listed_not_only_the_first(tmp_path: Path) -> None:
 
 
 def test_the_agents_sections_are_read_anew_each_time(tmp_path: Path) -> None:
-    loaded = load(tmp_path, "runtime: {command: {max_active: 3}}")
-    assert config.agent_sections(loaded.daemon_yaml())["runtime"]["command"]["max_active"] == 3
+    loaded = load(tmp_path, "runtime: {command: {max_active: 3, max_transcript_bytes: 20000000, completion: leader}}")
+    found = config.agent_sections(loaded.daemon_yaml())["runtime"]["command"]
+    assert (found["max_active"], found["max_transcript_bytes"], found["completion"]) == (3, 20_000_000, "leader")
     (tmp_path / "eos.yml").write_text("runtime: {command: {max_active: 5}}")
     assert config.agent_sections(loaded.daemon_yaml())["runtime"]["command"]["max_active"] == 5
     (tmp_path / "eos.yml").unlink()
