@@ -6,6 +6,8 @@ import os
 
 TOKEN_FILE_ENV = "SANDBOX_GATEWAY_TOKEN_FILE"
 STATE_DIR_ENV = "EOS_STATE_DIR"
+VARIABLES = (STATE_DIR_ENV, TOKEN_FILE_ENV, "SANDBOX_GATEWAY_LOG", "EOS_SHARED_BASE_CACHE")
+"""Every variable that holds a path of ours and may be relative."""
 
 
 def home() -> str:

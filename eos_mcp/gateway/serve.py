@@ -56,6 +56,9 @@ def run(chosen: Options) -> int:
             raise StartError(error.message) from None
         except OSError as error:
             raise StartError(f"{error.strerror}: {error.filename}") from None
+        for name in places.VARIABLES:  # a relative path means the caller's directory, which is left now
+            if os.environ.get(name):
+                os.environ[name] = os.path.abspath(os.environ[name])
         os.chdir("/")
         return asyncio.run(_Life(chosen, settings, token, listeners).run())
     except StartError as error:
@@ -84,7 +87,10 @@ class _Life:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         forwarder = Forwarder()
-        manager = self.manager = _manager(self.settings, self.chosen.backend, forwarder)
+        try:
+            manager = self.manager = _manager(self.settings, self.chosen.backend, forwarder)
+        except OSError as error:
+            raise StartError(f"{error.strerror or error}: {error.filename}") from None
         forwarder.targets = manager.target
         gateway = self.settings.gateway
         router = route.Router(manager, forwarder, info=self._info, contract_results=gateway.results == "contract")
@@ -95,6 +101,8 @@ class _Life:
                 await manager.start()
             except OperationError as error:
                 raise StartError(error.message) from None
+            except OSError as error:
+                raise StartError(f"{error.strerror or error}: {error.filename}") from None
             server.start()
             log(
                 "ready",
