@@ -36,7 +36,7 @@ def of(store: Store) -> dict[str, Any]:
         "total_allocated_bytes": allocated,
         "storage_logical_bytes": total + sum(draft.bytes for draft in kept),
         "storage_allocated_bytes": allocated + sum(draft.bytes for draft in kept),
-        "staging_entry_count": len(os.listdir(store.staging)),
+        "staging_entry_count": len(os.listdir(store.scrap.path)),
         "draft_count": len(kept),
         "pin_count": 0,
     }

@@ -1,4 +1,7 @@
-"""What a crash left, and layers that nothing names. Nothing is deleted that a manifest, a lease or a draft may name."""
+"""What a crash left, and layers that nothing names. Nothing is deleted that a manifest, a lease or a draft may name.
+
+Scrap that cannot be removed stays and stops nothing: it is tried again at the next open.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,6 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 _SUFFIXES = (".json", ".index", ".digest")
-
-
-def sweep_staging(root: str, in_use: frozenset[str] = frozenset()) -> None:
-    """Delete everything in staging that no operation of this process is writing: it is scrap by definition, the work is elsewhere."""
-    for name in os.listdir(f"{root}/staging"):
-        path = f"{root}/staging/{name}"
-        if path not in in_use:
-            durable.remove_tree(path)
 
 
 def sweep_root(root: str) -> None:
@@ -40,7 +35,7 @@ def give_back(root: str, head: Manifest) -> None:
             continue
         path, home = f"{root}/layers/{name}", owner_of(root, name)
         if home is None:
-            durable.remove_tree(path)
+            discard(path)
         elif not os.path.lexists(f"{home}/upper"):
             durable.rename_new(path, f"{home}/upper")
             durable.fsync_dir(home)
@@ -77,19 +72,19 @@ def sweep_metadata(root: str) -> None:
     for name in os.listdir(f"{root}/.layer-metadata"):
         stem, suffix = os.path.splitext(name)
         if suffix not in _SUFFIXES or stem not in there:
-            durable.remove_tree(f"{root}/.layer-metadata/{name}")
+            discard(f"{root}/.layer-metadata/{name}")
 
 
 def sweep_drafts(root: str) -> None:
     """Delete folders of drafts whose work never arrived: it is still with its session."""
     for name in os.listdir(f"{root}/drafts"):
         if not os.path.isdir(f"{root}/drafts/{name}/layer"):
-            durable.remove_tree(f"{root}/drafts/{name}")
+            discard(f"{root}/drafts/{name}")
 
 
 def collect(store: Store) -> None:
     """Delete layers that neither the head, an openable version, a lease nor a draft names, and scrap of failed operations."""
-    sweep_staging(store.root, store.scratch_in_use())
+    store.scrap.sweep()
     with store.lock:
         keep = set(store.head.layer_ids) | named_by_history(store.root, store.head)
         for lease in store.leases.all():

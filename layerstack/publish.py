@@ -25,8 +25,9 @@ from layerstack.manifest import Manifest, published_id
 from layerstack.overlay import check_count
 from layerstack.paths import parent as parent_of
 from layerstack.resolve import Edit, Ignored, Plan, plan
+from layerstack.staging import Names
 from layerstack.states import DIRECTORY, FILE, WHITEOUT
-from layerstack.tree import DiskTree, MemoryTree, Tree, clone, discard
+from layerstack.tree import DiskTree, MemoryTree, Tree, clone
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -166,22 +167,17 @@ def publish(store: Store, work: Work, author: Author) -> Published:
         OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work is where it was.
     Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
     """
-    scratch: list[str] = []
-    try:
+    with store.scrap.scrap() as scrap:
         for _ in range(ROUNDS):
-            ready = _prepare(store, work, author, scratch)
+            ready = _prepare(store, work, author, scrap)
             published = _commit(store, work, ready, final=False)
             if published is not None:
                 return published
         with store.lock:
-            ready = _prepare(store, work, author, scratch)
+            ready = _prepare(store, work, author, scrap)
             published = _commit(store, work, ready, final=True)
             assert published is not None
             return published
-    finally:
-        for path in scratch:
-            discard(path)
-            store.forget_scratch(path)
 
 
 class _Ready(NamedTuple):
@@ -195,7 +191,7 @@ class _Ready(NamedTuple):
     """None: nothing is left to publish."""
 
 
-def _prepare(store: Store, work: Work, author: Author, scratch: list[str]) -> _Ready:
+def _prepare(store: Store, work: Work, author: Author, scrap: Names) -> _Ready:
     head = store.head
     ignored = store.ignored(work.version)
     store.step("publish.plan")
@@ -205,9 +201,9 @@ def _prepare(store: Store, work: Work, author: Author, scratch: list[str]) -> _R
     tree, indexed = work.tree, work.indexed
     if planned.edits:
         over = store.chain(head)
-        root = store.scratch("rewrite", scratch)
+        root = scrap("rewrite")
         store.step("publish.clone")
-        tree = DiskTree(root, store.form, aside=store.staging, step=store.step)
+        tree = DiskTree(root, store.form, aside=store.scrap.path, step=store.step)
         clone(work.tree, tree)
         settle(tree, planned.edits, head=over, version=work.version)
         indexed = build(tree, over, known=known_digests(work.tree, work.indexed))
@@ -216,11 +212,11 @@ def _prepare(store: Store, work: Work, author: Author, scratch: list[str]) -> _R
     if not indexed.changed:
         return _Ready(tree, indexed, head, planned, None)
     check_count(len(head.layers) + 1)
-    metadata = _write_metadata(store, work, tree, indexed, head, author, scratch)
+    metadata = _write_metadata(store, work, tree, indexed, head, author, scrap)
     files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
     folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
     store.step("publish.sync_layer")
-    durable.sync_files(store.root, [*files, *(metadata.stem + suffix for suffix in SUFFIXES)], folders)
+    durable.sync_files(store.root, [*files, *(metadata.stem + suffix for suffix in SUFFIXES)], folders, followed=True)
     return _Ready(tree, indexed, head, planned, metadata)
 
 
@@ -229,9 +225,7 @@ def _containers_met(store: Store, indexed: Indexed, version: int) -> bool:
     return any(row.record.quiet and not store.shelf.untouched(row.path, version) for row in indexed.rows if row.path)
 
 
-def _write_metadata(
-    store: Store, work: Work, tree: DiskTree, indexed: Indexed, head: Manifest, author: Author, scratch: list[str]
-) -> Metadata:
+def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, head: Manifest, author: Author, scrap: Names) -> Metadata:
     """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head stays. Not synced."""
     about: dict[str, Any] = {
         "base_version": work.version,
@@ -248,14 +242,12 @@ def _write_metadata(
         "bytes": indexed.size_bytes,
         "allocated_bytes": indexed.allocated_bytes,
     }
-    stem = store.scratch("metadata")
+    stem = scrap("metadata", *SUFFIXES)
     manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
     digest = indexed.digest.encode() + b"\n"
     for suffix, data in zip(SUFFIXES, (documents.dump(about), dump(indexed), digest, manifest.dump()), strict=True):
-        scratch.append(stem + suffix)
         store.step(f"publish.write{suffix}")
         durable.write_new(stem + suffix, data, sync=False)
-    store.forget_scratch(stem)
     return Metadata(stem, about)
 
 

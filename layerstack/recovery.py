@@ -7,14 +7,13 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from layerstack import documents, drafts, gc, overlay
+from layerstack import documents, drafts, durable, gc, overlay
 from layerstack.chain import Chain
 from layerstack.drafts import Draft
-from layerstack.errors import StoreBusy, StoreCorrupt
+from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
 from layerstack.index import Layer
 from layerstack.lease import Lease
 from layerstack.manifest import Manifest, reference
-from layerstack.tree import discard
 from layerstack.upper import Identity, Upper
 
 if TYPE_CHECKING:
@@ -62,13 +61,14 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
     """Sweep scrap, then make drafts of the work of sessions that died with their process.
 
     Returns:
-        The new drafts; and sessions that could not be made drafts for want of disk, with the reason. Those keep their folder and a lease.
+        The new drafts; and sessions that could not be made drafts for want of disk or of the draft that they stand on, with the reason.
+        Those keep their folder and a lease.
     Raises:
         StoreBusy: something still writes into the upperdir of a dead session.
     """
     root = store.root
     store.step("open.sweep")
-    gc.sweep_staging(root)
+    store.scrap.sweep_all()
     gc.sweep_root(root)
     gc.sweep_drafts(root)
     gc.give_back(root, store.head)
@@ -80,12 +80,13 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
         folder = f"{root}/sessions/{name}"
         body = documents.read(f"{folder}/session.json")
         if body["token"] in done:
-            discard(folder)  # published, or a draft already: the crash came between that and this
+            with durable.suppress_errno(*range(1, 134)):
+                store.scrap.throw_away(folder)  # published, or a draft already: the crash came between that and this
             continue
         lease = store.leases.take(f"session {name}", body["base_version"], tuple(body["layers"]))
         try:
             draft = _dead_upper(store, name, body, lease).to_draft(reason="recovered")
-        except OSError as error:
+        except (OSError, NotFound) as error:
             unrecovered.append((name, str(error)))
             continue
         if draft is not None:
@@ -93,7 +94,7 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
     published = {layer.about.get("draft_id") for layer in store.loaded_layers()}
     for draft in store.drafts():
         if draft.draft_id in published:
-            store.remove_draft(draft.draft_id)  # only sessions that died with the process still stood on it
+            store.consume_draft(draft.draft_id)  # sessions that died with the process still stood on it; one that is unrecovered still does
     return tuple(recovered), tuple(unrecovered)
 
 

@@ -42,8 +42,9 @@ from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, refer
 from layerstack.projection import Snapshot
 from layerstack.publish import Preview, Published, preview
 from layerstack.resolve import Ignored
-from layerstack.states import FILE, State, make_directory
-from layerstack.tree import DiskTree, MemoryTree, discard
+from layerstack.staging import Staging
+from layerstack.states import FILE, make_directory
+from layerstack.tree import DiskTree, MemoryTree
 from layerstack.upper import Identity, Upper
 
 FOLDERS = ("manifests", "layers", "base", ".layer-metadata", "sessions", "drafts", "staging")
@@ -67,7 +68,7 @@ class Store:
         self.root, self.form, self.workspace, self.step = root, form, workspace, step
         self.lock = threading.RLock()
         """Held for bookkeeping: renames into `layers/`, the manifest, the head in memory."""
-        self.shelf, self.leases = Shelf(), Leases()
+        self.shelf, self.leases, self.scrap = Shelf(), Leases(), Staging(f"{root}/staging")
         self.recovered: tuple[Draft, ...] = ()
         self.unrecovered: tuple[tuple[str, str], ...] = ()
         """Dead sessions whose work could not be made a draft for want of disk: (session id, why). Tried again at the next open."""
@@ -76,7 +77,6 @@ class Store:
         self._layers: dict[str, Layer] = {}
         self._chains: dict[int, tuple[Manifest, Chain]] = {}
         self._rules: dict[int, IgnoreRules] = {}
-        self._scratch: set[str] = set()
         self._draft_users: dict[str, int] = {}
         self._draft_leases: dict[str, Lease] = {}
         self._consumed: set[str] = set()
@@ -157,7 +157,7 @@ class Store:
                 self._lock_fd = -1
 
     def _check_form(self) -> None:
-        probe = f"{self.staging}/form-{os.urandom(4).hex()}"
+        probe = f"{self.scrap.path}/form-{os.urandom(4).hex()}"
         try:
             os.mkdir(probe)
         except OSError:
@@ -181,10 +181,6 @@ class Store:
     def head(self) -> Manifest:
         """The newest version, an immutable value; reading it never waits."""
         return self._head
-
-    @property
-    def staging(self) -> str:
-        return f"{self.root}/staging"
 
     def manifest(self, version: int | None) -> Manifest:
         """Raises NotFound (reason version_not_found) for a version that is not openable."""
@@ -301,14 +297,13 @@ class Store:
 
     def _make_session(self, identity: Identity, manifest: Manifest, chain: Chain) -> None:
         """Complete in staging, then one rename: a folder in `sessions/` is whole."""
-        scratch: list[str] = []
-        folder = self.scratch(f"session-{identity.session_id}", scratch)
+        folder = self.scrap.name(f"session-{identity.session_id}")
         try:
             self.step("session.mkdir")
             os.mkdir(folder, 0o700)
             root = chain.find("")
             assert root is not None
-            self.make_upper(f"{folder}/upper", root)
+            make_directory(f"{folder}/upper", root)
             os.mkdir(f"{folder}/work")
             body = {
                 **identity._asdict(),
@@ -317,7 +312,7 @@ class Store:
                 "created_unix_ms": time.time_ns() // 1_000_000,
             }
             self.step("session.write")
-            durable.write_new(f"{folder}/session.json", documents.dump(body))
+            durable.write_before(f"{folder}/session.json", documents.dump(body), root=self.root)
             self.step("session.rename")
             try:
                 durable.rename_new(folder, f"{self.root}/sessions/{identity.session_id}")
@@ -326,22 +321,13 @@ class Store:
                     f"session {identity.session_id} exists", reason="session_exists", details={"session_id": identity.session_id}
                 ) from None
         finally:
-            if os.path.lexists(folder):
-                discard(folder)
-            self.forget_scratch(folder)
-
-    def make_upper(self, path: str, root: State) -> None:
-        """An empty upperdir whose root looks like `root`: the session sees the upper's own."""
-        make_directory(path, root)
+            self.scrap.discard(folder)
 
     def end_upper(self, session_id: str, lease: Lease, draft_id: str | None) -> None:
-        """Remove a session's folder and give its lease back; what cannot be removed now is swept at the next open."""
-        folder, gone = f"{self.root}/sessions/{session_id}", self.scratch(f"ended-{session_id}")
+        """Remove a session's folder and give its lease back; a folder that cannot be moved away is looked at by the next open."""
         with durable.suppress_errno(*range(1, 134)):
             self.step("session.end")
-            os.rename(folder, gone)
-            durable.remove_tree(gone)
-        self.forget_scratch(gone)
+            self.scrap.throw_away(f"{self.root}/sessions/{session_id}")
         self.leases.release(lease)
         self._leave_draft(draft_id)
 
@@ -388,14 +374,11 @@ class Store:
 
     def remove_draft(self, draft_id: str) -> None:
         """Delete a draft that nobody stands on."""
-        gone = self.scratch(f"gone-{draft_id}")
         self.step("draft.remove")
-        os.rename(drafts.folder_of(self, draft_id), gone)
+        self.scrap.throw_away(drafts.folder_of(self, draft_id))
         lease = self._draft_leases.pop(draft_id, None)
         if lease is not None:
             self.leases.release(lease)
-        discard(gone)
-        self.forget_scratch(gone)
 
     def _leave_draft(self, draft_id: str | None) -> None:
         if draft_id is None:
@@ -456,23 +439,6 @@ class Store:
         gc.collect(self)
 
     # ---- for the modules that write
-
-    def scratch(self, what: str, made: list[str] | None = None) -> str:
-        """A name in staging that nobody has, which gc leaves alone until `forget_scratch`; also appended to `made`."""
-        path = f"{self.staging}/{what}-{os.urandom(6).hex()}"
-        with self.lock:
-            self._scratch.add(path)
-        if made is not None:
-            made.append(path)
-        return path
-
-    def forget_scratch(self, path: str) -> None:
-        with self.lock:
-            self._scratch.discard(path)
-
-    def scratch_in_use(self) -> frozenset[str]:
-        with self.lock:
-            return frozenset(self._scratch)
 
     def new_layer(self, layer_id: LayerId, version: int, index: Index, about: dict[str, Any]) -> Layer:
         """A layer that is about to be renamed into `layers/`."""

@@ -30,6 +30,9 @@ from layerstack.states import (
 )
 from layerstack.whiteout import get_mark, is_opaque, is_whiteout, make_whiteout, set_opaque
 
+PART = "part-"
+"""What a name begins with under which an entry is completed aside; it is gone within the call, or with the process."""
+
 
 class Child(NamedTuple):
     """A name in a directory of a layer, and its kind: `f`, `l`, `d`, `w` (whiteout) or `s` (FIFO, socket, device)."""
@@ -96,7 +99,7 @@ class DiskTree:
         return None if value is None else os.fsdecode(value)
 
     def _aside(self) -> str:
-        return f"{self.aside}/part-{os.urandom(8).hex()}"
+        return f"{self.aside}/{PART}{os.urandom(8).hex()}"
 
     def _placed(self, path: str, make: Callable[[str], None]) -> None:
         """Make an entry aside and rename it in: a crash leaves all of it or nothing in the tree."""

@@ -15,7 +15,7 @@ from layerstack.paths import ancestors, check
 from layerstack.projection import not_a_file
 from layerstack.publish import ROUNDS, Author, Published, Work, publish
 from layerstack.states import DIRECTORY, FILE, LINK, State, make_directory, set_meta, set_xattrs
-from layerstack.tree import DiskTree, discard
+from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -50,15 +50,10 @@ def _once(store: Store, path: str, change: Callable[[bytes | None], bytes], auth
     if old == new:
         return Published(True, head, None, 0, 0, (), ())
     overlay.check_count(len(head.layers) + 1)
-    scratch: list[str] = []
-    try:
-        tree = DiskTree(store.scratch("update", scratch), store.form, aside=store.staging, step=store.step)
+    with store.scrap.scrap() as scrap:
+        tree = DiskTree(scrap("update"), store.form, aside=store.scrap.path, step=store.step)
         _write(tree, path, new, above, there)
         return publish(store, _work(tree, head, chain), author)
-    finally:
-        for made in scratch:
-            discard(made)
-            store.forget_scratch(made)
 
 
 def _look(chain: Chain, path: str) -> tuple[list[tuple[str, State | None]], State | None]:

@@ -7,9 +7,11 @@ sessions/<id>/private/<n>/   sealed work that could not be published and that th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
+from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack import durable, overlay
@@ -25,7 +27,7 @@ from layerstack.manifest import LOWER_LIMIT, LayerId
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
 from layerstack.states import make_directory
-from layerstack.tree import DiskTree, MemoryTree, discard
+from layerstack.tree import DiskTree, MemoryTree
 
 if TYPE_CHECKING:
     from layerstack.manifest import Manifest
@@ -130,15 +132,14 @@ class Upper:
                 return self._finish(self._late)
             if len(store.head.layers) >= LOWER_LIMIT and not self.preview().no_op:
                 overlay.check_count(len(store.head.layers) + 1)  # before sealing: the session goes on as it is
-            scratch: list[str] = []
             try:
-                work = self._work(scratch)
-                if not work.indexed.changed:
-                    return self._finish(Published(True, store.head, None, 0, 0, (), work.dropped))
-                author = Author(
-                    owner, request_id, agent or self._identity.agent, self._identity.token, self.session_id, self._identity.draft_id
-                )
-                published = publish(store, work, author)
+                with self._work() as work:
+                    if not work.indexed.changed:
+                        return self._finish(Published(True, store.head, None, 0, 0, (), work.dropped))
+                    who = self._identity
+                    published = publish(
+                        store, work, Author(owner, request_id, agent or who.agent, who.token, self.session_id, who.draft_id)
+                    )
             except PublishRejected:
                 with durable.suppress_errno(*range(1, 134)):  # what fails here is tried again by `mount`
                     self._set_aside()
@@ -146,14 +147,6 @@ class Upper:
             except CommitUnsynced as error:
                 self._late = error.published
                 raise
-            except OSError:
-                # A rename that could not be undone: the work is in `layers/`, unnamed, and the next open makes a draft of it.
-                self._ended = not os.path.isdir(self.upperdir)
-                raise
-            finally:
-                for path in scratch:
-                    discard(path)
-                    store.forget_scratch(path)
             return self._finish(published)
 
     def to_draft(self, *, reason: str) -> Draft | None:
@@ -164,18 +157,12 @@ class Upper:
         """
         with self._lock:
             self._live()
-            store, scratch = self._store, list[str]()
-            try:
-                work = self._work(scratch)
-                draft = None
+            store, who = self._store, self._identity
+            draft = None
+            with self._work() as work:
                 if work.indexed.changed:
-                    who = self._identity
                     draft = keep(store, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token)
                     store.hold_draft(draft)
-            finally:
-                for path in scratch:
-                    discard(path)
-                    store.forget_scratch(path)
             self._end()
             return draft
 
@@ -210,26 +197,33 @@ class Upper:
     # ---- sealing
 
     def _tree(self) -> DiskTree:
-        return DiskTree(self.upperdir, self._store.form, aside=self._store.staging, step=self._store.step)
+        return DiskTree(self.upperdir, self._store.form, aside=self._store.scrap.path, step=self._store.step)
 
     def _fold(self, top: MemoryTree | DiskTree, target: MemoryTree | DiskTree) -> None:
         layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records)
         fold([layer, *self._chain.private], self._base, target)
 
-    def _work(self, scratch: list[str]) -> Work:
+    @contextlib.contextmanager
+    def _work(self) -> Generator[Work]:
         """Seal in place; with private layers the result is folded onto the base, in staging, and the originals stay."""
         store = self._store
         self._renew()
         tree = self._tree()
         self._sealed = True
         self._dropped += seal(tree, self._chain).dropped
-        if self._chain.private:
-            folded = DiskTree(store.scratch("fold", scratch), store.form, aside=store.staging, step=store.step)
-            make_directory(folded.root, tree.state(""))
-            self._fold(tree, folded)
-            seal(folded, self._base)
-            tree = folded
-        return Work(tree, build(tree, self._base), self._manifest.version, self._base, self._dropped)
+        with store.scrap.scrap() as scrap:
+            if self._chain.private:
+                folded = DiskTree(scrap("fold"), store.form, aside=store.scrap.path, step=store.step)
+                make_directory(folded.root, tree.state(""))
+                self._fold(tree, folded)
+                seal(folded, self._base)
+                tree = folded
+            try:
+                yield Work(tree, build(tree, self._base), self._manifest.version, self._base, self._dropped)
+            except OSError as error:
+                if not isinstance(error, CommitUnsynced) and not os.path.isdir(self.upperdir):
+                    self._ended = True  # a rename that could not be undone: the work lies in `layers/` or `drafts/`; the next open finds it
+                raise
 
     def _set_aside(self) -> None:
         """After sealing: the work becomes a private layer, and a new empty upper takes its place."""
@@ -260,7 +254,10 @@ class Upper:
             root = self._chain.find("")
             assert root is not None
             self._store.step("upper.renew")
-            self._store.make_upper(self.upperdir, root)
+            with self._store.scrap.scrap() as scrap:
+                whole = scrap("upper")
+                make_directory(whole, root)
+                os.rename(whole, self.upperdir)
 
     def adopt(self, private: list[str]) -> None:
         """Take over the private layers that a dead process left, oldest first; their names are numbers."""
