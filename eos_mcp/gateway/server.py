@@ -192,7 +192,8 @@ class _Frames:
         self._sender = asyncio.create_task(self._send())
 
     def put(self, message: str) -> None:
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
 
     async def flush(self) -> None:
         await asyncio.sleep(0)  # what other threads handed over before their work ended

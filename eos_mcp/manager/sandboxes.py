@@ -124,13 +124,14 @@ class Manager:
     async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Progress) -> dict[str, Any]:
         """The result of one operation.
 
+        Args:
+            progress: called from any thread, in order, before this returns.
         Raises:
             OperationError: as the contract's error matrix says.
         """
         image = args.get("image")
         await self._settled(args.get("sandbox_id"), "local" if isinstance(image, str) and is_local_image(image) else None)
-        loop = asyncio.get_running_loop()
-        return await self._handlers[op](args, request_id, lambda text: _call(loop, progress, text))
+        return await self._handlers[op](args, request_id, progress)
 
     async def target(self, sandbox_id: str, *, refresh: bool = False) -> Target:
         """Where the agent of a ready sandbox listens.
@@ -333,9 +334,3 @@ class Manager:
         return await fleet.snapshot(
             ready, self.forwarder, request_id, at_once=limits.max_concurrent_requests, timeout_s=limits.timeout_ms / 1000
         )
-
-
-def _call(loop: asyncio.AbstractEventLoop, progress: Progress, text: str) -> None:
-    """A progress line from whatever thread; after the loop has ended nobody listens."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(progress, text)

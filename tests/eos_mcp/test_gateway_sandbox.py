@@ -103,3 +103,14 @@ def test_exit_statuses_of_commands_and_refusals_can_be_passed_on(sandbox: Sandbo
 def test_a_raw_request_for_a_sandbox_that_does_not_exist_is_refused_by_name(sandbox: Sandbox) -> None:
     found = error(run("runtime", "--sandbox-id", "nope", "file_read", "--path", "a"), 1)
     assert found["kind"] == "invalid_request" and "sandbox not found" in found["message"]
+
+
+def test_the_last_progress_line_comes_before_the_result(sandbox: Sandbox) -> None:
+    workspace = str(result(run("manager", "inspect_sandbox", "--sandbox-id", sandbox.id))["workspace_root"])
+    made = run("manager", "--progress", "create_sandbox", "--image", "host", "--workspace-bind-root", workspace)
+    record = result(made)
+    try:
+        said = [line.partition("] ")[2] for line in made.stderr.splitlines() if line.startswith("[progress ")]
+        assert said[-3:] == ["waiting for readiness", "ready", f"sandbox ready: {record['id']}"]
+    finally:
+        result(run("manager", "destroy_sandbox", "--sandbox-id", record["id"]))
