@@ -1,0 +1,61 @@
+"""Collecting garbage while others work: nothing that an operation under way still needs is taken."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from tests.layerstack.stack import Stack, get, on_a_stack, put
+
+BASE: dict[str, str | bytes | None] = {"f": "".join(f"line {n}\n" for n in range(100)), "d/g": "g\n"}
+
+
+@on_a_stack({**BASE})
+def test_garbage_collected_without_a_pause_takes_nothing_from_publishes_and_drafts(stack: Stack) -> None:
+    """Each session is rejected once, so that its work is folded in staging, then merged by lines, so that it is rewritten there."""
+    lines = get(f"{stack.base}/f").splitlines(keepends=True)
+    uppers = [stack.store.open_upper(f"p{n}", origin="test") for n in range(12)]
+    other = stack.store.open_upper("other", origin="test")
+    put(f"{other.upperdir}/clash", "other\n")
+    for n, upper in enumerate(uppers):
+        put(f"{upper.upperdir}/f", "".join([*lines[: n * 8], f"by {n}\n", *lines[n * 8 + 1 :]]))
+        put(f"{upper.upperdir}/clash", f"{n}\n")
+        for k in range(20):
+            put(f"{upper.upperdir}/own-{n}/{k}", f"{n} {k}\n")
+    other.publish(owner="o", request_id="r")
+    failures: list[BaseException] = []
+    ended = threading.Event()
+
+    def collect() -> None:
+        while not ended.is_set():
+            stack.store.gc()
+
+    def work(n: int) -> None:
+        upper = uppers[n]
+        try:
+            if not upper.preview().conflicts:
+                raise AssertionError("no conflict")
+            try:
+                upper.publish(owner="o", request_id="r")
+            except Exception as error:
+                if type(error).__name__ != "PublishRejected":
+                    raise
+            os.close(upper.mount())
+            put(f"{upper.upperdir}/clash", "other\n")
+            upper.publish(owner="o", request_id="r")
+        except BaseException as error:
+            failures.append(error)
+
+    collector = threading.Thread(target=collect)
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(12)]
+    for thread in (collector, *workers):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    ended.set()
+    collector.join()
+    assert failures == []
+    shown = stack.shows()
+    assert {f"own-{n}/{k}": f"{n} {k}\n" for n in range(12) for k in range(20)}.items() <= shown.items()
+    assert all(f"by {n}\n" in shown["f"] for n in range(12))
+    assert os.listdir(stack.store.scrap.path) == []
