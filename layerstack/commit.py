@@ -52,7 +52,7 @@ def commit(store: Store, manifest: Manifest, layer: Layer, tree_root: str, stem:
         if not written:
             step("commit.write_manifest")
             os.unlink(f"{stem}.manifest")
-            durable.write_new(f"{stem}.manifest", manifest.dump())
+            durable.write_before(f"{stem}.manifest", manifest.dump(), root=root)
         step("commit.link_manifest")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

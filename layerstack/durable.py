@@ -20,6 +20,9 @@ Step = Callable[[str], None]
 FSYNC_EACH_UP_TO = 64
 """Above so many files one syncfs is cheaper than an fsync each; below, syncfs would wait for strangers' writes."""
 
+OPEN_AT_ONCE = 128
+"""Files that are open at a time while their data is written out."""
+
 
 def no_step(name: str) -> None:
     """The step of production: nothing happens."""
@@ -71,7 +74,7 @@ def fsync_dirs(root: str, paths: Iterable[str], *, followed: bool) -> None:
         fsync_dir(path)
 
 
-def sync_files(root: str, files: Iterable[str], directories: Iterable[str]) -> None:
+def sync_files(root: str, files: Iterable[str], directories: Iterable[str], *, followed: bool = False) -> None:
     """Make the named files and directories durable: an fsync each up to 64 of them, one syncfs of root's file system above.
 
     The data of all files is sent out before the first is waited for, so that one commit of the journal carries them all: 4 small files cost
@@ -79,28 +82,54 @@ def sync_files(root: str, files: Iterable[str], directories: Iterable[str]) -> N
     Args:
         root: a directory on the file system concerned.
         files, directories: paths; what is no regular file (a symlink, a device) is covered by the fsync of its directory.
+        followed: the caller goes on to fsync something else of this file system before it relies on them. Where `keeps_order` says so the
+            data is then only written out and waited for: that fsync flushes the device and commits the journal for all of them.
     """
     some, folders = list(files), list(directories)
     if keeps_order(root) and some:
         folders = []
+        if followed:
+            for start in range(0, len(some), OPEN_AT_ONCE):
+                with _opened(some[start : start + OPEN_AT_ONCE]) as fds:
+                    write_out(fds)
+            return
     if len(some) + len(folders) > FSYNC_EACH_UP_TO:
         sync_tree_of(root)
         return
-    with contextlib.ExitStack() as stack:
-        fds: list[int] = []
-        for path in some:
-            fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
-            stack.callback(os.close, fds[-1])
+    with _opened(some) as fds:
         if len(fds) > 1:
-            all_of_it = linux.SYNC_FILE_RANGE_WAIT_BEFORE | linux.SYNC_FILE_RANGE_WRITE | linux.SYNC_FILE_RANGE_WAIT_AFTER
-            for flags in (linux.SYNC_FILE_RANGE_WRITE, all_of_it):
-                for fd in fds:
-                    with suppress_errno(errno.ESPIPE, errno.ENOSYS, errno.EINVAL):
-                        linux.sync_file_range(fd, flags)
+            write_out(fds)
         for fd in fds:
             os.fsync(fd)
     for path in folders:
         fsync_dir(path)
+
+
+@contextlib.contextmanager
+def _opened(paths: list[str]) -> Generator[list[int]]:
+    with contextlib.ExitStack() as stack:
+        fds: list[int] = []
+        for path in paths:
+            fds.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+            stack.callback(os.close, fds[-1])
+        yield fds
+
+
+def write_out(fds: Iterable[int]) -> None:
+    """Send the data of files to the device, all at once, and wait until it is there: no flush and no commit, but on a file system that
+    `keeps_order` every later change of names is durable only together with it. ext4 and xfs log the new size and extents before the wait
+    ends, and a commit of the log flushes the device first.
+    """
+    some = list(fds)
+    all_of_it = linux.SYNC_FILE_RANGE_WAIT_BEFORE | linux.SYNC_FILE_RANGE_WRITE | linux.SYNC_FILE_RANGE_WAIT_AFTER
+    for flags in (linux.SYNC_FILE_RANGE_WRITE, all_of_it) if len(some) > 1 else (all_of_it,):
+        for fd in some:
+            try:
+                linux.sync_file_range(fd, flags)
+            except OSError as error:
+                if error.errno not in (errno.ESPIPE, errno.ENOSYS, errno.EINVAL):
+                    raise
+                os.fsync(fd)
 
 
 @contextlib.contextmanager
@@ -141,11 +170,34 @@ def write_file(path: str, data: bytes, *, mode: int = 0o644, step: Step = no_ste
 def write_new(path: str, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
     """A new file whose bytes are on disk on return; its name is not, until its directory is synced. EEXIST when it is there."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with open(fd, "wb") as file:
-        file.write(data)
-        file.flush()
+    try:
+        _write_all(fd, data)
         if sync:
             os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_before(path: str, data: bytes, *, root: str, mode: int = 0o644) -> None:
+    """A new file whose bytes are there after a power cut if any later change of names is; `root` lies on the same file system.
+
+    Costs one write to the device where `keeps_order` says so, no commit and no flush; elsewhere an fsync.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        _write_all(fd, data)
+        if keeps_order(root):
+            write_out([fd])
+        else:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
 
 
 def rename_new(old: str, new: str) -> None:
