@@ -3,7 +3,7 @@
 It is made from this machine's own Python: interpreter, its dynamic loader, every shared library that interpreter and extension modules
 name, a trimmed standard library, and our packages. Nothing of it is found by an absolute path, so it runs from any directory:
 
-    ld.so  bin/python3  bin/sandbox-daemon  lib/*.so*  lib/pythonX.Y/{stdlib, lib-dynload, eos_agent, layerstack, pathspec}
+    ld.so  bin/python3  bin/sandbox-daemon  lib/*.so*  lib/pythonX.Y/{stdlib, lib-dynload, eos_agent, layerstack}
 
 The same inputs give the same bytes; the SHA-256 of the tree is its name. Where the host is no Linux, or of another architecture than the
 engine, `agent_image/Dockerfile` runs this file inside an image.
@@ -12,7 +12,6 @@ engine, `agent_image/Dockerfile` runs this file inside an image.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import io
 import json
@@ -28,7 +27,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 FORMAT = 1
-PACKAGES = ("eos_agent", "layerstack", "pathspec")
+PACKAGES = ("eos_agent", "layerstack")
 MOUNTED_AT = "/eos/bundle"
 STEADY_TIME = 1_577_836_800
 """mtime of every file, so that two archives of one tree are equal: 2020-01-01."""
@@ -263,7 +262,7 @@ class _Buffer(io.RawIOBase):
 
 
 def build_context() -> Iterator[bytes]:
-    """What `agent_image/Dockerfile` wants as its build context: the Dockerfile and our packages, pathspec among them; no network is needed."""
+    """What `agent_image/Dockerfile` wants as its build context: the Dockerfile and our packages; no network is needed."""
     here = os.path.dirname(os.path.abspath(__file__))
 
     def add(tar: tarfile.TarFile) -> Generator[None]:
@@ -386,13 +385,6 @@ def _copy_package(package: str, target: str) -> None:
             to = os.path.join(target, package, relative)
             os.makedirs(os.path.dirname(to), exist_ok=True)
             shutil.copyfile(path, to)
-    try:
-        files = importlib.metadata.files(package) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if ".dist-info" in str(file) and "LICENSE" in file.name.upper() and package == "pathspec":
-            shutil.copyfile(file.locate(), os.path.join(target, package, "LICENSE"))
 
 
 def _strip(out: str) -> None:

@@ -6,7 +6,6 @@ back as ChildFailed with the child's own traceback in the text.
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import select
@@ -22,8 +21,6 @@ from layerstack import linux
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-importlib.import_module("pathspec")  # the library imports it late, when an ordinary user may not be able to read the file any more
 
 TIMEOUT_S = 170.0 if os.environ.get("EOS_SOAK", "") in ("", "0") else 86400.0
 """How long a child may take: less than pytest's own limit, so that it is killed and waited for."""

@@ -15,7 +15,7 @@ import pytest
 
 from agent_image import build
 
-IMPORTS = "import asyncio, ctypes, hashlib, json, tarfile, zlib, pathspec, layerstack.linux, layerstack.store, eos_agent.__main__, sys"
+IMPORTS = "import asyncio, ctypes, hashlib, json, tarfile, zlib, layerstack.linux, layerstack.store, eos_agent.__main__, sys"
 
 
 @pytest.fixture(scope="session")

@@ -107,24 +107,24 @@ def wrong(imports: list[Import]) -> str:
     return "\n".join(f"{i.module} imports {i.target} (line {i.line})" for i in imports)
 
 
-def test_layerstack_imports_the_standard_library_and_pathspec_only() -> None:
+def test_layerstack_imports_the_standard_library_only() -> None:
     bad = [
         i
         for module, found in IMPORTS.items()
         if top(module) == "layerstack"
         for i in found
-        if top(i.target) not in {*sys.stdlib_module_names, "layerstack", "pathspec"}
+        if top(i.target) not in {*sys.stdlib_module_names, "layerstack"}
     ]
     assert not bad, wrong(bad)
 
 
-def test_the_agent_imports_the_standard_library_pathspec_and_layerstack_only() -> None:
+def test_the_agent_imports_the_standard_library_and_layerstack_only() -> None:
     bad = [
         i
         for module, found in IMPORTS.items()
         if top(module) == "eos_agent"
         for i in found
-        if top(i.target) not in {*sys.stdlib_module_names, "eos_agent", "layerstack", "pathspec"}
+        if top(i.target) not in {*sys.stdlib_module_names, "eos_agent", "layerstack"}
     ]
     assert not bad, wrong(bad)
 

@@ -105,7 +105,7 @@ def check_versions() -> Finding:
 
     found: list[str] = [f"eos-mcp {__version__}"]
     missing: list[str] = []
-    for name in ("mcp", "anyio", "pydantic", "docker", "zstandard", "PyYAML", "pathspec"):
+    for name in ("mcp", "anyio", "pydantic", "docker", "zstandard", "PyYAML"):
         try:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
