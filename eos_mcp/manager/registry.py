@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OperationError, os_error
+from eos_mcp.gateway.log import log
 from layerstack import durable
 
 FORMAT = 1
@@ -137,9 +138,31 @@ class Registry:
         return record
 
     def put(self, record: Record) -> Record:
-        """Insert or replace, on disk when this returns."""
+        """Insert or replace. A new record and one that becomes ready are on disk when this returns.
+
+        Anything else holds in memory when the disk is full, and is written with the next change: what goes down is found gone by the next
+        gateway, ports are read anew, and destroy_sandbox is what frees space.
+
+        Raises:
+            OperationError: internal_error: a record that must be on disk cannot be written; the table is as it was.
+        """
+        before = self._records.get(record.id)
         self._records[record.id] = record
-        self.save()
+        try:
+            self.save()
+        except OSError as error:
+            if before is not None and (record.state != "ready" or before.state == "ready"):
+                log("registry_unwritten", sandbox_id=record.id, state=record.state, error=str(error))
+                return record
+            if before is None:
+                del self._records[record.id]
+            else:
+                self._records[record.id] = before
+            refused = os_error(error, kind=INTERNAL_ERROR)
+            refused.details["path"] = self.path
+            raise OperationError(
+                INTERNAL_ERROR, f"the registry {self.path} cannot be written: {refused.message}", refused.details
+            ) from error
         return record
 
     def move(self, sandbox_id: str, expected: tuple[State, ...], to: State, **changes: Any) -> Record:
@@ -161,8 +184,12 @@ class Registry:
         self._records[record.id] = record
 
     def remove(self, sandbox_id: str) -> None:
+        """Forget it; on a full disk in memory only, as `put`."""
         if self._records.pop(sandbox_id, None) is not None:
-            self.save()
+            try:
+                self.save()
+            except OSError as error:
+                log("registry_unwritten", sandbox_id=sandbox_id, state="removed", error=str(error))
 
     def save(self) -> None:
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable, Generator
@@ -13,6 +14,7 @@ import pytest
 from layerstack import linux
 from tests import children
 from tests.end_to_end.desk import Desk, Sandbox, in_engine, kill
+from tests.eos_mcp import programs
 from tests.people import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
@@ -222,6 +224,19 @@ def test_a_taken_port_is_named_and_no_socket_or_pid_stays(desk: Desks) -> None:
     assert not [name for name in os.listdir(at.state) if name in ("gateway.sock", "gateway.pid")]
 
 
+def test_a_relative_state_directory_means_the_callers_directory(
+    person: Callable[[str], Person], cache_of: Callable[[Person], Path]
+) -> None:
+    who = person("root")
+    at = Desk(who, cache_of(who), EOS_STATE_DIR="state")
+    assert at.do("manager", "list_sandboxes") == {"sandboxes": []}
+    assert {"gateway.sock", "gateway.token", "instance_id"} <= set(os.listdir(at.state))
+    sandbox = at.create("host")
+    assert sandbox.shell("cat a.txt")["output"] == "base"
+    sandbox.destroy()
+    at.stop()
+
+
 def test_a_wrong_token_is_refused_by_every_program_and_changes_nothing(desk: Desks) -> None:
     at = desk("root")
     sandbox = at.create("host")
@@ -349,6 +364,49 @@ def test_a_command_that_fills_the_disk_can_be_undone_from_its_session(desk: Desk
         sandbox.destroy()
 
     on_a_small_disk(desk(who), body)
+
+
+@pytest.mark.parametrize("who", ["root", ORDINARY])
+def test_a_gateway_and_an_agent_started_on_a_full_disk_say_so_and_start_after_space_is_freed(desk: Desks, who: str) -> None:
+    def body(at: Desk) -> None:
+        sandbox = at.create("host")
+        sandbox.write("kept.txt", "kept\n")
+        session = sandbox.session()
+        sandbox.write("mine.txt", "mine\n", session)
+        filler = fill(at)
+        kill(programs.pid_of(str(at.state)))
+        kill(sandbox.agent())
+        answers = [at.run("runtime", "--sandbox-id", sandbox.id, "file_read", "--path", "kept.txt") for _ in range(2)]
+        for answer in answers:  # what only reads may work, and whatever does not says why
+            text = answer.stdout or answer.stderr
+            assert "Traceback" not in text and (
+                "No space left" in text or "disk_full" in text or json.loads(text).get("content") == "kept"
+            ), text
+        filler.unlink()
+        assert sandbox.read("kept.txt") == "kept"
+        (draft,) = sandbox.do("list_drafts")["drafts"]
+        assert sandbox.read("mine.txt", sandbox.session("--draft-id", draft["draft_id"])) == "mine"
+        sandbox.destroy()
+
+    on_a_small_disk(desk(who), body)
+
+
+def test_a_sandbox_can_be_destroyed_to_free_a_full_disk_and_none_is_half_made_on_one(desk: Desks) -> None:
+    def body(at: Desk) -> None:
+        sandbox = at.create("host")
+        sandbox.shell("echo kept > kept.txt")
+        filler = fill(at)
+        error = at.refused_create("host")
+        assert error["kind"] == "internal_error" and error["details"]["reason"] == "disk_full" and error["details"]["hint"], error
+        assert [record["id"] for record in at.do("manager", "list_sandboxes")["sandboxes"]] == [sandbox.id]
+        assert os.listdir(at.state / "sandboxes") == [sandbox.id]
+        assert sandbox.read("kept.txt") == "kept"
+        sandbox.destroy()
+        filler.unlink()
+        assert at.left_in_state() == []
+        at.create("host").destroy()
+
+    on_a_small_disk(desk("root"), body)
 
 
 # A session whose process is gone
