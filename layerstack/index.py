@@ -85,6 +85,15 @@ class Layer:
             known = self._directories[path] = found is not None and found.kind == DIRECTORY
         return known
 
+    def meets(self, index: Index) -> bool:
+        """May this layer bear on the entries of `index`, which lists every directory that its entries are in? False is certain."""
+        assert self.index is not None
+        for path, rec in index.items():
+            found = self.index.get(path)
+            if found is not None and not (found.quiet and not rec.covers):
+                return True
+        return False
+
     def below(self, path: str) -> list[str]:
         """The listed paths strictly below `path`, those that are only containers left out."""
         assert self.index is not None
@@ -151,16 +160,6 @@ class Shelf:
                         table[path] = left
                     else:
                         table.pop(path, None)
-
-    def meets(self, index: Index, version: int) -> bool:
-        """May anything newer than `version` bear on the entries of `index`? False is certain."""
-        for path, rec in index.items():
-            if rec.kind == DIRECTORY and not rec.opaque:
-                if self.touch.get(path, 0) > version:
-                    return True
-            elif self.sub.get(path, 0) > version:
-                return True
-        return False
 
     def untouched(self, path: str, version: int) -> bool:
         """Is nothing at, below or covering `path` newer than `version`? True is certain."""

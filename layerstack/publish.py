@@ -264,9 +264,8 @@ def _commit(store: Store, work: Work, ready: _Ready, *, final: bool) -> Publishe
         with store.lock:
             head = store.head
             if head is not ready.head:
-                if store.shelf.meets(ready.indexed.records, ready.head.version) or store.shelf.meets(
-                    work.indexed.records, ready.head.version
-                ):
+                newer = [moved for moved in store.layers_of(head) if moved.version > ready.head.version]
+                if any(moved.meets(index) for moved in newer for index in (ready.indexed.records, work.indexed.records)):
                     assert not final
                     return None
                 check_count(len(head.layers) + 1)

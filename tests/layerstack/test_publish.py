@@ -512,6 +512,28 @@ def test_a_preview_of_a_live_session_touches_nothing_and_says_what_the_publish_s
     assert (preview.would_publish, preview.source_count, preview.notices) == (True, done.source_count, done.notices)
 
 
+@on_a_stack({"f": TEXT, "d/g": "g\n"})
+def test_a_publish_whose_head_moved_elsewhere_is_not_planned_again(stack: Stack) -> None:
+    """The second publishes while the first, planned and written, is about to sync; in the same directory, of which neither made anything."""
+    a, b = two(stack)
+    put(a.at("d/a"))
+    put(b.at("d/b"))
+    b.umount()
+    steps: list[str] = []
+
+    def step(name: str) -> None:
+        steps.append(name)
+        if name == "publish.sync_layer" and steps.count(name) == 1:
+            b.publish()
+
+    stack.store.step = step
+    assert a.publish().manifest.version == 3
+    assert steps.count("publish.plan") == 2, "one each"
+    assert {"d/a", "d/b", "d/g"} <= set(stack.shows())
+    stack.reopen()
+    assert stack.store.head.version == 3 and {"d/a", "d/b"} <= set(stack.shows())
+
+
 @on_a_stack({"f": TEXT})
 def test_thirty_two_publishers_of_different_files_all_get_their_own_version(stack: Stack) -> None:
     uppers = [stack.store.open_upper(f"p{i}", origin="test") for i in range(32)]
