@@ -154,27 +154,32 @@ class Metadata(NamedTuple):
     about: dict[str, Any]
 
 
-def publish(store: Store, work: Work, author: Author) -> Published:
+class HeadMoved(Exception):
+    """A newer layer met the paths of work that is not to be merged. Nothing was published."""
+
+
+def publish(store: Store, work: Work, author: Author, *, merge: bool = True) -> Published:
     """Append the work on top of the head as one layer, or change nothing.
 
     Args:
         work: on the store's file system; its tree is renamed into `layers/` or left where it is.
+        merge: False for what must be published as it is or not at all.
     Returns:
         The head afterwards; from the moment of return it survives a power cut.
     Raises:
-        PublishRejected: with every conflict; the work is where it was.
+        PublishRejected: with every conflict; the work is where it was. HeadMoved instead when it was not to be merged.
         LayerLimit: the head is as long as the kernel can mount.
         OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work is where it was.
     Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
     """
     with store.scrap.scrap() as scrap:
         for _ in range(ROUNDS):
-            ready = _prepare(store, work, author, scrap)
+            ready = _prepare(store, work, author, scrap, merge=merge)
             published = _commit(store, work, ready, final=False)
             if published is not None:
                 return published
         with store.lock:
-            ready = _prepare(store, work, author, scrap)
+            ready = _prepare(store, work, author, scrap, merge=merge)
             published = _commit(store, work, ready, final=True)
             assert published is not None
             return published
@@ -191,11 +196,13 @@ class _Ready(NamedTuple):
     """None: nothing is left to publish."""
 
 
-def _prepare(store: Store, work: Work, author: Author, scrap: Names) -> _Ready:
+def _prepare(store: Store, work: Work, author: Author, scrap: Names, *, merge: bool) -> _Ready:
     head = store.head
     ignored = store.ignored(work.version)
     store.step("publish.plan")
     planned = _plan(store, work.tree, work.indexed, work.base, work.version, head, ignored)
+    if not merge and (planned.conflicts or planned.edits):
+        raise HeadMoved
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=work.version, head=head.version)
     tree, indexed = work.tree, work.indexed

@@ -190,6 +190,13 @@ def set_xattrs(path: str, want: dict[str, bytes], form: Form) -> None:
             os.setxattr(path, raw, value, follow_symlinks=False)
 
 
+def set_attributes(path: str, state: State) -> None:
+    """Meta and xattrs of a file or directory. chown(2) drops file capabilities, and an ACL touches the bits: in this order nothing is lost."""
+    set_meta(path, state.meta)
+    set_xattrs(path, state.xattrs, state.form)
+    os.chmod(path, state.meta[0])
+
+
 def set_times(path: str, times: tuple[int, int]) -> None:
     os.utime(path, ns=times, follow_symlinks=False)
 
@@ -234,6 +241,8 @@ def write_copy(path: str, state: State, *, times: bool = True) -> None:
     if state.kind == LINK:
         os.symlink(state.target, path)
         set_meta(path, state.meta, symlink=True)
+        with suppress_errno(errno.EPERM, errno.EOPNOTSUPP):
+            set_xattrs(path, state.xattrs, state.form)
     else:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -245,12 +254,7 @@ def write_copy(path: str, state: State, *, times: bool = True) -> None:
                 copy_bytes(state.path, fd)
         finally:
             os.close(fd)
-        set_meta(path, state.meta)
-    with suppress_errno(*(() if state.kind == FILE else (errno.EPERM, errno.EOPNOTSUPP))):
-        set_xattrs(path, state.xattrs, state.form)
-    if state.kind == FILE:
-        # chmod again: setting security.* or an ACL may have touched the bits
-        os.chmod(path, state.meta[0])
+        set_attributes(path, state)
     if times and state.body is None:
         set_times(path, state.times)
 

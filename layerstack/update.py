@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from layerstack import overlay
 from layerstack.chain import Chain
-from layerstack.errors import InvalidPath, PublishRejected
+from layerstack.errors import InvalidPath
 from layerstack.index_file import build
 from layerstack.manifest import Manifest
 from layerstack.paths import ancestors, check
 from layerstack.projection import not_a_file
-from layerstack.publish import ROUNDS, Author, Published, Work, publish
-from layerstack.states import DIRECTORY, FILE, LINK, State, make_directory, set_meta, set_xattrs
+from layerstack.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
+from layerstack.states import DIRECTORY, FILE, LINK, State, make_directory, set_attributes, set_meta
 from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def update_file(
         for _ in range(ROUNDS):
             try:
                 return _once(store, path, change, author)
-            except PublishRejected:
+            except HeadMoved:
                 continue
         with store.lock:
             return _once(store, path, change, author)
@@ -53,7 +53,7 @@ def _once(store: Store, path: str, change: Callable[[bytes | None], bytes], auth
     with store.scrap.scrap() as scrap:
         tree = DiskTree(scrap("update"), store.form, aside=store.scrap.path, step=store.step)
         _write(tree, path, new, above, there)
-        return publish(store, _work(tree, head, chain), author)
+        return publish(store, _work(tree, head, chain), author, merge=False)
 
 
 def _look(chain: Chain, path: str) -> tuple[list[tuple[str, State | None]], State | None]:
@@ -90,8 +90,7 @@ def _write(tree: DiskTree, path: str, data: bytes, above: list[tuple[str, State 
         set_meta(full, (NEW_FILE, holder.meta[1], holder.meta[2]))
         there_already.pop()  # a name was added to this one: its time is now
     else:
-        set_xattrs(full, there.xattrs, tree.form)
-        set_meta(full, there.meta)
+        set_attributes(full, there)
     for directory, state in reversed(there_already):
         tree.set_times(directory, state.times)
 

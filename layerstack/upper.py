@@ -61,7 +61,7 @@ class Upper:
         self._lock = threading.RLock()
         self._sealed = False  # the upperdir went through sealing, perhaps not to its end: it may not be mounted as one again
         self._ended = False
-        self._late: Published | None = None
+        self._late: CommitUnsynced | None = None
         self._dropped: tuple[str, ...] = ()
         self._number = 0
 
@@ -90,13 +90,19 @@ class Upper:
         if self._ended:
             raise Invalid(f"upper of session {self.session_id} has ended", reason="upper_ended", details={"session_id": self.session_id})
 
+    def _published_is_final(self) -> None:
+        if self._late is not None:
+            raise self._late
+
     def mount(self) -> int:
         """A detached overlay mount of what the session sees; the descriptor belongs to the caller, who closes it after move_mount.
 
-        Never two at a time. Raises as `overlay.create`; OSError when sealed work could not be set aside for want of space.
+        Never two at a time. Raises as `overlay.create`; OSError when sealed work could not be set aside for want of space; CommitUnsynced
+        once more after a publish that raised it: the work is the head's, and what is written now would belong to no base.
         """
         with self._lock:
             self._live()
+            self._published_is_final()
             self._set_aside()
             return overlay.create(self.snapshot.lowerdirs, self.upperdir, self.workdir, form=self._store.form)
 
@@ -104,6 +110,7 @@ class Upper:
         """What `publish` would answer now, by reading alone; on a live upper the session should stand still meanwhile."""
         with self._lock:
             self._live()
+            self._published_is_final()
             store = self._store
             self._renew()
             tree = MemoryTree.load(self._tree())
@@ -122,6 +129,7 @@ class Upper:
             `no_op` when the session changed nothing, or nothing that the head does not have.
         Raises:
             PublishRejected: nothing was published. The work is now a private layer under a new, empty upper: `mount` gives the same view.
+            CommitUnsynced: it is published; called again it only syncs.
             LayerLimit, OSError: nothing was published, nothing is lost; `mount` and `publish` go on from here.
         """
         with self._lock:
@@ -129,7 +137,7 @@ class Upper:
             store = self._store
             if self._late is not None:
                 durable.fsync_dir(store.root)
-                return self._finish(self._late)
+                return self._finish(self._late.published)
             if len(store.head.layers) >= LOWER_LIMIT and not self.preview().no_op:
                 overlay.check_count(len(store.head.layers) + 1)  # before sealing: the session goes on as it is
             try:
@@ -145,12 +153,12 @@ class Upper:
                     self._set_aside()
                 raise
             except CommitUnsynced as error:
-                self._late = error.published
+                self._late = error
                 raise
             return self._finish(published)
 
     def to_draft(self, *, reason: str) -> Draft | None:
-        """Keep the work as a draft and end the upper; None when nothing was changed.
+        """Keep the work as a draft and end the upper; None when nothing was changed that is not published.
 
         Raises:
             OSError: the disk refused; the upper is as before.
@@ -158,6 +166,9 @@ class Upper:
         with self._lock:
             self._live()
             store, who = self._store, self._identity
+            if self._late is not None:
+                self._finish(self._late.published)
+                return None
             draft = None
             with self._work() as work:
                 if work.indexed.changed:
