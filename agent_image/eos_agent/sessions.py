@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import time
@@ -37,16 +38,17 @@ def session_not_found(session_id: str, kind: str = OPERATION_FAILED) -> Operatio
     return OperationError(kind, f"workspace session not found: {session_id}", details, reason="session_not_found")
 
 
-def session_lost(session_id: str, draft_id: str | None, *, pending: bool = False) -> OperationError:
-    """`pending`: its work could not be made a draft, for want of disk, and lies in the session's folder until the store is opened again."""
+def session_lost(session_id: str, draft_id: str | None, *, pending: str | None = None, folder: str = "") -> OperationError:
+    """`pending`: why its work could not be made a draft yet; it lies in `folder` until the store is opened again."""
     kept = f"its work is kept in {draft_id}" if draft_id else "nothing was unpublished in it"
     details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": draft_id}
     if draft_id:
         details["hint"] = "create_workspace_session with this draft_id opens the work again"
-    elif pending:
-        kept = "its work could not be made a draft yet"
+    elif pending is not None:
+        kept = f"its work could not be made a draft yet: {pending}"
         details["draft_pending"] = True
-        details["hint"] = "free space on the file system of the store; the agent's next start makes the draft"
+        step = "free space on the file system of the store" if os.strerror(errno.ENOSPC) in pending else "mend what the message names there"
+        details["hint"] = f"its files lie in {folder}; {step}; the agent's next start makes the draft"
     return OperationError(
         OPERATION_FAILED, f"workspace session lost: {session_id}: its process ended unasked; {kept}", details, reason=LOST
     )
@@ -67,11 +69,11 @@ class Sessions:
         self._shell: list[str] | None = None
         self.live: dict[str, Session] = {}
         self.lost: dict[str, str | None] = {}
-        self.pending: set[str] = set()
+        self.pending: dict[str, str] = {}
         for draft in store.drafts():
             self._remember(draft)
-        for session_id, _why in store.unrecovered:
-            self._pend(session_id)
+        for session_id, why in store.unrecovered:
+            self._pend(session_id, why)
 
     def _remember(self, draft: Draft) -> None:
         kind, _, session_id = draft.origin.partition(":")
@@ -83,12 +85,13 @@ class Sessions:
         for session_id in [lost for lost, kept in self.lost.items() if kept == draft_id]:
             del self.lost[session_id]
 
-    def _pend(self, session_id: str) -> None:
+    def _pend(self, session_id: str, why: object) -> None:
         self.lost[session_id] = None
-        self.pending.add(session_id)
+        self.pending[session_id] = str(why).split(": '")[0]  # without the path, which may be longer than any answer
 
     def _lost(self, session_id: str) -> OperationError:
-        return session_lost(session_id, self.lost.get(session_id), pending=session_id in self.pending)
+        folder = os.path.join(self.settings.layer_stack_root, "sessions", session_id, "upper")
+        return session_lost(session_id, self.lost.get(session_id), pending=self.pending.get(session_id), folder=folder)
 
     def _new_id(self) -> str:
         return f"{next(self._counter) & 0xFFFFFF:06x}{time.time_ns():016x}"
@@ -251,7 +254,7 @@ class Sessions:
             draft_id = draft.draft_id if draft is not None else None
         except Exception as error:  # the upper stays where it is: the next open of the store makes the draft
             log.failure("draft_failed", error, session=session.id)
-            self._pend(session.id)
+            self._pend(session.id, error)
         else:
             self.lost[session.id] = draft_id
         lost = self._lost(session.id)
@@ -297,7 +300,7 @@ class Sessions:
             except Exception as error:
                 log.failure("finalization_failed", error, session=session.id)
                 outcome = finalization_failed(error)
-                self._pend(session.id)
+                self._pend(session.id, error)
             self.end(session)
             return outcome
 

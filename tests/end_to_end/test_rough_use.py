@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import subprocess
@@ -22,6 +23,10 @@ pytestmark = [pytest.mark.needs("overlay", "userns")]
 NAMES = [b"a\nb", b"-rf", b".wh.x", b".wh..wh..opq", b"n" * 255, b"bad\xff\xfename", "\u202eright".encode(), b" blank ", b"back\\slash"]
 LITERAL = 2
 """So many of the last are found when they are there, but are read the reference's way when they are new: a command makes those."""
+
+
+GO_DOWN = f"mkdir x; echo bottom > x/f; for i in $(seq 60); do mkdir y && mv x y/{'n' * 100} && mv y x || exit 1; done; echo down"
+"""Makes x/nnn.../.../f, whose path no system call takes."""
 
 
 @pytest.fixture
@@ -86,12 +91,10 @@ def test_text_that_is_no_utf8_is_refused_where_it_cannot_be_carried_and_nothing_
 
 
 def test_a_session_with_a_tree_deeper_than_any_path_is_refused_whole_and_can_be_mended_or_destroyed(sandbox: Sandbox) -> None:
-    name = "n" * 100
-    down = f"mkdir x; echo bottom > x/f; for i in $(seq 60); do mkdir y && mv x y/{name} && mv y x || exit 1; done; echo down"
     sessions = [sandbox.session(), sandbox.session()]
     for session in sessions:
         sandbox.write("mine.txt", "mine\n", session)
-        assert sandbox.shell(down, session)["output"] == "down"
+        assert sandbox.shell(GO_DOWN, session)["output"] == "down"
     refused = sandbox.refused("publish_workspace_session", "--workspace-session-id", sessions[0])
     assert refused["kind"] == "operation_failed" and refused["details"]["errno"] == "ENAMETOOLONG"
     assert sandbox.read("mine.txt", sessions[0]) == "mine"
@@ -102,6 +105,24 @@ def test_a_session_with_a_tree_deeper_than_any_path_is_refused_whole_and_can_be_
     gone = sandbox.do("destroy_workspace_session", "--workspace-session-id", sessions[1])
     assert gone["destroyed"] and "mine.txt" in gone["discarded"]["paths"]
     assert os.listdir(sandbox.store / "sessions") == []
+
+
+def test_a_one_shot_with_such_a_tree_says_where_its_files_are_and_is_a_draft_once_that_is_mended(sandbox: Sandbox) -> None:
+    ran = sandbox.shell(f"echo mine > mine.txt; {GO_DOWN}")
+    assert ran["finalization_failed"] is True and ran["finalization_error"]["details"]["errno"] == "ENAMETOOLONG"
+    session = ran["workspace_session_id"]
+    folder = sandbox.store / "sessions" / session / "upper"
+    for _ in range(2):  # told by the agent that saw it, and by the next one
+        error = sandbox.refused("exec_command", "--workspace-session-id", session, "true")
+        assert (error["details"]["reason"], error["details"]["draft_pending"]) == ("session_lost", True)
+        assert os.strerror(errno.ENAMETOOLONG) in error["message"]
+        assert str(folder) in error["details"]["hint"] and (folder / "mine.txt").read_text() == "mine\n"
+        kill(sandbox.agent())
+    sandbox.refused("exec_command", "--workspace-session-id", session, "true")
+    durable.remove_tree(str(folder / "x"))
+    kill(sandbox.agent())
+    (draft,) = sandbox.do("list_drafts")["drafts"]
+    assert sandbox.read("mine.txt", sandbox.session("--draft-id", draft["draft_id"])) == "mine"
 
 
 def test_a_thousand_directories_in_one_another_are_published_and_removed(sandbox: Sandbox) -> None:
