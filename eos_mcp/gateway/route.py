@@ -146,13 +146,11 @@ def _without_ours(fields: Sequence[catalog.ResultField], value: Mapping[str, Any
     return kept
 
 
-def _without(value: Any, name: str) -> Any:
+def _without(value: object, name: str) -> object:
     if isinstance(value, list):
-        several: list[Any] = value
-        return [_without(each, name) for each in several]
+        return [_without(each, name) for each in cast("list[object]", value)]
     if isinstance(value, dict):
-        one: dict[str, Any] = value
-        return {key: inner for key, inner in one.items() if key != name}
+        return {key: inner for key, inner in cast("dict[str, object]", value).items() if key != name}
     return value
 
 
