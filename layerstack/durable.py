@@ -54,10 +54,21 @@ def sync_tree_of(path: str) -> None:
 @functools.lru_cache(maxsize=64)
 def keeps_order(root: str) -> bool:
     """Does the file system of `root` make changes of names durable in the order they were made? ext4 and xfs write them to one journal, so an
-    fsync of any file or directory carries every earlier rename, link and mkdir with it. tmpfs loses all alike. Elsewhere each directory
-    needs an fsync of its own.
+    fsync of what was changed last carries every earlier rename, link and mkdir with it. tmpfs loses all alike. Elsewhere, and on an ext4
+    without a journal or one that /sys does not tell of, each directory needs an fsync of its own.
     """
-    return linux.statfs_type(root) in (linux.EXT4_SUPER_MAGIC, linux.XFS_SUPER_MAGIC, linux.TMPFS_MAGIC)
+    kind = linux.statfs_type(root)
+    return kind in (linux.XFS_SUPER_MAGIC, linux.TMPFS_MAGIC) or (kind == linux.EXT4_SUPER_MAGIC and _has_journal(os.stat(root).st_dev))
+
+
+def _has_journal(device: int) -> bool:
+    """Of an ext4; ext2 and an ext4 made without one share its magic number."""
+    try:
+        name = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
+        with open(f"/sys/fs/ext4/{name}/journal_task") as file:
+            return file.read().strip().isdecimal()
+    except OSError:
+        return False
 
 
 def fsync_dirs(root: str, paths: Iterable[str], *, followed: bool) -> None:

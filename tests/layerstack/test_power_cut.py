@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from layerstack import linux
+from layerstack import durable, linux
 from layerstack.form import TRUSTED
 from tests import children
 from tests.layerstack import scenario
@@ -36,17 +36,17 @@ def run(*argv: str) -> None:
     subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, timeout=60)
 
 
-def make_disk(path: str) -> None:
+def make_disk(path: str, *how: str) -> None:
     """An empty ext4 in a sparse file, small journal."""
     with open(path, "wb") as file:
         file.truncate(DISK_BYTES)
-    run("mkfs.ext4", "-q", "-F", "-b", "1024", "-J", "size=1", path)
+    run("mkfs.ext4", "-q", "-F", "-b", "1024", *(how or ("-J", "size=1")), path)
 
 
-def mount_disk(path: str, target: str) -> None:
+def mount_disk(path: str, target: str, options: str = "commit=3600") -> None:
     """Nothing is written back by a timer while the test runs: what is on the disk was synced."""
     os.makedirs(target, exist_ok=True)
-    run("mount", "-o", "loop,commit=3600,noatime", path, target)
+    run("mount", "-o", f"loop,noatime,{options}", path, target)
 
 
 def copy_disk(source: str, target: str) -> None:
@@ -116,3 +116,18 @@ def cut_everywhere(folder: str, *, steps: bool = True) -> list[str]:
 def test_a_power_cut_at_any_step_keeps_what_was_acknowledged(short_dir: str) -> None:
     where = children.call("trusted", cut_everywhere, short_dir)
     assert sum(name.startswith(ACKNOWLEDGED) for name in where) >= 10, where
+
+
+def orders(folder: str, *how: str) -> bool:
+    make_disk(f"{folder}/disk", *how)
+    mount_disk(f"{folder}/disk", f"{folder}/mounted", "nodiratime")
+    try:
+        return durable.keeps_order(f"{folder}/mounted")
+    finally:
+        linux.umount(f"{folder}/mounted")
+
+
+@pytest.mark.needs("loopfs")
+def test_only_an_ext4_with_a_journal_is_trusted_to_keep_names_in_order(short_dir: str) -> None:
+    assert children.call("trusted", orders, short_dir)
+    assert not children.call("trusted", orders, short_dir, "-O", "^has_journal")
