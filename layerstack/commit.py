@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -39,12 +40,16 @@ def commit(store: Store, manifest: Manifest, layer: Layer, tree_root: str, stem:
     root, step = store.root, store.step
     temporary = f"{root}/.manifest.json.tmp"
     numbered = f"{root}/manifests/{manifest.version}.json"
+    store.check_open()
+    if os.path.lexists(f"{root}/layers/{layer.id}"):
+        # A publish of equal content failed here and could not be undone: that may be the only copy of its session's work, and the metadata
+        # says so. The next open gives it back; until then this content waits for another version.
+        raise FileExistsError(errno.EEXIST, "a failed publish left a layer of this id", f"{root}/layers/{layer.id}")
     with contextlib.ExitStack() as undo:
         step("commit.rename_metadata")
+        undo.callback(_metadata_back, root, layer.id, stem)
         for suffix in METADATA_SUFFIXES:
-            target = f"{root}/.layer-metadata/{layer.id}{suffix}"
-            os.rename(stem + suffix, target)
-            undo.callback(_back, target, stem + suffix)
+            os.rename(stem + suffix, f"{root}/.layer-metadata/{layer.id}{suffix}")
         durable.fsync_dirs(root, [f"{root}/.layer-metadata"], followed=True)  # it says whose work an unnamed layer is
         step("commit.rename_layer")
         durable.rename_new(tree_root, f"{root}/layers/{layer.id}")
@@ -72,6 +77,13 @@ def commit(store: Store, manifest: Manifest, layer: Layer, tree_root: str, stem:
         durable.fsync_dir(root)
     except OSError as error:
         raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error
+
+
+def _metadata_back(root: str, layer_id: str, stem: str) -> None:
+    """Only when the layer is back: while it is in `layers/` they say whose work it is."""
+    if not os.path.lexists(f"{root}/layers/{layer_id}"):
+        for suffix in METADATA_SUFFIXES:
+            _back(f"{root}/.layer-metadata/{layer_id}{suffix}", stem + suffix)
 
 
 def _back(new: str, old: str) -> None:

@@ -50,6 +50,8 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
     if stored != hashlib.sha256(_canonical(body)).hexdigest():
         raise wrong("the checksum does not match its content")
     del body["format"]
+    if dump(body) != data:
+        raise wrong("the values are right, but these are not the bytes that were written")
     return body
 
 

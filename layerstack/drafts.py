@@ -81,6 +81,7 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
         upper,
     )
     folder = folder_of(store, draft.draft_id)
+    store.check_open()
     store.step("draft.sync_work")
     rows, tree = work.indexed.rows, work.tree
     files = [tree.full(row.path) for row in rows if row.record.kind == FILE]

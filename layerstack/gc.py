@@ -15,7 +15,7 @@ from layerstack.tree import discard
 if TYPE_CHECKING:
     from layerstack.store import Store
 
-_SUFFIXES = (".json", ".index", ".digest")
+_SUFFIXES = (".json", ".index", ".digest", ".blame")
 
 
 def sweep_root(root: str) -> None:
@@ -84,6 +84,7 @@ def sweep_drafts(root: str) -> None:
 
 def collect(store: Store) -> None:
     """Delete layers that neither the head, an openable version, a lease nor a draft names, and scrap of failed operations."""
+    store.check_open()
     store.scrap.sweep()
     with store.lock:
         keep = set(store.head.layer_ids) | named_by_history(store.root, store.head)

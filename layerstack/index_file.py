@@ -42,7 +42,7 @@ class Indexed(NamedTuple):
     rows: tuple[Row, ...]
     """In byte order of paths."""
     digest: str
-    """SHA-256 in hex over path, kind, mode, owner, xattrs and content of each entry; times are no part of it."""
+    """SHA-256 in hex over path, kind, opaque mark, mode, owner, xattrs and content of each entry; times are no part of it."""
     size_bytes: int
     allocated_bytes: int
 
@@ -82,7 +82,7 @@ def build(tree: Tree, below: Chain | None, *, known: Mapping[tuple[int, int], by
             state.meta[0],
             0,
             None,
-            b"d" + attributes(state.meta, state.xattrs) if hashes else b"",
+            (b"o" if opaque else b"d") + attributes(state.meta, state.xattrs) if hashes else b"",
         )
         inside = under is None or under.kind != DIRECTORY
         for name, kind in tree.scan(path):

@@ -126,4 +126,7 @@ class Manifest(NamedTuple):
             stored: Any = value.pop("sha256", None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
             if stored != hashlib.sha256(_canonical(value)).hexdigest():  # pyright: ignore[reportUnknownArgumentType]
                 raise StoreCorrupt(f"{source}: the checksum does not match its content", details={"file": source})
-        return cls.from_json(cast(object, value), source=source)
+        found = cls.from_json(cast(object, value), source=source)
+        if found.dump() != data:
+            raise StoreCorrupt(f"{source}: the values are right, but these are not the bytes that were written", details={"file": source})
+        return found

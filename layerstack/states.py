@@ -259,13 +259,16 @@ def write_copy(path: str, state: State, *, times: bool = True) -> None:
         set_times(path, state.times)
 
 
-def link_or_copy(path: str, state: State) -> None:
-    """The state at `path`: a hard link where its inode may be shared, else a copy (the base lies on a mount of its own)."""
-    if state.linkable and state.body is None:
-        try:
-            os.link(state.path, path, follow_symlinks=False)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EMLINK, errno.EXDEV, errno.EPERM):
-                raise
-    write_copy(path, state)
+def link(path: str, state: State) -> bool:
+    """Make `path` a hard link to the file or symlink of the state. False, and nothing there, where its inode cannot be shared: the base lies
+    on a mount of its own, a file has a limit of names, a state in memory has no inode.
+    """
+    if not state.linkable or state.body is not None:
+        return False
+    try:
+        os.link(state.path, path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EMLINK, errno.EXDEV, errno.EPERM):
+            raise
+        return False
+    return True

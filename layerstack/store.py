@@ -28,6 +28,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from layerstack import documents, drafts, durable, figures, gc, overlay, recovery, update
+from layerstack.blame import Answer as Blame
+from layerstack.blame import Cache as BlameCache
+from layerstack.blame import blame
 from layerstack.capture import seal
 from layerstack.chain import Chain
 from layerstack.drafts import Draft
@@ -73,6 +76,7 @@ class Store:
         self.unrecovered: tuple[tuple[str, str], ...] = ()
         """Dead sessions whose work could not be made a draft for want of disk: (session id, why). Tried again at the next open."""
         self.update_lock = threading.Lock()
+        self.blames = BlameCache()
         self._lock_fd = lock_fd
         self._layers: dict[str, Layer] = {}
         self._chains: dict[int, tuple[Manifest, Chain]] = {}
@@ -155,6 +159,11 @@ class Store:
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
+
+    def check_open(self) -> None:
+        """Raises Invalid (reason store_closed) when another process may have the store by now: nothing may be written any more."""
+        if self._lock_fd < 0:
+            raise Invalid(f"{self.root}: the store was closed", reason="store_closed", details={"store": self.root})
 
     def _check_form(self) -> None:
         probe = f"{self.scrap.path}/form-{os.urandom(4).hex()}"
@@ -277,6 +286,7 @@ class Store:
                 details={"draft_base": draft_base},
             )
         with self.lock:
+            self.check_open()
             private: list[Layer] = []
             if draft_id is not None:
                 manifest, layer = self.stand_on_draft(draft_id)
@@ -356,6 +366,7 @@ class Store:
             Busy: a session stands on it (draft_in_use).
         """
         with self.lock:
+            self.check_open()
             draft = self.draft(draft_id)
             if self._draft_users.get(draft_id):
                 raise Busy(
@@ -427,6 +438,12 @@ class Store:
             NotAFile: the path is a directory, a symlink or special, or a parent is no directory; details.kind says which.
         """
         return update.update_file(self, path, change, owner=owner, request_id=request_id, agent=agent)
+
+    # ---- history
+
+    def blame(self, path: str) -> Blame:
+        """Who wrote each line of a path of the head, or of its last text when it is gone; see `layerstack.blame`."""
+        return blame(self, path)
 
     # ---- figures
 

@@ -21,7 +21,7 @@ from layerstack.states import (
     SPECIAL,
     WHITEOUT,
     State,
-    link_or_copy,
+    link,
     make_directory,
     set_meta,
     set_times,
@@ -115,9 +115,7 @@ class DiskTree:
         self.step(f"seal.put_{state.kind}")
         if state.kind == DIRECTORY:
             self._placed(path, lambda part: make_directory(part, state, times=times))
-        elif state.linkable and state.body is None:
-            link_or_copy(self.full(path), state)
-        else:
+        elif not link(self.full(path), state):
             self._placed(path, lambda part: write_copy(part, state, times=times))
 
     def whiteout(self, path: str) -> None:
@@ -162,9 +160,7 @@ class DiskTree:
         directory = os.path.isdir(full) and not os.path.islink(full)
         if directory:
             remove_tree(full)
-        self._placed(
-            path, lambda part: link_or_copy(part, state) if state.linkable and state.body is None else write_copy(part, state, times=times)
-        )
+        self._placed(path, lambda part: None if link(part, state) else write_copy(part, state, times=times))
 
     def set_attributes(self, path: str, state: State) -> None:
         """Of a directory: its inode is this tree's own."""
@@ -297,7 +293,9 @@ def clone(source: DiskTree, target: DiskTree) -> None:
                 except OSError:
                     make_whiteout(target.full(child))
             else:
-                link_or_copy(target.full(child), source.state(child))
+                inner = source.state(child)
+                if not link(target.full(child), inner):
+                    write_copy(target.full(child), inner)
         target.set_times(path, state.times)
 
     copy("")

@@ -27,6 +27,7 @@ def update_file(
     store: Store, path: str, change: Callable[[bytes | None], bytes], *, owner: str, request_id: str, agent: str | None
 ) -> Published:
     """See `Store.update_file`. Writers of this kind take turns; a session's publish that met the file in between makes it read again."""
+    store.check_open()
     check(path)
     if path == "":
         raise InvalidPath("the root is no file", details={"path": path})

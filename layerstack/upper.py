@@ -87,6 +87,7 @@ class Upper:
         return f"{self.directory}/work"
 
     def _live(self) -> None:
+        self._store.check_open()
         if self._ended:
             raise Invalid(f"upper of session {self.session_id} has ended", reason="upper_ended", details={"session_id": self.session_id})
 

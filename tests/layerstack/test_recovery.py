@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from layerstack.durable import no_step
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 from tests.trees import read_tree
@@ -79,7 +80,7 @@ def test_a_published_draft_stays_while_a_dead_session_that_stands_on_it_cannot_b
     assert [name for name, _ in stack.store.unrecovered] == ["s2"]
     stack.reopen()
     assert [name for name, _ in stack.store.unrecovered] == ["s2"]
-    stack.step = lambda _: None
+    stack.step = no_step
     stack.reopen()
     (kept,) = stack.store.recovered
     assert stack.store.drafts() == [kept]
@@ -171,6 +172,6 @@ def test_a_second_publish_on_a_disk_that_is_still_full_does_not_end_the_upper(st
     for _ in range(2):
         with pytest.raises(OSError, match="No space"):
             b.upper.publish(owner="o", request_id="r")
-    stack.store.step = lambda _: None
+    stack.store.step = no_step
     b.mount()
     assert get(b.at("f")) == "ours\n"

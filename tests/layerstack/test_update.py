@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from layerstack.durable import no_step
 from layerstack.publish import CommitUnsynced
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
@@ -63,7 +64,7 @@ def test_work_written_after_a_publish_that_was_not_synced_is_not_lost(stack: Sta
     stack.store.step = fail
     with pytest.raises(CommitUnsynced):
         a.publish()
-    stack.store.step = lambda step: None
+    stack.store.step = no_step
     with pytest.raises(CommitUnsynced):
         a.mount()
     assert a.upper.publish(owner="o", request_id="r").manifest.version == 2
