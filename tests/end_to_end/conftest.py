@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import ordinary, people
+from tests import ordinary, people, processes
 from tests.conftest import drop_dir, make_short_dir
+from tests.end_to_end.desk import Desk, Desks
 from tests.people import Person
 
 
@@ -36,8 +37,8 @@ def person(request: pytest.FixtureRequest) -> Generator[Callable[[str], Person]]
     for one in homes:
         code, _, err = one.run([one.python, "-m", "eos_mcp.cli.eos", "gateway", "stop"])
         assert code == 0, err
-        assert people.processes_that_name(str(one.home)) == []
-        assert people.mounts_that_name(str(one.home)) == []
+        assert processes.processes_that_name(str(one.home)) == []
+        assert processes.mounts_that_name(str(one.home)) == []
         drop_dir(str(one.home))
 
 
@@ -55,6 +56,21 @@ def cache_of() -> Generator[Callable[[Person], Path]]:
 
     yield find
     for path in made.values():
-        assert people.processes_that_name(str(path)) == []
-        assert people.mounts_that_name(str(path)) == []
+        assert processes.processes_that_name(str(path)) == []
+        assert processes.mounts_that_name(str(path)) == []
         drop_dir(str(path))
+
+
+@pytest.fixture
+def desk(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> Generator[Desks]:
+    """desk("root", DOCKER_HOST=...): a person's desk, and the environment of the programs there."""
+    made: list[Desk] = []
+
+    def make(who: str, **env: str) -> Desk:
+        one = person(who)
+        made.append(Desk(one, cache_of(one), **env))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.destroy_all()

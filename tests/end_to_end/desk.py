@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +14,13 @@ from layerstack import overlay
 from tests.children import ORDINARY_UID
 from tests.eos_mcp import programs
 from tests.people import Person
+from tests.processes import children_of, cmdline, descendants, mountinfo
 
 MODULES = programs.MODULES
 ELSEWHERE = "/proc"  # a directory of a file system that carries no store: what the in-use probe wants
 LEFT_WAIT_S = 30
+
+Desks = Callable[..., "Desk"]
 
 
 class Desk:
@@ -195,10 +197,6 @@ def living(watched: Iterable[Watched], *, wait_s: float = LEFT_WAIT_S) -> list[i
     return found
 
 
-def kill(pid: int) -> None:
-    programs.kill(pid, signal.SIGKILL)
-
-
 def docker(*words: str) -> str:
     done = subprocess.run(["docker", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -212,29 +210,9 @@ def in_engine(text: str) -> list[str]:
     return names + docker("volume", "ls", "-q", "--filter", f"name={text}").split()
 
 
-def cmdline(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def mountinfo(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def children_of(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
-    return sorted(found)
-
-
-def descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for child in children_of(pid):
-        found += [child, *descendants(child)]
-    return found
+def assert_told(error: dict[str, Any], reason: str, *names: str, kind: str = "internal_error") -> None:
+    """The reason, the thing itself in the text, and a next step beside it or in it."""
+    assert (error["kind"], error["details"].get("reason")) == (kind, reason), error
+    for name in names:
+        assert name in error["message"], error
+    assert "\n" not in error["message"] and "Traceback" not in str(error) and error["details"].get("hint"), error

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.end_to_end.desk import Container, Desk, Sandbox, Watched, kill, living, watch
+from tests.end_to_end.desk import Container, Desk, Sandbox, Watched, living, watch
 from tests.eos_mcp import programs
-from tests.people import Person, mounts_that_name
+from tests.people import Person
+from tests.processes import kill, mounts_that_name
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from layerstack import durable
-from tests.end_to_end.desk import MODULES, Desk, Sandbox, kill, living, watch
+from tests.end_to_end.desk import MODULES, Desk, Sandbox, living, watch
 from tests.eos_mcp import programs
 from tests.people import Person
+from tests.processes import WAIT_S, kill
 
 pytestmark = [pytest.mark.needs("overlay", "userns")]
 
@@ -46,7 +47,7 @@ def started(sandbox: Sandbox, *words: str) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     with process:
-        out, err = process.communicate(timeout=programs.WAIT_S)
+        out, err = process.communicate(timeout=WAIT_S)
     found: dict[str, Any] = json.loads(out or err)
     return found
 
