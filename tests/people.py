@@ -59,28 +59,3 @@ def ordinary(installed: Installed, home: Path) -> Person:
     """The ordinary user, whose home it becomes."""
     os.chown(home, ORDINARY_UID, ORDINARY_UID)
     return Person("an ordinary user", installed.prefix, home, ORDINARY_UID)
-
-
-def processes_that_name(text: str) -> list[str]:
-    """Command lines of live processes in which `text` occurs, this one's own left out."""
-    found: list[str] = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            line = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-        except OSError:
-            continue
-        if text in line and int(pid) != os.getpid():
-            found.append(f"{pid}: {line}")
-    return found
-
-
-def mounts_that_name(text: str) -> list[str]:
-    """Lines of the mountinfo of any process in which `text` occurs."""
-    found: set[str] = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            lines = Path("/proc", pid, "mountinfo").read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        found.update(line for line in lines if text in line)
-    return sorted(found)

@@ -1,11 +1,10 @@
-"""A manager and a forwarder of a test's own, and what they may leave behind: nothing."""
+"""A manager and a forwarder of a test's own."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import signal
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -81,36 +80,3 @@ def records(state_dir: str) -> list[dict[str, Any]]:
             return list(json.load(file)["sandboxes"])
     except FileNotFoundError:
         return []
-
-
-def processes_about(path: str) -> list[str]:
-    """Command lines of live processes that name `path`."""
-    found: list[str] = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-                line = file.read().replace(b"\0", b" ").decode(errors="replace")
-                if path in line:
-                    found.append(line)
-    return found
-
-
-def end_processes_about(path: str) -> list[str]:
-    """Kill what `processes_about` would list, and say what it was: a failed test must not leave agents behind."""
-    found = processes_about(path)
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-                if os.fsencode(path) in file.read():
-                    os.kill(int(name), signal.SIGKILL)
-    return found
-
-
-def mounts_about(path: str) -> list[str]:
-    """Mounts of any process's namespace that name `path`."""
-    found: set[str] = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/mountinfo", encoding="utf-8", errors="replace") as file:
-                found.update(line for line in file if path in line)
-    return sorted(found)

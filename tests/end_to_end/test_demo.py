@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import people
+from tests import processes
 from tests.people import Person
 
 STEPS = (
@@ -97,7 +97,7 @@ def test_without_an_engine_the_demo_says_so_and_runs_on_the_local_provider(perso
     code, out, err = someone.run([someone.python, "-m", "eos_mcp.cli.eos", "demo", "--dest", str(dest)], env=env)
     assert (code, err) == (0, "")
     assert "no Docker engine answers" in out
-    assert people.processes_that_name(str(someone.home)) == []
+    assert processes.processes_that_name(str(someone.home)) == []
 
 
 def test_a_wrong_argument_of_the_demo_is_named(person: Callable[[str], Person]) -> None:

@@ -20,7 +20,8 @@ from eos_mcp.providers.local_probe import remove_tree
 from layerstack import linux
 from tests import children
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.hosting import Host, end_processes_about, hosting, mounts_about, processes_about, records
+from tests.end_to_end.hosting import Host, hosting, records
+from tests.processes import end_processes_that_name, mounts_that_name, processes_that_name
 
 for _late in ("yaml", "encodings.ascii", "encodings.idna", "zstandard", "stringprep"):
     importlib.import_module(_late)  # what is imported late, while this user can still read the interpreter's files
@@ -56,8 +57,8 @@ class User:
 
     def leftovers(self) -> dict[str, list[str]]:
         found = {
-            "processes": processes_about(self.place.root),
-            "mounts": mounts_about(self.place.root),
+            "processes": processes_that_name(self.place.root),
+            "mounts": mounts_that_name(self.place.root),
             "sandboxes": sorted(os.listdir(f"{self.place.state}/sandboxes")) if os.path.isdir(f"{self.place.state}/sandboxes") else [],
             "records": [record["id"] for record in records(self.place.state)],
         }
@@ -95,7 +96,7 @@ def _user(form: str | None, bundle: build.Bundle, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_CACHE_HOME", f"{place.root}/cache")
     monkeypatch.setenv("EOS_STATE_DIR", place.state)
     yield User(place, form)
-    left = end_processes_about(place.state)
+    left = end_processes_that_name(place.state)
     remove_tree(place.root, lambda: build.python_argv(bundle.path))
     assert left == []
 

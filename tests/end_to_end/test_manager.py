@@ -17,7 +17,8 @@ from eos_mcp.manager import creation, export
 from eos_mcp.manager.registry import Registry
 from tests import children
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.hosting import Host, end_processes_about, hosting, processes_about, records
+from tests.end_to_end.hosting import Host, hosting, records
+from tests.processes import end_processes_that_name, processes_that_name
 
 pytestmark = [pytest.mark.needs("overlay")]
 
@@ -40,7 +41,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Generator[Place]:
     for thread in threading.enumerate():
         if thread.name == "base-durable":
             thread.join(60)
-    assert end_processes_about(found.state) == []
+    assert end_processes_that_name(found.state) == []
     assert records(found.state) == []
     drop_dir(found.root)
 
@@ -163,7 +164,7 @@ def test_a_create_that_was_killed_is_taken_back_by_the_next_gateway(place: Place
     with pytest.raises(children.ChildDied):
         children.call(None, killed_before_ready)
     (left,) = records(place.state)
-    assert left["state"] == "creating" and processes_about(place.state) != []
+    assert left["state"] == "creating" and processes_that_name(place.state) != []
 
     async def hosted() -> list[Any]:
         async with hosting(place.state, backend="local") as host:

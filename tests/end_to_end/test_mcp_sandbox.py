@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests import people
+from tests import processes
 from tests.conftest import drop_dir, make_short_dir
 from tests.eos_mcp.mcp_wire import Wire, call
 
@@ -154,12 +154,12 @@ def test_a_cancelled_command_is_killed_with_all_it_started_and_its_work_is_a_dra
     with place.server() as wire, place.server() as other:
         wire.send(call("long", "exec_command", {"cmd": cmd, "yield_time_ms": 20_000}))
         row = command_of(other, cmd)
-        while len(people.processes_that_name(nap)) < 4:
+        while len(processes.processes_that_name(nap)) < 4:
             pass
         wire.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "long", "reason": "enough"}})
         ended = use(other, "wait_command", command_session_id=row["command_session_id"])
         assert (ended.structure["status"], ended.structure["exit_code"]) == ("cancelled", 130)
-        assert people.processes_that_name(nap) == []
+        assert processes.processes_that_name(nap) == []
         draft = ended.structure["draft_id"]
         assert f"NOT PUBLISHED (cancelled): its changes are kept in {draft}" in ended.text
         (kept,) = [d for d in use(other, "list_drafts").structure["drafts"] if d["draft_id"] == draft]

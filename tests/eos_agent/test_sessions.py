@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import children_of, mountinfo
+
 from .agent_process import Agent, Failed
 
 pytestmark = pytest.mark.needs("overlay")
@@ -30,23 +32,10 @@ def destroy(agent: Agent, session: str, **args: Any) -> dict[str, Any]:
     return agent.call("destroy_workspace_session", workspace_session_id=session, **args)
 
 
-def children_of(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
-
-
 def runners(agent: Agent) -> list[int]:
     """Pid 1 of each session, as this test sees it; a spare of the zygote shows no workspace."""
     (zygote,) = children_of(agent.pid)
-    return [pid for pid in children_of(zygote) if has_overlay(pid)]
-
-
-def has_overlay(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/mountinfo") as file:
-            return " - overlay " in file.read()
-    except OSError:  # it ends
-        return False
+    return [pid for pid in children_of(zygote) if " - overlay " in mountinfo(pid)]
 
 
 def test_a_session_is_private_until_it_is_published(agent: Agent) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-WAIT_S = 60
+from tests.processes import WAIT_S, cmdline, ended, kill, pids
+
 MODULES = {
     "manager": "eos_mcp.cli.manager",
     "runtime": "eos_mcp.cli.runtime",
@@ -62,28 +61,6 @@ def pid_of(state_dir: str) -> int:
         return int(file.read())
 
 
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal and wait until the process has gone."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(descriptor, number)
-        assert select.select([descriptor], [], [], WAIT_S)[0], f"pid {pid} lives on"
-    finally:
-        os.close(descriptor)
-
-
-def ended(pid: int) -> bool:
-    """Wait for a process that is on its way out."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], WAIT_S)[0])
-    finally:
-        os.close(descriptor)
-
-
 def events(state_dir: str, name: str) -> list[dict[str, Any]]:
     """What the gateway's log says, of one kind."""
     try:
@@ -98,13 +75,12 @@ def events(state_dir: str, name: str) -> list[dict[str, Any]]:
 def gateways_of(state_dir: str) -> list[int]:
     """Every process whose environment names this state directory and whose words say gateway."""
     mark, found = f"EOS_STATE_DIR={state_dir}".encode(), []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if b"serve" in words and any(b"gateway" in word for word in words) and mark in file.read().split(b"\0"):
-                    found.append(int(name))
+    for pid in pids():
+        words = cmdline(pid).split(b"\0")
+        if b"serve" in words and any(b"gateway" in word for word in words):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    found.append(pid)
     return found
 
 

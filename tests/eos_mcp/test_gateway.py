@@ -23,7 +23,8 @@ from eos_agent import protocol
 from eos_agent.protocol import OperationError
 from eos_mcp import client, places
 from eos_mcp.gateway import ownership
-from tests.eos_mcp.programs import WAIT_S, argv, error, events, gateways_of, kill, many, no_gateway_left, pid_of, result, run, serve_argv
+from tests.eos_mcp.programs import argv, error, events, gateways_of, many, no_gateway_left, pid_of, result, run, serve_argv
+from tests.processes import WAIT_S, kill
 
 EMPTY = '{"sandboxes":[]}\n'
 

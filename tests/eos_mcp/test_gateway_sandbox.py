@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.eos_mcp.programs import WAIT_S, argv, error, kill, many, no_gateway_left, pid_of, result, run
+from tests.eos_mcp.programs import argv, error, many, no_gateway_left, pid_of, result, run
+from tests.processes import WAIT_S, kill
 
 pytestmark = pytest.mark.needs("overlay")
 

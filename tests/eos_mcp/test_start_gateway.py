@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.eos_mcp.programs import WAIT_S, gateways_of, kill, no_gateway_left, run
+from tests.eos_mcp.programs import gateways_of, no_gateway_left, run
+from tests.processes import WAIT_S, kill
 
 ROOT = Path(__file__).resolve().parents[2]
 WRAPPERS = (
