@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 export PYTEST_ADDOPTS := -o cache_dir=$(CACHES)/pytest
 endif
 
-.PHONY: help demo test lint bench soak lock
+.PHONY: help demo test lint bench soak bare lock
 
 help:
 	@echo "make demo    three agents work on one project in one sandbox (30 s after set-up)"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint    ruff, mypy, pyright"
 	@echo "make bench   figures of this machine, each beside its baseline"
 	@echo "make soak    thousands of random histories, as long as they take"
+	@echo "make bare    make demo and make test on a machine with nothing on it, as root and as an ordinary user"
 	@echo "make lock    resolve the dependencies again into requirements.lock"
 
 .venv/runtime.stamp: $(DEPENDS)
@@ -49,6 +50,9 @@ bench: .venv/dev.stamp
 
 soak: .venv/dev.stamp
 	$(PY) -m pytest --soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
+
+bare:
+	.ci/bare
 
 lock:
 	.ci/lock
