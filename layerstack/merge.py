@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from layerstack.changes import Hunk
@@ -45,8 +46,8 @@ class Merged(NamedTuple):
     hunks: tuple[Hunk, ...]
 
 
-class _Budget:
-    """What one diff may still spend."""
+class Budget:
+    """What one diff, or several that share it, may still spend."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -135,9 +136,13 @@ def _scan(data: bytes, ids: dict[bytes, int]) -> tuple[array[int], array[int]]:
     return numbers, starts
 
 
-def diff(a: array[int], b: array[int], budget_steps: int = BUDGET) -> list[Region]:
-    """Changed regions from a to b, ascending, never touching each other; pure insertions and deletions as far down as they go."""
-    budget = _Budget(budget_steps)
+def diff(a: array[int], b: array[int], budget: Budget | None = None) -> list[Region]:
+    """Changed regions from a to b, ascending, never touching each other; pure insertions and deletions as far down as they go.
+
+    Args:
+        budget: BUDGET steps of its own when None; what is spent goes off the given one.
+    """
+    budget = Budget(BUDGET) if budget is None else budget
     match: list[tuple[int, int, int]] = []  # (line of a, line of b, how many), ascending
     todo: list[tuple[int, int, int] | Region] = [Region(0, len(a), 0, len(b))]
     while todo:
@@ -159,11 +164,16 @@ def diff(a: array[int], b: array[int], budget_steps: int = BUDGET) -> list[Regio
             pairs = [(alo + i, blo + j) for i, j in runs if a[alo + i] == b[blo + j]]
         if pairs:
             parts: list[tuple[int, int, int] | Region] = []
-            at_a, at_b = alo, blo
+            at_a, at_b, run = alo, blo, 0
             for i, j in pairs:
                 if at_a < i or at_b < j:
                     parts.append(Region(at_a, i, at_b, j))
-                parts.append((i, j, 1))
+                    run = 0
+                if run:
+                    parts[-1] = (i - run, j - run, run + 1)
+                else:
+                    parts.append((i, j, 1))
+                run += 1
                 at_a, at_b = i + 1, j + 1
             if at_a < ahi or at_b < bhi:
                 parts.append(Region(at_a, ahi, at_b, bhi))
@@ -216,8 +226,8 @@ def _anchors(a: Numbers, b: Numbers, gap: Region) -> list[tuple[int, int]]:
         if x in where:
             seen[x] = -1 if x in seen else j
     pairs = [(where[x], j) for x, j in seen.items() if j >= 0 and where[x] >= 0]  # seen is in the order of b
-    if not pairs:
-        return []
+    if all(before[0] < after[0] for before, after in pairwise(pairs)):
+        return pairs  # nothing moved
     tails: list[int] = []
     tops: list[int] = []
     back: list[int] = []
@@ -243,7 +253,7 @@ def _grams(a: array[int], lo: int, hi: int) -> list[int]:
     return [hash(a[i : i + GRAM].tobytes()) for i in range(lo, hi - GRAM)]
 
 
-def _myers(a: list[int], b: list[int], budget: _Budget) -> list[tuple[int, int]]:
+def _myers(a: list[int], b: list[int], budget: Budget) -> list[tuple[int, int]]:
     """Matched pairs of two short sequences; none when MAX_DISTANCE or the budget is exceeded."""
     n, m = len(a), len(b)
     row: dict[int, int] = {1: 0}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layerstack.changes import Hunk
-from layerstack.merge import BUDGET, diff, is_text, merge
+from layerstack.merge import BUDGET, Budget, diff, is_text, merge
 
 Triple = tuple[bytes, bytes, bytes]
 
@@ -154,11 +154,11 @@ def test_a_spent_budget_gives_up_alignment_and_never_the_content() -> None:
     a, b = (array("I", [rng.randrange(4) for _ in range(3000)]) for _ in range(2))
     for budget in (0, 10, 1000, BUDGET):
         rebuilt, at = array("I"), 0
-        for alo, ahi, blo, bhi in diff(a, b, budget):
+        for alo, ahi, blo, bhi in diff(a, b, Budget(budget)):
             rebuilt += a[at:alo] + b[blo:bhi]
             at = ahi
         assert rebuilt + a[at:] == b
-    assert diff(a, b, 0)[0][:2] != diff(a, b)[0][:2]
+    assert diff(a, b, Budget(0))[0][:2] != diff(a, b)[0][:2]
 
 
 def rewrites(count: int) -> Triple:

@@ -1,0 +1,327 @@
+"""Who wrote each line of a path: derived from the layers that list it, recorded nowhere but for layers that a squash folded.
+
+The texts of a path are those of the layers that list it, newest first, until one that made it from nothing. A line belongs to the layer
+whose text has it and whose older neighbour's has not, by the diff that publishing merges with. What a deletion ended keeps its last answer.
+
+A squashed layer answers for all that it folded: `.layer-metadata/<id>.blame` holds the ranges of each path as they were before the squash.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+from array import array
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack import documents
+from layerstack.chain import Chain
+from layerstack.errors import InvalidPath, LayerStackError, NotFound
+from layerstack.index import Layer
+from layerstack.merge import BUDGET, MERGE_LIMIT, Budget, diff, is_text
+from layerstack.paths import ancestors, check
+from layerstack.states import DIRECTORY, FILE, State, same
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+ORIGINAL, UNKNOWN = "original", "unknown"
+WORK = 10 * BUDGET
+"""Inner steps of the diffs of one answer, each of which gets what a merge gets: about 2 s. Lines undecided then are `unknown`."""
+LINES = 8_000_000
+"""Lines of all texts that are read for one answer."""
+KEPT, KEPT_RANGES = 256, 200_000
+"""Answers that a store remembers, and ranges in all of them together."""
+SUFFIX = ".blame"
+
+
+class Range(NamedTuple):
+    """Neighbouring lines of one owner."""
+
+    start_line: int
+    """From 1."""
+    line_count: int
+    owner: str
+    """As the layer's metadata has it: `workspace_session:<id>`, `operation:<request_id>`; or `original`, `unknown`."""
+
+
+Answer = tuple[Range, ...]
+
+
+class Cache:
+    """The last answers of a store, by path and the layers that decide it: a publish of other paths leaves them good."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, ...], Answer] = OrderedDict()
+        self._ranges = 0
+
+    def get(self, key: tuple[str, ...]) -> Answer | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def put(self, key: tuple[str, ...], answer: Answer) -> None:
+        with self._lock:
+            self._ranges += len(answer) - len(self._kept.pop(key, ()))
+            self._kept[key] = answer
+            while len(self._kept) > KEPT or self._ranges > KEPT_RANGES:
+                self._ranges -= len(self._kept.popitem(last=False)[1])
+
+
+class _Text(NamedTuple):
+    """What one layer made of the path."""
+
+    layer: Layer
+    path: str
+    there: bool
+    """False: it is gone, by a whiteout or with a directory above."""
+
+    @property
+    def state(self) -> State | None:
+        return self.layer.tree.state(self.path) if self.there else None
+
+
+def blame(store: Store, path: str) -> Answer:
+    """The ranges of a path of the head, in order and without gaps; of a path that is gone those of its last text.
+
+    Symlinks, binary files, files above MERGE_LIMIT and those on the ignored route have one range of one line, whose owner wrote them last.
+    A file without a byte has none.
+    Raises:
+        NotFound: no publication ever made or changed such a file (reason no_auditability_record); a folder, too.
+        InvalidPath: not a path of a tree.
+    Cost: bounded by WORK and LINES; without the store's lock; the next time a dictionary look-up, until the path changes.
+    """
+    if check(path) == "":
+        raise InvalidPath("the root is no file", details={"path": path})
+    with store.lease() as snapshot:
+        chain = snapshot.chain
+        texts = _texts(chain, path)
+        key = (path, *(text.layer.id for text in texts))
+        answer = store.blames.get(key)
+        if answer is None:
+            answer = _answer(store, chain, path, texts)
+            if answer is None:
+                raise NotFound(f"no auditability record for path: {path}", reason="no_auditability_record", details={"path": path})
+            store.blames.put(key, answer)
+        return answer
+
+
+def of_block(store: Store, chain: Chain, block: Iterable[Layer]) -> dict[str, Answer]:
+    """What a squash of `block`, published layers of `chain` that follow each other, must remember: the ranges of every path that they list.
+
+    For the folded layer's `<id>.blame`, as `dump` writes it. Outside of the store's lock. Cost: that of `blame` for each path.
+    """
+    members = list(block)
+    at = chain.published.index(members[0])
+    seen = Chain(chain.published[at:], chain.shelf, chain.form)
+    paths: set[str] = set()
+    for layer in members:
+        paths.update(p for p, record in (layer.index or {}).items() if record.kind != DIRECTORY)
+        if layer.id.startswith("S"):
+            paths.update(_folded(store, layer))
+    found: dict[str, Answer] = {}
+    for path in sorted(paths):
+        answer = _answer(store, seen, path, _texts(seen, path))
+        if answer is not None:
+            found[path] = answer
+    return found
+
+
+def dump(ranges: dict[str, Answer]) -> bytes:
+    """The bytes of `<id>.blame`."""
+    owners = sorted({r.owner for answer in ranges.values() for r in answer})
+    number = {owner: n for n, owner in enumerate(owners)}
+    rows = {
+        os.fsencode(path).decode("latin-1"): [[r.line_count, number[r.owner]] for r in answer] for path, answer in sorted(ranges.items())
+    }
+    return documents.dump({"owners": owners, "paths": rows})
+
+
+def load(path: str) -> dict[str, Answer]:
+    """The inverse of `dump`. Raises StoreCorrupt, naming the file."""
+    body = documents.read(path)
+    owners: list[str] = body["owners"]
+    found: dict[str, Answer] = {}
+    for name, rows in body["paths"].items():
+        at, ranges = 1, list[Range]()
+        for count, owner in rows:
+            ranges.append(Range(at, count, owners[owner]))
+            at += count
+        found[os.fsdecode(name.encode("latin-1"))] = tuple(ranges)
+    return found
+
+
+def _texts(chain: Chain, path: str) -> list[_Text]:
+    """What the layers above the base made of the path, newest first. Those that only hold it as a directory's container are no part of it."""
+    rank = {layer.id: at for at, layer in enumerate(chain.published)}
+    hits = {layer.id: layer for layer in chain.shelf.by_path.get(path, ())}
+    for ancestor in ancestors(path):
+        hits.update((layer.id, layer) for layer in chain.shelf.by_cover.get(ancestor, ()))
+    found: list[_Text] = []
+    for layer in sorted((hit for hit in hits.values() if hit.id in rank), key=lambda hit: rank[hit.id]):
+        record = layer.get(path)
+        if record is None or record.kind not in (FILE, DIRECTORY, "l"):
+            found.append(_Text(layer, path, False))
+        elif not record.quiet:
+            found.append(_Text(layer, path, True))
+    return found
+
+
+def _owner(layer: Layer) -> str:
+    return str(layer.about.get("owner") or UNKNOWN)
+
+
+def _folded(store: Store, layer: Layer) -> dict[str, Answer]:
+    """What a squashed layer remembers; nothing when its file is not there."""
+    file = f"{store.root}/.layer-metadata/{layer.id}{SUFFIX}"
+    return _loaded(file) if os.path.exists(file) else {}
+
+
+_loaded = functools.lru_cache(maxsize=4)(load)
+
+
+def _answer(store: Store, chain: Chain, path: str, texts: Sequence[_Text]) -> Answer | None:
+    at = 0
+    while at < len(texts) and not texts[at].there:
+        if texts[at].layer.id.startswith("S") and (told := _folded(store, texts[at].layer).get(path)) is not None:
+            return told
+        at += 1
+    if at == len(texts):
+        return _forgotten(store, chain, path)
+    layer, state = texts[at].layer, texts[at].state
+    assert state is not None
+    if state.kind == DIRECTORY:
+        return None
+    if layer.id.startswith("S"):
+        told = _folded(store, layer).get(path)
+        if told is not None:
+            return told
+    base = chain.base.tree.state(path) if chain.base.get(path) is not None else None
+    if state.kind != FILE or state.size > MERGE_LIMIT or _ignored(store, chain, layer, path) or not is_text(state.data()):
+        return (Range(1, 1, _last_writer(texts[at:], base)),)
+    return _merged(_Walk(store, path).lines(texts[at:], base))
+
+
+def _forgotten(store: Store, chain: Chain, path: str) -> Answer | None:
+    """A path that was made and deleted among layers that are folded now is listed by none."""
+    for layer in chain.published:
+        if layer.id.startswith("S") and (told := _folded(store, layer).get(path)) is not None:
+            return told
+    return None
+
+
+def _last_writer(texts: Sequence[_Text], base: State | None) -> str:
+    """The owner of the newest text whose content the older one has not."""
+    state = texts[0].state
+    for n, text in enumerate(texts):
+        below = texts[n + 1].state if n + 1 < len(texts) else base
+        if state is None or below is None or not same(state, below):
+            return _owner(text.layer)
+        state = below
+    return ORIGINAL
+
+
+def _ignored(store: Store, chain: Chain, layer: Layer, path: str) -> bool:
+    """Was the path on the ignored route when the layer was published? By the version that its author started from."""
+    try:
+        return store.ignored(int(layer.about["base_version"]))(path, False)
+    except (KeyError, LayerStackError):  # that version is closed by now: nearly always its rules are those of today
+        return store.ignored(store.head.version)(path, False)
+
+
+def _merged(owners: Sequence[tuple[int, str]]) -> Answer:
+    """(count, owner) in order -> ranges, neighbours of one owner joined."""
+    found: list[Range] = []
+    at = 1
+    for count, owner in owners:
+        if not count:
+            continue
+        if found and found[-1].owner == owner:
+            found[-1] = Range(found[-1].start_line, found[-1].line_count + count, owner)
+        else:
+            found.append(Range(at, count, owner))
+        at += count
+    return tuple(found)
+
+
+class _Walk:
+    """From the newest text to older ones, carrying for each line of the present text which line of the newest it is, until each has an owner."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.store, self.path = store, path
+        self.steps_left, self.lines_left = WORK, LINES
+        self.numbers: defaultdict[bytes, int] = defaultdict(itertools.count().__next__)
+
+    def scan(self, state: State) -> array[int] | None:
+        """The lines of a text, or None: it is none."""
+        if state.kind != FILE or state.size > MERGE_LIMIT:
+            return None
+        data = state.data()
+        if not is_text(data):
+            return None
+        lines = data.split(b"\n")
+        last = lines.pop()
+        if last:
+            lines.append(last + b"\0")  # without its newline it is another line, and no text holds a NUL
+        return array("I", map(self.numbers.__getitem__, lines))
+
+    def lines(self, texts: Sequence[_Text], base: State | None) -> list[tuple[int, str]]:
+        """(count, owner) for the lines of the newest text, in order."""
+        state = texts[0].state
+        now = self.scan(state) if state is not None else None
+        assert state is not None and now is not None
+        owners: list[str | None] = [None] * len(now)
+        place = array("l", range(len(now)))  # of each line of the present text, its line in the newest; -1: it is gone there
+        undecided = len(now)
+        last = UNKNOWN
+        for n, text in enumerate(texts):
+            layer = text.layer
+            told = _folded(self.store, layer).get(self.path) if n and layer.id.startswith("S") else None
+            if told is not None:
+                for part in told:
+                    self.give(owners, place, part.start_line - 1, part.start_line - 1 + part.line_count, part.owner)
+                undecided = 0
+                break
+            below = texts[n + 1].state if n + 1 < len(texts) else base
+            if below is None or below.kind != FILE:
+                last = _owner(layer)
+                break
+            self.lines_left -= len(now)
+            if self.steps_left < BUDGET or self.lines_left < 0:
+                break
+            if not same(state, below):
+                then = self.scan(below)
+                if then is None:  # a binary or too large file before: nobody can say what is new
+                    last = _owner(layer) if below.size <= MERGE_LIMIT else UNKNOWN
+                    break
+                before = array("l")
+                at, budget = 0, Budget(BUDGET)
+                for region in diff(then, now, budget):
+                    before.extend(place[at : region.blo])
+                    undecided -= self.give(owners, place, region.blo, region.bhi, _owner(layer))
+                    before.extend([-1] * (region.ahi - region.alo))
+                    at = region.bhi
+                before.extend(place[at:])
+                self.steps_left -= BUDGET - budget.steps
+                now, place = then, before
+            state = below
+            if not undecided:
+                break
+            if n + 1 == len(texts):
+                last = ORIGINAL
+        return [(1, last if owner is None else owner) for owner in owners]
+
+    @staticmethod
+    def give(owners: list[str | None], place: array[int], lo: int, hi: int, owner: str) -> int:
+        """The lines [lo, hi) of the present text are `owner`'s; how many of them the newest text has."""
+        given = 0
+        for line in place[lo:hi]:
+            if line >= 0:
+                owners[line] = owner
+                given += 1
+        return given
