@@ -6,14 +6,17 @@ a name or syncs is one, seen by wrapping it in the child, so that a rename nobod
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 
 from layerstack import linux
+from layerstack.store import Store
 from tests import children
 from tests.layerstack import scenario
 from tests.layerstack.scenario import Expected, Journal, Places
@@ -127,6 +130,64 @@ def kill_everywhere(form: str, folder: str, stride: int, *, every: int = 1, brok
             broken.append(f"killed before act {number}, {names[number]}: {type(error).__name__}: {error}")
     assert not broken, f"{len(broken)} of {len(recorded.acts)} acts:\n" + "\n".join(broken[:12])
     return recorded.acts
+
+
+CUT_TWICE = ("commit.rename_metadata", "commit.rename_manifest", "draft.json.rename", "draft.rename", "upper.renew", "session.end")
+"""Before these the process is killed whose leavings a second one opens, which is killed too."""
+
+
+def _open_until(places: Places, number: int) -> None:
+    """Opens a store and dies right before act `number` of that."""
+    seen, own = 0, os.getpid()
+
+    def tick(name: str) -> None:
+        nonlocal seen
+        if os.getpid() == own:
+            if seen == number:
+                os.kill(own, signal.SIGKILL)
+            seen += 1
+
+    tapped(tick)
+    Store.open(places.root, step=tick).close()
+
+
+def kill_the_open(folder: str, stride: int) -> int:
+    """For the last of each act CUT_TWICE: kills the history there, then on copies of what is left an open at every stride-th act. How many."""
+    linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
+
+    def fresh(name: str) -> tuple[Places, Journal]:
+        place = os.path.join(folder, name)
+        return scenario.prepare(place, os.path.join(place, "mounts"), "trusted"), Journal(os.path.join(place, "journal"))
+
+    recorded = _record(*fresh("recorded"))
+    cuts = 0
+    for name in CUT_TWICE:
+        number = len(recorded.acts) - 1 - recorded.acts[::-1].index(name)
+        places, journal = fresh(f"n{number}")
+        with contextlib.suppress(children.ChildDied):
+            children.call("trusted", _play_until, places, journal, number, intact)
+        act, alive = 0, False
+        while not alive:
+            copy = os.path.join(folder, f"n{number}-{act}")
+            subprocess.run(["cp", "-a", os.path.join(folder, f"n{number}"), copy], check=True)
+            again = Places(os.path.join(copy, "store"), os.path.join(copy, "mounts"), places.form)
+            try:
+                children.call("trusted", _open_until, again, act)
+                alive = True
+            except children.ChildDied as died:
+                assert died.signal == signal.SIGKILL, died
+            try:
+                scenario.check(again, journal.read(), recorded.expected)
+            except Exception as error:
+                raise AssertionError(f"killed before {name}, the open before its act {act}: {error}") from error
+            act += stride
+            cuts += 1
+    return cuts
+
+
+@pytest.mark.needs("overlay", "root")
+def test_a_process_killed_while_it_opens_what_a_killed_one_left_loses_nothing(short_dir: str) -> None:
+    assert children.call("trusted", kill_the_open, short_dir, 1 if SOAK else 4) > len(CUT_TWICE)
 
 
 ONCE_NAMED = ("create", "session", "publish", "commit", "draft", "seal", "upper", "open")
