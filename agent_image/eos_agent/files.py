@@ -17,7 +17,8 @@ from typing import Any
 from eos_agent import text
 from eos_agent.account import find_account
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, OperationError
-from eos_agent.workspace_path import echo, resolve, shown
+from eos_agent.workspace_path import resolve, shown
+from layerstack.changes import path_json
 
 MAX_EDIT_BYTES = 4 * 1024 * 1024
 MAX_LIST_ENTRIES = 2000
@@ -49,12 +50,12 @@ def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes 
 
 
 def not_found(path: str) -> OperationError:
-    return OperationError(NOT_FOUND, f"file not found: {shown(path)}", echo(path), reason="file_not_found")
+    return OperationError(NOT_FOUND, f"file not found: {shown(path)}", path_json(path), reason="file_not_found")
 
 
 def not_a_file(path: str, kind: str, at: str | None = None, target: str | None = None) -> OperationError:
     """`kind` is Directory, Symlink or Other; `at` is the path of the symlink when it is a parent of `path`, `target` where it points."""
-    details: dict[str, Any] = {**echo(path), "kind": kind}
+    details: dict[str, Any] = {**path_json(path), "kind": kind}
     note = ""
     if at is not None and at != path:
         details["at"] = shown(at)
@@ -67,7 +68,7 @@ def not_a_file(path: str, kind: str, at: str | None = None, target: str | None =
 
 def not_a_directory(path: str, kind: str) -> OperationError:
     return OperationError(
-        INVALID_REQUEST, f"path is not a directory ({kind}): {shown(path)}", {**echo(path), "kind": kind}, reason="not_a_directory"
+        INVALID_REQUEST, f"path is not a directory ({kind}): {shown(path)}", {**path_json(path), "kind": kind}, reason="not_a_directory"
     )
 
 
@@ -136,7 +137,7 @@ def _bad_parent(path: str, at: str, name: str, dir_fd: int) -> OperationError:
     return OperationError(
         INVALID_REQUEST,
         f"path is not a regular file: {shown(path)}, its parent {shown(at)} is no directory",
-        {**echo(path), "at": shown(at)},
+        {**path_json(path), "at": shown(at)},
         reason="not_a_file",
     )
 
@@ -193,7 +194,7 @@ def _read(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     path = resolve(args, root, lambda p: _exists(root_fd, p))
     with _parent(root_fd, path) as (parent, name), open(_open_regular(path, name, parent), "rb", buffering=0) as file:
         window = text.read_window(file, path, args["offset"], args["limit"], args.get("max_bytes", text.MAX_WINDOW_BYTES))
-    return {**echo(path), **window.to_json()}
+    return {**path_json(path), **window.to_json()}
 
 
 def _write(root_fd: int, root: str, args: Mapping[str, Any], content: bytes) -> dict[str, Any]:
@@ -201,7 +202,7 @@ def _write(root_fd: int, root: str, args: Mapping[str, Any], content: bytes) -> 
     with _parent(root_fd, path, make=True) as (parent, name):
         before = _regular(path, name, parent)
         _replace(parent, name, content, before)
-    return {"type": "create" if before is None else "update", **echo(path), "bytes_written": len(content)}
+    return {"type": "create" if before is None else "update", **path_json(path), "bytes_written": len(content)}
 
 
 def _edit(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +220,7 @@ def _edit(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 def edit_result(path: str, count: int, edited: text.Edited) -> dict[str, Any]:
     return {
         "type": "edit",
-        **echo(path),
+        **path_json(path),
         "edits_applied": count,
         "replacements": edited.replacements,
         "bytes_written": len(edited.content),
@@ -319,7 +320,7 @@ def _list(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
                 continue
             kind = {"Directory": "directory", "Symlink": "symlink", "File": "file"}.get(_kind(found.st_mode), "other")
             entries.append(list_entry(path, name, kind, found.st_size))
-    return {**echo(path), "entries": entries, "truncated": len(names) > limit}
+    return {**path_json(path), "entries": entries, "truncated": len(names) > limit}
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from eos_agent import text
 from eos_agent.files import FILE_FLAGS, MAX_EDIT_BYTES, edit_result, list_entry, list_limit, not_a_directory, not_a_file, not_found
 from eos_agent.protocol import OperationError
-from eos_agent.workspace_path import echo, resolve
+from eos_agent.workspace_path import resolve
+from layerstack.changes import path_json
 from layerstack.errors import LayerStackError, NotAFile
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def perform_on_head(
         raise _refused(store.snapshot(), path, error) from None
     if name == "edit":
         return edit_result(path, len(edits), edited[0])
-    return {"type": "create" if before[0] is None else "update", **echo(path), "bytes_written": len(data or b"")}
+    return {"type": "create" if before[0] is None else "update", **path_json(path), "bytes_written": len(data or b"")}
 
 
 def _exists(snapshot: Snapshot, path: str) -> bool:
@@ -93,7 +94,7 @@ def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
             raise not_a_file(path, KINDS[entry.kind], target=target)
         with open(os.open(entry.real_path, FILE_FLAGS), "rb", buffering=0) as file:
             window = text.read_window(file, path, args["offset"], args["limit"], args.get("max_bytes", text.MAX_WINDOW_BYTES))
-    return {**echo(path), **window.to_json()}
+    return {**path_json(path), **window.to_json()}
 
 
 def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,4 +111,4 @@ def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
         limit = list_limit(args)
         found = snapshot.list(path)
     entries = [list_entry(path, os.path.basename(e.path), e.kind, e.size) for e in found[:limit]]
-    return {**echo(path), "entries": entries, "truncated": len(found) > limit}
+    return {**path_json(path), "entries": entries, "truncated": len(found) > limit}

@@ -78,12 +78,3 @@ def resolve(args: Mapping[str, Any], root: str, exists: Callable[[str], bool], *
 def shown(path: str) -> str:
     """The path as JSON shows it: bytes that are no UTF-8 become U+FFFD."""
     return os.fsencode(path).decode("utf-8", "replace")
-
-
-def echo(path: str) -> dict[str, Any]:
-    """`{path}`, with `path_b64` beside it when the name is not UTF-8."""
-    raw = os.fsencode(path)
-    text = raw.decode("utf-8", "replace")
-    if text.encode() == raw:
-        return {"path": text}
-    return {"path": text, "path_b64": base64.b64encode(raw).decode("ascii")}

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from eos_agent import protocol
 from eos_agent.protocol import INVALID_REQUEST, OperationError
@@ -16,21 +16,20 @@ OK, FAILED, USAGE, REJECTED = 0, 1, 2, 3
 
 def write(text: bytes) -> None:
     """To standard output; a reader that has gone away is no error of ours."""
-    try:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _write(sys.stdout, text)
 
 
 def write_error(text: bytes) -> None:
+    _write(sys.stderr, text)
+
+
+def _write(stream: TextIO, text: bytes) -> None:
     try:
-        sys.stderr.flush()
-        sys.stderr.buffer.write(text)
-        sys.stderr.buffer.flush()
+        stream.flush()
+        stream.buffer.write(text)
+        stream.buffer.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def page(text: str) -> int:

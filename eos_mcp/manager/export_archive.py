@@ -18,6 +18,7 @@ from eos_mcp.manager.export_stage import StepHook, lock, no_step
 from eos_mcp.manager.export_stream import ExportStream, shown
 from eos_mcp.manager.hygiene import Hygiene
 from layerstack import pax
+from layerstack.durable import fsync_dir
 
 PREFIX = ".eos-export-"
 MARK = b".wh."
@@ -133,11 +134,7 @@ def _replacing(dest: str, dry_run: bool, step: StepHook) -> Generator[IO[bytes]]
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
     step("export.sync_names")
-    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    fsync_dir(os.path.realpath(directory))
 
 
 def _private(path: str, flags: int) -> int:

@@ -17,6 +17,7 @@ from eos_mcp.manager.export_receive import Progress, Receiver
 from eos_mcp.manager.export_stage import PREFIX, Stage, StepHook, lock, no_step
 from eos_mcp.manager.export_stream import ExportStream, refused
 from eos_mcp.manager.export_tree import Tree
+from layerstack.durable import fsync_dir
 
 
 def apply_directory(
@@ -74,7 +75,7 @@ def _commit(stage: Stage, dest: str, target: Tree | None) -> None:
             target = opened = Tree(dest)
         stage.commit(target)
         if stage.created:
-            _fsync_directory(os.path.dirname(dest))
+            fsync_dir(os.path.realpath(os.path.dirname(dest)))
         stage.set_phase("done")
     except BaseException as error:
         try:
@@ -170,11 +171,3 @@ def _staging_of(dest: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             out += [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(start)]
     return sorted(path for path in out if os.path.isdir(path) and not os.path.islink(path))
-
-
-def _fsync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -5,12 +5,13 @@ The stream's form is that of `layerstack.export`. Sandboxes are not trusted here
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -156,12 +157,8 @@ class ExportStream:
         self._hashing = self._hasher.submit(self._digest.update, piece)
 
     def _read(self, n: int) -> bytes:
-        try:
+        with _reading():
             data = self._reader.read(n)
-        except TimeoutError:
-            raise refused("the sandbox sent nothing until the deadline", "export_stalled", retryable=True) from None
-        except OSError as error:
-            raise refused(f"the connection that forwards the stream was lost: {error}", "export_interrupted", retryable=True) from None
         self._receive(len(data))
         return data
 
@@ -174,12 +171,8 @@ class ExportStream:
             raise refused(f"export stream cap exceeded: more than {cap} bytes were received", "stream_cap", limit=cap)
 
     def _line(self, name: str) -> dict[str, Any]:
-        try:
+        with _reading():
             line = self._reader.readline(MAX_LINE_BYTES)
-        except TimeoutError:
-            raise refused("the sandbox sent nothing until the deadline", "export_stalled", retryable=True) from None
-        except OSError as error:
-            raise refused(f"the connection that forwards the stream was lost: {error}", "export_interrupted", retryable=True) from None
         self._receive(len(line))
         try:
             value = json.loads(line)
@@ -358,3 +351,14 @@ def _check_name(path: bytes, what: str) -> None:
             raise wrong("holds '..'")
         if name in (b"", b"."):
             raise wrong("is not a normalised path")
+
+
+@contextlib.contextmanager
+def _reading() -> Generator[None]:
+    """A read that failed is told as what became of the stream."""
+    try:
+        yield
+    except TimeoutError:
+        raise refused("the sandbox sent nothing until the deadline", "export_stalled", retryable=True) from None
+    except OSError as error:
+        raise refused(f"the connection that forwards the stream was lost: {error}", "export_interrupted", retryable=True) from None

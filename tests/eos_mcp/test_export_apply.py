@@ -618,8 +618,8 @@ def test_names_that_a_folding_file_system_takes_for_one_have_one_key() -> None:
 STEPS = ("export.sync", "export.ready", "export.clear", "export.delete", "export.out", "export.in", "export.mode", "export.sync_names")
 
 
-class Killer:
-    """kill -9 of this process at the n-th step of a name."""
+class Nth:
+    """`happen` at the n-th step of a name."""
 
     def __init__(self, name: str, count: int) -> None:
         self.name, self.left = name, count
@@ -628,7 +628,16 @@ class Killer:
         if name == self.name:
             self.left -= 1
             if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self.happen()
+
+    def happen(self) -> None: ...
+
+
+class Killer(Nth):
+    """kill -9 of this process."""
+
+    def happen(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_at(name: str, count: int, dest: Path) -> bool:
@@ -681,17 +690,11 @@ def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, name:
     assert count > 5
 
 
-class Refusing:
-    """EIO at the n-th step of a name."""
+class Refusing(Nth):
+    """EIO."""
 
-    def __init__(self, name: str, count: int) -> None:
-        self.name, self.left = name, count
-
-    def __call__(self, name: str) -> None:
-        if name == self.name:
-            self.left -= 1
-            if self.left == 0:
-                raise OSError(5, "Input/output error")
+    def happen(self) -> None:
+        raise OSError(5, "Input/output error")
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -48,29 +48,27 @@ def start(transport: str, folder: Path, host: str = "127.0.0.1") -> Served:
     return Served(wire, found.group(1).replace("0.0.0.0", "127.0.0.1"), int(found.group(2)))
 
 
-@pytest.fixture(scope="module")
-def streamable(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
-    served = start("http", tmp_path_factory.mktemp("http"))
+def served_by(transport: str, folder: Path, host: str = "127.0.0.1") -> Generator[Served]:
+    served = start(transport, folder, host)
     with served.wire as wire:
         yield served
         wire.process.send_signal(signal.SIGTERM)
         assert wire.ends() == 0
+
+
+@pytest.fixture(scope="module")
+def streamable(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    yield from served_by("http", tmp_path_factory.mktemp("http"))
 
 
 @pytest.fixture(scope="module")
 def sse(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
-    served = start("sse", tmp_path_factory.mktemp("sse"))
-    with served.wire as wire:
-        yield served
-        wire.process.send_signal(signal.SIGTERM)
-        assert wire.ends() == 0
+    yield from served_by("sse", tmp_path_factory.mktemp("sse"))
 
 
 @pytest.fixture(scope="module")
 def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
-    served = start("http", tmp_path_factory.mktemp("any"), "0.0.0.0")
-    with served.wire:
-        yield served
+    yield from served_by("http", tmp_path_factory.mktemp("any"), "0.0.0.0")
 
 
 def post(
