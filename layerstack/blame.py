@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack import documents
 from layerstack.chain import Chain
+from layerstack.changes import path_json
 from layerstack.errors import InvalidPath, LayerStackError, NotFound
 from layerstack.index import Layer
 from layerstack.merge import BUDGET, MERGE_LIMIT, Budget, diff, is_text
@@ -106,7 +107,8 @@ def blame(store: Store, path: str) -> Answer:
         if answer is None:
             answer = _answer(store, chain, path, texts)
             if answer is None:
-                raise NotFound(f"no auditability record for path: {path}", reason="no_auditability_record", details={"path": path})
+                shown = path_json(path)
+                raise NotFound(f"no auditability record for path: {shown['path']}", reason="no_auditability_record", details=shown)
             store.blames.put(key, answer)
         return answer
 

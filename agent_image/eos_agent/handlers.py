@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent import files_of_head, publish
+from eos_agent import files_of_head, history, publish
 from eos_agent.commands import Commands
 from eos_agent.files import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
 from eos_agent.observe import layerstack as observe_layerstack
@@ -52,6 +52,7 @@ class Handlers:
             "file_write": self._file("write"),
             "file_edit": self._file("edit"),
             "file_list": self._file("list"),
+            "file_blame": self._history(history.file_blame),
             "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
             "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
             "destroy_workspace_session": lambda args, _: sessions.destroy(args),
@@ -121,6 +122,12 @@ class Handlers:
             return await self.pool.run(
                 lambda: files_of_head.perform_on_head(self.store, name, root, args, data, request_id=request.request_id, agent=agent)
             )
+
+        return handler
+
+    def _history(self, call: Callable[[Store, str, dict[str, Any]], dict[str, Any]]) -> Handler:
+        async def handler(args: dict[str, Any], _request: Request) -> dict[str, Any]:
+            return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args))
 
         return handler
 

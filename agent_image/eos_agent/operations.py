@@ -147,12 +147,12 @@ _COMMAND_ID = Argument("command_session_id", "string", required=True, help="Id t
 _YIELD = Argument(
     "yield_time_ms",
     "integer",
-    help="How long to wait for the end before answering, in ms (1000 when absent; 0 = answer at once).",
+    help="Longest wait for the end, in ms (1000 when absent; 0: none).",
     minimum=0,
     value="N",
 )
-_AGENT = Argument("agent", "string", help="Your name, shown to others in conflicts and drafts.", value="NAME", ours=True)
-_PATH = Argument("path", "string", required=True, help="Path relative to the workspace root, or absolute below it.", value="PATH")
+_AGENT = Argument("agent", "string", help="Your name, for others to see.", value="NAME", ours=True)
+_PATH = Argument("path", "string", required=True, help="Path from the workspace root, or absolute below it.", value="PATH")
 _PATH_B64 = Argument(
     "path_b64", "string", help="The path's bytes in base64, for a name that is no UTF-8.", value="B64", ours=True, hidden=True
 )
@@ -211,32 +211,32 @@ RUNTIME: tuple[Operation, ...] = (
         "command",
         "Run a shell command",
         "Run a shell command in the workspace. Without workspace_session_id its changes are published as one layer when it ends; with one they stay private. "
-        "Waits yield_time_ms, then answers with the result or status running and a command_session_id for read_command_lines. "
-        "publish_rejected: your work is in draft_id; read the conflicts, redo on the head, discard the draft.",
+        "Answers within yield_time_ms; status running: go on with its command_session_id. "
+        "publish_rejected: your work is in draft_id; redo it on the head, then discard the draft.",
         (
             Argument("cmd", "string", required=True, help="The command, run by sh or bash.", positional="COMMAND"),
-            _SESSION._replace(help="Session to run in. Omit for a fresh one that publishes when the command ends."),
-            Argument("timeout_ms", "integer", help="Kill the command after this long, in ms. Default: never.", minimum=0),
+            _SESSION._replace(help="Session to run in. Omit for a fresh one that publishes at its end."),
+            Argument("timeout_ms", "integer", help="Kill it after this long, in ms.", minimum=0),
             _YIELD,
-            Argument("cwd", "path", help="Directory to run in, relative to the workspace root or absolute.", ours=True),
+            Argument("cwd", "path", help="Directory to run in.", ours=True),
             Argument(
                 "env",
                 "json_array",
-                help='Extra environment, an array of "NAME=value".',
+                help='Array of "NAME=value".',
                 items={"type": "string", "pattern": "^[^=]+="},
                 ours=True,
             ),
-            Argument("tty", "boolean", help="true: a terminal with open stdin. false: pipes, stdin closed.", default=True, ours=True),
+            Argument("tty", "boolean", help="false: pipes and no stdin, instead of a terminal.", default=True, ours=True),
             Argument(
                 "stdin",
                 "string",
-                help="Text for the command's stdin; with tty=false the input ends after it.",
+                help="Text for its stdin; with tty=false it ends there.",
                 value="TEXT",
                 file_flag="--stdin-file",
                 ours=True,
             ),
-            Argument("split_output", "boolean", help="Keep stderr apart from output; needs tty=false.", default=False, ours=True),
-            Argument("user", "string", help="User to run as, a name or a uid of the image.", value="USER", ours=True),
+            Argument("split_output", "boolean", help="Keep stderr apart; needs tty=false.", default=False, ours=True),
+            Argument("user", "string", help="Name or uid to run as.", value="USER", ours=True),
             _AGENT,
         ),
         open_world=True,
@@ -277,8 +277,8 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "command",
         "Read a command's output by line",
-        "Read output of a running or ended command from any line; does not wait and does not move the cursor of other calls. "
-        "Go on at end_offset until it equals total_lines. not_found: the id never existed or was evicted (the newest 512 ended commands are kept).",
+        "Read output of a running or ended command from any line, without waiting. "
+        "Go on at end_offset until it equals total_lines. not_found: no such id, or evicted (the newest 512 ended commands are kept).",
         (
             _COMMAND_ID,
             Argument("start_offset", "integer", help="First line, from 0.", default=0, minimum=0),
@@ -397,6 +397,28 @@ RUNTIME: tuple[Operation, ...] = (
         sets=AGENT_SETS,
         promise="A bad edit leaves the file untouched.",
         result_example='{"type": "edit", "path": "a.py", "edits_applied": 1, "replacements": 1, "bytes_written": 6}',
+    ),
+    Operation(
+        "file_blame",
+        "runtime",
+        "file",
+        "Who wrote each line",
+        "List who wrote each line of a published file, as ranges: workspace_session:ID, operation:REQUEST_ID, or original for lines of the base. "
+        "A deleted file answers its last ranges. not_found: no publication changed it.",
+        (_PATH, _PATH_B64),
+        read_only=True,
+        idempotent=True,
+        related=("file_read", "list_workspace_sessions"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_blame --path src/app.py",),
+        result=(
+            ResultField("path", "string"),
+            ResultField("ranges", "array", "start_line, line_count, owner; the whole file without gaps"),
+            ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
+        ),
+        sets=AGENT_SETS,
+        waits=60,
+        promise="The lines of unpublished sessions are nobody's yet.",
+        result_example='{"path": "a.txt", "ranges": [{"start_line": 1, "line_count": 3, "owner": "original"}, {"start_line": 4, "line_count": 1, "owner": "operation:6f0c…"}]}',
     ),
     Operation(
         "create_workspace_session",

@@ -289,6 +289,18 @@ def _preview(args: Object, reply: Object) -> str:
     return "\n".join(lines)
 
 
+def _blame(args: Object, reply: Object) -> str:
+    found = rows(reply.get("ranges"))
+    if not found:
+        return f"{reply.get('path')} is empty"
+    lines = [f"{reply.get('path')}: lines  owner"]
+    for row in found:
+        first, count = row.get("start_line"), row.get("line_count")
+        last = first + count - 1 if isinstance(first, int) and isinstance(count, int) else first
+        lines.append(f"{first}-{last}  {row.get('owner')}" if first != last else f"{first}  {row.get('owner')}")
+    return "\n".join(lines)
+
+
 def _export(args: Object, reply: Object) -> str:
     rest = {key: value for key, value in reply.items() if key not in ("layers_exported", "live_workspace_sessions", "format", "hygiene")}
     text = f"exported to {args.get('dest')} as {reply.get('format')}: {compact(rest)}; {len(reply.get('layers_exported') or ())} layers"
@@ -315,6 +327,7 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "file_write": _file_change,
     "file_edit": _file_change,
     "file_list": _file_list,
+    "file_blame": _blame,
     "create_workspace_session": _session,
     "publish_workspace_session": _publish,
     "destroy_workspace_session": _destroyed,
