@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from layerstack import linux, overlay, pax
 from layerstack.export import stream
 from layerstack.form import FORMS
-from layerstack.store import Snapshot, Store
+from layerstack.projection import Snapshot
+from layerstack.store import Store
 from tests.trees import Tree, read_tree, write_tree
 
 SECOND = 1_000_000_000

@@ -62,7 +62,7 @@ async def hosting(
     local = manager.providers.get("local")
     if bundle is not None and isinstance(local, LocalProvider):
         fixed: Callable[[Any], build.Bundle] = lambda _: bundle  # noqa: E731
-        local._bundle = fixed  # type: ignore[method-assign]
+        local._bundle = fixed  # type: ignore[method-assign, assignment]
         local._python = lambda: build.python_argv(bundle.path)  # type: ignore[method-assign]
     await manager.start()
     host = Host(manager, forwarder)

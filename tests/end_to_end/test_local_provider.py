@@ -238,7 +238,8 @@ def test_an_agent_that_refuses_its_settings_is_told_with_its_log_and_leaves_noth
 
     async def scenario(place: Place) -> dict[str, Any]:
         async with place.host(yaml=yaml) as host:
-            return (await host.refused("create_sandbox", image="host", workspace_root=place.workspace)).envelope()["error"]
+            error: dict[str, Any] = (await host.refused("create_sandbox", image="host", workspace_root=place.workspace)).envelope()["error"]
+            return error
 
     error = user.play(scenario)
     assert error["kind"] == "internal_error" and error["details"]["reason"] == "agent_exited"
@@ -279,7 +280,8 @@ def test_a_store_on_an_overlay_is_refused_by_name_with_the_variable_that_moves_i
 def test_forbidden_user_namespaces_are_named_and_nothing_is_left(ordinary: User) -> None:
     async def scenario(place: Place) -> dict[str, Any]:
         async with place.host() as host:
-            return (await host.refused("create_sandbox", image="host", workspace_root=place.workspace)).envelope()["error"]
+            error: dict[str, Any] = (await host.refused("create_sandbox", image="host", workspace_root=place.workspace)).envelope()["error"]
+            return error
 
     error = User(ordinary.place, None).play(scenario, before=_forbid_user_namespaces)
     assert error["details"]["reason"] == "userns_forbidden", error
@@ -303,7 +305,8 @@ def _forbid_user_namespaces(_: Place) -> None:
 def test_a_root_tree_that_is_not_there_is_an_image_that_is_not_there(user: User, image: str) -> None:
     async def scenario(place: Place) -> dict[str, Any]:
         async with place.host() as host:
-            return (await host.refused("create_sandbox", image=image, workspace_root=place.workspace)).envelope()["error"]
+            error: dict[str, Any] = (await host.refused("create_sandbox", image=image, workspace_root=place.workspace)).envelope()["error"]
+            return error
 
     assert user.play(scenario)["details"]["reason"] == "image_not_found"
     assert user.leftovers() == {}
@@ -312,7 +315,7 @@ def test_a_root_tree_that_is_not_there_is_an_image_that_is_not_there(user: User,
 def test_requests_that_make_no_sense_are_refused_before_anything_is_made(user: User) -> None:
     async def scenario(place: Place) -> dict[str, tuple[str, Any]]:
         found: dict[str, tuple[str, Any]] = {}
-        good = {"image": "host", "workspace_root": place.workspace}
+        good: dict[str, Any] = {"image": "host", "workspace_root": place.workspace}
         async with place.host() as host:
             for name, args in {
                 "blank image": {**good, "image": "  "},

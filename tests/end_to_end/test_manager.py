@@ -153,7 +153,7 @@ def test_a_create_that_was_killed_is_taken_back_by_the_next_gateway(place: Place
         def die(*_: Any, **__: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        creation.wait_ready = die
+        creation.wait_ready = die  # type: ignore[attr-defined]
 
         async def hosted() -> None:
             async with hosting(place.state, backend="local") as host:

@@ -248,7 +248,8 @@ def test_a_directory_with_much_in_it_that_goes_during_the_copy_is_taken_out_agai
 ) -> None:
     for number in range(3000):
         (workspace / f"src/deep/loose-{number}").touch()
-    real, gone = base._Copy.bring_to, []
+    real = base._Copy.bring_to
+    gone: list[bool] = []
 
     def bring_to(self: base._Copy, listing: tree_index.Listing) -> None:
         real(self, listing)

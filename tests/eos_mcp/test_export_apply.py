@@ -504,20 +504,20 @@ def test_dangerous_destinations_are_refused_by_text_and_by_what_they_resolve_to(
             with pytest.raises(OperationError) as caught:
                 check_destination(dest, fmt, guards)
             assert (caught.value.kind, caught.value.details["argument"]) == ("invalid_request", "dest"), dest
-    for dest, fmt in ((tmp_path / "file", "dir"), (tmp_path / "link-home", "dir"), (home, "tar"), (tmp_path / "no/x.tar", "tar")):
+    for place, fmt in ((tmp_path / "file", "dir"), (tmp_path / "link-home", "dir"), (home, "tar"), (tmp_path / "no/x.tar", "tar")):
         with pytest.raises(OperationError) as caught:
-            check_destination(str(dest), fmt, guards)
+            check_destination(str(place), fmt, guards)
         assert caught.value.kind == "invalid_request"
     with pytest.raises(OperationError) as caught:
         check_destination(str(tmp_path / "x"), "zip", guards)
     assert (caught.value.kind, caught.value.details["argument"]) == ("invalid_request", "format")
-    for dest, fmt in (
+    for place, fmt in (
         (home / "project", "dir"),
         (tmp_path / "link-dir/new", "dir"),
         (home / "x.tar", "tar"),
         (tmp_path / "no/such", "dir"),
     ):
-        check_destination(str(dest), fmt, guards)
+        check_destination(str(place), fmt, guards)
 
 
 def test_a_destination_that_turns_bad_while_the_sandbox_prepares_is_refused(tmp_path: Path) -> None:

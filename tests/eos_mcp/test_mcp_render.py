@@ -136,7 +136,7 @@ def test_a_change_says_whether_others_see_it() -> None:
 
 
 def test_lists_are_short_tables_and_empty_ones_are_words() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": f"eos-{n}", "state": "ready", "workspace_root": f"/home/me/{n}", "daemon": {"host": "h"}, "resource_profile": {}}
         for n in range(20)
     ]

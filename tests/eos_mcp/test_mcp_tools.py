@@ -181,7 +181,7 @@ def waited(options: Options, arguments: dict[str, Any], *, progress: bool = Fals
     gateway = ScriptedGateway(exec_command=DONE)
 
     async def go() -> None:
-        async def seen(value: float, total: float | None, message: str | None) -> None: ...
+        async def seen(progress: float, total: float | None, message: str | None) -> None: ...
 
         async with Client(app.build(options, gateway=gateway).server, mode="legacy") as client:
             await client.call_tool(
@@ -231,14 +231,14 @@ def test_progress_rises_strictly_while_a_call_runs_and_carries_what_the_manager_
             await enough.wait()
             return {"id": "eos-1", "state": "ready", "workspace_root": "/w"}
 
-        async def progress(value: float, total: float | None, message: str | None) -> None:
-            seen.append((value, message))
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            seen.append((progress, message))
             if len(seen) == 6:
                 enough.set()
 
         gateway = ScriptedGateway(create_sandbox=create)
         async with Client(app.build(Options(), gateway=gateway).server, mode="legacy") as client:
-            result = await client.call_tool("create_sandbox", {"image": "i", "workspace_root": "/w"}, progress_callback=progress)
+            result = await client.call_tool("create_sandbox", {"image": "i", "workspace_root": "/w"}, progress_callback=on_progress)
             assert shown(result).structure["id"] == "eos-1"
 
     anyio.run(go)
