@@ -21,6 +21,12 @@ class Chain:
         self._rank = {layer.id: at for at, layer in enumerate(self.published)}
         self._bottom = len(self.layers) - 1
 
+    def up_to(self, version: int) -> Chain:
+        """The chain of an earlier version of the same stack, which lies inside no squashed block: its layers that are not newer."""
+        if self.published[0].version <= version:
+            return self
+        return Chain([layer for layer in self.published if layer.version <= version], self.shelf, self.form)
+
     def _first(self, path: str, *, cover: bool = False) -> tuple[int, Layer | None]:
         """The newest layer that lists `path`, or that covers what is below it, with its rank; the base is not asked."""
         for rank, layer in enumerate(self.private):

@@ -77,7 +77,7 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
         time.time_ns() // 1_000_000,
         len(work.indexed.changed),
         work.indexed.size_bytes,
-        tuple(layer.id for layer in work.base.published),
+        store.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place meanwhile
         upper,
     )
     folder = folder_of(store, draft.draft_id)
@@ -107,6 +107,22 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
                 durable.remove_tree(folder)
         raise
     return draft
+
+
+def rewrite(store: Store, draft: Draft, layer_ids: tuple[str, ...]) -> None:
+    """Let the draft name other layers that show the same; the caller syncs its folder. It is the old document or the new one.
+
+    Raises:
+        OSError: the disk refused; the draft is as before.
+    """
+    draft = draft._replace(layer_ids=layer_ids)
+    with store.scrap.scrap() as scrap:
+        new = scrap("draft")
+        body = {**draft._asdict(), "layer_ids": list(layer_ids)}
+        durable.write_before(new, documents.dump(body), root=store.root)
+        store.step("draft.rename_rewritten")
+        os.rename(new, f"{folder_of(store, draft.draft_id)}/draft.json")
+    store.hold_draft(draft)
 
 
 def folder_of(store: Store, draft_id: str) -> str:

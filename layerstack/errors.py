@@ -89,6 +89,13 @@ class StoreBusy(Busy):
     reason = "store_busy"
 
 
+class SquashInFlight(Busy):
+    """Another squash of this store is under way."""
+
+    kind = "operation_failed"
+    reason = "squash_in_flight"
+
+
 class LayerLimit(Busy):
     """The chain of the head is as long as the kernel can mount."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from layerstack.lease import READER
+
 if TYPE_CHECKING:
     from layerstack.store import Store
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 def of(store: Store) -> dict[str, Any]:
     """See `Store.layer_stats`. Layers newest first; sizes are those of the layers' metadata, None for the base."""
     head, leases = store.head, store.leases.all()
-    sessions = [lease for lease in leases if not lease.holder.startswith("draft ")]
+    sessions = [lease for lease in leases if lease.kind not in ("draft", READER)]
     rows: list[dict[str, Any]] = []
     for layer in store.layers_of(head):
         booked = {lease.layer_ids[0] for lease in leases if layer.id in lease.layer_ids and lease.layer_ids[0] != layer.id}

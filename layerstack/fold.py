@@ -5,62 +5,73 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from layerstack.chain import Chain
-from layerstack.index import Layer
-from layerstack.paths import join
+from layerstack.index import Layer, Record
+from layerstack.paths import parent as parent_of
 from layerstack.states import DIRECTORY, WHITEOUT
 from layerstack.tree import Tree
 
+Listed = tuple[int, Layer, Record]
+"""A record of a path: the rank of its layer in the block, 0 the newest; the layer; the record."""
 
-def fold(block: Sequence[Layer], below: Chain, target: Tree) -> None:
+
+def fold(block: Sequence[Layer], below: Chain, target: Tree) -> dict[str, Layer]:
     """Write what the layers of `block` show on top of `below` into `target`, which holds nothing but its root, like the newest layer's.
 
     A whiteout stays only where `below` shows the name and nothing of the result hides it; a directory that hid what is below stays opaque.
-    Files are shared by hard link. Cost: O(entries of the block).
+    Files are shared by hard link.
+    Returns:
+        Of each file and symlink, the layer that it is from.
+    Cost: O(entries of the block); names come from the indexes, not from the disk.
     """
+    listed: dict[str, list[Listed]] = {}
+    for rank, layer in enumerate(block):
+        for path, rec in (layer.index or {}).items():
+            listed.setdefault(path, []).append((rank, layer, rec))
+    children: dict[str, list[str]] = {}
+    for path in sorted(listed):
+        if path:
+            children.setdefault(parent_of(path), []).append(path)
+    sources: dict[str, Layer] = {}
 
-    def go(path: str, layers: Sequence[Layer], *, cut: bool) -> bool:
-        names: set[str] = set()
-        for layer in layers:
-            names.update(child.name for child in layer.tree.scan(path))
+    def go(path: str, last: int, *, cut: bool) -> bool:
+        """What is in a directory. Layers older than rank `last` have nothing to say; `cut`: nothing of `below` shows here."""
         some = False
-        for name in sorted(names):
-            child = join(path, name)
-            found = [(layer, rec) for layer in layers if (rec := layer.get(child)) is not None]
-            if not found:
+        for child in children.get(path, ()):
+            rank, top, rec = listed[child][0]
+            if rank > last:
                 continue
-            top, rec = found[0]
             if rec.kind == WHITEOUT:
                 if not cut and below.holder(child) is not None:
                     target.whiteout(child)
                     some = True
             elif rec.kind != DIRECTORY:
                 target.put(child, top.tree.state(child))
+                sources[child] = top
                 some = True
             else:
-                some = directory(child, found, cut=cut) or some
+                some = directory(child, last, cut=cut) or some
         return some
 
-    def directory(path: str, found: Sequence[tuple[Layer, object]], *, cut: bool) -> bool:
-        merged: list[Layer] = []
-        hit = False
-        for layer, _ in found:
-            rec = layer.get(path)
-            if rec is None or rec.kind != DIRECTORY:
-                hit = True
+    def directory(path: str, last: int, *, cut: bool) -> bool:
+        hit, quiet = False, not cut
+        for rank, _, rec in listed[path]:
+            if rank > last:
                 break
-            merged.append(layer)
+            if rec.kind != DIRECTORY:
+                hit, last = True, rank - 1
+                break
+            quiet = quiet and rec.quiet
             if rec.opaque:
-                hit = True
+                hit, last = True, rank
                 break
         under = below.find(path) if not cut else None
         under_directory = under is not None and under.kind == DIRECTORY
-        state = found[0][0].tree.state(path)
-        quiet = not cut and not hit and all((rec := layer.get(path)) is not None and rec.quiet for layer, _ in found)
+        state = listed[path][0][1].tree.state(path)
         target.put(path, state)
         if hit and not cut and under_directory:
             target.mark_opaque(path)
-        some = go(path, merged, cut=cut or hit or not under_directory)
-        if not some and quiet:
+        some = go(path, last, cut=cut or hit or not under_directory)
+        if not some and quiet and not hit:
             target.rmdir(path)
             return False
         target.set_times(path, state.times)
@@ -68,5 +79,6 @@ def fold(block: Sequence[Layer], below: Chain, target: Tree) -> None:
 
     root = block[0].tree.state("")
     target.set_attributes("", root)
-    go("", block, cut=False)
+    go("", len(block) - 1, cut=False)
     target.set_times("", root.times)
+    return sources

@@ -6,6 +6,7 @@ Scrap that cannot be removed stays and stops nothing: it is tried again at the n
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from layerstack import documents, durable
@@ -13,9 +14,10 @@ from layerstack.manifest import Manifest
 from layerstack.tree import discard
 
 if TYPE_CHECKING:
+    from layerstack.drafts import Draft
     from layerstack.store import Store
 
-_SUFFIXES = (".json", ".index", ".digest", ".blame")
+SUFFIXES = (".json", ".index", ".digest", ".blame")
 
 
 def sweep_root(root: str) -> None:
@@ -26,10 +28,12 @@ def sweep_root(root: str) -> None:
                 os.unlink(f"{folder}/{name}")
 
 
-def give_back(root: str, head: Manifest) -> None:
+def give_back(root: str, head: Manifest, drafts: Iterable[Draft]) -> None:
     """A layer that no manifest names was renamed in by a publish that never finished. If it is a session's only copy of its work, it goes
     back into that session's folder; then recovery makes a draft of it. Anything else is a rewritten clone, and goes."""
     named = set(head.layer_ids) | named_by_history(root, head)
+    for draft in drafts:
+        named.update(draft.layer_ids)
     for name in sorted(os.listdir(f"{root}/layers")):
         if name in named:
             continue
@@ -71,7 +75,7 @@ def sweep_metadata(root: str) -> None:
     there = set(os.listdir(f"{root}/layers"))
     for name in os.listdir(f"{root}/.layer-metadata"):
         stem, suffix = os.path.splitext(name)
-        if suffix not in _SUFFIXES or stem not in there:
+        if suffix not in SUFFIXES or stem not in there:
             discard(f"{root}/.layer-metadata/{name}")
 
 

@@ -16,6 +16,8 @@ from layerstack.paths import ancestors
 from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, kind_of
 from layerstack.tree import DiskTree, Tree
 
+MEMBER_KEYS = ("layer_id", "version", "owner", "agent", "request_id", "draft_id", "upper", "created_unix_ms")
+
 
 class Record(NamedTuple):
     """What a layer lists at one path."""
@@ -54,6 +56,18 @@ class Layer:
     @property
     def is_base(self) -> bool:
         return self.index is None
+
+    @property
+    def first_version(self) -> int:
+        """The oldest version that this layer has something of: its own, but for a squashed one."""
+        return int(self.about.get("first_version") or self.version)
+
+    @property
+    def members(self) -> list[dict[str, Any]]:
+        """What was published in this layer, newest first: itself, or what a squash folded into it. Keys as in MEMBER_KEYS."""
+        if "members" in self.about:
+            return list(self.about["members"])
+        return [{"layer_id": self.id, "version": self.version, **{key: self.about.get(key) for key in MEMBER_KEYS[2:]}}]
 
     @property
     def keys(self) -> list[str]:

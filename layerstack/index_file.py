@@ -52,16 +52,24 @@ class Indexed(NamedTuple):
         return [row.path for row in self.rows if not row.record.quiet]
 
 
-def build(tree: Tree, below: Chain | None, *, known: Mapping[tuple[int, int], bytes] | None = None, hashes: bool = True) -> Indexed:
+def build(
+    tree: Tree,
+    below: Chain | None,
+    *,
+    known: Mapping[tuple[int, int], bytes] | None = None,
+    digests: Mapping[str, bytes] | None = None,
+    hashes: bool = True,
+) -> Indexed:
     """The index of a sealed tree that stands on the chain `below`. Reads each file once, unless `known` has the digest of its inode.
 
     Args:
+        digests: of files by path, as far as they are known.
         hashes: False leaves out digests and sizes: enough to plan.
     """
     rows: list[Row] = []
     lines: list[tuple[bytes, bytes]] = []
     sizes = [0, 0]
-    known = known or {}
+    known, digests = known or {}, digests or {}
 
     def note(path: str, rec: Record, mode: int, size: int, digest: bytes | None, rest: bytes) -> None:
         rows.append(Row(path, rec, mode, size, digest))
@@ -96,7 +104,7 @@ def build(tree: Tree, below: Chain | None, *, known: Mapping[tuple[int, int], by
                 if kind == LINK:
                     digest = hashlib.sha256(os.fsencode(found.target)).digest()
                 else:
-                    digest = known.get(found.inode) or found.digest()
+                    digest = known.get(found.inode) or digests.get(child) or found.digest()
                     sizes[0] += found.size
                     sizes[1] += found.allocated
                 note(child, record(kind), found.meta[0], found.size, digest, kind.encode() + digest + attributes(found.meta, found.xattrs))
@@ -166,6 +174,12 @@ def load(data: bytes, *, source: str) -> dict[str, Record]:
     if b"%d" % len(found) != words[2]:
         raise _corrupt(source, f"{len(found)} paths, the header says {words[2].decode('ascii', 'replace')}")
     return found
+
+
+def load_rows(data: bytes, *, source: str) -> dict[str, Row]:
+    """path -> line, with sizes and digests. Raises StoreCorrupt as `load`."""
+    load(data, source=source)
+    return {row.path: row for row in map(_row, data.partition(b"\n")[2].splitlines())}
 
 
 def _row(line: bytes) -> Row:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterable
 from typing import NamedTuple
+
+READER = "reader"
+"""Kind of a lease that somebody holds for the length of one look at the head: it keeps layers on disk, and no squash minds it."""
 
 
 class Lease(NamedTuple):
@@ -12,17 +16,21 @@ class Lease(NamedTuple):
 
     number: int
     holder: str
-    """`session`, `export` or `draft`, and a name: for people."""
+    """The kind of the holder (`session`, `export`, `draft`, `pin`, or READER), and a name for people."""
     version: int
     layer_ids: tuple[str, ...]
     """Newest first, the base included."""
+
+    @property
+    def kind(self) -> str:
+        return self.holder.partition(" ")[0]
 
 
 class Leases:
     """The table of leases; every method may be called from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())
         self._held: dict[int, Lease] = {}
         self._numbers = itertools.count(1)
 
@@ -35,8 +43,21 @@ class Leases:
     def release(self, lease: Lease) -> None:
         """Give the claim back; once more does nothing."""
         with self._lock:
-            self._held.pop(lease.number, None)
+            if self._held.pop(lease.number, None) is not None and lease.kind == READER:
+                self._lock.notify_all()
 
     def all(self) -> tuple[Lease, ...]:
         with self._lock:
             return tuple(self._held.values())
+
+    def boundaries(self) -> tuple[Lease, ...]:
+        """The leases on a base that somebody compares with or opens again: no version of theirs may end up inside a squashed block."""
+        return tuple(lease for lease in self.all() if lease.kind != READER)
+
+    def wait_for_readers(self, layer_ids: Iterable[str], timeout_s: float) -> None:
+        """Return when no reader holds any of the layers, or after the time."""
+        wanted = set(layer_ids)
+        with self._lock:
+            self._lock.wait_for(
+                lambda: not any(lease.kind == READER and not wanted.isdisjoint(lease.layer_ids) for lease in self._held.values()), timeout_s
+            )

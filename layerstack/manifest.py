@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple, NewType, cast
 
 from layerstack.errors import StoreCorrupt
@@ -41,6 +42,11 @@ def reference(layer_id: str) -> LayerRef:
 def published_id(version: int, digest: str) -> LayerId:
     """The id of the layer that makes `version`; `digest` is the layer's SHA-256 in hex."""
     return LayerId(f"L{version:06d}-{digest[:8]}")
+
+
+def squashed_id(version: int, digest: str, replaced: Iterable[str]) -> LayerId:
+    """The id of the layer that the squash which makes `version` puts in the place of others. Two blocks of one tree have different ids."""
+    return LayerId(f"S{version:06d}-{hashlib.sha256(' '.join((digest, *replaced)).encode()).hexdigest()[:8]}")
 
 
 def _canonical(value: object) -> bytes:

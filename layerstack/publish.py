@@ -16,7 +16,7 @@ from layerstack import documents, durable
 from layerstack.capture import seal
 from layerstack.chain import Chain
 from layerstack.changes import Conflict, Notice, TheirsLayer
-from layerstack.commit import METADATA_SUFFIXES, commit
+from layerstack.commit import METADATA_SUFFIXES, Arrival, commit
 from layerstack.commit import CommitUnsynced as CommitUnsynced
 from layerstack.errors import PublishRejected
 from layerstack.index import Layer
@@ -125,7 +125,11 @@ def count_routes(indexed: Indexed, base: Chain, ignored: Ignored) -> tuple[int, 
 
 def preview(store: Store, tree: MemoryTree, *, base: Chain, version: int, dropped: tuple[str, ...]) -> Preview:
     """What `publish` would answer for a sealed tree in memory, which is used up."""
-    head = store.head
+    with store.reading() as snapshot:
+        return _preview(store, tree, base, version, dropped, snapshot.manifest)
+
+
+def _preview(store: Store, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest) -> Preview:
     ignored = store.ignored(version)
     indexed = build(tree, base, hashes=False)
     planned = _plan(store, tree, indexed, base, version, head, ignored)
@@ -174,12 +178,13 @@ def publish(store: Store, work: Work, author: Author, *, merge: bool = True) -> 
     """
     with store.scrap.scrap() as scrap:
         for _ in range(ROUNDS):
-            ready = _prepare(store, work, author, scrap, merge=merge)
-            published = _commit(store, work, ready, final=False)
+            with store.reading() as snapshot:
+                ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
+                published = _commit(store, work, ready, final=False)
             if published is not None:
                 return published
-        with store.lock:
-            ready = _prepare(store, work, author, scrap, merge=merge)
+        with store.lock, store.reading() as snapshot:
+            ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
             published = _commit(store, work, ready, final=True)
             assert published is not None
             return published
@@ -196,8 +201,7 @@ class _Ready(NamedTuple):
     """None: nothing is left to publish."""
 
 
-def _prepare(store: Store, work: Work, author: Author, scrap: Names, *, merge: bool) -> _Ready:
-    head = store.head
+def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _Ready:
     ignored = store.ignored(work.version)
     store.step("publish.plan")
     planned = _plan(store, work.tree, work.indexed, work.base, work.version, head, ignored)
@@ -283,7 +287,8 @@ def _commit(store: Store, work: Work, ready: _Ready, *, final: bool) -> Publishe
             manifest = head.with_layer(layer.id)
             published = Published(False, manifest, layer.id, source, other, ready.planned.notices, work.dropped)
             try:
-                commit(store, manifest, layer, ready.tree.root, ready.metadata.stem, written=head is ready.head)
+                stem = ready.metadata.stem
+                commit(store, manifest, [Arrival(layer, ready.tree.root, stem)], f"{stem}.manifest", written=head is ready.head)
             except CommitUnsynced as error:
                 error.published, named = published, True
                 raise

@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from layerstack import documents, drafts, durable, gc, overlay
+from layerstack import documents, drafts, durable, gc, overlay, squash
 from layerstack.chain import Chain
 from layerstack.drafts import Draft
 from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
@@ -71,9 +71,10 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
     store.scrap.sweep_all()
     gc.sweep_root(root)
     gc.sweep_drafts(root)
-    gc.give_back(root, store.head)
+    squash.finish(store)
+    gc.give_back(root, store.head, store.drafts())
     gc.sweep_metadata(root)
-    done = {layer.about.get("upper") for layer in store.loaded_layers()} | {draft.upper for draft in store.drafts()}
+    done = {member["upper"] for layer in store.loaded_layers() for member in layer.members} | {draft.upper for draft in store.drafts()}
     recovered: list[Draft] = []
     unrecovered: list[tuple[str, str]] = []
     for name in sorted(os.listdir(f"{root}/sessions")):
@@ -83,7 +84,8 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
             with durable.suppress_errno(*range(1, 134)):
                 store.scrap.throw_away(folder)  # published, or a draft already: the crash came between that and this
             continue
-        lease = store.leases.take(f"session {name}", body["base_version"], tuple(body["layers"]))
+        body["layers"] = store.layer_ids_at(body["base_version"])  # a squash may have replaced those that it was opened on
+        lease = store.leases.take(f"session {name}", body["base_version"], body["layers"])
         try:
             draft = _dead_upper(store, name, body, lease).to_draft(reason="recovered")
         except (OSError, NotFound) as error:
@@ -91,7 +93,7 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
             continue
         if draft is not None:
             recovered.append(draft)
-    published = {layer.about.get("draft_id") for layer in store.loaded_layers()}
+    published = {member["draft_id"] for layer in store.loaded_layers() for member in layer.members}
     for draft in store.drafts():
         if draft.draft_id in published:
             store.consume_draft(draft.draft_id)  # sessions that died with the process still stood on it; one that is unrecovered still does

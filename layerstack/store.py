@@ -4,7 +4,7 @@
     manifests/<version>.json  every openable version, the head included
     layers/<layer_id>/        one immutable tree in overlayfs upperdir form; nothing of ours inside
     base/B000001-base/        the base, read-only, on a mount of its own
-    .layer-metadata/<id>.json owner, agent, base version, sizes, digest; <id>.index the changed paths, <id>.digest the digest alone
+    .layer-metadata/<id>.json owner, agent, base version, sizes, digest; <id>.index the changed paths, <id>.digest the digest alone (L layers)
     sessions/<id>/            the live writes of a session (layerstack.upper)
     workspace.json            which workspace, which base, xattr form
     .storage-writer.lock      flock: one process at a time
@@ -24,10 +24,10 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from layerstack import documents, drafts, durable, figures, gc, overlay, recovery, update
+from layerstack import documents, drafts, durable, figures, gc, overlay, recovery, squash, update
 from layerstack.blame import Answer as Blame
 from layerstack.blame import Cache as BlameCache
 from layerstack.blame import blame
@@ -40,11 +40,12 @@ from layerstack.form import FORMS, Form
 from layerstack.ignore import IgnoreRules
 from layerstack.index import Index, Layer, Shelf, base_layer
 from layerstack.index_file import build, load
-from layerstack.lease import Lease, Leases
-from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, reference
+from layerstack.lease import READER, Lease, Leases
+from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, reference, squashed_id
 from layerstack.projection import Snapshot
 from layerstack.publish import Preview, Published, preview
 from layerstack.resolve import Ignored
+from layerstack.squash import Squashed
 from layerstack.staging import Staging
 from layerstack.states import FILE, make_directory
 from layerstack.tree import DiskTree, MemoryTree
@@ -76,6 +77,9 @@ class Store:
         self.unrecovered: tuple[tuple[str, str], ...] = ()
         """Dead sessions whose work could not be made a draft for want of disk: (session id, why). Tried again at the next open."""
         self.update_lock = threading.Lock()
+        self.squash_lock = threading.Lock()
+        self.replaced: set[str] = set()
+        """Layers that a squash replaced and that somebody's lease still keeps."""
         self.blames = BlameCache()
         self._lock_fd = lock_fd
         self._layers: dict[str, Layer] = {}
@@ -236,17 +240,31 @@ class Store:
         try:
             yield Snapshot(manifest, self.chain(manifest))
         finally:
+            self.release(lease)
+
+    @contextlib.contextmanager
+    def reading(self) -> Generator[Snapshot]:
+        """The head, whose layers stay on disk for the length of the block. Unlike `lease` it waits for nobody, and no squash minds it."""
+        while True:
+            head = self._head
+            lease = self.leases.take(READER, head.version, head.layer_ids)
+            if self._head is head:
+                break
+            self.leases.release(lease)  # a squash that came in between may not have seen it
+        try:
+            yield Snapshot(head, self.chain(head))
+        finally:
             self.leases.release(lease)
 
     def ignored(self, version: int) -> Ignored:
         """The ignored route of a base version: by its own .gitignore files."""
         rules = self._rules.get(version)
         if rules is None:
-            chain = self.chain(self.manifest(version))
 
             def read(path: str) -> bytes | None:
-                state = chain.find(path)
-                return state.data() if state is not None and state.kind == FILE and state.size <= IGNORE_FILE_MAX else None
+                with self.reading() as snapshot:  # by the layers of now: those of then may be folded away
+                    state = snapshot.chain.up_to(version).find(path)
+                    return state.data() if state is not None and state.kind == FILE and state.size <= IGNORE_FILE_MAX else None
 
             rules = IgnoreRules(read)
             if len(self._rules) >= RULES_KEPT:
@@ -300,7 +318,7 @@ class Store:
             identity = Identity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex())
             self._make_session(identity, manifest, chain)
         except BaseException:
-            self.leases.release(lease)
+            self.release(lease)
             self._leave_draft(draft_id)
             raise
         return Upper(self, identity, manifest, chain, lease)
@@ -338,7 +356,7 @@ class Store:
         with durable.suppress_errno(*range(1, 134)):
             self.step("session.end")
             self.scrap.throw_away(f"{self.root}/sessions/{session_id}")
-        self.leases.release(lease)
+        self.release(lease)
         self._leave_draft(draft_id)
 
     # ---- drafts
@@ -354,9 +372,22 @@ class Store:
         return drafts.load(self, draft_id)
 
     def hold_draft(self, draft: Draft) -> None:
-        """Lease the draft's base for as long as the draft is there."""
+        """Lease the draft's base for as long as the draft is there; once more when its layers were replaced."""
         with self.lock:
+            held = self._draft_leases.get(draft.draft_id)
             self._draft_leases[draft.draft_id] = self.leases.take(f"draft {draft.draft_id}", draft.base_version, draft.layer_ids)
+            if held is not None:
+                self.release(held)
+
+    def adopt_draft(self, draft: Draft) -> None:
+        """Lease the base of a new draft, by the layers that its version has now."""
+        with self.lock:
+            ids = self.layer_ids_at(draft.base_version)
+            if draft.layer_ids != ids:
+                with durable.suppress_errno(*range(1, 134)):
+                    drafts.rewrite(self, draft, ids)
+                    return
+            self.hold_draft(draft)
 
     def discard_draft(self, draft_id: str) -> int:
         """Delete a draft; returns its bytes.
@@ -389,7 +420,7 @@ class Store:
         self.scrap.throw_away(drafts.folder_of(self, draft_id))
         lease = self._draft_leases.pop(draft_id, None)
         if lease is not None:
-            self.leases.release(lease)
+            self.release(lease)
 
     def _leave_draft(self, draft_id: str | None) -> None:
         if draft_id is None:
@@ -417,11 +448,16 @@ class Store:
 
     def preview_draft(self, draft_id: str) -> Preview:
         """What publishing the draft as it is would do against the head of now."""
-        draft = self.draft(draft_id)
-        base = Chain(self.layers_of(base_of(draft)), self.shelf, self.form)
-        tree = MemoryTree.load(DiskTree(f"{drafts.folder_of(self, draft_id)}/layer", self.form))
-        seal(tree, base)
-        return preview(self, tree, base=base, version=draft.base_version, dropped=())
+        with self.lock:
+            draft = self.draft(draft_id)
+            lease = self.leases.take(READER, draft.base_version, draft.layer_ids)
+        try:
+            base = Chain(self.layers_of(base_of(draft)), self.shelf, self.form)
+            tree = MemoryTree.load(DiskTree(f"{drafts.folder_of(self, draft_id)}/layer", self.form))
+            seal(tree, base)
+            return preview(self, tree, base=base, version=draft.base_version, dropped=())
+        finally:
+            self.leases.release(lease)
 
     # ---- sessionless writes
 
@@ -444,6 +480,19 @@ class Store:
     def blame(self, path: str) -> Blame:
         """Who wrote each line of a path of the head, or of its last text when it is gone; see `layerstack.blame`."""
         return blame(self, path)
+
+    # ---- squash
+
+    def squash(self) -> Squashed:
+        """Fold runs of layers that no lease keeps apart into one layer each; no tree of any version changes.
+
+        Returns:
+            The head afterwards, one version on, and the blocks; the head as it was and no blocks when there was nothing to fold.
+        Raises:
+            SquashInFlight: one is under way; this one did nothing.
+            CommitUnsynced: it is done, and a power cut may still undo it. OSError: the disk refused; the head is as before.
+        """
+        return squash.squash(self)
 
     # ---- figures
 
@@ -475,15 +524,21 @@ class Store:
         else:
             stem = f"{self.root}/.layer-metadata/{layer_id}"
             about = documents.read(f"{stem}.json")
+            squashed = layer_id.startswith("S")
             try:
                 with open(f"{stem}.index", "rb") as file:
                     index = load(file.read(), source=f"{stem}.index")
-                with open(f"{stem}.digest", "rb") as file:
-                    digest = file.read()
+                if squashed:
+                    digest = about["digest"].encode() + b"\n"
+                else:
+                    with open(f"{stem}.digest", "rb") as file:
+                        digest = file.read()
             except FileNotFoundError as error:
                 raise StoreCorrupt(f"{error.filename}: missing", details={"file": error.filename, "layer_id": layer_id}) from None
-            if digest != about["digest"].encode() + b"\n" or not about["digest"].startswith(layer_id.rpartition("-")[2]):
-                raise StoreCorrupt(f"{stem}.digest: is not the layer's", details={"file": f"{stem}.digest", "layer_id": layer_id})
+            mark = squashed_id(0, about["digest"], about["replaced"])[-8:] if squashed else about["digest"][:8]
+            if digest != about["digest"].encode() + b"\n" or layer_id[-8:] != mark:
+                wrong = f"{stem}.json" if squashed else f"{stem}.digest"
+                raise StoreCorrupt(f"{wrong}: is not the layer's", details={"file": wrong, "layer_id": layer_id})
             version = about.get("version") or int(layer_id[1:].partition("-")[0])
             layer = Layer(LayerId(layer_id), tree, version, index, about)
         with self.lock:
@@ -506,10 +561,21 @@ class Store:
             if layer is not None and layer.index is not None:
                 self.shelf.drop(layer)
 
-    def become(self, manifest: Manifest, layer: Layer) -> None:
+    def become(self, manifest: Manifest, layers: Sequence[Layer]) -> None:
         """The head in memory follows the one on disk; the caller holds the lock."""
-        self._layers[layer.id] = layer
+        for layer in layers:
+            self._layers[layer.id] = layer
         self._head = manifest
+
+    def layer_ids_at(self, version: int) -> tuple[LayerId, ...]:
+        """The layers of the head that make the tree of an earlier version: those that are not newer. Not for one inside a squashed block."""
+        return tuple(layer.id for layer in self.chain(self._head).up_to(version).published)
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back; replaced layers that only it kept are removed."""
+        self.leases.release(lease)
+        if self.replaced:
+            squash.reclaim(self)
 
 
 def base_of(draft: Draft) -> Manifest:

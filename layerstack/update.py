@@ -12,7 +12,7 @@ from layerstack.errors import InvalidPath
 from layerstack.index_file import build
 from layerstack.manifest import Manifest
 from layerstack.paths import ancestors, check
-from layerstack.projection import not_a_file
+from layerstack.projection import Snapshot, not_a_file
 from layerstack.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
 from layerstack.states import DIRECTORY, FILE, LINK, State, make_directory, set_attributes, set_meta
 from layerstack.tree import DiskTree
@@ -35,16 +35,16 @@ def update_file(
     with store.update_lock:
         for _ in range(ROUNDS):
             try:
-                return _once(store, path, change, author)
+                with store.reading() as snapshot:
+                    return _once(store, path, change, author, snapshot)
             except HeadMoved:
                 continue
-        with store.lock:
-            return _once(store, path, change, author)
+        with store.lock, store.reading() as snapshot:
+            return _once(store, path, change, author, snapshot)
 
 
-def _once(store: Store, path: str, change: Callable[[bytes | None], bytes], author: Author) -> Published:
-    head = store.head
-    chain = store.chain(head)
+def _once(store: Store, path: str, change: Callable[[bytes | None], bytes], author: Author, snapshot: Snapshot) -> Published:
+    head, chain = snapshot.manifest, snapshot.chain
     above, there = _look(chain, path)
     old = None if there is None else there.data()
     new = change(old)

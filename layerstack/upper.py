@@ -174,7 +174,7 @@ class Upper:
             with self._work() as work:
                 if work.indexed.changed:
                     draft = keep(store, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token)
-                    store.hold_draft(draft)
+                    store.adopt_draft(draft)
             self._end()
             return draft
 

@@ -1,0 +1,330 @@
+"""Fold layers with no visible effect: a block of adjacent layers that no lease keeps apart becomes one layer that shows the same.
+
+The tree is made of hard links in staging, outside the store lock, while publishes go on. Under the lock: the check that nobody leased a
+version inside a block meanwhile, the renames, one new manifest. Then earlier versions and drafts name the new layer; versions inside a
+block are closed, since their trees are gone. What a crash leaves of this last part the next open finishes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerstack import documents, drafts, durable, gc
+from layerstack.chain import Chain
+from layerstack.commit import Arrival, CommitUnsynced, commit
+from layerstack.errors import SquashInFlight
+from layerstack.fold import fold
+from layerstack.index import Layer
+from layerstack.index_file import Indexed, Row, build, dump, load_rows
+from layerstack.manifest import Manifest, reference, squashed_id
+from layerstack.staging import Names
+from layerstack.states import DIRECTORY, FILE, State, link, make_directory, write_copy
+from layerstack.tree import DiskTree, discard
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+SUFFIXES = (".json", ".index")
+READERS_WAIT_S = 5.0
+"""How long replaced layers wait for those that read the head of before; afterwards they go with the last of these."""
+
+
+class Block(NamedTuple):
+    """Layers that one new layer stands for."""
+
+    squashed_layer_id: str
+    replaced_layer_ids: tuple[str, ...]
+    """Newest first."""
+    reclaimed: bool
+    """Are they removed? False: somebody still holds one of them; they go with the last lease."""
+
+
+class Squashed(NamedTuple):
+    """What a squash did. `manifest` is the head as it left it."""
+
+    manifest: Manifest
+    blocks: tuple[Block, ...]
+
+
+class _Run(NamedTuple):
+    """Layers to fold, newest first, and the chain below them."""
+
+    layers: tuple[Layer, ...]
+    below: Chain
+
+    @property
+    def first_version(self) -> int:
+        return self.layers[-1].first_version
+
+    @property
+    def version(self) -> int:
+        """The folded layer's own: that of its newest member. Nobody's base lies inside, so one suffices."""
+        return self.layers[0].version
+
+    def holds_inside(self, version: int) -> bool:
+        """Would the tree of that version be lost?"""
+        return self.first_version <= version < self.version
+
+
+class _Ready(NamedTuple):
+    """A folded run: its tree and metadata are in staging, synced."""
+
+    run: _Run
+    tree: DiskTree
+    indexed: Indexed
+    about: dict[str, Any]
+    stem: str
+
+
+class _FoldedTree(DiskTree):
+    """A tree that nobody looks at before it is complete: entries are made in place. `copied` are the files that could not be linked."""
+
+    def __init__(self, root: str, store: Store) -> None:
+        super().__init__(root, store.form, aside=store.scrap.path)
+        self.copied: list[str] = []
+
+    def put(self, path: str, state: State, *, times: bool = True) -> None:
+        full = self.full(path)
+        if state.kind == DIRECTORY:
+            make_directory(full, state, times=times)
+        elif not link(full, state):
+            write_copy(full, state, times=times)
+            self.copied.append(full)
+
+
+def squash(store: Store) -> Squashed:
+    """See `Store.squash`. Cost: O(entries of the blocks), outside the lock; under it the renames and O(openable versions and drafts)."""
+    store.check_open()
+    if not store.squash_lock.acquire(blocking=False):
+        raise SquashInFlight(f"{store.root}: a squash is already in flight", details={"store": store.root})
+    try:
+        with store.scrap.scrap() as scrap:
+            with store.reading() as snapshot:
+                store.step("squash.plan")
+                ready = [_fold(store, run, scrap) for run in plan(store, snapshot.chain)]
+                head, folded, named = _commit(store, ready, scrap) if ready else (store.head, [], False)
+            if not folded:
+                return Squashed(head, ())
+            gone = {layer.id for _, one in folded for layer in one.run.layers}
+            store.leases.wait_for_readers(gone, READERS_WAIT_S)
+            if not named:
+                store.replaced |= gone
+                reclaim(store)
+            blocks: list[Block] = []
+            for layer, one in folded:
+                ids = tuple(member.id for member in one.run.layers)
+                blocks.append(Block(layer.id, ids, not named and store.replaced.isdisjoint(ids)))
+            return Squashed(head, tuple(blocks))
+    finally:
+        store.squash_lock.release()
+
+
+def boundaries(store: Store, layers: Sequence[Layer]) -> set[str]:
+    """Ids of the layers, of those given newest first, on which somebody's base ends."""
+    found: set[str] = set()
+    for lease in store.leases.boundaries():
+        top = next((layer for layer in layers if layer.version <= lease.version), None)
+        if top is not None:
+            found.add(top.id)
+    return found
+
+
+def plan(store: Store, chain: Chain) -> list[_Run]:
+    """The maximal runs of two or more layers that are neither the base nor the newest layer of a lease."""
+    layers, stops = chain.published, boundaries(store, chain.published)
+    runs: list[_Run] = []
+    start = 0
+    for at, layer in enumerate(layers):
+        if layer.is_base or layer.id in stops:
+            if at - start >= 2:
+                runs.append(_Run(layers[start:at], Chain(layers[at:], chain.shelf, chain.form)))
+            start = at + 1
+    return runs
+
+
+def _fold(store: Store, run: _Run, scrap: Names) -> _Ready:
+    store.step("squash.fold")
+    tree = _FoldedTree(scrap("squash"), store)
+    make_directory(tree.root, run.layers[0].tree.state(""))
+    sources = fold(run.layers, run.below, tree)
+    indexed = build(tree, run.below, digests=_digests(store, sources))
+    about = _about(run, indexed)
+    stem = scrap("metadata", *SUFFIXES)
+    store.step("squash.write")
+    for suffix, data in zip(SUFFIXES, (documents.dump(about), dump(indexed)), strict=True):
+        durable.write_new(stem + suffix, data, sync=False)
+    store.step("squash.sync")
+    folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
+    durable.sync_files(store.root, [*tree.copied, *(stem + suffix for suffix in SUFFIXES)], folders, followed=True)
+    return _Ready(run, tree, indexed, about, stem)
+
+
+def _digests(store: Store, sources: dict[str, Layer]) -> dict[str, bytes]:
+    """SHA-256 of each file, from the index files of the layers that they are from: nothing is read again."""
+    rows: dict[str, dict[str, Row]] = {}
+    found: dict[str, bytes] = {}
+    for path, layer in sources.items():
+        if layer.id not in rows:
+            source = f"{store.root}/.layer-metadata/{layer.id}.index"
+            with open(source, "rb") as file:
+                rows[layer.id] = load_rows(file.read(), source=source)
+        row = rows[layer.id][path]
+        if row.record.kind == FILE and row.digest is not None:
+            found[path] = row.digest
+    return found
+
+
+def _about(run: _Run, indexed: Indexed) -> dict[str, Any]:
+    """The metadata. Whose work is in it recovery, conflicts and blame ask `members`; a single owner or agent is named as in any layer."""
+    members = [member for layer in run.layers for member in layer.members]
+    owners, agents = ({member[key] for member in members} for key in ("owner", "agent"))
+    return {
+        "version": run.version,
+        "first_version": run.first_version,
+        "replaced": [layer.id for layer in run.layers],
+        "members": members,
+        "digest": indexed.digest,
+        "owner": owners.pop() if len(owners) == 1 else None,
+        "agent": agents.pop() if len(agents) == 1 else None,
+        "created_unix_ms": time.time_ns() // 1_000_000,
+        "paths": len(indexed.changed),
+        "bytes": indexed.size_bytes,
+        "allocated_bytes": indexed.allocated_bytes,
+    }
+
+
+def _commit(store: Store, ready: list[_Ready], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _Ready]], bool]:
+    """The new head with what could be folded after all; and whether something on disk still names the layers that were replaced."""
+    prepared = scrap("manifest")
+    with store.lock:
+        store.check_open()
+        head = store.head
+        leased = [lease.version for lease in store.leases.boundaries()]
+        fit = [one for one in ready if not any(map(one.run.holds_inside, leased)) and _is_in(one.run, head)]
+        if not fit:
+            return head, [], False
+        version, ids = head.version + 1, list(head.layer_ids)
+        folded: list[tuple[Layer, _Ready]] = []
+        for one in fit:
+            replaced = [layer.id for layer in one.run.layers]
+            name = squashed_id(version, one.indexed.digest, replaced)
+            at = ids.index(replaced[0])
+            ids[at : at + len(replaced)] = [name]
+            layer = store.new_layer(name, one.run.version, one.indexed.records, one.about)
+            store.shelf.add(layer)
+            folded.append((layer, one))
+        manifest = Manifest(version, tuple(reference(layer_id) for layer_id in ids))
+        late: CommitUnsynced | None = None
+        try:
+            arrivals = [Arrival(layer, one.tree.root, one.stem, SUFFIXES) for layer, one in folded]
+            commit(store, manifest, arrivals, prepared, written=False)
+        except CommitUnsynced as error:
+            late = error
+        except BaseException:
+            for layer, _ in folded:
+                store.shelf.drop(layer)
+            raise
+        named = not _settle(store, [layer for layer, _ in folded], compare=False)
+        if late is not None:
+            raise late
+        return manifest, folded, named
+
+
+def _is_in(run: _Run, head: Manifest) -> bool:
+    """Are the layers of the run still neighbours in the head?"""
+    ids, wanted = head.layer_ids, tuple(layer.id for layer in run.layers)
+    if wanted[0] not in ids:
+        return False
+    at = ids.index(wanted[0])
+    return ids[at : at + len(wanted)] == wanted
+
+
+def _settle(store: Store, squashed: Sequence[Layer], *, compare: bool) -> bool:
+    """Close the versions inside the blocks; let other versions and drafts name the new layers. False: the disk refused a part of it.
+
+    Args:
+        compare: look before rewriting: most was done already.
+    """
+    lowest, done = min(layer.version for layer in squashed), True
+    folders = [f"{store.root}/manifests"]
+    store.step("squash.versions")
+    for version in _versions(store):
+        path = f"{store.root}/manifests/{version}.json"
+        try:
+            if any(layer.first_version <= version < layer.version for layer in squashed):
+                os.unlink(path)
+            elif lowest <= version < store.head.version:
+                _name_anew(store, version, path, compare=compare)
+        except OSError:
+            done = False
+    store.step("squash.drafts")
+    for draft in drafts.all_of(store):
+        ids = store.layer_ids_at(draft.base_version)
+        if draft.base_version >= lowest and draft.layer_ids != ids:
+            try:
+                drafts.rewrite(store, draft, ids)
+                folders.append(drafts.folder_of(store, draft.draft_id))
+            except OSError:
+                done = False
+    try:
+        store.step("squash.fsync")
+        durable.fsync_dirs(store.root, folders, followed=True)
+    except OSError:
+        done = False
+    return done
+
+
+def _versions(store: Store) -> list[int]:
+    stems = (name.partition(".json")[0] for name in os.listdir(f"{store.root}/manifests"))
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def _name_anew(store: Store, version: int, path: str, *, compare: bool) -> None:
+    """The manifest of an earlier version, which holds each block whole or not at all, by the layers that the head has now."""
+    data = Manifest(version, tuple(reference(layer_id) for layer_id in store.layer_ids_at(version))).dump()
+    if compare:
+        with open(path, "rb") as file:
+            if file.read() == data:
+                return
+    with store.scrap.scrap() as scrap:
+        new = scrap("manifest")
+        durable.write_before(new, data, root=store.root)
+        store.step("squash.rename_version")
+        os.rename(new, path)
+
+
+def finish(store: Store) -> None:
+    """At open: what a crash left undone between the commit of a squash and its end."""
+    squashed = [layer for layer in store.layers_of(store.head) if layer.id.startswith("S")]
+    if not squashed:
+        return
+    versions = _versions(store)
+    open_inside = any(layer.first_version <= version < layer.version for layer in squashed for version in versions)
+    if open_inside or set(os.listdir(f"{store.root}/layers")) - set(store.head.layer_ids):
+        _settle(store, squashed, compare=True)
+
+
+def reclaim(store: Store) -> None:
+    """Remove the replaced layers that nobody holds any more."""
+    with store.lock:
+        held: set[str] = set()
+        for lease in store.leases.all():
+            held.update(lease.layer_ids)
+        free = store.replaced - held
+        store.replaced -= free
+        for layer_id in free:
+            store.forget_layer(layer_id)
+    _remove(store, sorted(free))
+
+
+def _remove(store: Store, layer_ids: Iterable[str]) -> None:
+    """Best effort: what stays is named by nothing, and gc or the next open takes it."""
+    for layer_id in layer_ids:
+        with durable.suppress_errno(*range(1, 134)):
+            store.step("squash.remove_layer")
+            store.scrap.throw_away(f"{store.root}/layers/{layer_id}")
+            for suffix in gc.SUFFIXES:
+                discard(f"{store.root}/.layer-metadata/{layer_id}{suffix}")
