@@ -63,7 +63,7 @@ class DockerProvider:
             if self._client is None:
                 self._client, self._choice = engine.connect(self.docker.docker_endpoint, timeout_s=self.docker.connect_timeout_s)
                 self._info = self._client.info()
-                self._volumes = Volumes(self._client, os.path.join(self.cache_dir, "locks"), {"eos.shared": "true"})
+                self._volumes = Volumes(self._client, os.path.join(self.cache_dir, "locks"), {"eos.shared": "true"}, self.instance_id)
             return self._client
 
     @contextlib.contextmanager
@@ -318,6 +318,8 @@ class DockerProvider:
         """Running containers of this instance id, with the token read back out of them."""
         records: list[Record] = []
         with self._engine("looking for containers") as client:
+            if self._volumes is not None:
+                self._volumes.sweep()
             for container in client.containers.list(
                 all=True, filters={"label": f"eos.gateway_instance_id={self.instance_id}"}, ignore_removed=True
             ):

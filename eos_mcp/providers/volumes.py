@@ -21,14 +21,16 @@ from eos_mcp.manager.tree_index import look
 from layerstack import pax
 
 MARKER = ".eos-complete"
+HELPER_LABEL = "eos.helper_of"
 PIECE = 1 << 20
 
 
 class Volumes:
     """The shared volumes of one engine, as far as this process has seen them complete."""
 
-    def __init__(self, client: Any, lock_dir: str, labels: dict[str, str]) -> None:
+    def __init__(self, client: Any, lock_dir: str, labels: dict[str, str], instance_id: str) -> None:
         self.client = client
+        self.helper_mark = {HELPER_LABEL: instance_id}
         self.lock_dir = lock_dir
         self.labels = labels
         self._complete: set[str] = set()
@@ -45,6 +47,13 @@ class Volumes:
         name = f"eos-shared-base-{root_hash}"
         self._ensure(name, image, lambda: base_archive(path))
         return name
+
+    def sweep(self) -> None:
+        """Remove the containers through which a gateway of this instance id was filling a volume when it was killed."""
+        ((label, value),) = self.helper_mark.items()
+        with self._mutex:  # ours lives only while this is held
+            for left in self.client.containers.list(all=True, filters={"label": f"{label}={value}"}, ignore_removed=True):
+                left.remove(v=True, force=True)
 
     def _ensure(self, name: str, image: str, content: Callable[[], Iterator[bytes]]) -> None:
         from docker.errors import NotFound
@@ -72,7 +81,7 @@ class Volumes:
             image,
             entrypoint=["/never-started"],
             network_mode="none",
-            labels=self.labels,
+            labels={**self.labels, **self.helper_mark},
             volumes={volume: {"bind": "/eos/volume", "mode": "rw,nocopy"}},
         )
         try:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.end_to_end.desk import Container, Desk, Sandbox, Watched, living, watch
+from eos_mcp.providers.volumes import HELPER_LABEL
+from tests.end_to_end.desk import MODULES, Container, Desk, Sandbox, Watched, docker, living, watch
 from tests.eos_mcp import programs
 from tests.people import Person
 from tests.processes import kill, mounts_that_name
@@ -183,3 +185,28 @@ def test_a_rejected_one_shot_is_kept_as_a_draft_with_the_losing_bytes(sandbox: S
     sandbox.do("discard_draft", "--draft-id", ended["draft_id"])
     assert sandbox.read("a.txt") == "winning" and sandbox.uppers_in_use() == []
     assert sandbox.refused("file_read", "--path", "new.txt")["kind"] == "not_found"
+
+
+@pytest.mark.needs("dockerd")
+def test_a_gateway_killed_while_it_fills_a_volume_leaves_no_container(
+    person: Callable[[str], Person], cache_of: Callable[[Person], Path], image: Callable[[str], str]
+) -> None:
+    who = person("root")
+    desk = Desk(who, cache_of(who))
+    assert desk.do("manager", "list_sandboxes") == {"sandboxes": []}
+    (desk.workspace / "large").write_bytes(os.urandom(48 << 20))
+    words = ("create_sandbox", "--image", image("busybox"), "--workspace-bind-root", str(desk.workspace))
+    argv = [who.python, "-m", MODULES["manager"], *words]
+    label = f"label={HELPER_LABEL}={(desk.state / 'instance_id').read_text().strip()}"
+    with who.popen(argv, env=who.environment(**desk.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as creating:
+        found = ""
+        while not found and creating.poll() is None:
+            found = docker("ps", "-aq", "--filter", label)
+        assert found, "the volume was filled before it was seen"
+        kill(programs.pid_of(str(desk.state)))
+        creating.communicate(timeout=60)
+    made = desk.create(image("busybox"))
+    assert docker("ps", "-aq", "--filter", label) == ""
+    assert made.shell("ls large")["output"] == "large"
+    made.destroy()
+    assert desk.left_in_state() == []
