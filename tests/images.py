@@ -102,7 +102,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes | None = None, *, mode: in
         tar.addfile(info, io.BytesIO(data))
 
 
-def _static_busybox() -> str:
+def static_busybox() -> str:
     path = _need("busybox", "busybox-static")
     with open(path, "rb") as file:
         head = file.read(1 << 16)
@@ -112,7 +112,7 @@ def _static_busybox() -> str:
 
 
 def _busybox_tree(tar: tarfile.TarFile) -> None:
-    busybox = _static_busybox()
+    busybox = static_busybox()
     for name, mode in (("bin", 0o755), ("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("root", 0o700), ("sys", 0o555), ("tmp", 0o1777)):
         _add(tar, name, mode=mode)
     _add(tar, "etc/passwd", PASSWD)
@@ -214,10 +214,10 @@ def recipe(name: str) -> Recipe:
     if name == "empty":
         return Recipe("1", _write_empty, ())
     if name == "busybox":
-        return Recipe("1-" + _file_key(_static_busybox()), _write_busybox, ("CMD /bin/sh",))
+        return Recipe("1-" + _file_key(static_busybox()), _write_busybox, ("CMD /bin/sh",))
     if name == "musl":
         compiler = "with" if shutil.which("musl-gcc") else "without"
-        return Recipe(f"1-{_file_key(_static_busybox(), os.path.realpath(_musl_loader()))}-{compiler}", _write_musl, ("CMD /bin/sh",))
+        return Recipe(f"1-{_file_key(static_busybox(), os.path.realpath(_musl_loader()))}-{compiler}", _write_musl, ("CMD /bin/sh",))
     if name == "debian":
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return Recipe("1-" + _debian_key(), _write_debian, ("CMD /bin/bash", f"ENV PATH={path}"))

@@ -145,6 +145,10 @@ def _debootstrap() -> None:
         raise RuntimeError("no debootstrap (package debootstrap)")
 
 
+def _busybox() -> None:
+    images.static_busybox()
+
+
 PROBES: dict[str, Callable[[], None]] = {
     "root": _root,
     "uid": _uid,
@@ -154,6 +158,7 @@ PROBES: dict[str, Callable[[], None]] = {
     "inspector": _inspector,
     "loopfs": _loopfs,
     "debootstrap": _debootstrap,
+    "busybox": _busybox,
 }
 """Each raises when the machine cannot; the exception's text is the reason."""
 

@@ -41,7 +41,9 @@ def installed() -> Generator[Installed]:
         subprocess.run(hatchling, cwd=ROOT, check=True, capture_output=True)
         (archive,) = folder.glob("*.tar.gz")
         with tarfile.open(archive) as tar:
-            tar.extractall(folder / "source", filter="data")
+            # filters came with Python 3.11.4
+            tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _path: member)
+            tar.extractall(folder / "source")
         (source,) = (folder / "source").iterdir()
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet", "--no-index", "--no-deps"]
         pip += ["--no-build-isolation", "--no-compile", "--ignore-installed", "--prefix", str(folder / "prefix"), str(source)]

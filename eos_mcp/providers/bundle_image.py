@@ -73,7 +73,9 @@ def _unpack(stream: Iterable[bytes], sha: str, cache_dir: str) -> None:
     os.makedirs(staging)
     try:
         with tarfile.open(fileobj=io.BufferedReader(_Pieces(stream)), mode="r|") as tar:
-            tar.extractall(staging, filter="tar")
+            # filters came with Python 3.11.4
+            tar.extraction_filter = getattr(tarfile, "tar_filter", lambda member, _path: member)
+            tar.extractall(staging)
         if not os.path.isdir(path):
             with contextlib.suppress(FileExistsError):
                 os.rename(os.path.join(staging, "bundle"), path)

@@ -58,6 +58,7 @@ def findings(kind: str, without: str = "") -> dict[str, str]:
                 f.write("secret")
         attacks.become_a_file_operation(table)
         if without:
+            linux.unshare(linux.CLONE_NEWUTS)  # one of the attacks changes the name of the host, and here it may succeed
             PROTECTIONS[without][1]()
 
     async def scenario(box: Box) -> dict[str, str]:

@@ -93,10 +93,8 @@ def busybox_root(top: str) -> str:
 
 
 @both_forms
+@pytest.mark.needs("busybox")
 def test_a_rootfs_folder_is_the_root_of_the_session_and_stays_as_it_is(form: str) -> None:
-    if shutil.which("busybox", path="/bin:/usr/bin") is None:
-        pytest.skip("no static busybox (package busybox-static)")
-
     async def scenario(box: Box) -> tuple[str, list[str], list[str] | None]:
         live = await box.session()
         script = "cat /etc/os-release; ls /; pwd; cat hello; echo x > made && ls; touch /bin/evil; ls /dev; ps | grep -c ."
