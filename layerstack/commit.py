@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from layerstack import durable
+from layerstack import durable, gc
 from layerstack.index import Layer
 from layerstack.manifest import Manifest
 from layerstack.tree import discard
@@ -54,9 +53,7 @@ def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], prepar
     store.check_open()
     for layer, *_ in arrivals:
         if os.path.lexists(f"{root}/layers/{layer.id}"):
-            # A publish of equal content failed here and could not be undone: that may be the only copy of its session's work, and the
-            # metadata says so. The next open gives it back; until then this content waits for another version.
-            raise FileExistsError(errno.EEXIST, "a failed publish left a layer of this id", f"{root}/layers/{layer.id}")
+            gc.give_back_layer(root, layer.id)  # a publish of equal content failed here and could not be undone
     with contextlib.ExitStack() as undo:
         step("commit.rename_metadata")
         for arrival in arrivals:

@@ -21,29 +21,33 @@ SUFFIXES = (".json", ".index", ".digest", ".blame")
 
 
 def sweep_root(root: str) -> None:
-    """Delete half-written files of the store's top folder and its manifests."""
-    for folder in (root, f"{root}/manifests"):
-        for name in os.listdir(folder):
+    """Delete half-written files of the store's top folder, its manifests and its pins."""
+    for folder in (root, f"{root}/manifests", f"{root}/pins"):
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
             if name.startswith(".") and name.endswith(".tmp"):
                 os.unlink(f"{folder}/{name}")
 
 
 def give_back(root: str, head: Manifest, drafts: Iterable[Draft]) -> None:
-    """A layer that no manifest names was renamed in by a publish that never finished. If it is a session's only copy of its work, it goes
-    back into that session's folder; then recovery makes a draft of it. Anything else is a rewritten clone, and goes."""
+    """Layers that neither a manifest nor a draft names were renamed in by publishes that never finished, and go back or go."""
     named = set(head.layer_ids) | named_by_history(root, head)
     for draft in drafts:
         named.update(draft.layer_ids)
     for name in sorted(os.listdir(f"{root}/layers")):
-        if name in named:
-            continue
-        path, home = f"{root}/layers/{name}", owner_of(root, name)
-        if home is None:
-            discard(path)
-        elif not os.path.lexists(f"{home}/upper"):
-            durable.rename_new(path, f"{home}/upper")
-            durable.fsync_dir(home)
-            durable.fsync_dir(f"{root}/layers")
+        if name not in named:
+            give_back_layer(root, name)
+
+
+def give_back_layer(root: str, layer_id: str) -> None:
+    """If the layer, which no manifest names, is a session's only copy of its work, it goes back into that session's folder, where recovery
+    makes a draft of it. Anything else is a copy made for the publish, and goes."""
+    path, home = f"{root}/layers/{layer_id}", owner_of(root, layer_id)
+    if home is None:
+        discard(path)
+    elif not os.path.lexists(f"{home}/upper"):
+        durable.rename_new(path, f"{home}/upper")
+        durable.fsync_dir(home)
+        durable.fsync_dir(f"{root}/layers")
 
 
 def owner_of(root: str, layer_id: str) -> str | None:
@@ -51,7 +55,9 @@ def owner_of(root: str, layer_id: str) -> str | None:
     metadata = f"{root}/.layer-metadata/{layer_id}.json"
     about = documents.read(metadata) if os.path.exists(metadata) else {}
     home = f"{root}/sessions/{about.get('session_id')}"
-    return home if about.get("moved") and os.path.isdir(home) else None
+    if not about.get("moved") or not os.path.isdir(home):
+        return None
+    return home if documents.read(f"{home}/session.json")["token"] == about["upper"] else None
 
 
 def named_by_history(root: str, head: Manifest) -> set[str]:

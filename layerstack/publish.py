@@ -84,6 +84,8 @@ class Author(NamedTuple):
     """The token of the upper that the work comes from, so that recovery knows that it was published."""
     session_id: str | None = None
     draft_id: str | None = None
+    rollback_to: int | None = None
+    """The version whose tree this is."""
 
 
 def describe(layer: Layer) -> TheirsLayer:
@@ -159,19 +161,20 @@ class Metadata(NamedTuple):
 
 
 class HeadMoved(Exception):
-    """A newer layer met the paths of work that is not to be merged. Nothing was published."""
+    """A newer layer met the paths of work that is not to be merged, or the head is another than it must be. Nothing was published."""
 
 
-def publish(store: Store, work: Work, author: Author, *, merge: bool = True) -> Published:
+def publish(store: Store, work: Work, author: Author, *, merge: bool = True, exact: bool = False) -> Published:
     """Append the work on top of the head as one layer, or change nothing.
 
     Args:
         work: on the store's file system; its tree is renamed into `layers/` or left where it is.
         merge: False for what must be published as it is or not at all.
+        exact: publish on the very version that the work stands on, or not at all.
     Returns:
         The head afterwards; from the moment of return it survives a power cut.
     Raises:
-        PublishRejected: with every conflict; the work is where it was. HeadMoved instead when it was not to be merged.
+        PublishRejected: with every conflict; the work is where it was. HeadMoved instead when it was not to be merged, and where not `exact`.
         LayerLimit: the head is as long as the kernel can mount.
         OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work is where it was.
     Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
@@ -180,12 +183,12 @@ def publish(store: Store, work: Work, author: Author, *, merge: bool = True) -> 
         for _ in range(ROUNDS):
             with store.reading() as snapshot:
                 ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
-                published = _commit(store, work, ready, final=False)
+                published = _commit(store, work, ready, final=False, exact=exact)
             if published is not None:
                 return published
         with store.lock, store.reading() as snapshot:
             ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
-            published = _commit(store, work, ready, final=True)
+            published = _commit(store, work, ready, final=True, exact=exact)
             assert published is not None
             return published
 
@@ -247,12 +250,14 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
         "session_id": author.session_id,
         "draft_id": author.draft_id,
         "upper": author.upper,
-        "moved": tree is work.tree,
+        "moved": tree is work.tree and not tree.root.startswith(store.scrap.path),
         "created_unix_ms": time.time_ns() // 1_000_000,
         "paths": len(indexed.changed),
         "bytes": indexed.size_bytes,
         "allocated_bytes": indexed.allocated_bytes,
     }
+    if author.rollback_to is not None:
+        about["rollback_to"] = author.rollback_to
     stem = scrap("metadata", *SUFFIXES)
     manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
     digest = indexed.digest.encode() + b"\n"
@@ -262,8 +267,10 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
     return Metadata(stem, about)
 
 
-def _commit(store: Store, work: Work, ready: _Ready, *, final: bool) -> Published | None:
+def _commit(store: Store, work: Work, ready: _Ready, *, final: bool, exact: bool) -> Published | None:
     """The renames and the manifest; None when the head moved in a way that meets the work."""
+    if exact and ready.head.version != work.version:
+        raise HeadMoved
     if ready.metadata is None:
         return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
     source, other = count_routes(ready.indexed, work.base, store.ignored(work.version))
@@ -274,9 +281,13 @@ def _commit(store: Store, work: Work, ready: _Ready, *, final: bool) -> Publishe
     try:
         with store.lock:
             head = store.head
+            if exact and head.version != work.version:
+                raise HeadMoved
             if head is not ready.head:
-                newer = [moved for moved in store.layers_of(head) if moved.version > ready.head.version]
-                if any(moved.meets(index) for moved in newer for index in (ready.indexed.records, work.indexed.records)):
+                planned_on = ready.head.version
+                newer = [moved for moved in store.layers_of(head) if moved.version > planned_on]
+                lost = any(moved.first_version <= planned_on for moved in newer)  # squashed: what happened since cannot be told any more
+                if lost or any(moved.meets(index) for moved in newer for index in (ready.indexed.records, work.indexed.records)):
                     assert not final
                     return None
                 check_count(len(head.layers) + 1)

@@ -119,12 +119,39 @@ def test_the_only_copy_of_work_that_a_failed_publish_left_in_layers_survives_the
         os.rename = real
     stack.store.step = no_step
     assert not os.path.exists(a.upper.upperdir)
-    with pytest.raises(FileExistsError):
-        b.upper.publish(owner="b", request_id="r")
+    b.upper.publish(owner="b", request_id="r")
     stack.reopen()
-    assert len(stack.store.recovered) == 2
-    for draft in stack.store.recovered:
-        assert get(stack.session(draft_id=draft.draft_id).at("x")) == "the work\n"
+    (draft,) = stack.store.recovered
+    assert draft.origin == "workspace_session:s0" and stack.shows()["x"] == "the work\n"
+    assert get(stack.session(draft_id=draft.draft_id).at("x")) == "the work\n"
+
+
+@on_a_stack({**BASE}, forms=("trusted",))
+def test_a_write_that_failed_and_could_not_be_undone_can_be_done_again(stack: Stack) -> None:
+    real = os.rename
+
+    def rename(old: str, new: str) -> None:
+        if old.startswith(f"{stack.root}/layers/"):
+            raise OSError(5, "Input/output error", old)
+        real(old, new)
+
+    def fail(step: str) -> None:
+        if step == "commit.rename_manifest":
+            raise OSError(5, "Input/output error")
+
+    stack.store.step = fail
+    os.rename = rename  # type: ignore[assignment]
+    try:
+        with pytest.raises(OSError, match="Input/output"):
+            stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r")
+    finally:
+        os.rename = real
+    stack.store.step = no_step
+    assert len(stack.layer_dirs()) == 1
+    done = stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r")
+    assert stack.layer_dirs() == [done.layer_id] and stack.shows()["f"] == "new\n"
+    stack.reopen()
+    assert stack.store.head == done.manifest
 
 
 @on_a_stack({"d/big": b"\1" * 4096, "d/other": "o\n"}, forms=("trusted",))

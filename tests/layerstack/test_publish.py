@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 
+from layerstack import squash
 from layerstack.changes import Notice
 from layerstack.errors import LayerLimit
 from layerstack.form import TRUSTED
@@ -532,6 +533,35 @@ def test_a_publish_whose_head_moved_elsewhere_is_not_planned_again(stack: Stack)
     assert {"d/a", "d/b", "d/g"} <= set(stack.shows())
     stack.reopen()
     assert stack.store.head.version == 3 and {"d/a", "d/b"} <= set(stack.shows())
+
+
+@on_a_stack({"f": TEXT}, forms=("trusted",))
+def test_a_publish_that_was_planned_on_a_version_which_is_squashed_away_meanwhile_is_planned_again(stack: Stack) -> None:
+    """Ours and the head added x alike, so ours was left out; then x was deleted, and the squash of both leaves no trace of it."""
+    a = stack.session()
+    put(a.at("x"), "x\n")
+    put(a.at("y"), "y\n")
+    a.umount()
+    stack.store.update_file("x", lambda old: b"x\n", owner="o", request_id="r")
+    b = stack.session()
+    os.unlink(b.at("x"))
+    b.umount()
+    steps: list[str] = []
+
+    def step(name: str) -> None:
+        steps.append(name)
+        if name == "publish.sync_layer" and steps.count(name) == 1:
+            b.publish()
+            (block,) = stack.store.squash().blocks
+            assert len(block.replaced_layer_ids) == 2
+
+    stack.store.step = step
+    real, squash.READERS_WAIT_S = squash.READERS_WAIT_S, 0.0
+    try:
+        a.publish()
+    finally:
+        squash.READERS_WAIT_S = real
+    assert (stack.shows().get("x"), stack.shows()["y"]) == ("x\n", "y\n")
 
 
 @on_a_stack({"f": TEXT})
