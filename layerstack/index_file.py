@@ -156,8 +156,8 @@ def _corrupt(source: str, what: str) -> StoreCorrupt:
     return StoreCorrupt(f"{source}: {what}", details={"file": source})
 
 
-def load(data: bytes, *, source: str) -> dict[str, Record]:
-    """path -> record, as `dump` wrote it. Raises StoreCorrupt naming `source` for anything else."""
+def _lines(data: bytes, source: str) -> tuple[list[bytes], bytes]:
+    """The lines, and how many the header says there are."""
     header, _, body = data.partition(b"\n")
     words = header.split(b" ")
     if len(words) != 4 or words[0] != _MAGIC:
@@ -166,20 +166,29 @@ def load(data: bytes, *, source: str) -> dict[str, Record]:
         raise _corrupt(source, f"format {words[1].decode('ascii', 'replace')} is not known, {FORMAT} is")
     if hashlib.sha256(body).hexdigest().encode() != words[3]:
         raise _corrupt(source, "the checksum does not match its content")
+    return [line for line in body.split(b"\n") if line], words[2]
+
+
+def load(data: bytes, *, source: str) -> dict[str, Record]:
+    """path -> record, as `dump` wrote it. Raises StoreCorrupt naming `source` for anything else."""
+    lines, count = _lines(data, source)
     found: dict[str, Record] = {}
-    for line in body.split(b"\n"):
-        if line:
-            path, mark, _ = line.split(b"\t", 2)
-            found[_unescape(path)] = record(chr(mark[0]), quiet=mark[1:] == b"q", opaque=mark[1:] == b"o")
-    if b"%d" % len(found) != words[2]:
-        raise _corrupt(source, f"{len(found)} paths, the header says {words[2].decode('ascii', 'replace')}")
+    for line in lines:
+        path, mark, _ = line.split(b"\t", 2)
+        found[_unescape(path)] = record(chr(mark[0]), quiet=mark[1:] == b"q", opaque=mark[1:] == b"o")
+    if b"%d" % len(found) != count:
+        raise _corrupt(source, f"{len(found)} paths, the header says {count.decode('ascii', 'replace')}")
     return found
 
 
-def load_rows(data: bytes, *, source: str) -> dict[str, Row]:
-    """path -> line, with sizes and digests. Raises StoreCorrupt as `load`."""
-    load(data, source=source)
-    return {row.path: row for row in map(_row, data.partition(b"\n")[2].splitlines())}
+def load_digests(data: bytes, *, source: str) -> dict[str, bytes]:
+    """SHA-256 of each file, by path. Raises StoreCorrupt as `load`."""
+    found: dict[str, bytes] = {}
+    for line in _lines(data, source)[0]:
+        path, mark, _, _, digest = line.split(b"\t")
+        if mark == FILE.encode() and digest != b"-":
+            found[_unescape(path)] = bytes.fromhex(digest.decode())
+    return found
 
 
 def _row(line: bytes) -> Row:

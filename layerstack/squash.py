@@ -7,9 +7,10 @@ block are closed, since their trees are gone. What a crash leaves of this last p
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerstack import documents, drafts, durable, gc
@@ -18,11 +19,11 @@ from layerstack.commit import Arrival, CommitUnsynced, commit
 from layerstack.errors import SquashInFlight
 from layerstack.fold import fold
 from layerstack.index import Layer
-from layerstack.index_file import Indexed, Row, build, dump, load_rows
-from layerstack.manifest import Manifest, reference, squashed_id
+from layerstack.index_file import Indexed, build, dump, load_digests
+from layerstack.manifest import LayerId, Manifest, reference, squashed_id
 from layerstack.staging import Names
-from layerstack.states import DIRECTORY, FILE, State, link, make_directory, write_copy
-from layerstack.tree import DiskTree, discard
+from layerstack.states import DIRECTORY, State, link, make_directory, write_copy
+from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -164,16 +165,16 @@ def _fold(store: Store, run: _Run, scrap: Names) -> _Ready:
 
 def _digests(store: Store, sources: dict[str, Layer]) -> dict[str, bytes]:
     """SHA-256 of each file, from the index files of the layers that they are from: nothing is read again."""
-    rows: dict[str, dict[str, Row]] = {}
+    listed: dict[str, dict[str, bytes]] = {}
     found: dict[str, bytes] = {}
     for path, layer in sources.items():
-        if layer.id not in rows:
+        if layer.id not in listed:
             source = f"{store.root}/.layer-metadata/{layer.id}.index"
             with open(source, "rb") as file:
-                rows[layer.id] = load_rows(file.read(), source=source)
-        row = rows[layer.id][path]
-        if row.record.kind == FILE and row.digest is not None:
-            found[path] = row.digest
+                listed[layer.id] = load_digests(file.read(), source=source)
+        digest = listed[layer.id].get(path)
+        if digest is not None:
+            found[path] = digest
     return found
 
 
@@ -196,9 +197,42 @@ def _about(run: _Run, indexed: Indexed) -> dict[str, Any]:
     }
 
 
+class _Named(NamedTuple):
+    """The outcome of a squash of `head` on paper: what the new layers are called, and the manifests, written to staging and synced."""
+
+    head: Manifest
+    fit: list[_Ready]
+    names: list[LayerId]
+    manifest: Manifest
+    prepared: str
+    rewritten: list[tuple[str, str]]
+    """Of earlier versions: where it lies, and the path that it is for."""
+
+
+def _name(store: Store, fit: list[_Ready], head: Manifest, scrap: Names) -> _Named:
+    version, layers = head.version + 1, list(store.layers_of(head))
+    names: list[LayerId] = []
+    for one in fit:
+        replaced = [layer.id for layer in one.run.layers]
+        names.append(squashed_id(version, one.indexed.digest, replaced))
+        at = layers.index(one.run.layers[0])
+        layers[at : at + len(replaced)] = [store.new_layer(names[-1], one.run.version, one.indexed.records, one.about)]
+    manifest = _at(layers, version)
+    prepared = scrap("manifest")
+    rewritten = _write_anew(store, layers, [layer for layer in layers if layer.id in names], head.version, scrap)
+    durable.write_new(prepared, manifest.dump(), sync=False)
+    durable.sync_files(store.root, [prepared, *(new for new, _ in rewritten)], (), followed=True)
+    return _Named(head, fit, names, manifest, prepared, rewritten)
+
+
+def _at(layers: Sequence[Layer], version: int) -> Manifest:
+    """An openable version of the stack of these layers: those that are not newer."""
+    return Manifest(version, tuple(reference(layer.id) for layer in layers if layer.version <= version))
+
+
 def _commit(store: Store, ready: list[_Ready], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _Ready]], bool]:
     """The new head with what could be folded after all; and whether something on disk still names the layers that were replaced."""
-    prepared = scrap("manifest")
+    guess = _name(store, ready, store.head, scrap)
     with store.lock:
         store.check_open()
         head = store.head
@@ -206,31 +240,27 @@ def _commit(store: Store, ready: list[_Ready], scrap: Names) -> tuple[Manifest, 
         fit = [one for one in ready if not any(map(one.run.holds_inside, leased)) and _is_in(one.run, head)]
         if not fit:
             return head, [], False
-        version, ids = head.version + 1, list(head.layer_ids)
-        folded: list[tuple[Layer, _Ready]] = []
-        for one in fit:
-            replaced = [layer.id for layer in one.run.layers]
-            name = squashed_id(version, one.indexed.digest, replaced)
-            at = ids.index(replaced[0])
-            ids[at : at + len(replaced)] = [name]
-            layer = store.new_layer(name, one.run.version, one.indexed.records, one.about)
+        named = guess if head is guess.head and fit == guess.fit else _name(store, fit, head, scrap)
+        folded = [
+            (store.new_layer(name, one.run.version, one.indexed.records, one.about), one)
+            for name, one in zip(named.names, fit, strict=True)
+        ]
+        for layer, _ in folded:
             store.shelf.add(layer)
-            folded.append((layer, one))
-        manifest = Manifest(version, tuple(reference(layer_id) for layer_id in ids))
         late: CommitUnsynced | None = None
         try:
             arrivals = [Arrival(layer, one.tree.root, one.stem, SUFFIXES) for layer, one in folded]
-            commit(store, manifest, arrivals, prepared, written=False)
+            commit(store, named.manifest, arrivals, named.prepared, written=True)
         except CommitUnsynced as error:
             late = error
         except BaseException:
             for layer, _ in folded:
                 store.shelf.drop(layer)
             raise
-        named = not _settle(store, [layer for layer, _ in folded], compare=False)
+        settled = _settle(store, [layer for layer, _ in folded], named.rewritten)
         if late is not None:
             raise late
-        return manifest, folded, named
+        return named.manifest, folded, not settled
 
 
 def _is_in(run: _Run, head: Manifest) -> bool:
@@ -242,39 +272,32 @@ def _is_in(run: _Run, head: Manifest) -> bool:
     return ids[at : at + len(wanted)] == wanted
 
 
-def _settle(store: Store, squashed: Sequence[Layer], *, compare: bool) -> bool:
-    """Close the versions inside the blocks; let other versions and drafts name the new layers. False: the disk refused a part of it.
-
-    Args:
-        compare: look before rewriting: most was done already.
-    """
-    lowest, done = min(layer.version for layer in squashed), True
+def _settle(store: Store, squashed: Sequence[Layer], rewritten: Sequence[tuple[str, str]]) -> bool:
+    """Close the versions inside the blocks; let other versions and drafts name the new layers. False: the disk refused a part of it."""
     folders = [f"{store.root}/manifests"]
-    store.step("squash.versions")
-    for version in _versions(store):
-        path = f"{store.root}/manifests/{version}.json"
-        try:
-            if any(layer.first_version <= version < layer.version for layer in squashed):
-                os.unlink(path)
-            elif lowest <= version < store.head.version:
-                _name_anew(store, version, path, compare=compare)
-        except OSError:
-            done = False
-    store.step("squash.drafts")
-    for draft in drafts.all_of(store):
-        ids = store.layer_ids_at(draft.base_version)
-        if draft.base_version >= lowest and draft.layer_ids != ids:
-            try:
+    try:
+        store.step("squash.close_versions")
+        for version in _versions(store):
+            if _is_inside(version, squashed):
+                os.unlink(f"{store.root}/manifests/{version}.json")
+        for new, path in rewritten:
+            store.step("squash.rename_version")
+            os.rename(new, path)
+        store.step("squash.drafts")
+        for draft in drafts.all_of(store):
+            ids = store.layer_ids_at(draft.base_version)
+            if draft.layer_ids != ids:
                 drafts.rewrite(store, draft, ids)
                 folders.append(drafts.folder_of(store, draft.draft_id))
-            except OSError:
-                done = False
-    try:
         store.step("squash.fsync")
         durable.fsync_dirs(store.root, folders, followed=True)
     except OSError:
-        done = False
-    return done
+        return False
+    return True
+
+
+def _is_inside(version: int, squashed: Sequence[Layer]) -> bool:
+    return any(layer.first_version <= version < layer.version for layer in squashed)
 
 
 def _versions(store: Store) -> list[int]:
@@ -282,29 +305,33 @@ def _versions(store: Store) -> list[int]:
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
-def _name_anew(store: Store, version: int, path: str, *, compare: bool) -> None:
-    """The manifest of an earlier version, which holds each block whole or not at all, by the layers that the head has now."""
-    data = Manifest(version, tuple(reference(layer_id) for layer_id in store.layer_ids_at(version))).dump()
-    if compare:
-        with open(path, "rb") as file:
-            if file.read() == data:
-                return
-    with store.scrap.scrap() as scrap:
-        new = scrap("manifest")
-        durable.write_before(new, data, root=store.root)
-        store.step("squash.rename_version")
-        os.rename(new, path)
+def _write_anew(store: Store, layers: Sequence[Layer], squashed: Sequence[Layer], last: int, scrap: Names) -> list[tuple[str, str]]:
+    """Write the manifests of the versions up to `last` that hold a squashed block to staging, by the layers of now. Not synced."""
+    lowest = min(layer.version for layer in squashed)
+    written: list[tuple[str, str]] = []
+    for version in _versions(store):
+        if lowest <= version <= last and not _is_inside(version, squashed):
+            new = scrap("manifest")
+            durable.write_new(new, _at(layers, version).dump(), sync=False)
+            written.append((new, f"{store.root}/manifests/{version}.json"))
+    return written
 
 
 def finish(store: Store) -> None:
     """At open: what a crash left undone between the commit of a squash and its end."""
-    squashed = [layer for layer in store.layers_of(store.head) if layer.id.startswith("S")]
+    layers = store.layers_of(store.head)
+    squashed = [layer for layer in layers if layer.id.startswith("S")]
     if not squashed:
         return
-    versions = _versions(store)
-    open_inside = any(layer.first_version <= version < layer.version for layer in squashed for version in versions)
-    if open_inside or set(os.listdir(f"{store.root}/layers")) - set(store.head.layer_ids):
-        _settle(store, squashed, compare=True)
+    if any(_is_inside(version, squashed) for version in _versions(store)) or set(os.listdir(f"{store.root}/layers")) - set(
+        store.head.layer_ids
+    ):
+        with store.scrap.scrap() as scrap:
+            rewritten: list[tuple[str, str]] = []
+            with durable.suppress_errno(*range(1, 134)):  # on a full disk the versions stay closed or as they are until the next open
+                rewritten = _write_anew(store, layers, squashed, store.head.version - 1, scrap)
+                durable.sync_files(store.root, [new for new, _ in rewritten], (), followed=True)
+            _settle(store, squashed, rewritten)
 
 
 def reclaim(store: Store) -> None:
@@ -317,14 +344,22 @@ def reclaim(store: Store) -> None:
         store.replaced -= free
         for layer_id in free:
             store.forget_layer(layer_id)
-    _remove(store, sorted(free))
+    if free:
+        _remove(store, sorted(free))
 
 
-def _remove(store: Store, layer_ids: Iterable[str]) -> None:
+def _remove(store: Store, layer_ids: Sequence[str]) -> None:
     """Best effort: what stays is named by nothing, and gc or the next open takes it."""
-    for layer_id in layer_ids:
-        with durable.suppress_errno(*range(1, 134)):
+    folder = store.scrap.name("replaced")
+    with durable.suppress_errno(*range(1, 134)):
+        store.step("squash.remove_layers")
+        os.mkdir(folder)
+        for layer_id in layer_ids:
             store.step("squash.remove_layer")
-            store.scrap.throw_away(f"{store.root}/layers/{layer_id}")
+            os.rename(f"{store.root}/layers/{layer_id}", f"{folder}/{layer_id}")
             for suffix in gc.SUFFIXES:
-                discard(f"{store.root}/.layer-metadata/{layer_id}{suffix}")
+                with durable.suppress_errno(errno.ENOENT):
+                    os.rename(f"{store.root}/.layer-metadata/{layer_id}{suffix}", f"{folder}/{layer_id}{suffix}")
+    with durable.suppress_errno(*range(1, 134)):
+        store.scrap.throw_away(folder)
+    store.scrap.forget(folder)
