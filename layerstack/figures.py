@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from layerstack.lease import READER
@@ -38,7 +37,7 @@ def of(store: Store) -> dict[str, Any]:
         "total_allocated_bytes": allocated,
         "storage_logical_bytes": total + sum(draft.bytes for draft in kept),
         "storage_allocated_bytes": allocated + sum(draft.bytes for draft in kept),
-        "staging_entry_count": len(os.listdir(store.scrap.path)),
+        "staging_entry_count": store.scrap.count(),
         "draft_count": len(kept),
         "pin_count": 0,
     }

@@ -20,6 +20,9 @@ class Staging:
         self.path = path
         self._lock = threading.Lock()
         self._held: set[str] = set()
+        self.later: Callable[[Callable[[], None]], object] | None = None
+        """Runs the removal of what was thrown away, in a thread of somebody who has time; None: at once."""
+        self._leaving: set[str] = set()
 
     def name(self, what: str) -> str:
         """A path that nobody has; nothing is made there. It is held until `forget` or `discard`."""
@@ -69,7 +72,20 @@ class Staging:
         except OSError:
             self.forget(gone)
             raise
+        if self.later is None:
+            self.discard(gone)
+        else:
+            self._leaving.add(gone)
+            self.later(lambda: self._remove(gone))
+
+    def _remove(self, gone: str) -> None:
         self.discard(gone)
+        self._leaving.discard(gone)
+
+    def count(self) -> int:
+        """Entries, without those that are being removed."""
+        leaving = {os.path.basename(path) for path in self._leaving.copy()}
+        return sum(name not in leaving for name in os.listdir(self.path))
 
     def sweep(self) -> None:
         """Remove, best effort, everything that no operation of this process holds: it is scrap by definition, the work is elsewhere."""

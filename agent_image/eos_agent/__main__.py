@@ -114,6 +114,8 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     forker = zygote.Zygote(zygote_pid, zygote_socket)
     await forker.start()
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
+    sweeper = Pool(1)
+    store.scrap.later = sweeper.later
     sessions = Sessions(found, store, forker, pool)
     commands = Commands(found, sessions, base_environment(found))
     handlers = Handlers(found, store, sessions, commands, pool, exports)
@@ -142,6 +144,8 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     await forker.close()
     pool.close()
     exports.close()
+    store.scrap.later = None
+    sweeper.close()
     for path in (found.endpoint_path, found.pid_path):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

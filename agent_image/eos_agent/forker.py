@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from eos_agent.zygote import HostSpec
 
 
-IDLE_MS = 1
-"""After so long without a request a spare is made."""
+IDLE_MS = 20
+"""After so long without an event a spare is made, or as soon as a session has ended: its maker then waits for the disk."""
 
 
 def main(host: HostSpec, sock: socket.socket, parent: int) -> NoReturn:
@@ -97,30 +97,34 @@ class _Zygote:
         poll.register(self.wake, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(IDLE_MS if self.want_spare else None)}
-            if not ready:
-                self.make_spare()
+            moment = not ready
             if self.wake in ready:
                 runner.drain(self.wake)
-                self.reap()
+                moment = self.reap()
             if self.sock.fileno() in ready:
                 raw, fds = channel.receive(self.sock)
                 if not raw:
                     return
                 for frame in decoder.feed(raw, fds):
                     self.create(frame)
+            elif moment and self.want_spare:
+                self.make_spare()
 
-    def reap(self) -> None:
+    def reap(self) -> bool:
+        """Has a session ended?"""
+        ended = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return ended
             if pid == 0:
-                return
+                return ended
             if self.spare is not None and pid == self.spare.pid:
                 self.drop_spare()  # it could not be set up, or somebody killed it: no other before the next session was made
             else:
                 channel.send(self.sock, {"event": "exited", "pid": pid, "status": status})
+                ended = True
 
     def plan(self, scene: view.Scene, network: str, rootfs_mode: str) -> runner.Plan:
         return runner.Plan(scene, network == "isolated", scene.local or rootfs_mode == "read_only", self.hardening)

@@ -205,6 +205,14 @@ class Landlock(NamedTuple):
         """Writing only below `writable`; reading and running everywhere. Abstract sockets and signals end at the session (ABI 6)."""
         if self.abi == 0:
             return
+        ruleset = self.ruleset(writable)
+        try:
+            linux.syscall("landlock_restrict_self", ruleset, 0)
+        finally:
+            os.close(ruleset)
+
+    def ruleset(self, writable: Sequence[str]) -> int:
+        """The descriptor of the rules, not in force yet."""
         every = (1 << 13) - 1
         for abi, bit in ((2, 13), (3, 14), (5, 15)):  # refer, truncate, ioctl_dev
             if self.abi >= abi:
@@ -219,9 +227,10 @@ class Landlock(NamedTuple):
                     linux.syscall("landlock_add_rule", ruleset, 1, struct.pack("=Qi", access, fd), 0)
                 finally:
                     os.close(fd)
-            linux.syscall("landlock_restrict_self", ruleset, 0)
-        finally:
+        except BaseException:
             os.close(ruleset)
+            raise
+        return ruleset
 
 
 class Hardening(NamedTuple):

@@ -21,5 +21,9 @@ class Pool:
         """The result of call(), made in a thread. It runs to its end even if the caller stops waiting."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(call))
 
+    def later(self, call: Callable[[], object]) -> None:
+        """Made in a thread, in order; nobody waits for it. May be called from any thread."""
+        self._executor.submit(call)
+
     def close(self) -> None:
         self._executor.shutdown(wait=True)
