@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from layerstack.errors import NotFound
 from layerstack.form import Form
 from layerstack.index import Layer, Shelf
 from layerstack.paths import ancestors, join
@@ -20,12 +21,26 @@ class Chain:
         self.base = self.layers[-1]
         self._rank = {layer.id: at for at, layer in enumerate(self.published)}
         self._bottom = len(self.layers) - 1
+        self._drops = -1
 
     def up_to(self, version: int) -> Chain:
         """The chain of an earlier version of the same stack, which lies inside no squashed block: its layers that are not newer."""
         if self.published[0].version <= version:
             return self
         return Chain([layer for layer in self.published if layer.version <= version], self.shelf, self.form)
+
+    def _complete(self) -> None:
+        """After each look-up on the shelf: a layer that was dropped before it would have been passed over, and older content shown."""
+        drops = self.shelf.drops
+        if drops != self._drops:
+            lost = next((layer for layer in self.published if layer.gone), None)
+            if lost is not None:
+                raise NotFound(
+                    f"layer {lost.id} of this version was folded away: only a leased version stays readable",
+                    reason="version_not_found",
+                    details={"layer_id": lost.id},
+                )
+            self._drops = drops
 
     def _first(self, path: str, *, cover: bool = False) -> tuple[int, Layer | None]:
         """The newest layer that lists `path`, or that covers what is below it, with its rank; the base is not asked."""
@@ -38,6 +53,7 @@ class Chain:
             at = self._rank.get(layer.id)
             if at is not None and at + above < best:
                 best, who = at + above, layer
+        self._complete()
         return best, who
 
     def holder(self, path: str) -> Layer | None:
@@ -72,6 +88,7 @@ class Chain:
             ((self._rank[layer.id] + above, layer) for layer in self.shelf.by_path.get(path, ()) if layer.id in self._rank),
             key=lambda hit: hit[0],
         )
+        self._complete()
         merged: list[Layer] = []
         for rank, layer in hits:
             found = layer.get(path)

@@ -50,6 +50,8 @@ class Layer:
     def __init__(self, layer_id: LayerId, tree: Tree, version: int, index: Index | None, about: Mapping[str, Any] | None = None) -> None:
         self.id, self.tree, self.version, self.index = layer_id, tree, version, index
         self.about: Mapping[str, Any] = about or {}  # the layer's metadata: owner, agent, request_id, base_version, bytes
+        self.gone = False
+        """Nothing names it any more, its tree may be removed: whoever still looks for it must be told."""
         self._keys: list[str] | None = None
         self._directories: dict[str, bool] = {}
 
@@ -136,6 +138,8 @@ class Shelf:
         self.by_cover: dict[str, tuple[Layer, ...]] = {}
         self.touch: dict[str, int] = {}
         self.sub: dict[str, int] = {}
+        self.drops = 0
+        """Rises before a layer is dropped: a chain that sees it unchanged after a look-up has seen all its layers."""
         self.cover: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -167,6 +171,8 @@ class Shelf:
         """Forget a layer that no chain names; what it marked as touched may stay."""
         assert layer.index is not None
         with self._lock:
+            layer.gone = True
+            self.drops += 1
             for path in layer.index:
                 for table in (self.by_path, self.by_cover):
                     left = tuple(held for held in table.get(path, ()) if held is not layer)

@@ -34,8 +34,8 @@ def perform_on_head(
     if name == "list":
         return _list(store, root, args)
     edits = text.parse_edits(args["edits"]) if name == "edit" else []
-    snapshot = store.snapshot()
-    path = resolve(args, root, lambda p: _exists(snapshot, p))
+    with store.reading() as snapshot:
+        path = resolve(args, root, lambda p: _exists(snapshot, p))
     owner = f"operation:{request_id}"
     before: list[bytes | None] = []
     edited: list[text.Edited] = []
@@ -53,7 +53,8 @@ def perform_on_head(
     try:
         store.update_file(path, write if name == "write" else edit, owner=owner, request_id=request_id, agent=agent)
     except NotAFile as error:
-        raise _refused(store.snapshot(), path, error) from None
+        with store.reading() as snapshot:
+            raise _refused(snapshot, path, error) from None
     if name == "edit":
         return edit_result(path, len(edits), edited[0])
     return {"type": "create" if before[0] is None else "update", **path_json(path), "bytes_written": len(data or b"")}
@@ -81,7 +82,7 @@ def _refused(snapshot: Snapshot, path: str, error: NotAFile) -> OperationError:
 
 
 def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    with store.lease() as snapshot:
+    with store.reading() as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p))
         try:
             entry = snapshot.stat(path)
@@ -98,7 +99,7 @@ def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    with store.lease() as snapshot:
+    with store.reading() as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p), allow_root=True)
         try:
             entry = snapshot.stat(path) if path else None

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def _exists(store: Store, path: str) -> bool:
     try:
-        return store.snapshot().stat(path) is not None
+        with store.reading() as snapshot:
+            return snapshot.stat(path) is not None
     except LayerStackError:
         return False
 

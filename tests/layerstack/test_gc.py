@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import threading
 
+import pytest
+
+from layerstack import squash
+from layerstack.errors import NotFound
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {"f": "".join(f"line {n}\n" for n in range(100)), "d/g": "g\n"}
@@ -59,3 +63,24 @@ def test_garbage_collected_without_a_pause_takes_nothing_from_publishes_and_draf
     assert {f"own-{n}/{k}": f"{n} {k}\n" for n in range(12) for k in range(20)}.items() <= shown.items()
     assert all(f"by {n}\n" in shown["f"] for n in range(12))
     assert os.listdir(stack.store.scrap.path) == []
+
+
+@on_a_stack({**BASE}, forms=("trusted",))
+def test_a_version_that_nobody_leases_is_refused_once_it_is_folded_away_and_never_shows_older_content(stack: Stack) -> None:
+    for n in range(3):
+        stack.store.update_file("d/g", lambda old, n=n: b"%d\n" % n, owner="o", request_id="r")  # type: ignore[misc]
+    loose = stack.store.snapshot()
+    with stack.store.reading() as held:
+        real, squash.READERS_WAIT_S = squash.READERS_WAIT_S, 0.0
+        try:
+            assert len(stack.store.squash().blocks) == 1
+        finally:
+            squash.READERS_WAIT_S = real
+        assert held.read_bytes("d/g") == loose.read_bytes("d/g") == b"2\n"
+        assert [entry.path for entry in held.list("d")] == ["d/g"]
+    stack.store.gc()
+    for look in (lambda: loose.read_bytes("d/g"), lambda: loose.list("d"), lambda: loose.stat("absent")):
+        with pytest.raises(NotFound) as caught:
+            look()
+        assert caught.value.reason == "version_not_found"
+    assert stack.store.snapshot().read_bytes("d/g") == b"2\n"
