@@ -3,18 +3,18 @@
 The texts of a path are those of the layers that list it, newest first, until one that made it from nothing. A line belongs to the layer
 whose text has it and whose older neighbour's has not, by the diff that publishing merges with. What a deletion ended keeps its last answer.
 
-A squashed layer answers for all that it folded: `.layer-metadata/<id>.blame` holds the ranges of each path as they were before the squash.
+A squashed layer answers for all that it folded: `.layer-metadata/<id>.blame` holds for each path its owner, or its ranges as they were
+before the squash.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import threading
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack import documents
@@ -24,7 +24,7 @@ from layerstack.errors import InvalidPath, LayerStackError, NotFound
 from layerstack.index import Layer
 from layerstack.merge import BUDGET, MERGE_LIMIT, Budget, diff, is_text
 from layerstack.paths import ancestors, check
-from layerstack.states import DIRECTORY, FILE, State, same
+from layerstack.states import DIRECTORY, FILE, LINK, State, same
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -36,6 +36,8 @@ LINES = 8_000_000
 """Lines of all texts that are read for one answer."""
 KEPT, KEPT_RANGES = 256, 200_000
 """Answers that a store remembers, and ranges in all of them together."""
+KEPT_FILES = 4
+"""Files of squashed layers whose content stays in memory."""
 SUFFIX = ".blame"
 
 
@@ -50,6 +52,8 @@ class Range(NamedTuple):
 
 
 Answer = tuple[Range, ...]
+Folded = Answer | str
+"""What a squashed layer remembers of a path: who wrote its text, or every line's owner."""
 
 
 class Cache:
@@ -59,6 +63,19 @@ class Cache:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, ...], Answer] = OrderedDict()
         self._ranges = 0
+        self._folded: OrderedDict[str, dict[str, Folded]] = OrderedDict()
+
+    def folded(self, file: str) -> dict[str, Folded]:
+        """What `load` gives; the last few are kept."""
+        with self._lock:
+            found = self._folded.pop(file, None)
+        if found is None:
+            found = load(file)
+        with self._lock:
+            self._folded[file] = found
+            while len(self._folded) > KEPT_FILES:
+                self._folded.popitem(last=False)
+        return found
 
     def get(self, key: tuple[str, ...]) -> Answer | None:
         with self._lock:
@@ -99,7 +116,7 @@ def blame(store: Store, path: str) -> Answer:
     """
     if check(path) == "":
         raise InvalidPath("the root is no file", details={"path": path})
-    with store.lease() as snapshot:
+    with store.reading() as snapshot:
         chain = snapshot.chain
         texts = _texts(chain, path)
         key = (path, *(text.layer.id for text in texts))
@@ -113,48 +130,55 @@ def blame(store: Store, path: str) -> Answer:
         return answer
 
 
-def of_block(store: Store, chain: Chain, block: Iterable[Layer]) -> dict[str, Answer]:
-    """What a squash of `block`, published layers of `chain` that follow each other, must remember: the ranges of every path that they list.
+def of_block(store: Store, block: Sequence[Layer], below: Chain) -> dict[str, Folded]:
+    """What a squash of `block`, layers newest first that stand on `below`, must remember.
 
-    For the folded layer's `<id>.blame`, as `dump` writes it. Outside of the store's lock. Cost: that of `blame` for each path.
+    A path that one of them alone has to do with: its owner. One with several: its ranges, those of deleted paths too. Outside of the
+    store's lock. Cost: that of `blame` for each path of the latter kind; files of the former are not read.
     """
-    members = list(block)
-    at = chain.published.index(members[0])
-    seen = Chain(chain.published[at:], chain.shelf, chain.form)
+    seen = Chain((*block, *below.published), below.shelf, below.form)
+    members = {layer.id for layer in block}
     paths: set[str] = set()
-    for layer in members:
-        paths.update(p for p, record in (layer.index or {}).items() if record.kind != DIRECTORY)
-        if layer.id.startswith("S"):
-            paths.update(_folded(store, layer))
-    found: dict[str, Answer] = {}
+    for layer in block:
+        paths.update(path for path, record in (layer.index or {}).items() if record.kind in (FILE, LINK))
+        paths.update(_folded(store, layer))
+    found: dict[str, Folded] = {}
     for path in sorted(paths):
-        answer = _answer(store, seen, path, _texts(seen, path))
-        if answer is not None:
+        texts = _texts(seen, path)
+        inside = [text for text in texts if text.layer.id in members]
+        if len(inside) == 1 and inside[0].there and not isinstance(_folded(store, inside[0].layer).get(path), tuple):
+            found[path] = _owner(store, inside[0])
+        elif (answer := _answer(store, seen, path, texts)) is not None:
             found[path] = answer
     return found
 
 
-def dump(ranges: dict[str, Answer]) -> bytes:
-    """The bytes of `<id>.blame`."""
-    owners = sorted({r.owner for answer in ranges.values() for r in answer})
+def dump(ranges: dict[str, Folded]) -> bytes:
+    """The bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each range."""
+    owners = sorted({owner for told in ranges.values() for owner in ([told] if isinstance(told, str) else [r.owner for r in told])})
     number = {owner: n for n, owner in enumerate(owners)}
-    rows = {
-        os.fsencode(path).decode("latin-1"): [[r.line_count, number[r.owner]] for r in answer] for path, answer in sorted(ranges.items())
-    }
+    rows: dict[str, int | list[list[int]]] = {}
+    for path, told in sorted(ranges.items()):
+        name = os.fsencode(path).decode("latin-1")
+        rows[name] = number[told] if isinstance(told, str) else [[r.line_count, number[r.owner]] for r in told]
     return documents.dump({"owners": owners, "paths": rows})
 
 
-def load(path: str) -> dict[str, Answer]:
+def load(path: str) -> dict[str, Folded]:
     """The inverse of `dump`. Raises StoreCorrupt, naming the file."""
     body = documents.read(path)
     owners: list[str] = body["owners"]
-    found: dict[str, Answer] = {}
+    found: dict[str, Folded] = {}
     for name, rows in body["paths"].items():
+        path = os.fsdecode(name.encode("latin-1"))
+        if isinstance(rows, int):
+            found[path] = owners[rows]
+            continue
         at, ranges = 1, list[Range]()
         for count, owner in rows:
             ranges.append(Range(at, count, owners[owner]))
             at += count
-        found[os.fsdecode(name.encode("latin-1"))] = tuple(ranges)
+        found[path] = tuple(ranges)
     return found
 
 
@@ -167,30 +191,33 @@ def _texts(chain: Chain, path: str) -> list[_Text]:
     found: list[_Text] = []
     for layer in sorted((hit for hit in hits.values() if hit.id in rank), key=lambda hit: rank[hit.id]):
         record = layer.get(path)
-        if record is None or record.kind not in (FILE, DIRECTORY, "l"):
+        if record is None or record.kind not in (FILE, DIRECTORY, LINK):
             found.append(_Text(layer, path, False))
         elif not record.quiet:
             found.append(_Text(layer, path, True))
     return found
 
 
-def _owner(layer: Layer) -> str:
-    return str(layer.about.get("owner") or UNKNOWN)
+def _owner(store: Store, text: _Text) -> str:
+    told = _folded(store, text.layer).get(text.path)
+    return told if isinstance(told, str) else str(text.layer.about.get("owner") or UNKNOWN)
 
 
-def _folded(store: Store, layer: Layer) -> dict[str, Answer]:
-    """What a squashed layer remembers; nothing when its file is not there."""
-    file = f"{store.root}/.layer-metadata/{layer.id}{SUFFIX}"
-    return _loaded(file) if os.path.exists(file) else {}
+def _folded(store: Store, layer: Layer) -> dict[str, Folded]:
+    """What a squashed layer remembers; nothing for another one."""
+    return store.blames.folded(f"{store.root}/.layer-metadata/{layer.id}{SUFFIX}") if layer.id.startswith("S") else {}
 
 
-_loaded = functools.lru_cache(maxsize=4)(load)
+def _told(store: Store, layer: Layer, path: str) -> Answer | None:
+    """The whole answer, where a squashed layer has it."""
+    told = _folded(store, layer).get(path)
+    return told if isinstance(told, tuple) else None
 
 
 def _answer(store: Store, chain: Chain, path: str, texts: Sequence[_Text]) -> Answer | None:
     at = 0
     while at < len(texts) and not texts[at].there:
-        if texts[at].layer.id.startswith("S") and (told := _folded(store, texts[at].layer).get(path)) is not None:
+        if (told := _told(store, texts[at].layer, path)) is not None:
             return told
         at += 1
     if at == len(texts):
@@ -199,31 +226,29 @@ def _answer(store: Store, chain: Chain, path: str, texts: Sequence[_Text]) -> An
     assert state is not None
     if state.kind == DIRECTORY:
         return None
-    if layer.id.startswith("S"):
-        told = _folded(store, layer).get(path)
-        if told is not None:
-            return told
+    if (told := _told(store, layer, path)) is not None:
+        return told
     base = chain.base.tree.state(path) if chain.base.get(path) is not None else None
     if state.kind != FILE or state.size > MERGE_LIMIT or _ignored(store, chain, layer, path) or not is_text(state.data()):
-        return (Range(1, 1, _last_writer(texts[at:], base)),)
+        return (Range(1, 1, _last_writer(store, texts[at:], base)),)
     return _merged(_Walk(store, path).lines(texts[at:], base))
 
 
 def _forgotten(store: Store, chain: Chain, path: str) -> Answer | None:
     """A path that was made and deleted among layers that are folded now is listed by none."""
     for layer in chain.published:
-        if layer.id.startswith("S") and (told := _folded(store, layer).get(path)) is not None:
+        if (told := _told(store, layer, path)) is not None:
             return told
     return None
 
 
-def _last_writer(texts: Sequence[_Text], base: State | None) -> str:
+def _last_writer(store: Store, texts: Sequence[_Text], base: State | None) -> str:
     """The owner of the newest text whose content the older one has not."""
     state = texts[0].state
     for n, text in enumerate(texts):
         below = texts[n + 1].state if n + 1 < len(texts) else base
         if state is None or below is None or not same(state, below):
-            return _owner(text.layer)
+            return _owner(store, text)
         state = below
     return ORIGINAL
 
@@ -282,8 +307,7 @@ class _Walk:
         undecided = len(now)
         last = UNKNOWN
         for n, text in enumerate(texts):
-            layer = text.layer
-            told = _folded(self.store, layer).get(self.path) if n and layer.id.startswith("S") else None
+            told = _told(self.store, text.layer, self.path)
             if told is not None:
                 for part in told:
                     self.give(owners, place, part.start_line - 1, part.start_line - 1 + part.line_count, part.owner)
@@ -291,7 +315,7 @@ class _Walk:
                 break
             below = texts[n + 1].state if n + 1 < len(texts) else base
             if below is None or below.kind != FILE:
-                last = _owner(layer)
+                last = _owner(self.store, text)
                 break
             self.lines_left -= len(now)
             if self.steps_left < BUDGET or self.lines_left < 0:
@@ -299,13 +323,13 @@ class _Walk:
             if not same(state, below):
                 then = self.scan(below)
                 if then is None:  # a binary or too large file before: nobody can say what is new
-                    last = _owner(layer) if below.size <= MERGE_LIMIT else UNKNOWN
+                    last = _owner(self.store, text) if below.size <= MERGE_LIMIT else UNKNOWN
                     break
-                before = array("l")
+                owner, before = _owner(self.store, text), array("l")
                 at, budget = 0, Budget(BUDGET)
                 for region in diff(then, now, budget):
                     before.extend(place[at : region.blo])
-                    undecided -= self.give(owners, place, region.blo, region.bhi, _owner(layer))
+                    undecided -= self.give(owners, place, region.blo, region.bhi, owner)
                     before.extend([-1] * (region.ahi - region.alo))
                     at = region.bhi
                 before.extend(place[at:])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def of(store: Store) -> dict[str, Any]:
     """See `Store.layer_stats`. Layers newest first; sizes are those of the layers' metadata, None for the base."""
     head, leases = store.head, store.leases.all()
-    sessions = [lease for lease in leases if lease.kind not in ("draft", READER)]
+    sessions = [lease for lease in leases if lease.kind not in ("draft", "pin", READER)]
     rows: list[dict[str, Any]] = []
     for layer in store.layers_of(head):
         booked = {lease.layer_ids[0] for lease in leases if layer.id in lease.layer_ids and lease.layer_ids[0] != layer.id}
@@ -39,5 +39,5 @@ def of(store: Store) -> dict[str, Any]:
         "storage_allocated_bytes": allocated + sum(draft.bytes for draft in kept),
         "staging_entry_count": store.scrap.count(),
         "draft_count": len(kept),
-        "pin_count": 0,
+        "pin_count": len(store.pins.all()),
     }

@@ -78,9 +78,9 @@ def merge(base: bytes, ours: bytes, theirs: bytes) -> Merged:
     if base == ours:
         return Merged(theirs, ())
     ids: dict[bytes, int] = {}
-    base_lines, base_at = _scan(base, ids)
-    our_lines, our_at = _scan(ours, ids)
-    their_lines, their_at = _scan(theirs, ids)
+    base_lines, base_at = scan_lines(base, ids)
+    our_lines, our_at = scan_lines(ours, ids)
+    their_lines, their_at = scan_lines(theirs, ids)
     del ids
     in_ours, in_theirs = diff(base_lines, our_lines), diff(base_lines, their_lines)
     out: list[bytes] = []
@@ -124,8 +124,8 @@ def _joins(region: Region, lo: int, hi: int) -> bool:
     return region.alo <= hi or (hi < 0 and region.alo == lo)
 
 
-def _scan(data: bytes, ids: dict[bytes, int]) -> tuple[array[int], array[int]]:
-    """A number for each line (equal lines, equal numbers) and where each begins, with the end of the text last."""
+def scan_lines(data: bytes, ids: dict[bytes, int]) -> tuple[array[int], array[int]]:
+    """(numbers, starts): a number for each line (equal lines, equal numbers) and where each begins, with the end of the text last."""
     numbers, starts, at, size = array("I"), array("Q"), 0, len(data)
     while at < size:
         end = data.find(b"\n", at) + 1 or size

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerstack import documents, drafts, durable, gc
+from layerstack import blame, documents, drafts, durable, gc
 from layerstack.chain import Chain
 from layerstack.commit import Arrival, CommitUnsynced, commit
 from layerstack.errors import SquashInFlight
@@ -28,7 +28,7 @@ from layerstack.tree import DiskTree
 if TYPE_CHECKING:
     from layerstack.store import Store
 
-SUFFIXES = (".json", ".index")
+SUFFIXES = (".json", ".index", ".blame")
 READERS_WAIT_S = 5.0
 """How long replaced layers wait for those that read the head of before; afterwards they go with the last of these."""
 
@@ -155,7 +155,8 @@ def _fold(store: Store, run: _Run, scrap: Names) -> _Ready:
     about = _about(run, indexed)
     stem = scrap("metadata", *SUFFIXES)
     store.step("squash.write")
-    for suffix, data in zip(SUFFIXES, (documents.dump(about), dump(indexed)), strict=True):
+    told = blame.dump(blame.of_block(store, run.layers, run.below))
+    for suffix, data in zip(SUFFIXES, (documents.dump(about), dump(indexed), told), strict=True):
         durable.write_new(stem + suffix, data, sync=False)
     store.step("squash.sync")
     folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
@@ -283,6 +284,7 @@ def _settle(store: Store, squashed: Sequence[Layer], rewritten: Sequence[tuple[s
         for new, path in rewritten:
             store.step("squash.rename_version")
             os.rename(new, path)
+        store.pins.relist()
         store.step("squash.drafts")
         for draft in drafts.all_of(store):
             ids = store.layer_ids_at(draft.base_version)

@@ -9,6 +9,7 @@
     workspace.json            which workspace, which base, xattr form
     .storage-writer.lock      flock: one process at a time
     drafts/<id>/              work that was not published (layerstack.drafts)
+    pins/<version>.json       a version that stays openable (layerstack.pins); the folder comes with the first
     staging/                  scrap: empty at rest, swept at open
 
 Durability: data is synced before the rename that makes it visible, metadata is renamed in before its layer, the layer before the manifest
@@ -33,6 +34,7 @@ from layerstack.blame import Cache as BlameCache
 from layerstack.blame import blame
 from layerstack.capture import seal
 from layerstack.chain import Chain
+from layerstack.delta import Deltas
 from layerstack.drafts import Draft
 from layerstack.durable import Step, no_step
 from layerstack.errors import Busy, Invalid, NotFound, StoreBusy, StoreCorrupt, Unsupported
@@ -42,9 +44,11 @@ from layerstack.index import Index, Layer, Shelf, base_layer
 from layerstack.index_file import build, load
 from layerstack.lease import READER, Lease, Leases
 from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, reference, squashed_id
+from layerstack.pins import Pins
 from layerstack.projection import Snapshot
-from layerstack.publish import Preview, Published, preview
+from layerstack.publish import Author, Preview, Published, preview
 from layerstack.resolve import Ignored
+from layerstack.rollback import rollback
 from layerstack.squash import Squashed
 from layerstack.staging import Staging
 from layerstack.states import FILE, make_directory
@@ -80,7 +84,7 @@ class Store:
         self.squash_lock = threading.Lock()
         self.replaced: set[str] = set()
         """Layers that a squash replaced and that somebody's lease still keeps."""
-        self.blames = BlameCache()
+        self.blames, self.deltas, self.pins = BlameCache(), Deltas(), Pins(self)
         self._lock_fd = lock_fd
         self._layers: dict[str, Layer] = {}
         self._chains: dict[int, tuple[Manifest, Chain]] = {}
@@ -151,6 +155,7 @@ class Store:
             store = Store(root, form, workspace, fd, step)
             store._check_form()
             store._head = recovery.load_all(store)
+            store.pins.load()
             store.recovered, store.unrecovered = recovery.recover(store)
         except BaseException:
             os.close(fd)
@@ -319,7 +324,7 @@ class Store:
             self._make_session(identity, manifest, chain)
         except BaseException:
             self.release(lease)
-            self._leave_draft(draft_id)
+            self.leave_draft(draft_id)
             raise
         return Upper(self, identity, manifest, chain, lease)
 
@@ -357,7 +362,7 @@ class Store:
             self.step("session.end")
             self.scrap.throw_away(f"{self.root}/sessions/{session_id}")
         self.release(lease)
-        self._leave_draft(draft_id)
+        self.leave_draft(draft_id)
 
     # ---- drafts
 
@@ -422,7 +427,8 @@ class Store:
         if lease is not None:
             self.release(lease)
 
-    def _leave_draft(self, draft_id: str | None) -> None:
+    def leave_draft(self, draft_id: str | None) -> None:
+        """One session less stands on the draft."""
         if draft_id is None:
             return
         with self.lock:
@@ -480,6 +486,17 @@ class Store:
     def blame(self, path: str) -> Blame:
         """Who wrote each line of a path of the head, or of its last text when it is gone; see `layerstack.blame`."""
         return blame(self, path)
+
+    def rollback(self, version: int, *, owner: str, request_id: str, agent: str | None = None) -> Published:
+        """Publish the tree of an earlier version on top of the head, as one layer; every version in between stays.
+
+        Returns:
+            no_op when the head shows that tree already.
+        Raises:
+            NotFound: the version cannot be opened (version_not_found). LayerLimit.
+        Cost: O(paths that differ): hard links, and copies of files of the base.
+        """
+        return rollback(self, version, Author(owner, request_id, agent, rollback_to=version))
 
     # ---- squash
 

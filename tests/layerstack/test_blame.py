@@ -218,15 +218,17 @@ def test_beyond_the_bound_of_work_lines_are_unknown_and_never_guessed(stack: Sta
 def test_a_block_of_layers_remembers_its_ranges_for_a_squash(stack: Stack) -> None:
     write(stack, "f", TEXT + "seven\n", "operation:1")
     write(stack, "gone\n\udcff", "a\n", "operation:2")
+    write(stack, "single", "one\n", "operation:3")
     a = stack.session()
     os.unlink(a.at("gone\n\udcff"))
     put(a.at("f"), TEXT.replace("one", "ONE") + "seven\n")
     publish(a, "workspace_session:a")
     write(stack, "f", TEXT, "operation:later")
+    assert [r.owner for r in stack.store.blame("single")] == ["operation:3"]
     chain = stack.store.snapshot().chain
-    block = chain.published[1:4]
-    told = blame.of_block(stack.store, chain, block)
+    told = blame.of_block(stack.store, chain.published[1:5], chain.up_to(1))
     assert told == {
+        "single": "operation:3",
         "f": (Range(1, 1, "workspace_session:a"), Range(2, 5, "original"), Range(7, 1, "operation:1")),
         "gone\n\udcff": (Range(1, 1, "operation:2"),),
     }
@@ -234,3 +236,34 @@ def test_a_block_of_layers_remembers_its_ranges_for_a_squash(stack: Stack) -> No
     put(file, blame.dump(told))
     assert blame.load(file) == told
     assert get(file).startswith('{"format":1')
+
+
+@on_a_stack(BASE)
+def test_a_squash_changes_no_answer(stack: Stack) -> None:
+    write(stack, "f", TEXT + "seven\n", "operation:1")
+    write(stack, "single", "one\n", "operation:2")
+    write(stack, "made and gone", "one\n", "operation:3")
+    write(stack, "old.log", "x\n", "operation:4")
+    write(stack, "d/g", TEXT + "seven\n", "operation:5")
+    a = stack.session()
+    os.unlink(a.at("made and gone"))
+    put(a.at("f"), TEXT.replace("one", "ONE") + "seven\n")
+    os.unlink(a.at("d/g"))
+    os.rmdir(a.at("d"))
+    put(a.at("bin"), b"\0")
+    publish(a, "workspace_session:a")
+    paths = ("f", "single", "made and gone", "old.log", "d/g", "bin")
+    want = {path: ranges(stack, path) for path in paths}
+    assert stack.store.squash().blocks and len(stack.store.head.layers) == 2
+    assert {path: ranges(stack, path) for path in paths} == want
+    write(stack, "f", get_head(stack, "f").replace("five", "FIVE"), "operation:6")
+    assert ranges(stack, "f") == [
+        (1, 1, "workspace_session:a"), (2, 3, "original"), (5, 1, "operation:6"), (6, 1, "original"), (7, 1, "operation:1"),
+    ]  # fmt: skip
+    write(stack, "single", "one\ntwo\n", "operation:7")
+    want = {path: ranges(stack, path) for path in paths}
+    stack.reopen()
+    assert stack.store.squash().blocks and len(stack.store.head.layers) == 2
+    stack.reopen()
+    assert {path: ranges(stack, path) for path in paths} == want
+    assert want["single"] == [(1, 1, "operation:2"), (2, 1, "operation:7")]

@@ -1,0 +1,126 @@
+"""Versions that stay openable because somebody said so: leases on disk. No squash folds past one.
+
+pins/<version>.json: version, agent, request_id, created_unix_ms. Which layers it has its manifest says.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack import documents, durable
+from layerstack.errors import StoreCorrupt
+from layerstack.lease import Lease
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+FOLDER = "pins"
+
+
+class Pin(NamedTuple):
+    """One pinned version."""
+
+    version: int
+    agent: str | None
+    request_id: str | None
+    created_unix_ms: int
+
+
+class Pins:
+    """The pins of a store; every method may be called from any thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._folder = f"{store.root}/{FOLDER}"
+        self._lock = threading.Lock()
+        """Held for the length of a change on disk; taken before the store's lock."""
+        self._held: dict[int, tuple[Pin, Lease]] = {}
+
+    def all(self) -> dict[int, Pin]:
+        """By version."""
+        return {version: pin for version, (pin, _) in sorted(self._held.items())}
+
+    def load(self) -> None:
+        """At open: read and check each file, take its lease. A store that never had a pin has no folder for them.
+
+        Raises:
+            StoreCorrupt: a file is damaged, or the version that it names is gone.
+        """
+        if not os.path.isdir(self._folder):
+            return
+        for name in os.listdir(self._folder):
+            stem, _, suffix = name.partition(".")
+            if not stem.isdecimal() or suffix != "json":
+                continue
+            path = f"{self._folder}/{name}"
+            try:
+                pin = Pin(**documents.read(path))
+            except TypeError as error:
+                raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None
+            manifest = f"{self._store.root}/manifests/{pin.version}.json"
+            if str(pin.version) != stem or not os.path.exists(manifest):
+                raise StoreCorrupt(f"{path}: pins version {pin.version}, which is gone", details={"file": path})
+            self._hold(pin)
+
+    def pin(self, version: int, *, agent: str | None = None, request_id: str | None = None) -> Pin:
+        """Keep a version openable until `unpin`, over restarts too. Durable on return; once more changes nothing.
+
+        Raises:
+            NotFound: the version cannot be opened (version_not_found).
+            OSError: the disk refused; it is pinned no more than before.
+        """
+        store = self._store
+        with self._lock:
+            store.check_open()
+            if version in self._held:
+                return self._held[version][0]
+            pin = Pin(version, agent, request_id, time.time_ns() // 1_000_000)
+            self._hold(pin)
+            try:
+                store.step("pin.mkdir")
+                if not os.path.isdir(self._folder):
+                    os.mkdir(self._folder)
+                    durable.fsync_dir(store.root)
+                documents.write(f"{self._folder}/{version}.json", pin._asdict(), step=store.step, name="pin")
+            except BaseException:
+                self._drop(version)
+                with durable.suppress_errno(*range(1, 134)):
+                    os.unlink(f"{self._folder}/{version}.json")
+                raise
+            return pin
+
+    def unpin(self, version: int) -> bool:
+        """Let the version go: from now on a squash may close it. False when it was not pinned. Durable on return."""
+        store = self._store
+        with self._lock:
+            store.check_open()
+            if version not in self._held:
+                return False
+            store.step("unpin.unlink")
+            with durable.suppress_errno(2):
+                os.unlink(f"{self._folder}/{version}.json")
+            store.step("unpin.fsync_dir")
+            durable.fsync_dir(self._folder)
+            self._drop(version)
+            return True
+
+    def relist(self) -> None:
+        """After a squash, under the store's lock: the leases are of the layers that the pinned versions have now."""
+        for pin, old in list(self._held.values()):
+            ids = self._store.manifest(pin.version).layer_ids
+            if ids != old.layer_ids:
+                self._held[pin.version] = (pin, self._store.leases.take(old.holder, pin.version, ids))
+                self._store.leases.release(old)
+
+    def _hold(self, pin: Pin) -> None:
+        with self._store.lock:
+            manifest = self._store.manifest(pin.version)
+            self._held[pin.version] = (pin, self._store.leases.take(f"pin {pin.version}", pin.version, manifest.layer_ids))
+
+    def _drop(self, version: int) -> None:
+        with self._store.lock:
+            _, lease = self._held.pop(version)
+        self._store.release(lease)
