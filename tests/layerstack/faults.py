@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from layerstack import capture, durable, linux, resolve, states, store, tree, upper
+from layerstack import capture, durable, lease, linux, resolve, squash, states, store, tree, upper
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
@@ -95,9 +95,33 @@ def xattrs_are_not_compared() -> None:
     setattr(states.State, "xattrs", property(lambda self: {}))  # noqa: B010
 
 
+def squash_drops_whiteouts() -> None:
+    """A deletion that is folded is forgotten: what is below comes back."""
+    setattr(squash._FoldedTree, "whiteout", nothing)  # noqa: B010
+
+
+def squash_drops_opaque_marks() -> None:
+    """A directory that hid what is below merges with it after folding."""
+    setattr(squash._FoldedTree, "mark_opaque", nothing)  # noqa: B010
+
+
+def squash_ignores_leases() -> None:
+    """Layers are folded over the base of a session or a draft."""
+    setattr(lease.Leases, "boundaries", lambda self: ())  # noqa: B010
+
+
+def squash_leaves_versions_inside_a_block_open() -> None:
+    """A version whose layers were folded with newer ones can still be asked for."""
+    setattr(squash, "_is_inside", lambda version, squashed: False)  # noqa: B010
+
+
 FOR_THE_MACHINE: dict[str, Callable[[], None]] = {
     fault.__name__: fault
     for fault in (
+        squash_drops_whiteouts,
+        squash_drops_opaque_marks,
+        squash_ignores_leases,
+        squash_leaves_versions_inside_a_block_open,
         no_conflict_check,
         marks_stay_on_new_directories,
         containers_keep_their_attributes,

@@ -27,6 +27,7 @@ from layerstack.errors import Busy, PublishRejected
 from layerstack.form import FORMS, Form
 from layerstack.projection import Snapshot
 from layerstack.publish import Published
+from layerstack.squash import Squashed
 from layerstack.store import Store
 from layerstack.upper import Upper
 from tests.hands import Hand, Op, few_ops
@@ -160,12 +161,12 @@ class StackMatchesModel(RuleBasedStateMachine):
 
     # Steps shared by rules
 
-    def add_session(self, draft_id: str | None = None) -> Session:
+    def add_session(self, draft_id: str | None = None, version: int | None = None) -> Session:
         self.count += 1
         mount = os.path.join(self.folder, f"m{self.count}")
         os.mkdir(mount)
         name = f"session-{self.count}"
-        upper = self.store.open_upper(name, origin=f"workspace_session:{name}", draft_id=draft_id)
+        upper = self.store.open_upper(name, origin=f"workspace_session:{name}", draft_id=draft_id, version=version)
         session = Session(upper, mount, upper.snapshot.version, draft_id)
         session.show()
         self.sessions.append(session)
@@ -236,10 +237,15 @@ class StackMatchesModel(RuleBasedStateMachine):
     which = st.integers(0, 7)
 
     @precondition(lambda self: len(self.sessions) < MOST_SESSIONS)
-    @rule(edits=few_ops)
-    def open(self, edits: list[Op]) -> None:
-        session = self.add_session()
+    @rule(edits=few_ops, back=st.just(0) | st.integers(0, 5))
+    def open(self, edits: list[Op], back: int) -> None:
+        """On the head, or that many openable versions before it."""
+        versions = self.openable()
+        session = self.add_session(version=versions[-1 - back % len(versions)])
         self.work(session, edits)
+
+    def openable(self) -> list[int]:
+        return sorted(int(name.partition(".")[0]) for name in os.listdir(f"{self.root}/manifests"))
 
     def work(self, session: Session, edits: list[Op], within: str = "") -> None:
         hand = Hand(session.mount)
@@ -373,6 +379,47 @@ class StackMatchesModel(RuleBasedStateMachine):
         while len(self.drafts) > MOST_DRAFTS:
             self.discard_draft(0)
         self.check_head()
+
+    @rule(cut=st.sampled_from(("", "", "", "squash.close_versions", "squash.drafts", "squash.remove_layers")))
+    def squash(self, cut: str) -> None:
+        """No tree shows it: not the head's, not an earlier version's, not a session's, not a draft's. With a `cut` it is left there for the next open."""
+        views = [(session, read_tree(session.mount)) for session in self.sessions]
+        done = self.squash_until(cut)
+        if done is None or done.blocks:
+            self.model.versions[self.model.head + 1] = self.model.tree()
+            self.tally["squashes"] += 1
+        for session, tree in views:
+            same("session after a squash", read_tree(session.mount), tree)
+        if done is None:
+            self.reopen()
+        self.check_head()
+        self.check_versions()
+
+    def squash_until(self, cut: str) -> Squashed | None:
+        """None: it was cut off at that step, with its new head on disk."""
+
+        class Cut(BaseException):
+            pass
+
+        def step(name: str) -> None:
+            if name == cut:
+                raise Cut
+
+        self.store.step = step
+        try:
+            return self.store.squash()
+        except Cut:
+            return None
+        finally:
+            self.store.step = durable.no_step
+
+    def check_versions(self) -> None:
+        """Every version that can be opened shows what it did; what no lease keeps is gone."""
+        for version in self.openable():
+            same(f"version {version}", self.look(self.store.snapshot(version)), self.model.versions[version])
+        needed = {layer_id for lease in self.store.leases.all() for layer_id in lease.layer_ids} | set(self.store.head.layer_ids)
+        left = set(os.listdir(f"{self.root}/layers")) - needed
+        assert not left, f"layers that nobody needs are left: {left}"
 
     @rule()
     def gc(self) -> None:

@@ -54,7 +54,7 @@ class Places(NamedTuple):
 def prepare(folder: str, mounts: str, form_name: str) -> Places:
     """Make the base in `folder`, as a provider would have it mounted, and the mount points."""
     places = Places(os.path.join(folder, "store"), mounts, FORMS[form_name])
-    for name in ("a", "b", "c", "d", "e", "f", "look", "empty"):
+    for name in ("a", "b", "c", "d", "e", "f", "g", "h", "look", "empty"):
         os.makedirs(os.path.join(mounts, name), exist_ok=True)
     base = os.path.join(places.root, "base", "B000001-base")
     os.makedirs(base)
@@ -104,8 +104,10 @@ def line(number: int, text: bytes) -> bytes:
     return b"".join(lines)
 
 
-def play(places: Places, journal: Journal, step: Step, done: Callable[[], None] = lambda: None) -> None:
-    """The history. `done` is called when something was acknowledged, with nothing under way."""
+def play(
+    places: Places, journal: Journal, step: Step, done: Callable[[], None] = lambda: None, trees: dict[int, Tree] | None = None
+) -> None:
+    """The history. `done` is called when something was acknowledged, with nothing under way; `trees` gets what each version shows."""
 
     def acknowledge(what: str, value: str = "") -> None:
         journal.note(what, value)
@@ -113,14 +115,18 @@ def play(places: Places, journal: Journal, step: Step, done: Callable[[], None] 
 
     def published(version: int) -> None:
         acknowledge("head", str(version))
+        if trees is not None:
+            trees[version] = look(places, store.snapshot())
 
     def at(name: str) -> str:
         return os.path.join(places.mounts, name)
 
     journal.note("create")
     Store.create(places.root, workspace_root="/workspace", base_root_hash="0" * 64, form=places.form, step=step)
-    published(1)
+    acknowledge("head", "1")
     store = Store.open(places.root, step=step)
+    if trees is not None:
+        trees[1] = look(places, store.snapshot())
 
     a, b, d = (store.open_upper(name, origin=f"workspace_session:{name}") for name in ("a", "b", "d"))
     with shown(a, at("a")) as m:
@@ -188,6 +194,28 @@ def play(places: Places, journal: Journal, step: Step, done: Callable[[], None] 
     store.discard_draft(kept.draft_id)
     acknowledge("discarded", kept.draft_id)
 
+    g, h = (store.open_upper(name, origin=f"workspace_session:{name}") for name in ("g", "h"))
+    with shown(g, at("g")) as m:
+        put(m, "kept", b"work of g\n")
+    with shown(h, at("h")) as m:
+        put(m, "d/h", b"work of h\n")
+        os.unlink(f"{m}/new/deep/file")
+    journal.note("work", "work of g")
+    third = g.to_draft(reason="put aside")
+    assert third is not None
+    acknowledge("draft", f"{third.draft_id}:work of g")
+    for version in (6, 7):
+        journal.note("update")
+        store.update_file("d/again", lambda old: (old or b"") + b"once more\n", owner="u", request_id="6")
+        published(version)
+    journal.note("squash")
+    blocks = store.squash().blocks  # above the base of h and of the draft; and below it, what h is mounted on
+    assert [(len(block.replaced_layer_ids), block.reclaimed) for block in blocks] == [(2, True), (3, False)], blocks
+    published(8)
+    journal.note("work", "work of h")
+    h.publish(owner="h", request_id="7")
+    published(9)
+
     f = store.open_upper("f", origin="workspace_session:f")
     with shown(f, at("f")) as m:
         put(m, "thrown", b"thrown away\n")
@@ -210,18 +238,9 @@ def look(places: Places, snapshot: Snapshot) -> Tree:
 
 
 class Expected(NamedTuple):
-    """What an undisturbed run ended up with: the tree of each version."""
+    """What an undisturbed run showed: the tree of each version, those that the squash closed included."""
 
     versions: dict[int, Tree]
-
-
-def expected(places: Places) -> Expected:
-    """Of a store that `play` has finished with."""
-    store = Store.open(places.root)
-    try:
-        return Expected({n: look(places, store.snapshot(n)) for n in range(1, store.head.version + 1)})
-    finally:
-        store.close()
 
 
 class Violated(AssertionError):
@@ -248,11 +267,12 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
     try:
         recovered = store.recovered
         now = store.head.version
-        under_way = notes[-1][0] in ("work", "update") if notes else False
+        under_way = notes[-1][0] in ("work", "update", "squash") if notes else False
         possible = {acknowledged, acknowledged + 1} if under_way and acknowledged < len(wanted.versions) else {acknowledged}
         demand(now in possible, f"the head is {now}, acknowledged is {acknowledged}, possible {sorted(possible)}")
         head = look(places, store.snapshot())
         demand(head == wanted.versions[now], f"version {now} shows another tree than it did")
+        _check_versions(places, store, wanted)
         kept = store.drafts()
         _check_work(places, store, notes, head, kept, power_cut=power_cut)
         demand(set(recovered) <= set(kept), "a recovered draft is not listed")
@@ -267,6 +287,17 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
         _check_nothing_left(places.root, again)
     finally:
         again.close()
+
+
+def _check_versions(places: Places, store: Store, wanted: Expected) -> None:
+    """Every version that can be opened shows what it did, and none of them lies inside a squashed block."""
+    versions = {int(name.partition(".")[0]) for name in os.listdir(os.path.join(places.root, "manifests"))}
+    demand(store.head.version in versions, f"the head {store.head.version} is not among the versions {sorted(versions)}")
+    for version in versions:
+        demand(look(places, store.snapshot(version)) == wanted.versions[version], f"version {version} shows another tree than it did")
+    for layer in store.layers_of(store.head):
+        inside = versions & set(range(layer.first_version, layer.version))
+        demand(not inside, f"versions {inside} lie inside {layer.id} and can be opened")
 
 
 def _holds(tree: Tree, text: bytes) -> bool:

@@ -20,6 +20,7 @@ from layerstack.store import Store
 from tests import children
 from tests.layerstack import scenario
 from tests.layerstack.scenario import Expected, Journal, Places
+from tests.trees import Tree
 
 CALLS = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "symlink", "mknod", "setxattr", "removexattr", "chmod")
 SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")
@@ -54,15 +55,15 @@ def tapped(tick: Callable[[str], None]) -> None:
 
 def _record(places: Places, journal: Journal) -> Recorded:
     acts: list[str] = []
+    trees: dict[int, Tree] = {}
 
-    def recording() -> list[str]:
+    def recording() -> Recorded:
         own = os.getpid()
         tapped(lambda name: acts.append(name) if os.getpid() == own else None)
-        scenario.play(places, journal, acts.append)
-        return acts
+        scenario.play(places, journal, acts.append, trees=trees)
+        return Recorded(acts, Expected(trees))
 
-    found = children.call("trusted", recording)
-    return Recorded(found, scenario.expected(places))
+    return children.call("trusted", recording)
 
 
 def _play_until(places: Places, journal: Journal, number: int, broken_by: Callable[[], None]) -> None:
@@ -190,7 +191,7 @@ def test_a_process_killed_while_it_opens_what_a_killed_one_left_loses_nothing(sh
     assert children.call("trusted", kill_the_open, short_dir, 1 if SOAK else 4) > len(CUT_TWICE)
 
 
-ONCE_NAMED = ("create", "session", "publish", "commit", "draft", "seal", "upper", "open")
+ONCE_NAMED = ("create", "session", "publish", "commit", "draft", "seal", "upper", "open", "squash")
 """Families of steps that the history must pass; one that is gone from the recording is a step that nobody tests any more."""
 
 

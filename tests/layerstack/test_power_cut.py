@@ -17,6 +17,7 @@ from layerstack.form import TRUSTED
 from tests import children
 from tests.layerstack import scenario
 from tests.layerstack.scenario import Expected, Journal, Places
+from tests.trees import Tree
 
 DISK_BYTES = 64 << 20
 UNCUT = ("seal.", "upper.", *(() if os.environ.get("EOS_SOAK", "") not in ("", "0") else ("session.", "publish.")))
@@ -80,8 +81,9 @@ def play_and_cut(folder: str, *, steps: bool = True) -> tuple[list[Cut], Expecte
             copy_disk(backing, copy)
             cuts.append(Cut(copy, journal.read(), where))
 
-    scenario.play(places, journal, cut, lambda: cut(f"{ACKNOWLEDGED} {journal.read()[-1]}"))
-    expected = scenario.expected(places)
+    trees: dict[int, Tree] = {}
+    scenario.play(places, journal, cut, lambda: cut(f"{ACKNOWLEDGED} {journal.read()[-1]}"), trees)
+    expected = Expected(trees)
     linux.umount(disk)
     return cuts, expected
 
