@@ -84,9 +84,10 @@ def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], prepar
         os.rename(temporary, f"{root}/manifest.json")
         undo.pop_all()
     store.become(manifest, [arrival.layer for arrival in arrivals])
+    store.unsynced = True
     try:
         step("commit.fsync_manifest")
-        durable.fsync_dir(root)
+        store.settle_head()
     except OSError as error:
         raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error
 

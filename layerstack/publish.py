@@ -272,6 +272,7 @@ def _commit(store: Store, work: Work, ready: _Ready, *, final: bool, exact: bool
     if exact and ready.head.version != work.version:
         raise HeadMoved
     if ready.metadata is None:
+        store.settle_head()
         return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
     source, other = count_routes(ready.indexed, work.base, store.ignored(work.version))
     about, version = ready.metadata.about, ready.head.version + 1

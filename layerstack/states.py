@@ -88,12 +88,12 @@ class State:
             self._xattrs = found
         return self._xattrs
 
-    def data(self) -> bytes:
-        """All bytes of a file; the caller has looked at `size`."""
+    def data(self, limit: int | None = None) -> bytes:
+        """The bytes of a file, at most `limit` of them; without one the caller has looked at `size`."""
         if self.body is not None:
-            return self.body
-        with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
-            return file.readall()
+            return self.body[:limit]
+        with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            return file.read(-1 if limit is None else limit)
 
     def digest(self) -> bytes:
         """SHA-256 of a file's bytes."""

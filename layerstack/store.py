@@ -80,6 +80,8 @@ class Store:
         self.recovered: tuple[Draft, ...] = ()
         self.unrecovered: tuple[tuple[str, str], ...] = ()
         """Dead sessions whose work could not be made a draft for want of disk: (session id, why). Tried again at the next open."""
+        self.unsynced = False
+        """Is the last fsync of the head still to be done? Set and read under the lock."""
         self.update_lock = threading.Lock()
         self.squash_lock = threading.Lock()
         self.replaced: set[str] = set()
@@ -468,18 +470,26 @@ class Store:
     # ---- sessionless writes
 
     def update_file(
-        self, path: str, change: Callable[[bytes | None], bytes], *, owner: str, request_id: str, agent: str | None = None
+        self,
+        path: str,
+        change: Callable[[bytes | None], bytes],
+        *,
+        owner: str,
+        request_id: str,
+        agent: str | None = None,
+        limit: int | None = None,
     ) -> Published:
         """Read a file of the head, transform it, publish the result as one layer; nothing comes in between.
 
         Args:
             change: bytes of the file (None: there is none) -> new bytes; may be called again when the head moved on. What it raises passes.
+            limit: how many bytes of the file `change` gets at most, so that a huge file costs no memory.
         Returns:
             no_op when the bytes are the same. Mode, owner and xattrs of an existing file are kept; missing parents are made.
         Raises:
             NotAFile: the path is a directory, a symlink or special, or a parent is no directory; details.kind says which.
         """
-        return update.update_file(self, path, change, owner=owner, request_id=request_id, agent=agent)
+        return update.update_file(self, path, change, owner=owner, request_id=request_id, agent=agent, limit=limit)
 
     # ---- history
 
@@ -583,6 +593,13 @@ class Store:
         for layer in layers:
             self._layers[layer.id] = layer
         self._head = manifest
+
+    def settle_head(self) -> None:
+        """On return the head that the caller saw survives a power cut: its commit is over, and a last fsync that failed is done again."""
+        with self.lock:
+            if self.unsynced:
+                durable.fsync_dir(self.root)
+                self.unsynced = False
 
     def layer_ids_at(self, version: int) -> tuple[LayerId, ...]:
         """The layers of the head that make the tree of an earlier version: those that are not newer. Not for one inside a squashed block."""

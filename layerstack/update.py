@@ -20,12 +20,13 @@ from layerstack.tree import DiskTree
 if TYPE_CHECKING:
     from layerstack.store import Store
 
+Change = Callable[[bytes | None], bytes]
+"""Bytes of a file, None when there is none -> its new bytes."""
+
 NEW_FILE, NEW_DIRECTORY = 0o644, 0o755
 
 
-def update_file(
-    store: Store, path: str, change: Callable[[bytes | None], bytes], *, owner: str, request_id: str, agent: str | None
-) -> Published:
+def update_file(store: Store, path: str, change: Change, *, owner: str, request_id: str, agent: str | None, limit: int | None) -> Published:
     """See `Store.update_file`. Writers of this kind take turns; a session's publish that met the file in between makes it read again."""
     store.check_open()
     check(path)
@@ -36,19 +37,19 @@ def update_file(
         for _ in range(ROUNDS):
             try:
                 with store.reading() as snapshot:
-                    return _once(store, path, change, author, snapshot)
+                    return _once(store, path, change, author, snapshot, limit)
             except HeadMoved:
                 continue
         with store.lock, store.reading() as snapshot:
-            return _once(store, path, change, author, snapshot)
+            return _once(store, path, change, author, snapshot, limit)
 
 
-def _once(store: Store, path: str, change: Callable[[bytes | None], bytes], author: Author, snapshot: Snapshot) -> Published:
+def _once(store: Store, path: str, change: Change, author: Author, snapshot: Snapshot, limit: int | None) -> Published:
     head, chain = snapshot.manifest, snapshot.chain
     above, there = _look(chain, path)
-    old = None if there is None else there.data()
-    new = change(old)
-    if old == new:
+    new = change(None if there is None else there.data(limit))
+    if there is not None and there.size == len(new) and there.data() == new:
+        store.settle_head()
         return Published(True, head, None, 0, 0, (), ())
     overlay.check_count(len(head.layers) + 1)
     with store.scrap.scrap() as scrap:

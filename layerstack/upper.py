@@ -137,7 +137,7 @@ class Upper:
             self._live()
             store = self._store
             if self._late is not None:
-                durable.fsync_dir(store.root)
+                store.settle_head()
                 return self._finish(self._late.published)
             if len(store.head.layers) >= LOWER_LIMIT and not self.preview().no_op:
                 overlay.check_count(len(store.head.layers) + 1)  # before sealing: the session goes on as it is

@@ -37,6 +37,7 @@ def perform_on_head(
     with store.reading() as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p))
     owner = f"operation:{request_id}"
+    max_edit: int = args.get("max_bytes", MAX_EDIT_BYTES)
     before: list[bytes | None] = []
     edited: list[text.Edited] = []
 
@@ -47,11 +48,12 @@ def perform_on_head(
     def edit(old: bytes | None) -> bytes:
         if old is None:
             raise not_found(path)
-        edited[:] = [text.apply_edits(old, edits, path, args.get("max_bytes", MAX_EDIT_BYTES))]
+        edited[:] = [text.apply_edits(old, edits, path, max_edit)]
         return edited[0].content
 
     try:
-        store.update_file(path, write if name == "write" else edit, owner=owner, request_id=request_id, agent=agent)
+        change, limit = (write, 0) if name == "write" else (edit, max_edit + 1)
+        store.update_file(path, change, owner=owner, request_id=request_id, agent=agent, limit=limit)
     except NotAFile as error:
         with store.reading() as snapshot:
             raise _refused(snapshot, path, error) from None

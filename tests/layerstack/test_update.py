@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from layerstack import durable
 from layerstack.durable import no_step
 from layerstack.publish import CommitUnsynced
 from tests.layerstack.stack import Stack, get, on_a_stack, put
@@ -69,3 +70,37 @@ def test_work_written_after_a_publish_that_was_not_synced_is_not_lost(stack: Sta
         a.mount()
     assert a.upper.publish(owner="o", request_id="r").manifest.version == 2
     assert stack.shows()["x"] == "1\n" and os.listdir(f"{stack.root}/sessions") == []
+
+
+@on_a_stack({"f": TEXT}, forms=("trusted",))
+def test_writing_over_a_huge_file_reads_no_more_of_it_than_asked(stack: Stack) -> None:
+    os.truncate(f"{stack.base}/f", 1 << 40)
+    seen: list[bytes | None] = []
+
+    def change(old: bytes | None) -> bytes:
+        seen.append(old)
+        return b"small\n"
+
+    stack.store.update_file("f", change, owner="o", request_id="r", limit=5)
+    assert seen == [b"line "] and stack.shows()["f"] == "small\n"
+
+
+@on_a_stack({"f": TEXT})
+def test_what_is_published_already_is_synced_before_anybody_is_told_so(stack: Stack) -> None:
+    def fail(step: str) -> None:
+        if step == "commit.fsync_manifest":
+            raise OSError(5, "Input/output error")
+
+    a = stack.session()
+    put(a.at("f"), "new\n")
+    stack.store.step = fail
+    with pytest.raises(CommitUnsynced):
+        stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r")
+    stack.store.step = no_step
+    synced: list[str] = []
+    real, durable.fsync_dir = durable.fsync_dir, lambda path: synced.append(path)
+    try:
+        assert a.publish().no_op and synced == [stack.root]
+        assert stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r").no_op and len(synced) == 1
+    finally:
+        durable.fsync_dir = real
