@@ -266,6 +266,7 @@ def test_no_symlink_of_the_destination_is_followed(tmp_path: Path) -> None:
 @pytest.mark.needs("overlay")
 def test_an_export_onto_a_copy_of_the_base_equals_the_version(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
     """Whatever sessions did: random work over a real overlay, three publishes, then the delta onto the base; and again, writing nothing."""
+    form = "trusted" if os.geteuid() == 0 else "user"
 
     def child() -> int:
         whiteouts = 0
@@ -280,7 +281,7 @@ def test_an_export_onto_a_copy_of_the_base_equals_the_version(short_dir: str, in
                 for d in ("", "a/", "a/b/", "c/d/")
                 for n in ("x.o", "y", ".wh.x", "z")
             }
-            stack = Stack(folder, base, "trusted" if os.geteuid() == 0 else "user")
+            stack = Stack(folder, base, form)
 
             def work(root: str, rng: random.Random = rng) -> None:
                 hand = Hand(root)
@@ -668,7 +669,7 @@ def test_an_export_killed_at_any_step_is_taken_back_and_then_repeated(tmp_path: 
             run(made(*DELTA), dest)
         assert shape(dest) == {path: what for path, what in AFTER.items() if exists or path != b"src/kept"}
         assert os.listdir(tmp_path) == ["d"]
-        shutil.rmtree(dest)
+        durable.remove_tree(str(dest))
     assert count > 1 or (not exists and name in ("export.clear", "export.delete", "export.out"))
 
 
@@ -686,7 +687,7 @@ def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, name:
         except children.ChildDied:
             assert recover(str(dest)) == ["rolled_back"]
         assert shape(dest) == before and os.listdir(tmp_path) == ["d"]
-        shutil.rmtree(dest)
+        durable.remove_tree(str(dest))
     assert count > 5
 
 
