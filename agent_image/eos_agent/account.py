@@ -42,7 +42,7 @@ def find_account(user: str) -> dict[str, Any]:
         OperationError: invalid_request, reason user_not_found; operation_failed, reason user_not_mapped, for one that this sandbox cannot become.
     """
     named = next((account for account in accounts() if account.name == user), None)
-    if named is None and user.isascii() and user.isdecimal() and int(user) <= UID_MAX:
+    if named is None and user.isascii() and user.isdecimal() and len(user) <= 10 and int(user) <= UID_MAX:
         uid = int(user)
         named = next((account for account in accounts() if account.uid == uid), Account(user, uid, uid, "/"))
     if named is None:

@@ -298,6 +298,6 @@ class Commands:
 
 def _number(command_id: str) -> int:
     tail = command_id.rpartition("_")[2]
-    if not tail.isdecimal():
+    if not tail.isdecimal() or len(tail) > 20:
         raise OperationError(INVALID_REQUEST, "after is no command_session_id", {"argument": "after"}, reason="invalid_cursor")
     return int(tail)

@@ -148,7 +148,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
     if "transfer-encoding" in headers:
         raise Refused(400, encode(_bad("a body needs Content-Length here")), "application/json")
     length = headers.get("content-length", "0")
-    if not length.isdecimal():
+    if not length.isdecimal() or len(length) > 20:
         raise Refused(400)
     if int(length) > MAX_BODY_BYTES:
         raise Refused(400, encode(_bad(f"the body exceeds the byte limit of {MAX_BODY_BYTES}")), "application/json")

@@ -828,7 +828,7 @@ def budget_s(operation: Operation | None, args: Mapping[str, Any]) -> float | No
         value = args.get(waits, argument.default if argument is not None else None)
         if value is None:
             value = DEFAULT_YIELD_MS if waits == "yield_time_ms" else 0
-        given = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else 0.0
+        given = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value) else 0.0
         waits = max(0.0, given / 1000 if waits.endswith("_ms") else given)
     return None if waits == NO_BUDGET else ANSWER_S + waits
 
@@ -844,8 +844,8 @@ def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -
             raise _refused(operation, argument, value, f"must be an integer from 0 to {U64_MAX}", "out_of_bounds")
     elif kind == "float":
         ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if ok and not math.isfinite(value):
-            raise _refused(operation, argument, str(value), "must be finite", "out_of_bounds")
+        if ok and not _finite(value):
+            raise _refused(operation, argument, value, "must be finite", "out_of_bounds")
     elif kind == "boolean":
         ok = isinstance(value, bool)
     elif kind == "json_array":
@@ -883,6 +883,22 @@ def _within(operation: Operation, argument: Argument, value: Any) -> None:
 
 
 def _refused(operation: Operation, argument: Argument, value: Any, must: str, reason: str, **more: Any) -> OperationError:
-    shown = value if isinstance(value, (int, float, bool)) or value is None else str(value)[:200]
-    details = {"argument": argument.name, "value": shown, **more}
+    details = {"argument": argument.name, "value": _shown(value), **more}
     return OperationError(INVALID_REQUEST, f"{argument.name} of {operation.name} {must}", details, reason=reason)
+
+
+def _shown(value: Any) -> Any:
+    """A refused value as an error can carry it: short, and nothing that JSON cannot write."""
+    if isinstance(value, (list, dict)):
+        return "an array" if isinstance(value, list) else "an object"
+    if isinstance(value, (int, float)) and not (_finite(value) and abs(value) <= U64_MAX):
+        return str(value)[:200]
+    return value[:200] if isinstance(value, str) else value
+
+
+def _finite(value: float) -> bool:
+    """Whether a float can hold it: an integer of JSON may be larger than any."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

@@ -94,12 +94,16 @@ def decode_object(line: bytes) -> dict[str, Any]:
         OperationError: bad_json.
     """
     try:
-        value = json.loads(line)
+        value = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         raise OperationError(BAD_JSON, "the request line is not JSON", reason="bad_json") from None
     if not isinstance(value, dict):
         raise OperationError(BAD_JSON, "the request line is not a JSON object", reason="bad_json")
     return value  # type: ignore[no-any-return, unused-ignore]
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")  # NaN and Infinity, which Python would read and could not write again
 
 
 def decode_request(value: Mapping[str, Any]) -> Request:

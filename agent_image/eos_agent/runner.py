@@ -317,6 +317,8 @@ class Session:
                 os.chdir(cwd)
             except OSError as error:
                 raise cwd_not_found(message["cwd"], error) from None
+            except ValueError:  # a NUL or a lone surrogate: no directory has such a name
+                raise cwd_not_found(message["cwd"], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
             try:
                 pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"))
             except OSError as error:

@@ -63,7 +63,7 @@ def resolve(args: Mapping[str, Any], root: str, exists: Callable[[str], bool], *
     try:  # a name that JSON brought as text is looked up by its UTF-8 bytes
         path = os.fsdecode(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
-        raise invalid_path(path, "is not valid Unicode") from None
+        raise invalid_path(path.encode("utf-8", "replace").decode(), "is not valid Unicode") from None
     if path == path.strip() and "\\" not in path:
         return normalise(path, root, folded=False, allow_root=allow_root)
     try:
