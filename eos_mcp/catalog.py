@@ -77,27 +77,26 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Create and start one or more sandboxes",
-        "Create a sandbox over a copy of a host directory and wait until it is ready. image is a local image reference, or host for no container. "
-        "The host directory is never written; get results out with export_changes. Returns the record; its id is every other tool's sandbox_id. "
-        "reason image_not_found: choose from list_docker_images.",
+        "Create a sandbox over a copy of a host directory and wait until it is ready. "
+        "The host directory is never written; get results out with export_changes. Returns the record; its id is every other tool's sandbox_id.",
         (
             Argument(
                 "image",
                 "string",
                 required=True,
-                help="Local image reference, as list_docker_images gives it; host or rootfs:/abs/dir run without Docker.",
+                help="Local image, as list_docker_images gives it; host or rootfs:/abs/dir run without Docker.",
                 value="IMAGE",
             ),
             Argument(
                 "workspace_root",
                 "path",
                 required=True,
-                help="Absolute host directory whose content becomes the workspace (copied, not mounted).",
+                help="Absolute host directory to copy as the workspace.",
                 flag="--workspace-bind-root",
                 aliases=("--workspace-root",),
                 value="PATH",
             ),
-            Argument("count", "integer", help="How many sandboxes; they share one read-only base.", default=1, minimum=1),
+            Argument("count", "integer", help="How many; they share one base.", default=1, minimum=1),
         ),
         scope="system",
         owner="manager",
@@ -146,7 +145,7 @@ MANAGER: tuple[Operation, ...] = (
         "management",
         "Browse allowed workspace directories",
         "Without path list the host's allowed workspace roots; with one its immediate subdirectories (at most 500). Use a returned path as create_sandbox.workspace_root.",
-        (Argument("path", "path", help="Absolute directory inside an allowed root. Omit for the roots.", value="PATH"),),
+        (Argument("path", "path", help="Absolute directory; omit for the roots.", value="PATH"),),
         scope="system",
         owner="manager",
         read_only=True,
@@ -176,7 +175,7 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Stop and remove a sandbox",
-        "Stop a sandbox and remove it with all its layers, sessions and drafts: everything not exported is gone for good. Export first when the result matters. The host's directory is untouched.",
+        "Stop a sandbox and remove it with all its layers, sessions and drafts: everything not exported is gone for good. The host's directory is untouched.",
         (_SANDBOX,),
         scope="system",
         owner="manager",
@@ -276,7 +275,7 @@ MANAGER: tuple[Operation, ...] = (
         "management",
         "Write published changes to the host",
         "Write everything published above the base to the host: dir applies it to a directory (deletes what was deleted), tar and tar-zst write one archive. "
-        "Private changes of open sessions are not included; live_workspace_sessions names them. Refused destinations: /, the home directory, our own state.",
+        "Work of open sessions is not included. Refused destinations: /, the home directory, our own state.",
         (
             _SANDBOX,
             Argument(

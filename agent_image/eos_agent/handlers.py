@@ -53,6 +53,12 @@ class Handlers:
             "file_edit": self._file("edit"),
             "file_list": self._file("list"),
             "file_blame": self._history(history.file_blame),
+            "diff_draft": self._history(history.diff_draft),
+            "list_versions": self._history(history.list_versions),
+            "diff_versions": self._history(history.diff_versions),
+            "pin_version": self._changing(history.pin_version),
+            "unpin_version": self._history(history.unpin_version),
+            "rollback_to": self._changing(history.rollback_to),
             "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
             "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
             "destroy_workspace_session": lambda args, _: sessions.destroy(args),
@@ -128,6 +134,12 @@ class Handlers:
     def _history(self, call: Callable[[Store, str, dict[str, Any]], dict[str, Any]]) -> Handler:
         async def handler(args: dict[str, Any], _request: Request) -> dict[str, Any]:
             return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args))
+
+        return handler
+
+    def _changing(self, call: Callable[[Store, str, dict[str, Any], str], dict[str, Any]]) -> Handler:
+        async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
+            return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args, request.request_id))
 
         return handler
 

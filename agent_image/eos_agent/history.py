@@ -1,15 +1,19 @@
-"""The operations on what was published: who wrote a file's lines."""
+"""The operations that look back: who wrote a file's lines, what a draft or a version changed, pins, and the way to an earlier version."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from eos_agent.protocol import NOT_FOUND, OperationError
+from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OperationError
+from eos_agent.publication import publish_json
 from eos_agent.workspace_path import resolve, shown
+from layerstack import history
 from layerstack.changes import path_json
 from layerstack.errors import LayerStackError
 
 if TYPE_CHECKING:
+    from layerstack.history import Change
     from layerstack.store import Store
 
 
@@ -32,3 +36,81 @@ def file_blame(store: Store, root: str, args: dict[str, Any]) -> dict[str, Any]:
         message = f"no auditability record for path: {shown(given)}"
         raise OperationError(NOT_FOUND, message, {"path": shown(given)}, reason="no_auditability_record") from None
     return {**path_json(path), "ranges": [part._asdict() for part in store.blame(path)]}
+
+
+def cursor(args: dict[str, Any]) -> int:
+    """Where a page starts.
+
+    Raises:
+        OperationError: invalid_request; it is not one that an operation gave.
+    """
+    given = args.get("cursor") or "0"
+    if not (given.isascii() and given.isdecimal() and len(given) < 16):
+        raise OperationError(INVALID_REQUEST, "cursor is not one that this operation gave", {"argument": "cursor"}, reason="invalid_cursor")
+    return int(given)
+
+
+def _under(store: Store, root: str, args: dict[str, Any]) -> str:
+    if not args.get("path") and not args.get("path_b64"):
+        return ""
+    return resolve(args, root, lambda p: _exists(store, p), allow_root=True)
+
+
+def _lines(change: Change) -> dict[str, Any]:
+    """The patch, where one as text can be given; `binary` where the content is no UTF-8 text or too large for one."""
+    made = change.patch
+    if made is None:
+        return {} if "directory" in (change.old.kind, change.new.kind) else {"binary": True}
+    try:
+        found: dict[str, Any] = {"patch": made.data.decode()}
+    except UnicodeDecodeError:
+        return {"binary": True}
+    return {**found, "patch_truncated": True} if made.truncated else found
+
+
+def _page(page: history.Page, row: Callable[[Change], dict[str, Any]]) -> dict[str, Any]:
+    entries = [{**path_json(change.path), "change": change.change, **row(change), **_lines(change)} for change in page.changes]
+    return {"entries": entries, "next": None if page.next is None else str(page.next)}
+
+
+def diff_draft(store: Store, root: str, args: dict[str, Any]) -> dict[str, Any]:
+    """The operation diff_draft."""
+    draft_id, against = args["draft_id"], args["against"]
+
+    def row(change: Change) -> dict[str, Any]:
+        found = {"base": change.base.to_json(), "ours": change.new.to_json()}
+        return {**found, "theirs": change.old.to_json()} if against == "head" else found
+
+    page = history.diff_draft(store, draft_id, against=against, under=_under(store, root, args), start=cursor(args))
+    return {"draft_id": draft_id, "against": against, **_page(page, row)}
+
+
+def diff_versions(store: Store, root: str, args: dict[str, Any]) -> dict[str, Any]:
+    """The operation diff_versions."""
+    old, new = args["from"], args["to"]
+    page = history.diff_versions(store, old, new, under=_under(store, root, args), start=cursor(args))
+    return {"from": old, "to": new, **_page(page, lambda change: {"from": change.old.to_json(), "to": change.new.to_json()})}
+
+
+def list_versions(store: Store, _root: str, args: dict[str, Any]) -> dict[str, Any]:
+    """The operation list_versions."""
+    found, after = history.versions(store, after=args.get("after"), limit=args["limit"])
+    head = store.head.version
+    return {"versions": [{**version._asdict(), "head": version.version == head} for version in found], "next": after}
+
+
+def pin_version(store: Store, _root: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """The operation pin_version."""
+    return {**store.pins.pin(args["version"], agent=args.get("agent"), request_id=request_id)._asdict(), "pinned": True}
+
+
+def unpin_version(store: Store, _root: str, args: dict[str, Any]) -> dict[str, Any]:
+    """The operation unpin_version."""
+    return {"version": args["version"], "pinned": False, "was_pinned": store.pins.unpin(args["version"])}
+
+
+def rollback_to(store: Store, _root: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """The operation rollback_to."""
+    version = args["version"]
+    done = store.rollback(version, owner=f"operation:{request_id}", request_id=request_id, agent=args.get("agent"))
+    return {"version": version, "publish": publish_json(done), "layer_id": done.layer_id}

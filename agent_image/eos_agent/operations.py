@@ -127,6 +127,12 @@ RUNTIME_FAMILIES = (
         "Look at and settle work that was not published.",
         "A refused or interrupted session leaves its work as a draft; nothing is lost until it is discarded.",
     ),
+    Family(
+        "history",
+        "History",
+        "Earlier versions: list, compare, keep, go back.",
+        "Every publish makes a version. It can be opened until a squash folds it into a later one; a pinned version stays.",
+    ),
 )
 
 OBSERVABILITY_FAMILIES = (
@@ -152,11 +158,13 @@ _YIELD = Argument(
     value="N",
 )
 _AGENT = Argument("agent", "string", help="Your name, for others to see.", value="NAME", ours=True)
-_PATH = Argument("path", "string", required=True, help="Path from the workspace root, or absolute below it.", value="PATH")
+_PATH = Argument("path", "string", required=True, help="Path in the workspace.", value="PATH")
 _PATH_B64 = Argument(
     "path_b64", "string", help="The path's bytes in base64, for a name that is no UTF-8.", value="B64", ours=True, hidden=True
 )
 _GRACE = Argument("grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N")
+_CURSOR = Argument("cursor", "string", help="The answer's next, to go on.", value="CURSOR")
+_VERSION = Argument("version", "integer", required=True, help="Number of the version.", minimum=1, value="N")
 _DRAFT = Argument("draft_id", "string", help="Draft id, from a refused publish or list_drafts.", value="ID", ours=True)
 
 _COMMAND_RESULT = (
@@ -256,8 +264,8 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "command",
         "Write to a running command",
-        "Send text to a running command, as typed: add the newline yourself. Only U+0003 or U+0004 cancels the command (exit code 130). "
-        "Returns the lines produced since the last answer. A command that has ended answers operation_failed: read it with read_command_lines.",
+        "Send text to a running command, as typed: add the newline yourself. Only U+0003 or U+0004 cancels it (exit code 130). "
+        "Returns the lines since the last answer. operation_failed: it has ended; use read_command_lines.",
         (
             _COMMAND_ID,
             Argument("stdin", "string", required=True, help="Text to write, verbatim.", positional="TEXT", file_flag="--stdin-file"),
@@ -301,7 +309,7 @@ RUNTIME: tuple[Operation, ...] = (
         "file",
         "Read a text file",
         "Read lines of a UTF-8 file: of the published head, or of a session's private view. Returns at most 2000 lines and 256 KiB; go on at next_offset. "
-        "not_found: no such file or session. Symlinks and binary files are refused; use exec_command for those.",
+        "Symlinks and binary files are refused; use exec_command for those.",
         (
             _PATH,
             Argument("offset", "integer", help="First line, from 1.", default=1, minimum=1),
@@ -337,8 +345,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "file",
         "Write a whole file",
-        "Replace or create a file with the given text; parents are made, the mode is kept. Without workspace_session_id it is published at once as one layer "
-        "and replaces what is there, so read first; with one it stays private to that session. Directories and symlinks are refused.",
+        "Create a file, or replace the whole of one, so read it first; parents are made, the mode is kept. Directories and symlinks are refused.",
         (
             _PATH,
             Argument(
@@ -368,8 +375,8 @@ RUNTIME: tuple[Operation, ...] = (
         "file",
         "Replace exact text in a file",
         "Apply exact replacements in order; each old_string must occur exactly once unless replace_all. All of them or none. "
-        "Without workspace_session_id the result is published at once; concurrent edits of other lines survive. "
-        "invalid_request names the edit that did not match: read the file again and send a longer old_string.",
+        "Concurrent edits of other lines survive. "
+        "invalid_request names the edit that did not match: read the file again.",
         (
             _PATH,
             Argument(
@@ -404,7 +411,7 @@ RUNTIME: tuple[Operation, ...] = (
         "file",
         "Who wrote each line",
         "List who wrote each line of a published file, as ranges: workspace_session:ID, operation:REQUEST_ID, or original for lines of the base. "
-        "A deleted file answers its last ranges. not_found: no publication changed it.",
+        "A deleted file answers its last ranges.",
         (_PATH, _PATH_B64),
         read_only=True,
         idempotent=True,
@@ -425,24 +432,25 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "workspace_session",
         "Open a private session",
-        "Open a private writable view of the newest version (or of a draft) that lasts until it is published or destroyed. Use it for work of several calls. "
-        "Pass its workspace_session_id to commands and file operations. Later publishes of others are not seen in it.",
+        "Open a private writable view of the newest version that lasts until it is published or destroyed, for work of several calls. "
+        "Pass its workspace_session_id to commands and file operations. Later publishes are not seen in it.",
         (
             Argument("network_profile", "string", help="isolated: a network of its own.", default="shared", choices=("shared", "isolated")),
-            _DRAFT._replace(help="Start from this draft's work instead of a clean view."),
+            _DRAFT._replace(help="Start from this draft's work."),
             Argument(
                 "draft_base",
                 "string",
-                help="With draft_id: the draft's own base version, or the newest one.",
+                help="Base of the draft_id: its own, or the newest.",
                 default="own",
                 choices=("own", "head"),
                 ours=True,
             ),
+            Argument("base_version", "integer", help="Start from this older version.", minimum=1, value="N", ours=True),
             _AGENT,
             Argument(
                 "rootfs",
                 "string",
-                help="read_only: only the workspace and a private /tmp can be written.",
+                help="read_only: only workspace and a private /tmp are writable.",
                 default="shared",
                 choices=("shared", "read_only"),
                 ours=True,
@@ -473,7 +481,7 @@ RUNTIME: tuple[Operation, ...] = (
         "Publish a session's work",
         "Append what the session changed as one layer, all of it or nothing, and close it. Lines that others changed elsewhere are merged. "
         "On rejection nothing is published and the session stays open: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
-        "Redo those on the newest version in a new session, publish that, destroy this one.",
+        "Redo those in a new session, publish that, destroy this one.",
         (_SESSION._replace(required=True, help="Session to publish."), _GRACE),
         related=("preview_publish", "destroy_workspace_session"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 publish_workspace_session --workspace-session-id ID",),
@@ -496,7 +504,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "workspace_session",
         "Discard a session",
-        "Close a session and throw its unpublished changes away for good. Refused while its commands run (details.active_command_session_ids): signal or wait for them first.",
+        "Close a session and throw its unpublished changes away for good. Refused while its commands run: signal or wait for them first.",
         (_SESSION._replace(required=True, help="Session to discard."), _GRACE),
         destructive=True,
         related=("publish_workspace_session", "preview_publish"),
@@ -517,7 +525,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "workspace_session",
         "List live sessions",
-        "List the sandbox's live sessions with their base version, size and running commands. Use it to find a session whose id was lost or to see who else works here.",
+        "List the live sessions with base version, size and running commands: to find a lost id, or to see who else works here.",
         (),
         read_only=True,
         idempotent=True,
@@ -555,13 +563,13 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "command",
         "Send a signal to a command",
-        "Send a signal to a running command's process group: INT to interrupt, TERM to end it, KILL to force. Returns the command's state; a command that has ended answers operation_failed.",
+        "Send a signal to a running command's process group: INT to interrupt, TERM to end it, KILL to force. Returns the command's state.",
         (
             _COMMAND_ID,
             Argument(
                 "signal",
                 "string",
-                help="TERM, INT, KILL, HUP, QUIT, USR1, USR2, STOP or CONT.",
+                help="Name of the signal.",
                 default="TERM",
                 choices=("TERM", "INT", "KILL", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"),
                 value="NAME",
@@ -596,7 +604,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "command",
         "Wait for a command to end",
-        "Wait until a command has ended and its session was published, or timeout_ms passed; then return its state and new output. status running: call again.",
+        "Wait until a command has ended and its session was published, or timeout_ms passed; then return its state and new output.",
         (_COMMAND_ID, Argument("timeout_ms", "integer", help="Longest wait in ms.", default=10000, minimum=0)),
         read_only=True,
         idempotent=True,
@@ -619,7 +627,7 @@ RUNTIME: tuple[Operation, ...] = (
         (
             _SESSION._replace(help="Live session to plan."),
             _DRAFT._replace(help="Draft to plan."),
-            Argument("cursor", "string", help="Go on in a long conflict list (the answer's next).", value="CURSOR"),
+            _CURSOR,
         ),
         read_only=True,
         idempotent=True,
@@ -646,7 +654,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "draft",
         "List kept work",
-        "List drafts: work that was refused by a publish or left by a session that died. Open one with create_workspace_session draft_id to read or redo it, then discard it.",
+        "List drafts: work that was refused by a publish or left by a session that died. create_workspace_session opens one by draft_id.",
         (),
         read_only=True,
         idempotent=True,
@@ -657,6 +665,35 @@ RUNTIME: tuple[Operation, ...] = (
         ours=True,
         promise="A draft stays until it is published or discarded.",
         result_example='{"drafts": [{"draft_id": "draft-0123456789abcdef", "base_version": 3, "reason": "source_conflict", "paths": 2, "bytes": 90}]}',
+    ),
+    Operation(
+        "diff_draft",
+        "runtime",
+        "draft",
+        "See what a draft changed",
+        "List the paths that a draft changed, with patches: against its own base, or against the head, with theirs.",
+        (
+            _DRAFT._replace(required=True, ours=False),
+            Argument("against", "string", help="base: what it did; head: what differs now.", default="base", choices=("base", "head")),
+            Argument("path", "path", help="Only this path and below.", value="PATH"),
+            _CURSOR,
+            _PATH_B64,
+        ),
+        read_only=True,
+        idempotent=True,
+        related=("list_drafts", "preview_publish", "diff_versions"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 diff_draft --draft-id draft-0123456789abcdef --against head",),
+        result=(
+            ResultField("entries", "array", "path, change, base, ours, theirs (against head), patch or binary, patch_truncated"),
+            ResultField("next", "string|null"),
+            ResultField("draft_id", "string"),
+            ResultField("against", "string"),
+        ),
+        sets=AGENT_SETS,
+        ours=True,
+        waits=120,
+        promise="A patch is one that git apply takes.",
+        result_example='{"draft_id": "draft-0123456789abcdef", "against": "base", "entries": [{"path": "a.txt", "change": "modified", "patch": "diff --git …"}], "next": null}',
     ),
     Operation(
         "discard_draft",
@@ -679,9 +716,9 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "file",
         "List a directory",
-        "List one level of a directory with kind and size, of the published head or of a session's private view. truncated: narrow the path; not_found: no such directory or session.",
+        "List one level of a directory with kind and size, of the published head or of a session's private view. truncated: narrow the path.",
         (
-            _PATH._replace(required=False, default="", help="Directory, relative to the workspace root; empty for the root itself."),
+            _PATH._replace(required=False, default="", help="Directory; empty for the workspace root."),
             Argument("limit", "integer", help="Most entries; kept within 2000.", minimum=1),
             _SESSION,
             _PATH_B64,
@@ -695,6 +732,121 @@ RUNTIME: tuple[Operation, ...] = (
         ours=True,
         promise="Sorted by name bytes; symlinks are listed, not followed.",
         result_example='{"path": "src", "entries": [{"name": "main.py", "kind": "file", "size": 120}], "truncated": false}',
+    ),
+    Operation(
+        "list_versions",
+        "runtime",
+        "history",
+        "List openable versions",
+        "List the versions that can be opened, newest first, with who made each. A version that a squash folded into a later one is not listed.",
+        (
+            Argument("after", "integer", help="Go on below this version (the answer's next).", minimum=1, value="N"),
+            Argument("limit", "integer", help="Most entries.", default=100, minimum=1, maximum=1000),
+        ),
+        read_only=True,
+        idempotent=True,
+        related=("diff_versions", "rollback_to", "pin_version"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 list_versions --limit 10",),
+        result=(
+            ResultField(
+                "versions",
+                "array",
+                "version, owner, agent, request_id, created_unix_ms, layer_id, paths, bytes, root_hash, layer_count, pinned, head",
+            ),
+            ResultField("next", "integer|null"),
+        ),
+        sets=RUNTIME_SETS,
+        ours=True,
+        promise="Each listed version can be opened, compared and rolled back to.",
+        result_example='{"versions": [{"version": 4, "owner": "operation:6f0c…", "paths": 1, "pinned": false, "head": true}], "next": null}',
+    ),
+    Operation(
+        "diff_versions",
+        "runtime",
+        "history",
+        "What changed between two versions",
+        "List the paths that differ between two versions, with a patch for text. from may be the newer one: the patches then lead back.",
+        (
+            Argument("from", "integer", required=True, help="Version to start from.", minimum=1, value="N"),
+            Argument("to", "integer", required=True, help="Version to arrive at.", minimum=1, value="N"),
+            Argument("path", "path", help="Only this path and below.", value="PATH"),
+            _CURSOR,
+            _PATH_B64,
+        ),
+        read_only=True,
+        idempotent=True,
+        related=("list_versions", "rollback_to", "diff_draft"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 diff_versions --from 3 --to 5 --path src",),
+        result=(
+            ResultField("entries", "array", "path, change, from, to, patch or binary, patch_truncated"),
+            ResultField("next", "string|null"),
+            ResultField("from", "integer"),
+            ResultField("to", "integer"),
+        ),
+        sets=RUNTIME_SETS,
+        ours=True,
+        waits=120,
+        promise="All patches of a difference, one after the other, are one that git apply takes.",
+        result_example='{"from": 3, "to": 4, "entries": [{"path": "a.txt", "change": "added", "patch": "diff --git …"}], "next": null}',
+    ),
+    Operation(
+        "pin_version",
+        "runtime",
+        "history",
+        "Keep a version openable",
+        "Pin a version: no squash folds it away until it is unpinned. Pinning twice is pinning once.",
+        (_VERSION, _AGENT._replace(ours=False)),
+        idempotent=True,
+        related=("unpin_version", "list_versions"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 pin_version --version 3",),
+        result=(
+            ResultField("version", "integer"),
+            ResultField("pinned", "boolean"),
+            ResultField("created_unix_ms", "integer"),
+            ResultField("agent", "string|null"),
+            ResultField("request_id", "string|null"),
+        ),
+        sets=RUNTIME_SETS,
+        ours=True,
+        promise="The pin survives restarts.",
+        result_example='{"version": 3, "pinned": true, "created_unix_ms": 1760000000000, "agent": null, "request_id": "6f0c…"}',
+    ),
+    Operation(
+        "unpin_version",
+        "runtime",
+        "history",
+        "Let a pinned version go",
+        "Take the pin off a version. It can still be opened until a squash folds it into a later one.",
+        (_VERSION,),
+        idempotent=True,
+        related=("pin_version", "list_versions"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 unpin_version --version 3",),
+        result=(ResultField("version", "integer"), ResultField("pinned", "boolean"), ResultField("was_pinned", "boolean")),
+        sets=RUNTIME_SETS,
+        ours=True,
+        promise="Nothing is deleted by it.",
+        result_example='{"version": 3, "pinned": false, "was_pinned": true}',
+    ),
+    Operation(
+        "rollback_to",
+        "runtime",
+        "history",
+        "Publish an earlier version again",
+        "Make the head show exactly the tree of an earlier version, by one new layer on top: every version in between stays, so it can be undone the same way.",
+        (_VERSION, _AGENT._replace(ours=False)),
+        related=("list_versions", "diff_versions"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 rollback_to --version 3",),
+        result=(
+            ResultField("version", "integer"),
+            ResultField("publish", "object", "no_op, revision, route_summary"),
+            ResultField("layer_id", "string|null"),
+        ),
+        sets=RUNTIME_SETS,
+        ours=True,
+        waits=570,
+        promise="Open sessions keep their base; what they publish is merged with the rollback like with any publish.",
+        result_example='{"version": 3, "publish": {"no_op": false, "revision": {"manifest_version": 6, "root_hash": "…", "layer_count": 6}, '
+        '"route_summary": {"source_count": 2, "ignored_count": 0}}, "layer_id": "L000006-…"}',
     ),
 )
 

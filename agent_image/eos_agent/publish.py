@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import log
 from eos_agent.failures import operation_error
+from eos_agent.history import cursor
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.publication import preview_json, publish_json, rejection
 from eos_agent.session import EXPLICIT, Session, check_grace
@@ -68,12 +69,10 @@ async def preview(sessions: Sessions, args: dict[str, Any]) -> dict[str, Any]:
             {"argument": "workspace_session_id"},
             reason="one_of_two",
         )
-    cursor = args.get("cursor") or "0"
-    if not cursor.isdecimal():
-        raise OperationError(INVALID_REQUEST, "cursor is not one that this operation gave", {"argument": "cursor"}, reason="invalid_cursor")
+    start = cursor(args)
     if draft_id is not None:
         found = await sessions.pool.run(lambda: sessions.store.preview_draft(draft_id))
-        return preview_json(found, int(cursor))
+        return preview_json(found, start)
     assert session_id is not None
     async with sessions.use(session_id) as session:
         await session.runner.freeze()
@@ -81,7 +80,7 @@ async def preview(sessions: Sessions, args: dict[str, Any]) -> dict[str, Any]:
             found = await sessions.pool.run(session.upper.preview)
         finally:
             await session.runner.thaw()
-    return preview_json(found, int(cursor))
+    return preview_json(found, start)
 
 
 async def _preview_frozen(sessions: Sessions, session: Session) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import log
 from eos_agent.pool import Pool
-from eos_agent.protocol import INTERNAL_ERROR, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.publication import describe_upper
 from eos_agent.session import EXPLICIT, IMPLICIT, Session, check_grace
 from eos_agent.settle import SETTLED, finalization_failed, publish_or_keep
@@ -100,6 +100,9 @@ class Sessions:
 
     async def create(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
         """The operation create_workspace_session."""
+        if args.get("draft_id") is not None and args.get("base_version") is not None:
+            message = "create_workspace_session takes draft_id or base_version: a draft has a base of its own"
+            raise OperationError(INVALID_REQUEST, message, {"argument": "base_version"}, reason="one_of_two")
         session = await self._create(
             EXPLICIT,
             network=args["network_profile"],
@@ -108,6 +111,7 @@ class Sessions:
             request_id=request_id,
             draft_id=args.get("draft_id"),
             draft_base=args["draft_base"],
+            version=args.get("base_version"),
         )
         found: dict[str, Any] = {
             "workspace_session_id": session.id,
@@ -134,6 +138,7 @@ class Sessions:
         request_id: str,
         draft_id: str | None = None,
         draft_base: str = "own",
+        version: int | None = None,
     ) -> Session:
         if self._draining:
             raise OperationError(SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining")
@@ -151,6 +156,7 @@ class Sessions:
                 origin=f"workspace_session:{spec.session_id}",
                 agent=agent,
                 request_id=request_id,
+                version=version,
                 draft_id=draft_id,
                 draft_base=draft_base,
             )

@@ -301,6 +301,27 @@ def _blame(args: Object, reply: Object) -> str:
     return "\n".join(lines)
 
 
+def _diff(args: Object, reply: Object) -> str:
+    found = rows(reply.get("entries"))
+    if not found:
+        return "nothing differs"
+    lines = [f"{row.get('change')}  {row.get('path')}" + ("  (no text)" if row.get("binary") else "") for row in found]
+    for row in found:
+        if row.get("patch"):
+            lines.append(str(row["patch"]).rstrip("\n"))
+        if row.get("patch_truncated"):
+            lines.append(f"(the patch of {row.get('path')} is cut; ask for this path alone)")
+    if reply.get("next") is not None:
+        lines.append(f"more: call again with cursor={reply['next']}")
+    return "\n".join(lines)
+
+
+def _rolled_back(args: Object, reply: Object) -> str:
+    publish = reply.get("publish")
+    text = _published(publish) if is_object(publish) else "published"
+    return f"the head shows version {reply.get('version')} again: {text}"
+
+
 def _export(args: Object, reply: Object) -> str:
     rest = {key: value for key, value in reply.items() if key not in ("layers_exported", "live_workspace_sessions", "format", "hygiene")}
     text = f"exported to {args.get('dest')} as {reply.get('format')}: {compact(rest)}; {len(reply.get('layers_exported') or ())} layers"
@@ -328,6 +349,10 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "file_edit": _file_change,
     "file_list": _file_list,
     "file_blame": _blame,
+    "diff_draft": _diff,
+    "diff_versions": _diff,
+    "rollback_to": _rolled_back,
+    "list_versions": _table("versions", ("version", "owner", "agent", "paths", "pinned", "head"), "no versions"),
     "create_workspace_session": _session,
     "publish_workspace_session": _publish,
     "destroy_workspace_session": _destroyed,
