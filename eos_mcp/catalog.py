@@ -244,8 +244,8 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Squash published layers",
-        "Fold runs of published layers into equivalent single layers and move live sessions to the shorter chain. Content stays the same; "
-        "history inside a folded run is lost. For storage upkeep, not part of publishing.",
+        "Fold runs of published layers into equivalent single layers. Content stays the same; versions inside a folded run cannot be opened "
+        "any more. Live sessions go on undisturbed on the layers that they have. For storage upkeep, not part of publishing.",
         (_SANDBOX,),
         scope="system",
         owner="manager",
@@ -254,7 +254,7 @@ MANAGER: tuple[Operation, ...] = (
         examples=("sandbox-manager-cli squash_layerstacks --sandbox-id eos-1",),
         when_to_use=(
             "For storage upkeep by an operator; it changes the active layer manifest.",
-            "The sandbox commits equivalent flat layers and reports what moved and what is still leased.",
+            "The sandbox commits equivalent flat layers and reports what is reclaimed and what a session still leases until it ends.",
             "A sandbox too old to squash answers operation_failed and has to be created anew.",
         ),
         result=(
@@ -267,7 +267,7 @@ MANAGER: tuple[Operation, ...] = (
         waits=NO_BUDGET,
         promise="The optional blocked_reasons and faulty_sessions say why something was not reclaimed.",
         result_example='{"manifest_version": 5, "squashed_blocks": [{"squashed_layer_id": "S000005-1f00aa12", "replaced_layer_ids": ["L000003-…", "L000002-…"], '
-        '"replaced_layers": "reclaimed"}], "swept_sessions": [{"session_id": "…", "disposition": "migrated"}]}',
+        '"replaced_layers": "reclaimed"}], "swept_sessions": [{"session_id": "…", "disposition": "identity"}]}',
     ),
     Operation(
         "export_changes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent import files_of_head, history, publish
+from eos_agent import files_of_head, history, publish, squash
 from eos_agent.commands import Commands
 from eos_agent.files import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
 from eos_agent.observe import layerstack as observe_layerstack
@@ -87,6 +87,8 @@ class Handlers:
             return {"status": "ready", "sandbox_id": self.settings.sandbox_id, "daemon": "sandbox-daemon"}
         if request.op == "cancel_request":
             return await self.commands.cancel_request(request.args)
+        if request.op == "squash_layerstack":
+            return await squash.squash(self.sessions, self.exports)
         if request.op == "export_stream":
             return Stream(self._export(request.args))
         operation, handler = find(request.op), self._table.get(request.op)

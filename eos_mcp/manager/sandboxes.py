@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
+from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, UNKNOWN_OP, OperationError, is_error
 from eos_mcp import places
 from eos_mcp.config import Config
 from eos_mcp.gateway.forward import Forwarder
@@ -317,8 +317,12 @@ class Manager:
     async def _squash(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         record = self.registry.get(arguments.text(args, "sandbox_id", "squash_layerstacks"))
         await self.target(record.id)
-        details = {"sandbox_id": record.id, "retryable": False}
-        raise OperationError(OPERATION_FAILED, "squash_layerstacks is not part of this version", details, reason="not_available")
+        op = "squash_layerstack"
+        reply = await self.forwarder.request(record.id, op, {}, request_id=request_id, timeout_s=None)
+        if is_error(reply) and reply["error"].get("kind") == UNKNOWN_OP:
+            details = {"sandbox_id": record.id, "daemon_op": op, "hint": "create the sandbox anew"}
+            raise OperationError(OPERATION_FAILED, f"the agent of sandbox {record.id} is too old for {op}", details, reason="agent_too_old")
+        return reply
 
     async def _export(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         sandbox_id = arguments.text(args, "sandbox_id", "export_changes")

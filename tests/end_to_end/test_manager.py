@@ -113,14 +113,6 @@ def test_a_destination_that_is_refused_is_refused_before_the_sandbox_is_asked(pl
     assert (error.kind, error.details["argument"]) == ("invalid_request", "dest")
 
 
-def test_squash_says_that_it_is_not_available(place: Place) -> None:
-    async def scenario(host: Host, sandbox_id: str) -> OperationError:
-        return await host.refused("squash_layerstacks", sandbox_id=sandbox_id)
-
-    error = play(place, scenario)
-    assert (error.kind, error.details["reason"]) == ("operation_failed", "not_available")
-
-
 def test_the_fleets_snapshot_has_a_row_for_a_sandbox_that_does_not_answer(place: Place) -> None:
     yaml = f"{place.root}/eos.yml"
     with open(yaml, "w") as file:

@@ -65,7 +65,7 @@ def test_a_peer_that_has_half_closed_without_a_newline_still_gets_its_answer(sha
         (b'{"op":"file_read","request_id":"r","scope":{"kind":"sandbox","sandbox_id":"other"},"args":{"path":"a"}}\n', "invalid_request"),
         (b'{"op":"file_read","request_id":"r","scope":{"kind":"sandbox","sandbox_id":"eos-test"},"args":{}}\n', "invalid_request"),
         (b'{"op":"no_such","request_id":"r","scope":{"kind":"sandbox","sandbox_id":"eos-test"},"args":{}}\n', "unknown_op"),
-        (b'{"op":"squash_layerstack","request_id":"r","scope":{"kind":"sandbox","sandbox_id":"eos-test"},"args":{}}\n', "unknown_op"),
+        (b'{"op":"export_layerstack","request_id":"r","scope":{"kind":"sandbox","sandbox_id":"eos-test"},"args":{}}\n', "unknown_op"),
     ],
 )
 def test_what_is_no_request_of_ours_gets_an_error_of_its_kind(shared_agent: Agent, line: bytes, kind: str) -> None:

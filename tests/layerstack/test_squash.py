@@ -11,10 +11,10 @@ from layerstack import documents, durable
 from layerstack.errors import NotFound, SquashInFlight, StoreCorrupt
 from layerstack.squash import Squashed
 from layerstack.store import Store
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
+from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 from tests.trees import Tree
 
-BASE = {"d/f": "f\n", "d/g": "g\n", "e/x": "x\n", "top": "1\n2\n3\n4\n5\n6\n7\n8\n"}
+BASE: Base = {"d/f": "f\n", "d/g": "g\n", "e/x": "x\n", "top": "1\n2\n3\n4\n5\n6\n7\n8\n"}
 
 
 def publish(s: Stack, **files: str | bytes) -> int:
