@@ -505,6 +505,7 @@ def test_a_request_that_is_cancelled_while_its_command_starts_publishes_nothing(
 # Another user
 
 
+@pytest.mark.needs("root")
 def test_a_command_runs_as_a_user_of_the_session_by_name_or_number(here: In) -> None:
     by_name = here.run("id -un; id -u; id -G; echo $USER $HOME", user="nobody")
     name, uid, groups, told = by_name["output"].split("\n")

@@ -62,9 +62,11 @@ def kinds(stack: Stack) -> dict[str, bytes]:
 def exported(short_dir: str, in_mount_namespace: Call) -> Callable[[Callable[[Stack], Any]], Any]:
     """Runs a look at the published `edit` of `base` in a child that may mount."""
 
+    form = "trusted" if os.geteuid() == 0 else "user"
+
     def run(look: Callable[[Stack], Any]) -> Any:
         def child() -> Any:
-            stack = Stack(short_dir, base(), "trusted" if os.geteuid() == 0 and not os.environ.get("EOS_FORM") else "user")
+            stack = Stack(short_dir, base(), form)
             try:
                 stack.publish(edit)
                 return look(stack)
