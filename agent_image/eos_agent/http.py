@@ -17,6 +17,8 @@ from eos_agent.protocol import INVALID_REQUEST, UNAUTHORIZED, OperationError, Re
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 1024 * 1024
 READ_TIMEOUT_S = 30
+CROWDED_READ_S = 2  # for the connections over the limit, which are read only so that they see the refusal
+WRITE_TIMEOUT_S = 30
 WORDS = {
     200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 413: "Payload Too Large",
     429: "Too Many Requests", 503: "Service Unavailable",
@@ -39,6 +41,8 @@ class HttpServer:
         self._handlers = handlers
         self._token = token.encode()
         self._wants_token = handlers.settings.local or handlers.settings.get("daemon.http.auth", "none") == "token"
+        self._max_connections: int = handlers.settings.get("daemon.server.max_concurrent_connections", 64)
+        self.open = 0
         self._server: asyncio.Server | None = None
         self.draining = False
 
@@ -56,11 +60,15 @@ class HttpServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
         try:
             try:
-                async with asyncio.timeout(READ_TIMEOUT_S):
+                crowded = self.open > self._max_connections
+                async with asyncio.timeout(CROWDED_READ_S if crowded else READ_TIMEOUT_S):
                     method, target, headers = await _head(reader)
                     body = await _body(reader, headers)
+                if crowded:
+                    raise Refused(429)
                 status, content, kind = 200, *await self._answer(method, target, headers, body, writer)
             except Refused as refused:
                 status, content, kind = refused.status, refused.body, refused.kind
@@ -68,13 +76,16 @@ class HttpServer:
                 f"HTTP/1.1 {status} {WORDS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
             )
             writer.write(head.encode() + content)
-            await writer.drain()
+            writer.close()
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await writer.wait_closed()
         except (ConnectionError, TimeoutError, asyncio.IncompleteReadError):
             pass
         except Exception as error:
             log.failure("http_failed", error)
         finally:
-            writer.close()
+            self.open -= 1
+            writer.transport.abort()
 
     async def _answer(
         self, method: str, target: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
@@ -96,9 +107,8 @@ class HttpServer:
         raise Refused(404)
 
     def _authenticate(self, headers: dict[str, str], writer: asyncio.StreamWriter) -> None:
-        peer, own = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
-        from_inside = not self._handlers.settings.local and bool(peer) and bool(own) and peer[0] == own[0]
-        if not (self._wants_token or from_inside):
+        peer = writer.get_extra_info("peername")
+        if not self._wants_token and peer and not is_own_address(peer[0]):
             return
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
@@ -176,4 +186,14 @@ def _plain_host(host: str) -> bool:
         ipaddress.ip_address(name)
     except ValueError:
         return False
+    return True
+
+
+def is_own_address(address: str) -> bool:
+    """Whether a peer of that address is a process of this sandbox, which picks among all of 127.0.0.0/8 and the interfaces: what can be bound."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
     return True

@@ -31,6 +31,8 @@ from eos_agent.protocol import (
 
 BACKLOG = 1024
 LINGER_S = 2.0
+ANSWER_S = 60.0  # who does not read an answer in that time is hung up on: its connection is one of few
+STREAM_S = 600.0  # the same for a piece of a stream, whose reader may be writing to a slow disk meanwhile
 
 
 class Server:
@@ -45,7 +47,7 @@ class Server:
         self._max_connections: int = settings.get("daemon.server.max_concurrent_connections", 64)
         self._busy = 0  # open connections but the kept ones that wait for their next request
         self._servers: list[asyncio.Server] = []
-        self._connections: set[asyncio.Task[Any]] = set()
+        self.connections: set[asyncio.Task[Any]] = set()
         self._idle: set[asyncio.StreamWriter] = set()
         self.draining = False
 
@@ -75,8 +77,8 @@ class Server:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, trusted: bool) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer, trusted))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self.connections.add(task)
+        task.add_done_callback(self.connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trusted: bool) -> None:
         counted = self._busy < self._max_connections
@@ -104,9 +106,7 @@ class Server:
         finally:
             self._busy -= counted
             self._idle.discard(writer)
-            writer.close()
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                await writer.wait_closed()
+            await _close(writer)
 
     async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bool) -> bytes | None:
         """One request line; None at the end of the stream. Time runs from the first byte on a kept connection, else from the start."""
@@ -183,7 +183,8 @@ class Server:
 
     async def _answer(self, writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
         writer.write(encode(value))
-        await writer.drain()
+        async with asyncio.timeout(ANSWER_S):
+            await writer.drain()
 
     async def _last_answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, error: OperationError) -> None:
         """Answer a peer that may still be sending, and read on for a moment, so that it sees the answer and not a reset."""
@@ -201,7 +202,8 @@ class Server:
             async for piece in stream.pieces:
                 writer.write(piece)
                 begun = True
-                await writer.drain()
+                async with asyncio.timeout(STREAM_S):
+                    await writer.drain()
         except ConnectionError:
             return
         except Exception as error:
@@ -221,11 +223,24 @@ class Server:
             server.close()
         for writer in list(self._idle):
             writer.close()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=grace_s)
-        for task in list(self._connections):
+        if self.connections:
+            await asyncio.wait(self.connections, timeout=grace_s)
+        for task in list(self.connections):
             task.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=1)
+        if self.connections:
+            await asyncio.wait(self.connections, timeout=1)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._handlers.settings.socket_path)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Close once the peer has taken what was written, and in any case after ANSWER_S."""
+    writer.close()
+    try:
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(ANSWER_S):
+                await writer.wait_closed()
+    except asyncio.CancelledError:
+        pass
+    finally:
+        writer.transport.abort()

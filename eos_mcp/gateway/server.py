@@ -27,6 +27,7 @@ from eos_mcp.gateway.listen import Listener
 from eos_mcp.gateway.log import log
 
 READ_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 60.0  # for 16 MiB at most: who takes longer to read them has gone to sleep, and holds one of our connections
 ACCEPT_PAUSE_S = 0.1
 
 Answer = Callable[[Request, Callable[[str], None]], Awaitable[dict[str, Any]]]
@@ -118,8 +119,9 @@ class GatewayServer:
         try:
             reply = await self._exchange(line)
             if reply is not None:
-                with contextlib.suppress(OSError):  # the client has gone; what it asked for was done
-                    await line.send(reply)
+                with contextlib.suppress(OSError):  # the client has gone or does not read; what it asked for was done
+                    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                        await line.send(reply)
                     if line.pending or not line.at_rest():
                         await line.linger()
         finally:
@@ -201,9 +203,10 @@ class _Frames:
         await self._sender
 
     async def _send(self) -> None:
-        while (message := await self._queue.get()) is not None:
-            with contextlib.suppress(OSError):
-                await self._line.send(progress_frame(message))
+        with contextlib.suppress(OSError):  # the client has gone or does not read: no more frames
+            while (message := await self._queue.get()) is not None:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    await self._line.send(progress_frame(message))
 
 
 def _no_progress(_: str) -> None:

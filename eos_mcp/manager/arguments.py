@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from eos_agent.operations import U64_MAX
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 
 
@@ -12,13 +13,15 @@ def text(args: Mapping[str, Any], name: str, op: str, *, default: str | None = N
     """A string argument.
 
     Raises:
-        OperationError: invalid_request: missing, no string, or blank.
+        OperationError: invalid_request: missing, no string, blank, or with a lone surrogate, which no file system call takes.
     """
     value = args.get(name, default)
     if value is None:
         raise OperationError(INVALID_REQUEST, f"{name} is required for {op}", {"argument": name}, reason="missing_argument")
     if not isinstance(value, str):
         raise OperationError(INVALID_REQUEST, f"{name} must be a string", {"argument": name}, reason="bad_argument")
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise OperationError(INVALID_REQUEST, f"{name} must be valid Unicode", {"argument": name}, reason="bad_argument")
     if non_empty and not value.strip():
         raise OperationError(INVALID_REQUEST, f"{name} must be a non-empty string", {"argument": name}, reason="bad_argument")
     return value
@@ -31,8 +34,7 @@ def count(args: Mapping[str, Any]) -> int:
         OperationError: invalid_request.
     """
     value = args.get("count", 1)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise OperationError(
-            INVALID_REQUEST, "count must be an integer of at least 1", {"argument": "count", "value": value}, reason="bad_argument"
-        )
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= U64_MAX:
+        details = {"argument": "count", **({"value": value} if isinstance(value, int) else {})}
+        raise OperationError(INVALID_REQUEST, f"count must be an integer from 1 to {U64_MAX}", details, reason="bad_argument")
     return value

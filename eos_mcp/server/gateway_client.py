@@ -108,14 +108,12 @@ class GatewayClient:
         if endpoint.kind == "unix":
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             try:
-                await asyncio.get_running_loop().sock_connect(sock, endpoint.path)
-            except BaseException as error:
+                sock.connect(endpoint.path)  # at once or not at all: asyncio takes EAGAIN, a full backlog, for a connection under way
+            except OSError:
                 sock.close()
-                if not isinstance(error, OSError):
-                    raise
             else:
                 return sock
-        # Nobody listens, or it is TCP: the blocking way, which names what is wrong and starts a gateway where it may.
+        # Nobody listens or its backlog is full, or it is TCP: the blocking way, which waits, names what is wrong and starts a gateway.
         if self._starters is None:
             self._starters = anyio.CapacityLimiter(_STARTERS)
         found = await to_thread.run_sync(client.connect, settings, limiter=self._starters, abandon_on_cancel=True)

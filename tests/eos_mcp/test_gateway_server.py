@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from eos_agent import protocol
+from eos_agent.protocol import Request
 from eos_mcp import client
 from eos_mcp.client import Endpoint, Settings
 from eos_mcp.gateway import listen, route
+from eos_mcp.gateway import server as gateway_server
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.listen import ListenError
 from eos_mcp.gateway.server import GatewayServer
@@ -168,6 +170,45 @@ def test_more_connections_than_admitted_are_told_so(short_dir: str) -> None:
         assert await one.raw(line()) == {"sandboxes": []}
 
     run(short_dir, case, limit=3)
+
+
+def test_a_client_that_never_reads_its_answer_gives_its_place_back(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_server, "ANSWER_TIMEOUT_S", 0.05)
+
+    async def huge(_: Request, __: asyncio.StreamWriter) -> dict[str, Any]:
+        return {"content": "x" * (8 << 20)}
+
+    async def case(one: Gateway) -> None:
+        one.agent.behaviour = huge
+        loop = asyncio.get_running_loop()
+        for more in ({}, {"_stream_logs": True}):
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.setblocking(False)
+                await loop.sock_connect(peer, one.path)
+                await loop.sock_sendall(peer, line("file_read", scope={"kind": "sandbox", "sandbox_id": "s"}, **more))
+                while not one.agent.ops().count("file_read"):
+                    await asyncio.sleep(0.01)
+                while one.server.busy:
+                    await asyncio.sleep(0.01)
+            one.agent.requests.clear()
+
+    run(short_dir, case, limit=1)
+
+
+def test_three_hundred_at_once_are_served_or_told_that_there_is_no_room(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        silent = [await asyncio.open_unix_connection(one.path) for _ in range(240)]
+        replies = await asyncio.gather(*(one.raw(line()) for _ in range(60)))
+        refused = [reply["error"] for reply in replies if "error" in reply]
+        assert {(error["kind"], error["details"]["retryable"]) for error in refused} <= {("internal_error", True)}
+        assert len(refused) < 60
+        for _, writer in silent:
+            writer.close()
+        while one.server.busy:
+            await asyncio.sleep(0.01)
+        assert "error" not in await one.raw(line())
+
+    run(short_dir, case)
 
 
 def test_progress_comes_in_order_before_the_reply_and_only_when_asked_for(short_dir: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -247,3 +248,35 @@ def test_a_cancelled_request_closes_its_connection(short_dir: str) -> None:
                 await gone.wait()
 
     anyio.run(go)
+
+
+def test_a_gateway_whose_backlog_is_full_is_waited_for(short_dir: str) -> None:
+    """A non-blocking connect answers EAGAIN then; asyncio's sock_connect takes the socket for connected, and the first send fails."""
+    path = os.path.join(short_dir, "g.sock")
+
+    def serve_one(listener: socket.socket) -> None:
+        while True:
+            connected, _ = listener.accept()
+            with connected, connected.makefile("rwb") as file:
+                if file.readline():
+                    file.write(b'{"ok":true}\n')
+                    return
+
+    async def go() -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as waiting:
+            listener.bind(path)
+            listener.listen(0)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    peer = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                    peer.setblocking(False)
+                    peer.connect(path)
+            client = GatewayClient(endpoint=f"unix://{path}", token=TOKEN)
+            async with asyncio.TaskGroup() as tasks:
+                asked = tasks.create_task(client.request("file_read", {}, sandbox_id="s", request_id="r", timeout_s=30))
+                await asyncio.sleep(0)  # it runs up to where it waits
+                waiting.close()
+                await asyncio.to_thread(serve_one, listener)
+            return asked.result()
+
+    assert anyio.run(go) == {"ok": True}

@@ -1,0 +1,150 @@
+"""Peers that do not read, do not write, come in numbers or from an address that they picked: the servers of this process, without a store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eos_agent import http, server
+from eos_agent.http import HttpServer
+from eos_agent.protocol import Request, encode_request
+from eos_agent.server import Server
+from tests.eos_agent.agent_process import TOKEN
+
+HUGE = "x" * (8 << 20)
+
+
+class Answers:
+    """What a server asks its handlers: settings, and an answer that fits into no socket buffer."""
+
+    def __init__(self, folder: str, **daemon: Any) -> None:
+        def get(key: str, default: Any) -> Any:
+            return daemon.get(key.rpartition(".")[2], default)
+
+        self.settings = SimpleNamespace(
+            sandbox_id="eos-test",
+            local=False,
+            get=get,
+            socket_path=os.path.join(folder, "s"),
+            **{f"{each}_{what}": value for each in ("tcp", "http") for what, value in (("host", "127.0.0.1"), ("port", 0))},
+        )
+
+    async def perform(self, request: Request) -> dict[str, Any]:
+        return {"entries": HUGE if request.args.get("huge") else [], "truncated": False}
+
+
+@contextlib.asynccontextmanager
+async def rpc(folder: str, **daemon: Any) -> AsyncGenerator[tuple[Server, str]]:
+    answers: Any = Answers(folder, **daemon)
+    one = Server(answers, TOKEN)
+    await one.listen()
+    try:
+        async with asyncio.timeout(60):
+            yield one, answers.settings.socket_path
+    finally:
+        await one.close(0)
+
+
+@contextlib.asynccontextmanager
+async def web(folder: str, **daemon: Any) -> AsyncGenerator[tuple[HttpServer, int]]:
+    answers: Any = Answers(folder, **daemon)
+    one = HttpServer(answers, TOKEN)
+    _, port = await one.listen()
+    try:
+        async with asyncio.timeout(60):
+            yield one, port
+    finally:
+        one.close()
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_a_peer_that_never_reads_is_hung_up_on(short_dir: str, monkeypatch: pytest.MonkeyPatch, huge: bool) -> None:
+    monkeypatch.setattr(server, "ANSWER_S", 0.05)
+
+    async def case() -> None:
+        async with rpc(short_dir) as (one, path):
+            peer = socket.socket(socket.AF_UNIX)
+            peer.setblocking(False)
+            with peer:
+                await asyncio.get_running_loop().sock_connect(peer, path)
+                line = encode_request("file_list", {"huge": huge}, request_id="r", sandbox_id="eos-test")
+                await asyncio.get_running_loop().sock_sendall(peer, line)
+                while not one.connections:
+                    await asyncio.sleep(0)
+                while one.connections:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(case())
+
+
+def body(port: int, source: str = "127.0.0.1", *, raw: bytes | None = None, authorization: str = "") -> tuple[int, bytes]:
+    lines = ["POST /files/list HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 2"] + ([authorization] if authorization else [])
+    with socket.create_connection(("127.0.0.1", port), 30, (source, 0)) as peer:
+        peer.sendall(raw or ("\r\n".join(lines) + "\r\n\r\n{}").encode())
+        with peer.makefile("rb") as reader:
+            head, _, content = reader.read().partition(b"\r\n\r\n")
+    return (int(head.split(b" ")[1]) if head else 0), content
+
+
+def test_a_process_of_the_sandbox_needs_the_token_from_whatever_address_it_comes(short_dir: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            own = [probe.getsockname()[0]]
+        except OSError:  # no route anywhere
+            own = []
+
+    async def case() -> None:
+        async with web(short_dir) as (_, port):
+            for source in ("127.0.0.1", "127.0.0.2", "127.255.255.254", *own):
+                status, content = await asyncio.to_thread(body, port, source)
+                assert (status, json.loads(content)["error"]["kind"]) == (401, "unauthorized"), source
+                assert (await asyncio.to_thread(body, port, source, authorization=f"Authorization: Bearer {TOKEN}"))[0] == 200
+
+    asyncio.run(case())
+    assert not http.is_own_address("192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n",
+        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /health\r\n\r\n",
+        b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n folded\r\n\r\n",
+    ],
+)
+def test_a_request_that_is_no_http_of_ours_is_told_so(short_dir: str, raw: bytes) -> None:
+    async def case() -> None:
+        async with web(short_dir) as (_, port):
+            assert (await asyncio.to_thread(body, port, raw=raw))[0] == 400
+
+    asyncio.run(case())
+
+
+def test_more_http_connections_than_admitted_are_told_so_and_make_room(short_dir: str) -> None:
+    async def case() -> None:
+        async with web(short_dir, max_concurrent_connections=2) as (one, port):
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            while one.open < 2:
+                await asyncio.sleep(0.01)
+            assert (await asyncio.to_thread(body, port))[0] == 429
+            for _, writer in idle:
+                writer.close()
+            while one.open:
+                await asyncio.sleep(0.01)
+            assert (await asyncio.to_thread(body, port))[0] == 401
+
+    asyncio.run(case())
