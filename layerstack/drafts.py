@@ -122,7 +122,7 @@ def rewrite(store: Store, draft: Draft, layer_ids: tuple[str, ...]) -> None:
         durable.write_before(new, documents.dump(body), root=store.root)
         store.step("draft.rename_rewritten")
         os.rename(new, f"{folder_of(store, draft.draft_id)}/draft.json")
-    store.hold_draft(draft)
+    store.draft_book.hold(draft)
 
 
 def folder_of(store: Store, draft_id: str) -> str:

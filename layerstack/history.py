@@ -146,15 +146,13 @@ def diff_draft(store: Store, draft_id: str, *, against: str = "base", under: str
 @contextlib.contextmanager
 def _draft_opened(store: Store, draft_id: str) -> Generator[tuple[Chain, Chain]]:
     """The chain of a draft's base, and the same with its work on top; meanwhile the draft stays."""
-    with store.lock:
-        manifest, layer = store.stand_on_draft(draft_id)
-        lease = store.leases.take(READER, manifest.version, manifest.layer_ids)
+    manifest, layer, lease = store.draft_book.stand_on(draft_id, READER)
     try:
         base = Chain(store.layers_of(manifest), store.shelf, store.form)
         yield base, Chain(base.published, store.shelf, store.form, (layer,))
     finally:
         store.release(lease)
-        store.leave_draft(draft_id)
+        store.draft_book.leave(draft_id)
 
 
 def _three(old: Chain, new: Chain, path: str) -> tuple[State | None, State | None, State | None]:

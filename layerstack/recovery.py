@@ -45,7 +45,7 @@ def load_all(store: Store) -> Manifest:
     for name in os.listdir(f"{store.root}/sessions"):
         documents.read(f"{store.root}/sessions/{name}/session.json")
     for draft in kept:
-        store.hold_draft(draft)
+        store.draft_book.hold(draft)
     return head
 
 
@@ -96,7 +96,9 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
     published = {member["draft_id"] for layer in store.loaded_layers() for member in layer.members}
     for draft in store.drafts():
         if draft.draft_id in published:
-            store.consume_draft(draft.draft_id)  # sessions that died with the process still stood on it; one that is unrecovered still does
+            store.draft_book.consume(
+                draft.draft_id
+            )  # sessions that died with the process still stood on it; one that is unrecovered still does
     return tuple(recovered), tuple(unrecovered)
 
 
@@ -106,7 +108,9 @@ def _dead_upper(store: Store, session_id: str, body: dict[str, Any], lease: Leas
     identity = Identity(session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"])
     private: list[Layer] = []
     if identity.draft_id is not None:
-        private.append(store.stand_on_draft(identity.draft_id)[1])
+        _, layer, extra = store.draft_book.stand_on(identity.draft_id, lease.holder)
+        store.release(extra)  # `lease` is on the same layers
+        private.append(layer)
     upper = Upper(store, identity, manifest, Chain(store.layers_of(manifest), store.shelf, store.form, private), lease)
     if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
         raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})

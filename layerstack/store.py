@@ -28,20 +28,21 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from layerstack import documents, drafts, durable, figures, gc, overlay, recovery, squash, update
+from layerstack import documents, durable, figures, gc, overlay, recovery, squash, update
 from layerstack.blame import Answer as Blame
 from layerstack.blame import Cache as BlameCache
 from layerstack.blame import blame
 from layerstack.capture import seal
 from layerstack.chain import Chain
 from layerstack.delta import Deltas
+from layerstack.draft_book import DraftBook
 from layerstack.drafts import Draft
 from layerstack.durable import Step, no_step
-from layerstack.errors import Busy, Invalid, NotFound, StoreBusy, StoreCorrupt, Unsupported
+from layerstack.errors import Invalid, NotFound, StoreBusy, StoreCorrupt, Unsupported
 from layerstack.form import FORMS, Form
 from layerstack.ignore import IgnoreRules
 from layerstack.index import Index, Layer, Shelf, base_layer
-from layerstack.index_file import build, load
+from layerstack.index_file import load
 from layerstack.lease import READER, Lease, Leases
 from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, reference, squashed_id
 from layerstack.pins import Pins
@@ -86,14 +87,11 @@ class Store:
         self.squash_lock = threading.Lock()
         self.replaced: set[str] = set()
         """Layers that a squash replaced and that somebody's lease still keeps."""
-        self.blames, self.deltas, self.pins = BlameCache(), Deltas(), Pins(self)
+        self.blames, self.deltas, self.pins, self.draft_book = BlameCache(), Deltas(), Pins(self), DraftBook(self)
         self._lock_fd = lock_fd
         self._layers: dict[str, Layer] = {}
         self._chains: dict[int, tuple[Manifest, Chain]] = {}
         self._rules: dict[int, IgnoreRules] = {}
-        self._draft_users: dict[str, int] = {}
-        self._draft_leases: dict[str, Lease] = {}
-        self._consumed: set[str] = set()
         self._head: Manifest
 
     # ---- create, open, close
@@ -310,15 +308,16 @@ class Store:
                 reason="not_available",
                 details={"draft_base": draft_base},
             )
-        with self.lock:
-            self.check_open()
-            private: list[Layer] = []
-            if draft_id is not None:
-                manifest, layer = self.stand_on_draft(draft_id)
-                private.append(layer)
-            else:
+        private: list[Layer] = []
+        holder = f"session {session_id}"
+        self.check_open()
+        if draft_id is not None:
+            manifest, layer, lease = self.draft_book.stand_on(draft_id, holder)
+            private.append(layer)
+        else:
+            with self.lock:
                 manifest = self.manifest(version)
-            lease = self.leases.take(f"session {session_id}", manifest.version, manifest.layer_ids)
+                lease = self.leases.take(holder, manifest.version, manifest.layer_ids)
         try:
             overlay.check_count(len(manifest.layers) + len(private))
             chain = Chain(self.layers_of(manifest), self.shelf, self.form, private)
@@ -326,7 +325,7 @@ class Store:
             self._make_session(identity, manifest, chain)
         except BaseException:
             self.release(lease)
-            self.leave_draft(draft_id)
+            self.draft_book.leave(draft_id)
             raise
         return Upper(self, identity, manifest, chain, lease)
 
@@ -364,108 +363,39 @@ class Store:
             self.step("session.end")
             self.scrap.throw_away(f"{self.root}/sessions/{session_id}")
         self.release(lease)
-        self.leave_draft(draft_id)
+        self.draft_book.leave(draft_id)
 
     # ---- drafts
 
     def drafts(self) -> list[Draft]:
         """Every draft, oldest first."""
-        return [draft for draft in drafts.all_of(self) if draft.draft_id not in self._consumed]
+        return self.draft_book.all()
 
     def draft(self, draft_id: str) -> Draft:
         """Raises NotFound, reason draft_not_found."""
-        if draft_id in self._consumed:
-            raise NotFound(f"draft {draft_id!r} was published", reason="draft_not_found", details={"draft_id": draft_id})
-        return drafts.load(self, draft_id)
-
-    def hold_draft(self, draft: Draft) -> None:
-        """Lease the draft's base for as long as the draft is there; once more when its layers were replaced."""
-        with self.lock:
-            held = self._draft_leases.get(draft.draft_id)
-            self._draft_leases[draft.draft_id] = self.leases.take(f"draft {draft.draft_id}", draft.base_version, draft.layer_ids)
-            if held is not None:
-                self.release(held)
-
-    def adopt_draft(self, draft: Draft) -> None:
-        """Lease the base of a new draft, by the layers that its version has now."""
-        with self.lock:
-            ids = self.layer_ids_at(draft.base_version)
-            if draft.layer_ids != ids:
-                with durable.suppress_errno(*range(1, 134)):
-                    drafts.rewrite(self, draft, ids)
-                    return
-            self.hold_draft(draft)
+        return self.draft_book.get(draft_id)
 
     def discard_draft(self, draft_id: str) -> int:
         """Delete a draft; returns its bytes.
 
         Raises:
             NotFound: there is none (draft_not_found).
-            Busy: a session stands on it (draft_in_use).
+            Busy: a session, a preview or a comparison stands on it (draft_in_use).
         """
-        with self.lock:
-            self.check_open()
-            draft = self.draft(draft_id)
-            if self._draft_users.get(draft_id):
-                raise Busy(
-                    f"draft {draft_id}: a session stands on it; end that first", reason="draft_in_use", details={"draft_id": draft_id}
-                )
-            self.remove_draft(draft_id)
-        return draft.bytes
-
-    def consume_draft(self, draft_id: str) -> None:
-        """Its work was published with a session that stood on it: it goes with the last session that uses it, or at the next open."""
-        with self.lock, durable.suppress_errno(*range(1, 134)):
-            if self._draft_users.get(draft_id):
-                self._consumed.add(draft_id)
-            elif os.path.isdir(drafts.folder_of(self, draft_id)):
-                self.remove_draft(draft_id)
-
-    def remove_draft(self, draft_id: str) -> None:
-        """Delete a draft that nobody stands on."""
-        self.step("draft.remove")
-        self.scrap.throw_away(drafts.folder_of(self, draft_id))
-        lease = self._draft_leases.pop(draft_id, None)
-        if lease is not None:
-            self.release(lease)
-
-    def leave_draft(self, draft_id: str | None) -> None:
-        """One session less stands on the draft."""
-        if draft_id is None:
-            return
-        with self.lock:
-            left = self._draft_users.get(draft_id, 1) - 1
-            if left:
-                self._draft_users[draft_id] = left
-                return
-            self._draft_users.pop(draft_id, None)
-            if draft_id in self._consumed:
-                self._consumed.discard(draft_id)
-                with durable.suppress_errno(*range(1, 134)):
-                    self.remove_draft(draft_id)
-
-    def stand_on_draft(self, draft_id: str) -> tuple[Manifest, Layer]:
-        """The draft's base, and its work as a private layer for one session more; `end_upper` takes the session off it again."""
-        with self.lock:
-            draft = self.draft(draft_id)
-            manifest = base_of(draft)
-            tree = DiskTree(f"{drafts.folder_of(self, draft_id)}/layer", self.form)
-            index = build(tree, Chain(self.layers_of(manifest), self.shelf, self.form), hashes=False).records
-            self._draft_users[draft_id] = self._draft_users.get(draft_id, 0) + 1
-            return manifest, Layer(LayerId(draft_id), tree, draft.base_version, index)
+        return self.draft_book.discard(draft_id)
 
     def preview_draft(self, draft_id: str) -> Preview:
-        """What publishing the draft as it is would do against the head of now."""
-        with self.lock:
-            draft = self.draft(draft_id)
-            lease = self.leases.take(READER, draft.base_version, draft.layer_ids)
+        """What publishing the draft as it is would do against the head of now. Raises NotFound."""
+        manifest, layer, lease = self.draft_book.stand_on(draft_id, READER)
         try:
-            base = Chain(self.layers_of(base_of(draft)), self.shelf, self.form)
-            tree = MemoryTree.load(DiskTree(f"{drafts.folder_of(self, draft_id)}/layer", self.form))
+            base = Chain(self.layers_of(manifest), self.shelf, self.form)
+            assert isinstance(layer.tree, DiskTree)
+            tree = MemoryTree.load(layer.tree)
             seal(tree, base)
-            return preview(self, tree, base=base, version=draft.base_version, dropped=())
+            return preview(self, tree, base=base, version=manifest.version, dropped=())
         finally:
-            self.leases.release(lease)
+            self.release(lease)
+            self.draft_book.leave(draft_id)
 
     # ---- sessionless writes
 
@@ -610,11 +540,6 @@ class Store:
         self.leases.release(lease)
         if self.replaced:
             squash.reclaim(self)
-
-
-def base_of(draft: Draft) -> Manifest:
-    """The version that a draft stands on, with the layers that it has now."""
-    return Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
 
 
 _READ_ONLY = (errno.EROFS, errno.EEXIST)

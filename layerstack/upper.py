@@ -174,7 +174,7 @@ class Upper:
             with self._work() as work:
                 if work.indexed.changed:
                     draft = keep(store, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token)
-                    store.adopt_draft(draft)
+                    store.draft_book.adopt(draft)
             self._end()
             return draft
 
@@ -286,7 +286,7 @@ class Upper:
         draft_id = self._identity.draft_id
         self._end()
         if draft_id is not None and not published.no_op:
-            self._store.consume_draft(draft_id)
+            self._store.draft_book.consume(draft_id)
         return published
 
     def _end(self) -> None:

@@ -1,0 +1,121 @@
+"""Which sessions stand on which draft, and what drafts keep alive: the bookkeeping of a process over the folders of `layerstack.drafts`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from layerstack import drafts, durable
+from layerstack.chain import Chain
+from layerstack.drafts import Draft
+from layerstack.errors import Busy, NotFound
+from layerstack.index import Layer
+from layerstack.index_file import build
+from layerstack.lease import Lease
+from layerstack.manifest import LayerId, Manifest, reference
+from layerstack.tree import DiskTree
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+
+class DraftBook:
+    """Changed and read under the store's lock; its methods may be called from any thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._users: dict[str, int] = {}
+        self._leases: dict[str, Lease] = {}
+        self._consumed: set[str] = set()
+
+    def all(self) -> list[Draft]:
+        """Every draft, oldest first."""
+        return [draft for draft in drafts.all_of(self._store) if draft.draft_id not in self._consumed]
+
+    def get(self, draft_id: str) -> Draft:
+        """Raises NotFound, reason draft_not_found."""
+        if draft_id in self._consumed:
+            raise NotFound(f"draft {draft_id!r} was published", reason="draft_not_found", details={"draft_id": draft_id})
+        return drafts.load(self._store, draft_id)
+
+    def hold(self, draft: Draft) -> None:
+        """Lease the draft's base for as long as the draft is there; once more when its layers were replaced."""
+        store = self._store
+        with store.lock:
+            held = self._leases.get(draft.draft_id)
+            self._leases[draft.draft_id] = store.leases.take(f"draft {draft.draft_id}", draft.base_version, draft.layer_ids)
+            if held is not None:
+                store.release(held)
+
+    def adopt(self, draft: Draft) -> None:
+        """Lease the base of a new draft, by the layers that its version has now."""
+        store = self._store
+        with store.lock:
+            ids = store.layer_ids_at(draft.base_version)
+            if draft.layer_ids != ids:
+                with durable.suppress_errno(*range(1, 134)):
+                    drafts.rewrite(store, draft, ids)
+                    return
+            self.hold(draft)
+
+    def discard(self, draft_id: str) -> int:
+        """See `Store.discard_draft`."""
+        with self._store.lock:
+            self._store.check_open()
+            draft = self.get(draft_id)
+            if self._users.get(draft_id):
+                text = f"draft {draft_id}: a session or a reader stands on it; end that first"
+                raise Busy(text, reason="draft_in_use", details={"draft_id": draft_id})
+            self._remove(draft_id)
+        return draft.bytes
+
+    def consume(self, draft_id: str) -> None:
+        """Its work was published with a session that stood on it: it goes with the last session that uses it, or at the next open."""
+        with self._store.lock, durable.suppress_errno(*range(1, 134)):
+            if self._users.get(draft_id):
+                self._consumed.add(draft_id)
+            elif os.path.isdir(drafts.folder_of(self._store, draft_id)):
+                self._remove(draft_id)
+
+    def stand_on(self, draft_id: str, holder: str) -> tuple[Manifest, Layer, Lease]:
+        """The draft's base, its work as a private layer, and a lease on the base, for one user more; until `leave`, and the lease's release.
+
+        Raises NotFound. Cost: O(entries of the draft), outside the store's lock.
+        """
+        store = self._store
+        with store.lock:
+            draft = self.get(draft_id)
+            lease = store.leases.take(holder, draft.base_version, draft.layer_ids)
+            self._users[draft_id] = self._users.get(draft_id, 0) + 1
+        try:
+            manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
+            tree = DiskTree(f"{drafts.folder_of(store, draft_id)}/layer", store.form)
+            index = build(tree, Chain(store.layers_of(manifest), store.shelf, store.form), hashes=False).records
+            return manifest, Layer(LayerId(draft_id), tree, draft.base_version, index), lease
+        except BaseException:
+            store.release(lease)
+            self.leave(draft_id)
+            raise
+
+    def leave(self, draft_id: str | None) -> None:
+        """One user less stands on the draft; None is no draft."""
+        if draft_id is None:
+            return
+        with self._store.lock:
+            left = self._users.get(draft_id, 1) - 1
+            if left:
+                self._users[draft_id] = left
+                return
+            self._users.pop(draft_id, None)
+            if draft_id in self._consumed:
+                self._consumed.discard(draft_id)
+                with durable.suppress_errno(*range(1, 134)):
+                    self._remove(draft_id)
+
+    def _remove(self, draft_id: str) -> None:
+        store = self._store
+        store.step("draft.remove")
+        store.scrap.throw_away(drafts.folder_of(store, draft_id))
+        lease = self._leases.pop(draft_id, None)
+        if lease is not None:
+            store.release(lease)
