@@ -104,6 +104,6 @@ def collect(store: Store) -> None:
             keep.update(draft.layer_ids)
         for name in os.listdir(f"{store.root}/layers"):
             if name not in keep and owner_of(store.root, name) is None:
-                store.forget_layer(name)
+                store.forget_layers([name])
                 discard(f"{store.root}/layers/{name}")
         sweep_metadata(store.root)

@@ -167,19 +167,23 @@ class Shelf:
                         break  # whoever wrote v here has gone on to the root
                     self.sub[at] = v
 
-    def drop(self, layer: Layer) -> None:
-        """Forget a layer that no chain names; what it marked as touched may stay."""
-        assert layer.index is not None
+    def drop(self, *layers: Layer) -> None:
+        """Forget layers that no chain names; what they marked as touched may stay."""
+        gone, paths = set(layers), set[str]()
         with self._lock:
-            layer.gone = True
+            for layer in layers:
+                assert layer.index is not None
+                layer.gone = True
+                paths.update(layer.index)
             self.drops += 1
-            for path in layer.index:
+            for path in paths:
                 for table in (self.by_path, self.by_cover):
-                    left = tuple(held for held in table.get(path, ()) if held is not layer)
+                    held = table.get(path, ())
+                    left = tuple(layer for layer in held if layer not in gone)
                     if left:
                         table[path] = left
-                    else:
-                        table.pop(path, None)
+                    elif held:
+                        del table[path]
 
     def untouched(self, path: str, version: int) -> bool:
         """Is nothing at, below or covering `path` newer than `version`? True is certain."""

@@ -86,14 +86,21 @@ class _FoldedTree(DiskTree):
     def __init__(self, root: str, store: Store) -> None:
         super().__init__(root, store.form, aside=store.scrap.path)
         self.copied: list[str] = []
+        self._linked: dict[str, State] = {}
 
     def put(self, path: str, state: State, *, times: bool = True) -> None:
         full = self.full(path)
         if state.kind == DIRECTORY:
             make_directory(full, state, times=times)
-        elif not link(full, state):
+        elif link(full, state):
+            self._linked[path] = state
+        else:
             write_copy(full, state, times=times)
             self.copied.append(full)
+
+    def state(self, path: str) -> State:
+        """What was linked is the same inode: it needs no second look."""
+        return self._linked.get(path) or super().state(path)
 
 
 def squash(store: Store) -> Squashed:
@@ -103,6 +110,9 @@ def squash(store: Store) -> Squashed:
         raise SquashInFlight(f"{store.root}: a squash is already in flight", details={"store": store.root})
     try:
         with store.scrap.scrap() as scrap:
+            if store.unsettled:
+                with store.lock:
+                    finish(store)
             with store.reading() as snapshot:
                 store.step("squash.plan")
                 ready = [_fold(store, run, scrap) for run in plan(store, snapshot.chain)]
@@ -259,6 +269,7 @@ def _commit(store: Store, ready: list[_Ready], scrap: Names) -> tuple[Manifest, 
                 store.shelf.drop(layer)
             raise
         settled = _settle(store, [layer for layer, _ in folded], named.rewritten)
+        store.unsettled = store.unsettled or not settled
         if late is not None:
             raise late
         return named.manifest, folded, not settled
@@ -319,8 +330,14 @@ def _write_anew(store: Store, layers: Sequence[Layer], squashed: Sequence[Layer]
     return written
 
 
+def is_closed(store: Store, version: int) -> bool:
+    """Does the version lie inside a squashed block?"""
+    return _is_inside(version, [layer for layer in store.layers_of(store.head) if layer.id.startswith("S")])
+
+
 def finish(store: Store) -> None:
-    """At open: what a crash left undone between the commit of a squash and its end."""
+    """At open, and after a disk that refused it: what was left undone between the commit of a squash and its end."""
+    store.unsettled = False
     layers = store.layers_of(store.head)
     squashed = [layer for layer in layers if layer.id.startswith("S")]
     if not squashed:
@@ -333,7 +350,7 @@ def finish(store: Store) -> None:
             with durable.suppress_errno(*range(1, 134)):  # on a full disk the versions stay closed or as they are until the next open
                 rewritten = _write_anew(store, layers, squashed, store.head.version - 1, scrap)
                 durable.sync_files(store.root, [new for new, _ in rewritten], (), followed=True)
-            _settle(store, squashed, rewritten)
+            store.unsettled = not _settle(store, squashed, rewritten)
 
 
 def reclaim(store: Store) -> None:
@@ -344,8 +361,7 @@ def reclaim(store: Store) -> None:
             held.update(lease.layer_ids)
         free = store.replaced - held
         store.replaced -= free
-        for layer_id in free:
-            store.forget_layer(layer_id)
+        store.forget_layers(free)
     if free:
         _remove(store, sorted(free))
 

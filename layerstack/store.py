@@ -25,7 +25,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from layerstack import documents, durable, figures, gc, overlay, recovery, squash, update
@@ -87,6 +87,8 @@ class Store:
         self.squash_lock = threading.Lock()
         self.replaced: set[str] = set()
         """Layers that a squash replaced and that somebody's lease still keeps."""
+        self.unsettled = False
+        """The disk refused to delete or replace what still names them; it is tried again by the next squash or gc, or at the next open."""
         self.blames, self.deltas, self.pins, self.draft_book = BlameCache(), Deltas(), Pins(self), DraftBook(self)
         self._lock_fd = lock_fd
         self._layers: dict[str, Layer] = {}
@@ -207,7 +209,7 @@ class Store:
             return head
         path = f"{self.root}/manifests/{version}.json"
         try:
-            if version > head.version:
+            if version > head.version or (self.unsettled and squash.is_closed(self, version)):
                 raise FileNotFoundError
             with open(path, "rb") as file:
                 found = Manifest.load(file.read(), source=path)
@@ -459,6 +461,9 @@ class Store:
 
     def gc(self) -> None:
         """Delete layers that nothing names and scrap of failed operations. Live sessions, drafts and openable versions keep all they need."""
+        if self.unsettled:
+            with self.lock:
+                squash.finish(self)
         gc.collect(self)
 
     # ---- for the modules that write
@@ -511,12 +516,11 @@ class Store:
         """Every layer that is in memory: those of the head, and those that a draft, a session or a reader asked for."""
         return tuple(self._layers.values())
 
-    def forget_layer(self, layer_id: str) -> None:
-        """Take a layer that nothing names out of memory."""
+    def forget_layers(self, layer_ids: Iterable[str]) -> None:
+        """Take layers that nothing names out of memory."""
         with self.lock:
-            layer = self._layers.pop(layer_id, None)
-            if layer is not None and layer.index is not None:
-                self.shelf.drop(layer)
+            known = [self._layers.pop(layer_id) for layer_id in layer_ids if layer_id in self._layers]
+            self.shelf.drop(*(layer for layer in known if layer.index is not None))
 
     def become(self, manifest: Manifest, layers: Sequence[Layer]) -> None:
         """The head in memory follows the one on disk; the caller holds the lock."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
+import operator
 import os
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +17,7 @@ from layerstack.errors import NotFound, SquashInFlight, StoreCorrupt
 from layerstack.squash import Squashed
 from layerstack.store import Store
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
+from tests.layerstack.test_crash import tapped
 from tests.trees import Tree
 
 BASE: Base = {"d/f": "f\n", "d/g": "g\n", "e/x": "x\n", "top": "1\n2\n3\n4\n5\n6\n7\n8\n"}
@@ -561,3 +567,119 @@ def test_metadata_of_a_squashed_layer_that_was_swapped_is_corrupt(s: Stack) -> N
     s.store.close()
     with pytest.raises(StoreCorrupt):
         Store.open(s.root)
+
+
+@on_a_stack({f"f{n}": "0\n" for n in range(4)}, forms=("trusted",))
+def test_writers_readers_and_previews_beside_squashes_lose_nothing(s: Stack) -> None:
+    """Four writers count up in a file each, readers look at all of them, somebody squashes all the time; drafts and previews go on too."""
+    stop, failed = threading.Event(), list[BaseException]()
+    keeper = s.session()
+    put(keeper.at("kept"), "kept\n")
+    rounds = 40
+
+    def guarded(work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                failed.append(error)
+                stop.set()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def write(n: int) -> None:
+        for count in range(1, rounds + 1):
+            s.store.update_file(f"f{n}", lambda _, count=count: b"%d\n" % count, owner=f"w{n}", request_id="r")
+
+    def publish_uppers() -> None:
+        for count in range(rounds // 2):
+            upper = s.store.open_upper(f"u{count}", origin="test")
+            put(f"{upper.upperdir}/u/{count}")
+            assert upper.preview().would_publish
+            upper.publish(owner="u", request_id="r")
+
+    def read() -> None:
+        last = [0, 0, 0, 0]
+        while not stop.is_set():
+            with s.store.reading() as snapshot:
+                now = [int(snapshot.read_bytes(f"f{n}")) for n in range(4)]
+                snapshot.list("")
+            assert all(map(operator.le, last, now)), (last, now)
+            last = now
+            assert keeper.upper.preview().would_publish
+
+    folded: list[str] = []
+
+    def squash_all() -> None:
+        while not stop.is_set():
+            folded.extend(block.squashed_layer_id for block in s.store.squash().blocks)
+
+    others = [guarded(read), guarded(squash_all)]
+    writers = [guarded(functools.partial(write, n)) for n in range(4)] + [guarded(publish_uppers)]
+    for thread in writers:
+        thread.join()
+    stop.set()
+    for thread in others:
+        thread.join()
+    assert not failed, failed
+    assert folded
+    keeper.publish()
+    s.store.squash()
+    s.store.gc()
+    shows = s.shows()
+    assert [shows[f"f{n}"] for n in range(4)] == [f"{rounds}\n"] * 4
+    assert {f"u/{count}" for count in range(rounds // 2)} | {"kept"} <= shows.keys()
+    assert s.layer_dirs() == sorted(s.store.head.layer_ids[:-1]) and os.listdir(f"{s.root}/staging") == []
+    s.reopen()
+    assert s.shows() == shows and s.store.recovered == ()
+
+
+def refuse_at_each_act(s: Stack, code: int) -> int:
+    """A squash for each system call that it makes to change the disk, which fails in it. Returns how many there are."""
+    left, acting = -1, False
+
+    def tick(name: str) -> None:
+        nonlocal left
+        if acting:
+            left -= 1
+            if left == 0:
+                raise OSError(code, os.strerror(code), name)
+
+    tapped(tick)
+    keeper = s.session()
+    put(keeper.at("kept"), "kept\n")
+    keeper.umount()
+    draft = keeper.upper.to_draft(reason="test")
+    assert draft is not None
+    number = 0
+    while left <= 0:
+        number += 1
+        for n in range(3):
+            s.store.update_file(f"n{n}", lambda _, number=number: b"%d\n" % number, owner="o", request_id="r")
+        tree, version = s.tree(), s.store.head.version
+        left, acting = number, True
+        with contextlib.suppress(OSError):
+            s.store.squash()
+        acting = False
+        assert s.tree() == tree and s.store.head.version in (version, version + 1)
+        if number % 3 == 0:
+            s.reopen()
+            assert s.tree() == tree and s.store.recovered == ()
+        s.store.squash()
+        s.store.gc()
+        assert s.tree() == tree and len(s.store.head.layers) == 2, "a retry works"
+        assert s.layer_dirs() == sorted(s.store.head.layer_ids[:-1]) and os.listdir(f"{s.root}/staging") == []
+        assert s.store.draft(draft.draft_id).base_version == 1
+    return number
+
+
+@on_a_stack(BASE)
+def test_a_disk_that_is_full_at_any_act_of_a_squash_leaves_the_old_head_or_the_new(s: Stack) -> None:
+    assert refuse_at_each_act(s, errno.ENOSPC) > 30
+
+
+@on_a_stack(BASE, forms=("trusted",))
+def test_a_disk_that_fails_at_any_act_of_a_squash_leaves_the_old_head_or_the_new(s: Stack) -> None:
+    assert refuse_at_each_act(s, errno.EIO) > 30
