@@ -201,6 +201,9 @@ class Commands:
                 gone.remove()
 
     def _live(self, command_id: str) -> Command:
+        if not command_id:
+            details = {"argument": "command_session_id"}
+            raise OperationError(INVALID_REQUEST, "command_session_id must be non-empty", details, reason="empty_id")
         command = self._known.get(command_id)
         if command is None:
             raise command_not_found(command_id)

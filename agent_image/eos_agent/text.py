@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import time
 from collections.abc import Sequence
 from typing import IO, Any, NamedTuple
 
@@ -13,6 +14,8 @@ from eos_agent.workspace_path import shown
 MAX_WINDOW_LINES = 2000
 MAX_WINDOW_BYTES = 262144
 CHUNK = 1 << 20
+SCAN_S = 20.0
+"""Longest time for one pass over a file: a sparse file of some TiB would hold up everything else of its session for hours."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -48,7 +51,7 @@ def read_window(file: IO[bytes], path: str, offset: int, limit: int, max_bytes: 
     """Read lines from `offset` (from 1; 0 is 1), at most `limit`.
 
     Raises:
-        OperationError: invalid_request; the file is not UTF-8, or the window is larger than `max_bytes`.
+        OperationError: invalid_request; the file is not UTF-8, the window is larger than `max_bytes`, or the file is not read through within SCAN_S.
     Cost: one pass over the file in chunks of 1 MiB; memory for the window alone.
     """
     offset = max(1, offset)
@@ -58,7 +61,10 @@ def read_window(file: IO[bytes], path: str, offset: int, limit: int, max_bytes: 
     line = total = 0  # number of the line that the next byte belongs to; bytes seen
     ended = True  # the last byte was a line end
     roof = 2 * max_bytes + 4  # CR bytes are not counted against the limit, and there are at most as many as others
+    deadline = time.monotonic() + SCAN_S
     while chunk := file.read(CHUNK):
+        if time.monotonic() > deadline:
+            raise _too_long(path, total)
         try:
             check.decode(chunk)
         except UnicodeDecodeError:
@@ -107,6 +113,15 @@ def _too_large(path: str, max_bytes: int) -> OperationError:
     )
 
 
+def _too_long(path: str, read_bytes: int) -> OperationError:
+    return OperationError(
+        INVALID_REQUEST,
+        f"file is too large to count its lines: {read_bytes} bytes of {shown(path)} were read within {SCAN_S:g} s",
+        {"path": shown(path), "read_bytes": read_bytes, "hint": "read a part of it with a command, such as tail -c or dd"},
+        reason="file_too_large",
+    )
+
+
 class Edit(NamedTuple):
     old: str
     new: str
@@ -150,6 +165,10 @@ def parse_edits(value: Any) -> list[Edit]:
         old, new = (members[member].replace("\r\n", "\n") for member in ("old_string", "new_string"))
         if not old:
             raise bad(f"edits[{index}].old_string", "must be non-empty", index)
+        if old == new:
+            details = {"argument": f"edits[{index}].new_string", "index": index}
+            message = f"edit made no changes: edits[{index}].old_string equals new_string"
+            raise OperationError(INVALID_REQUEST, message, details, reason="edit_no_change")
         for member in ("old_string", "new_string"):
             try:
                 members[member].encode()
@@ -184,10 +203,6 @@ def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int) ->
     for index, edit in enumerate(edits):
         snippet = edit.old[:60]
         details = {"path": name, "index": index}
-        if edit.old == edit.new:
-            raise OperationError(
-                INVALID_REQUEST, f"edit made no changes to {name}: old_string equals new_string", details, reason="edit_no_change"
-            )
         count = text.text.count(edit.old)
         if count == 0:
             raise OperationError(INVALID_REQUEST, f"string to replace not found in {name}: {snippet}", details, reason="edit_not_found")

@@ -272,6 +272,8 @@ def test_unknown_ids_are_not_found_for_reading_and_failed_for_writing(shared_age
     ):
         error = refused(lambda op=op, args=args: shared_agent.call(op, command_session_id="namespace_execution_999999", **args))  # type: ignore[misc]
         assert error.kind == kind and "command not found" in error.message
+    error = refused(lambda: shared_agent.call("write_command_stdin", command_session_id="", stdin="x"))
+    assert (error.kind, error.reason) == ("invalid_request", "empty_id")
 
 
 def test_an_ended_command_takes_no_input(here: In) -> None:

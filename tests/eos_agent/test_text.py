@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eos_agent import text
 from eos_agent.protocol import OperationError
 from eos_agent.text import apply_edits, parse_edits, read_window
 
@@ -133,3 +134,16 @@ def test_bad_edits_are_named() -> None:
 def test_a_file_over_the_limit_is_not_edited() -> None:
     with pytest.raises(OperationError, match="too large"):
         apply_edits(b"x" * 11, parse_edits([{"old_string": "x", "new_string": "y", "replace_all": True}]), "f", 10)
+
+
+def test_a_file_that_takes_too_long_to_read_through_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "SCAN_S", -1.0)
+    with pytest.raises(OperationError) as caught:
+        window(b"a\nb\n", 3)
+    assert (caught.value.kind, caught.value.details["reason"]) == ("invalid_request", "file_too_large")
+
+
+def test_an_edit_that_changes_nothing_is_refused_before_the_file_is_looked_at() -> None:
+    with pytest.raises(OperationError) as caught:
+        parse_edits([{"old_string": "a", "new_string": "b"}, {"old_string": "c", "new_string": "c"}])
+    assert (caught.value.kind, caught.value.details["reason"], caught.value.details["index"]) == ("invalid_request", "edit_no_change", 1)
