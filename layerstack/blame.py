@@ -146,8 +146,9 @@ def of_block(store: Store, block: Sequence[Layer], below: Chain) -> dict[str, Fo
     for path in sorted(paths):
         texts = _texts(seen, path)
         inside = [text for text in texts if text.layer.id in members]
-        if len(inside) == 1 and inside[0].there and not isinstance(_folded(store, inside[0].layer).get(path), tuple):
-            found[path] = _owner(store, inside[0])
+        if len(inside) == 1 and inside[0].there and _told(store, inside[0].layer, path) is None:
+            owner = _owner(store, inside[0])
+            found[path] = (Range(1, 1, owner),) if _ignored(store, inside[0]) else owner
         elif (answer := _answer(store, seen, path, texts)) is not None:
             found[path] = answer
     return found
@@ -229,7 +230,7 @@ def _answer(store: Store, chain: Chain, path: str, texts: Sequence[_Text]) -> An
     if (told := _told(store, layer, path)) is not None:
         return told
     base = chain.base.tree.state(path) if chain.base.get(path) is not None else None
-    if state.kind != FILE or state.size > MERGE_LIMIT or _ignored(store, chain, layer, path) or not is_text(state.data()):
+    if state.kind != FILE or state.size > MERGE_LIMIT or _ignored(store, texts[at]) or not is_text(state.data()):
         return (Range(1, 1, _last_writer(store, texts[at:], base)),)
     return _merged(_Walk(store, path).lines(texts[at:], base))
 
@@ -253,12 +254,14 @@ def _last_writer(store: Store, texts: Sequence[_Text], base: State | None) -> st
     return ORIGINAL
 
 
-def _ignored(store: Store, chain: Chain, layer: Layer, path: str) -> bool:
+def _ignored(store: Store, text: _Text) -> bool:
     """Was the path on the ignored route when the layer was published? By the version that its author started from."""
+    if text.layer.id.startswith("S"):
+        return False  # else its file would say so
     try:
-        return store.ignored(int(layer.about["base_version"]))(path, False)
-    except (KeyError, LayerStackError):  # that version is closed by now: nearly always its rules are those of today
-        return store.ignored(store.head.version)(path, False)
+        return store.ignored(int(text.layer.about["base_version"]))(text.path, False)
+    except LayerStackError:  # that version is closed by now: nearly always its rules are those of today
+        return store.ignored(store.head.version)(text.path, False)
 
 
 def _merged(owners: Sequence[tuple[int, str]]) -> Answer:

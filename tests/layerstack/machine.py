@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from layerstack import capture, durable, linux, overlay
 from layerstack.changes import Conflict, Fingerprint
+from layerstack.delta import delta
 from layerstack.errors import Busy, PublishRejected
 from layerstack.form import FORMS, Form
 from layerstack.projection import Snapshot
@@ -152,6 +153,7 @@ class StackMatchesModel(RuleBasedStateMachine):
     def same_version(self) -> None:
         if hasattr(self, "store"):
             assert self.store.head.version == self.model.head
+            assert set(self.store.pins.all()) <= set(self.openable())
             assert sorted(d.draft_id for d in self.store.drafts()) == sorted(self.drafts)
 
     def check_head(self) -> None:
@@ -420,6 +422,42 @@ class StackMatchesModel(RuleBasedStateMachine):
         needed = {layer_id for lease in self.store.leases.all() for layer_id in lease.layer_ids} | set(self.store.head.layer_ids)
         left = set(os.listdir(f"{self.root}/layers")) - needed
         assert not left, f"layers that nobody needs are left: {left}"
+
+    @rule(which=which)
+    def rollback(self, which: int) -> None:
+        """The head shows an earlier version, by one layer; every version in between stays as it is."""
+        versions = sorted(self.openable())
+        version = versions[which % len(versions)]
+        wanted, head = self.model.versions[version], self.model.head
+        done = self.store.rollback(version, owner="rollback", request_id=f"rollback-{self.count}")
+        assert done.no_op == (wanted == self.model.tree())
+        if not done.no_op:
+            assert done.manifest.version == head + 1
+            self.model.versions[head + 1] = wanted
+            self.tally["rollbacks"] += 1
+        self.check_head()
+
+    @rule(which=which, other=which)
+    def compare(self, which: int, other: int) -> None:
+        """The difference of two versions is the paths that differ, no more and no fewer."""
+        versions = sorted(self.openable())
+        old, new = versions[which % len(versions)], versions[other % len(versions)]
+        one, two = self.model.versions[old], self.model.versions[new]
+        want = sorted((path for path in one.keys() | two.keys() if one.get(path) != two.get(path)), key=os.fsencode)
+        got = delta(self.store.snapshot(old).chain, self.store.snapshot(new).chain)
+        assert got == want, f"from {old} to {new}: got {got}, want {want}"
+
+    @rule(which=which, off=st.booleans())
+    def pin(self, which: int, off: bool) -> None:
+        """A pinned version stays openable, whatever is squashed; no more than two at a time, or nothing is."""
+        versions = sorted(self.openable())
+        version = versions[which % len(versions)]
+        if off or len(self.store.pins.all()) >= 2:
+            for pinned in self.store.pins.all():
+                assert self.store.pins.unpin(pinned)
+            return
+        self.store.pins.pin(version)
+        self.tally["pins"] += 1
 
     @rule()
     def gc(self) -> None:

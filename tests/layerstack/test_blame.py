@@ -255,7 +255,9 @@ def test_a_squash_changes_no_answer(stack: Stack) -> None:
     paths = ("f", "single", "made and gone", "old.log", "d/g", "bin")
     want = {path: ranges(stack, path) for path in paths}
     assert stack.store.squash().blocks and len(stack.store.head.layers) == 2
+    write(stack, ".gitignore", "single\n", "operation:0")
     assert {path: ranges(stack, path) for path in paths} == want
+    write(stack, ".gitignore", "*.log\n", "operation:0")
     write(stack, "f", get_head(stack, "f").replace("five", "FIVE"), "operation:6")
     assert ranges(stack, "f") == [
         (1, 1, "workspace_session:a"), (2, 3, "original"), (5, 1, "operation:6"), (6, 1, "original"), (7, 1, "operation:1"),

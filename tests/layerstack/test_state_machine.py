@@ -10,7 +10,7 @@ import pytest
 from tests import children
 from tests.layerstack import machine
 
-OUTCOMES = ("published", "published on a moved head", "rejected", "no-op", "drafts reopened", "recovered", "squashes")
+OUTCOMES = ("published", "published on a moved head", "rejected", "no-op", "drafts reopened", "recovered", "squashes", "rollbacks", "pins")
 """What a run must have met, or it proves little."""
 
 
