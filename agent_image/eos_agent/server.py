@@ -30,6 +30,7 @@ from eos_agent.protocol import (
 )
 
 BACKLOG = 1024
+UNREAD_TOKEN_BYTES = 64 * 1024  # a longer line is searched for the token before it is parsed: that costs a hundredth
 LINGER_S = 2.0
 ANSWER_S = 60.0  # who does not read an answer in that time is hung up on: its connection is one of few
 STREAM_S = 600.0  # the same for a piece of a stream, whose reader may be writing to a slow disk meanwhile
@@ -49,6 +50,8 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self.connections: set[asyncio.Task[Any]] = set()
         self._idle: set[asyncio.StreamWriter] = set()
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # of TCP, oldest first: they have not shown the token yet
+        self.address = ("", 0)
         self.draining = False
 
     async def listen(self) -> tuple[str, int]:
@@ -73,7 +76,8 @@ class Server:
         )
         self._servers += [unix, tcp]
         host, port = tcp.sockets[0].getsockname()[:2]
-        return str(host), int(port)
+        self.address = (str(host), int(port))
+        return self.address
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, trusted: bool) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer, trusted))
@@ -81,8 +85,10 @@ class Server:
         task.add_done_callback(self.connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trusted: bool) -> None:
-        counted = self._busy < self._max_connections
+        counted = self._busy < self._max_connections or self._displace()
         self._busy += counted
+        if not trusted:
+            self._strangers[writer] = None
         try:
             if not counted:
                 busy = OperationError(
@@ -106,7 +112,17 @@ class Server:
         finally:
             self._busy -= counted
             self._idle.discard(writer)
+            self._strangers.pop(writer, None)
             await _close(writer)
+
+    def _displace(self) -> bool:
+        """Hang up on the oldest connection without a token, so that a command that opens all there are keeps nobody out; False: there is none."""
+        oldest = next(iter(self._strangers), None)
+        if oldest is None:
+            return False
+        del self._strangers[oldest]
+        oldest.transport.abort()
+        return True
 
     async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bool) -> bytes | None:
         """One request line; None at the end of the stream. Time runs from the first byte on a kept connection, else from the start."""
@@ -142,11 +158,14 @@ class Server:
         keep = False
         request: Request | None = None
         try:
+            if not trusted and len(line) > UNREAD_TOKEN_BYTES and self._token not in line:
+                raise _unauthorized()
             value = decode_object(line)
             keep = value.get(KEEP_ALIVE_KEY) is True
             if not trusted and not self._authentic(value.get(DAEMON_TOKEN_KEY)):
                 keep = False
-                raise OperationError(UNAUTHORIZED, "the agent's token is missing or wrong", reason="unauthorized")
+                raise _unauthorized()
+            self._strangers.pop(writer, None)
             request = decode_request(value)
             answer = await self._perform(request)
         except Exception as error:
@@ -231,6 +250,10 @@ class Server:
             await asyncio.wait(self.connections, timeout=1)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._handlers.settings.socket_path)
+
+
+def _unauthorized() -> OperationError:
+    return OperationError(UNAUTHORIZED, "the agent's token is missing or wrong", reason="unauthorized")
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

@@ -85,6 +85,40 @@ def test_a_peer_that_never_reads_is_hung_up_on(short_dir: str, monkeypatch: pyte
     asyncio.run(case())
 
 
+def test_connections_without_a_token_keep_nobody_out(short_dir: str) -> None:
+    async def case() -> None:
+        async with rpc(short_dir, max_concurrent_connections=4) as (one, _):
+            host, port = one.address
+            silent = [await asyncio.open_connection(host, port) for _ in range(12)]
+            for _, writer in silent:
+                writer.write(b'{"op":')
+            for _ in range(6):
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(encode_request("x", {}, request_id="r", sandbox_id="eos-test", _sandbox_daemon_auth_token=TOKEN))
+                assert json.loads(await reader.readline()) == {"entries": [], "truncated": False}
+                writer.close()
+            for _, writer in silent:
+                writer.close()
+
+    asyncio.run(case())
+
+
+def test_sixteen_megabytes_without_the_token_are_not_parsed(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parsed(_: bytes) -> dict[str, Any]:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(server, "decode_object", parsed)
+
+    async def case() -> None:
+        async with rpc(short_dir) as (one, _):
+            reader, writer = await asyncio.open_connection(*one.address)
+            writer.write(b'{"op":"' + b"x" * ((16 << 20) - 100) + b'"}\n')
+            assert json.loads(await reader.readline())["error"]["kind"] == "unauthorized"
+            writer.close()
+
+    asyncio.run(case())
+
+
 def body(port: int, source: str = "127.0.0.1", *, raw: bytes | None = None, authorization: str = "") -> tuple[int, bytes]:
     lines = ["POST /files/list HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 2"] + ([authorization] if authorization else [])
     with socket.create_connection(("127.0.0.1", port), 30, (source, 0)) as peer:
