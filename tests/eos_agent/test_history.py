@@ -90,6 +90,11 @@ def test_the_difference_of_a_draft_comes_as_patches_against_base_and_head(agent:
     assert [conflict["path"] for conflict in preview["conflicts"]] == ["src/app.py"]
 
 
+def diff(agent: Agent, old: int, new: int, **more: Any) -> dict[str, Any]:
+    words: dict[str, Any] = {"from": old, "to": new, **more}
+    return agent.call("diff_versions", **words)
+
+
 def test_versions_can_be_listed_compared_opened_and_gone_back_to(agent: Agent) -> None:
     agent.call("file_write", "req-2", path="README.md", content="second\n", agent="bob")
     agent.run("rm -r src; echo x > three")
@@ -101,11 +106,11 @@ def test_versions_can_be_listed_compared_opened_and_gone_back_to(agent: Agent) -
     assert listed["versions"][1]["owner"] == "operation:req-2" and listed["next"] == 2
     (first,) = agent.call("list_versions", after=listed["next"])["versions"]
     assert (first["version"], first["owner"]) == (1, None)
-    found = agent.call("diff_versions", **{"from": 1, "to": 2})
+    found = diff(agent, 1, 2)
     assert [(e["path"], e["change"]) for e in found["entries"]] == [("README.md", "modified")] and "+second\n" in found["entries"][0][
         "patch"
     ]
-    back = agent.call("diff_versions", **{"from": 3, "to": 2}, path="src")
+    back = diff(agent, 3, 2, path="src")
     assert {e["change"] for e in back["entries"]} == {"added"}
     old = agent.session(base_version=1)
     assert agent.run("cat README.md; ls src", old)["output"].splitlines()[0] == "hello"
@@ -121,7 +126,7 @@ def test_versions_can_be_listed_compared_opened_and_gone_back_to(agent: Agent) -
     for call in (
         lambda: agent.call("rollback_to", version=99),
         lambda: agent.session(base_version=99),
-        lambda: agent.call("diff_versions", **{"from": 1, "to": 99}),
+        lambda: diff(agent, 1, 99),
         lambda: agent.call("pin_version", version=99),
     ):
         assert refused(call).reason == "version_not_found"
