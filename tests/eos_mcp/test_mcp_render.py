@@ -192,3 +192,22 @@ def test_what_a_publish_left_out_and_what_a_power_cut_may_undo_is_said() -> None
     assert "NOT PUBLISHED (cancelled): it had changed nothing" in render.result("wait_command", {}, cancelled)
     made = {"workspace_session_id": "w", "network_profile": "isolated", "network": "loopback_only"}
     assert "isolated (loopback only)" in render.result("create_workspace_session", {}, made)
+
+
+def test_who_wrote_what_is_a_table_of_lines() -> None:
+    ranges = [{"start_line": 1, "line_count": 3, "owner": "original"}, {"start_line": 4, "line_count": 1, "owner": "operation:r"}]
+    assert render.result("file_blame", {}, {"path": "a", "ranges": ranges}) == "a: lines  owner\n1-3  original\n4  operation:r"
+    assert render.result("file_blame", {}, {"path": "a", "ranges": []}) == "a is empty"
+
+
+def test_a_difference_lists_its_paths_then_the_patches_and_how_to_go_on() -> None:
+    entries = [
+        {"path": "a", "change": "modified", "patch": "diff --git a/a b/a\n+x\n", "patch_truncated": True},
+        {"path": "b", "change": "added", "binary": True},
+    ]
+    text = render.result("diff_draft", {}, {"entries": entries, "next": "200"})
+    assert text.splitlines() == [
+        "modified  a", "added  b  (no text)", "diff --git a/a b/a", "+x", "(the patch of a is cut; ask for this path alone)",
+        "more: call again with cursor=200",
+    ]  # fmt: skip
+    assert render.result("diff_versions", {}, {"entries": [], "next": None}) == "nothing differs"
