@@ -156,6 +156,11 @@ def plan(store: Store, chain: Chain) -> list[_Run]:
     return runs
 
 
+def foldable(store: Store) -> int:
+    """How many layers of the head lie in runs that could be folded now."""
+    return sum(len(run.layers) for run in plan(store, store.chain(store.head)))
+
+
 def _fold(store: Store, run: _Run, scrap: Names) -> _Ready:
     store.step("squash.fold")
     tree = _FoldedTree(scrap("squash"), store)

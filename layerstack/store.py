@@ -87,6 +87,8 @@ class Store:
         self.squash_lock = threading.Lock()
         self.replaced: set[str] = set()
         """Layers that a squash replaced and that somebody's lease still keeps."""
+        self.on_head: Callable[[], object] | None = None
+        """Told, in any thread and under the lock, that there is a new head."""
         self.unsettled = False
         """The disk refused to delete or replace what still names them; it is tried again by the next squash or gc, or at the next open."""
         self.blames, self.deltas, self.pins, self.draft_book = BlameCache(), Deltas(), Pins(self), DraftBook(self)
@@ -453,6 +455,10 @@ class Store:
         """
         return squash.squash(self)
 
+    def foldable(self) -> int:
+        """How many layers a squash would replace now."""
+        return squash.foldable(self)
+
     # ---- figures
 
     def layer_stats(self) -> dict[str, Any]:
@@ -527,6 +533,8 @@ class Store:
         for layer in layers:
             self._layers[layer.id] = layer
         self._head = manifest
+        if self.on_head is not None:
+            self.on_head()
 
     def settle_head(self) -> None:
         """On return the head that the caller saw survives a power cut: its commit is over, and a last fsync that failed is done again."""

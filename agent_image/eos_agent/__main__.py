@@ -119,6 +119,9 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     sessions = Sessions(found, store, forker, pool)
     commands = Commands(found, sessions, base_environment(found))
     handlers = Handlers(found, store, sessions, commands, pool, exports)
+    at_layers = found.get("runtime.layerstack.autosquash_policies.squash_at_n_layers", None)
+    if at_layers is not None:
+        handlers.squashes.watch(at_layers)
     server, http = Server(handlers, token), HttpServer(handlers, token)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -141,6 +144,7 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     await sessions.drain(DRAIN_S)
     await server.close(1.0)
     http.close()
+    await handlers.squashes.close()
     await forker.close()
     pool.close()
     exports.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent import files_of_head, history, publish, squash
+from eos_agent import files_of_head, history, publish
 from eos_agent.commands import Commands
 from eos_agent.files import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
 from eos_agent.observe import layerstack as observe_layerstack
@@ -15,6 +15,7 @@ from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
 from eos_agent.sessions import Sessions
 from eos_agent.settings import Settings
+from eos_agent.squash import Squashes
 from eos_agent.text import MAX_WINDOW_BYTES, MAX_WINDOW_LINES
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Handlers:
         self.commands = commands
         self.pool = pool
         self.exports = exports
+        self.squashes = Squashes(sessions, exports)
         self._table: dict[str, Handler] = {
             "exec_command": lambda args, request: commands.exec(args, request.request_id),
             "write_command_stdin": lambda args, _: commands.write_stdin(args),
@@ -88,7 +90,7 @@ class Handlers:
         if request.op == "cancel_request":
             return await self.commands.cancel_request(request.args)
         if request.op == "squash_layerstack":
-            return await squash.squash(self.sessions, self.exports)
+            return await self.squashes.perform()
         if request.op == "export_stream":
             return Stream(self._export(request.args))
         operation, handler = find(request.op), self._table.get(request.op)
