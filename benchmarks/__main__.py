@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tempfile
+import time
 
-from benchmarks import mcp_rows, rows
+from benchmarks import bulk_rows, mcp_rows, rows, session_rows, store_rows
 from benchmarks.harness import Row, table
 from benchmarks.place import place
+from layerstack import durable
 
 ROWS = {
     "exec": rows.exec_in_session,
     "session": rows.session_create,
+    "fifty": session_rows.fifty,
     "one_shot": rows.one_shot,
+    "publish": store_rows.publish,
+    "files": session_rows.files,
     "create": rows.create_sandbox,
     "cli": rows.cli_process,
+    "second_create": bulk_rows.second_create,
+    "export": bulk_rows.export,
+    "memory": session_rows.memory,
     "mcp_start": mcp_rows.first_answer,
     "mcp_call": mcp_rows.call,
 }
@@ -28,10 +37,13 @@ def main(argv: list[str]) -> int:
         return 2
     done: list[Row] = []
     for name in argv or ROWS:
-        print(f"{name} ...", file=sys.stderr, flush=True)
+        start = time.monotonic()
         with place() as here:
             done += ROWS[name](here)
-    print(f"{platform.machine()}, {os.cpu_count()} processors, Linux {platform.release()}, Python {platform.python_version()}\n")
+        print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    disk = "with" if durable.keeps_order(tempfile.gettempdir()) else "without"
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    print(f"{platform.machine()}, {os.cpu_count()} processors, {system}, a file system {disk} an ordered journal\n")
     print(table(done))
     return 0
 

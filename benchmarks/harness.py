@@ -10,10 +10,14 @@ from typing import NamedTuple
 
 
 class Series(NamedTuple):
-    """Milliseconds of each counted call, in the order in which they were made."""
+    """Milliseconds of each counted call (or another unit, see `Row.unit`), in the order in which they were made."""
 
     name: str
     ms: tuple[float, ...]
+
+    @property
+    def least(self) -> float:
+        return min(self.ms)
 
     @property
     def p50(self) -> float:
@@ -32,6 +36,7 @@ class Row(NamedTuple):
     beside: Series | None
     goal: str
     dominated_by: str = ""
+    unit: str = "ms"
 
 
 def token() -> str:
@@ -39,13 +44,13 @@ def token() -> str:
     return os.urandom(9).hex()
 
 
-def timed(call: Callable[[], None]) -> float:
+def timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) * 1000
 
 
-def in_turn(sides: Sequence[tuple[str, Callable[[], None]]], *, runs: int, warm_up: int = 2) -> list[Series]:
+def in_turn(sides: Sequence[tuple[str, Callable[[], object]]], *, runs: int, warm_up: int = 2) -> list[Series]:
     """Call each side in turn, `runs` times after `warm_up` uncounted rounds: drift of the machine's speed meets all of them alike."""
     figures: list[list[float]] = [[] for _ in sides]
     for round_ in range(warm_up + runs):
@@ -64,13 +69,16 @@ def check(got: str, want: str) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
-    head = "| what | p50 ms | p99 ms | runs | beside | p50 ms | ratio | goal | what takes the time |"
-    lines = [head, "|" + "---|" * 9]
+    lines = ["| what | unit | min | p50 | p99 | runs | beside | min | p50 | ratio of p50 | goal | what takes it |", "|" + "---|" * 12]
     for row in rows:
-        beside, ratio = ("-", "-"), "-"
+        beside, ratio = ("-", "-", "-"), "-"
         if row.beside is not None:
-            beside = (row.beside.name, f"{row.beside.p50:.2f}")
-            ratio = f"{row.ours.p50 / row.beside.p50:.3f}" if row.beside.p50 else "-"
-        cells = (row.what, f"{row.ours.p50:.2f}", f"{row.ours.p99:.2f}", str(len(row.ours.ms)), *beside, ratio, row.goal, row.dominated_by)
-        lines.append("| " + " | ".join(cells) + " |")
+            beside = (row.beside.name, number(row.beside.least), number(row.beside.p50))
+            ratio = f"{row.ours.p50 / row.beside.p50:.3g}" if row.beside.p50 else "-"
+        ours = (number(row.ours.least), number(row.ours.p50), number(row.ours.p99), str(len(row.ours.ms)))
+        lines.append("| " + " | ".join((row.what, row.unit, *ours, *beside, ratio, row.goal, row.dominated_by)) + " |")
     return "\n".join(lines)
+
+
+def number(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"

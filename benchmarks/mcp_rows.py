@@ -55,7 +55,7 @@ def first_answer(place: Place) -> Iterator[Row]:
     answer: list[float] = []
     listed: list[float] = []
     beside: list[float] = []
-    for n in range(11):
+    for n in range(7):
         server = Stdio()
         assert server.ask("initialize", HELLO)["serverInfo"]["name"]
         first = server.since_start_ms()
