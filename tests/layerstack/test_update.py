@@ -98,7 +98,8 @@ def test_what_is_published_already_is_synced_before_anybody_is_told_so(stack: St
         stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r")
     stack.store.step = no_step
     synced: list[str] = []
-    real, durable.fsync_dir = durable.fsync_dir, synced.append
+    real = durable.fsync_dir
+    durable.fsync_dir = synced.append  # type: ignore[assignment]
     try:
         assert a.publish().no_op and synced == [stack.root]
         assert stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r").no_op and len(synced) == 1
