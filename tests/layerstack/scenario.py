@@ -216,6 +216,16 @@ def play(
     h.publish(owner="h", request_id="7")
     published(9)
 
+    journal.note("pinning", "8")
+    store.pins.pin(8)
+    acknowledge("pinned", "8")
+    journal.note("rollback")
+    store.rollback(4, owner="r", request_id="8")
+    published(10)
+    journal.note("unpinning", "8")
+    store.pins.unpin(8)
+    acknowledge("unpinned", "8")
+
     f = store.open_upper("f", origin="workspace_session:f")
     with shown(f, at("f")) as m:
         put(m, "thrown", b"thrown away\n")
@@ -267,12 +277,13 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
     try:
         recovered = store.recovered
         now = store.head.version
-        under_way = notes[-1][0] in ("work", "update", "squash") if notes else False
+        under_way = notes[-1][0] in ("work", "update", "squash", "rollback") if notes else False
         possible = {acknowledged, acknowledged + 1} if under_way and acknowledged < len(wanted.versions) else {acknowledged}
         demand(now in possible, f"the head is {now}, acknowledged is {acknowledged}, possible {sorted(possible)}")
         head = look(places, store.snapshot())
         demand(head == wanted.versions[now], f"version {now} shows another tree than it did")
         _check_versions(places, store, wanted)
+        _check_pins(store, notes)
         kept = store.drafts()
         _check_work(places, store, notes, head, kept, power_cut=power_cut)
         demand(set(recovered) <= set(kept), "a recovered draft is not listed")
@@ -300,6 +311,18 @@ def _check_versions(places: Places, store: Store, wanted: Expected) -> None:
         demand(not inside, f"versions {inside} lie inside {layer.id} and can be opened")
 
 
+def _check_pins(store: Store, notes: list[tuple[str, str]]) -> None:
+    """What was acknowledged is so: pinned and openable, or not pinned any more."""
+    said = [(what, int(value)) for what, value in notes if what in ("pinning", "pinned", "unpinning", "unpinned")]
+    pins = store.pins.all()
+    demand(set(pins) <= {version for _, version in said}, f"pins that nobody made: {pins}")
+    if said and said[-1][0] in ("pinned", "unpinned"):
+        what, version = said[-1]
+        demand((version in pins) == (what == "pinned"), f"version {version} was acknowledged as {what}, pins are {sorted(pins)}")
+    for version in pins:
+        demand(store.snapshot(version).version == version, f"version {version} is pinned and cannot be opened")
+
+
 def _holds(tree: Tree, text: bytes) -> bool:
     return any(text in entry.body for entry in tree.values() if entry.kind == FILE)
 
@@ -325,7 +348,14 @@ def _check_work(places: Places, store: Store, notes: list[tuple[str, str]], head
             demand(value not in shown_by, f"{value} was discarded and is back")
         elif what == "work" and not power_cut:
             text = value.encode() + b"\n"
-            demand(any(_holds(tree, text) for tree in shown_by.values()), f"{value!r} is neither published nor in a draft")
+            kept_in = any(_holds(tree, text) for tree in shown_by.values()) or _in_a_version(places, store, text)
+            demand(kept_in, f"{value!r} is neither published nor in a draft")
+
+
+def _in_a_version(places: Places, store: Store, text: bytes) -> bool:
+    """Is it in a version from before a rollback?"""
+    names = os.listdir(os.path.join(places.root, "manifests"))
+    return any(_holds(look(places, store.snapshot(int(name.partition(".")[0]))), text) for name in names)
 
 
 def _check_nothing_left(root: str, store: Store) -> None:
@@ -333,6 +363,7 @@ def _check_nothing_left(root: str, store: Store) -> None:
         left = os.listdir(os.path.join(root, name))
         demand(not left, f"left over in {name}: {left}")
     needed = set(store.head.layer_ids) | {i for d in store.drafts() for i in d.layer_ids}
+    needed |= {i for version in store.pins.all() for i in store.snapshot(version).manifest.layer_ids}
     layers = set(os.listdir(os.path.join(root, "layers")))
     demand(layers <= needed, f"layers that nothing names: {sorted(layers - needed)}")
     metadata = {name.partition(".")[0] for name in os.listdir(os.path.join(root, ".layer-metadata"))}
@@ -340,7 +371,8 @@ def _check_nothing_left(root: str, store: Store) -> None:
     listed = {d.draft_id for d in store.drafts()}
     drafts = set(os.listdir(os.path.join(root, "drafts")))
     demand(drafts == listed, f"half drafts: {sorted(drafts - listed)}")
-    stray = [name for folder in (root, os.path.join(root, "manifests")) for name in os.listdir(folder) if name.endswith(".tmp")]
+    folders = [folder for folder in (root, os.path.join(root, "manifests"), os.path.join(root, "pins")) if os.path.isdir(folder)]
+    stray = [name for folder in folders for name in os.listdir(folder) if name.endswith(".tmp")]
     demand(not stray, f"temporary files: {stray}")
 
 

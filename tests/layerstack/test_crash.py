@@ -191,7 +191,7 @@ def test_a_process_killed_while_it_opens_what_a_killed_one_left_loses_nothing(sh
     assert children.call("trusted", kill_the_open, short_dir, 1 if SOAK else 4) > len(CUT_TWICE)
 
 
-ONCE_NAMED = ("create", "session", "publish", "commit", "draft", "seal", "upper", "open", "squash")
+ONCE_NAMED = ("create", "session", "publish", "commit", "draft", "seal", "upper", "open", "squash", "pin", "unpin", "rollback")
 """Families of steps that the history must pass; one that is gone from the recording is a step that nobody tests any more."""
 
 
