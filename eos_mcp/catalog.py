@@ -379,9 +379,11 @@ def build(
         if "sandbox_id" in rest:
             inner = rest.pop("sandbox_id")
             if not isinstance(inner, str) or not inner.strip():
-                details = {"argument": "sandbox_id", "value": inner}
                 raise OperationError(
-                    INVALID_REQUEST, f"sandbox_id of {operation.name} must be a non-blank string", details, reason="wrong_type"
+                    INVALID_REQUEST,
+                    f"sandbox_id of {operation.name} must be a non-blank string",
+                    {"argument": "sandbox_id"},
+                    reason="wrong_type",
                 )
             if selector is not None and inner != selector:
                 details = {"argument": "sandbox_id", "value": inner}

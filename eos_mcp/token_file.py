@@ -64,7 +64,7 @@ def write(token: str, path: str | None = None) -> None:
         OperationError: config_error.
     """
     path = path or places.token_file()
-    token = _one_line("standard input", token.encode())
+    token = _one_line("standard input", token.encode("utf-8", "surrogateescape"))
     if os.environ.get(places.TOKEN_FILE_ENV) and (held := read(path)) is not None and held != token:
         raise _bad(path, f"is named by {places.TOKEN_FILE_ENV} and holds another token")
     try:

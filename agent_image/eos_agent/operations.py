@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 
 U64_MAX = 2**64 - 1
+ARRAY_DEPTH = 16
 KINDS = ("string", "integer", "float", "path", "json_array", "boolean")
 ANSWER_S = 30.0
 DEFAULT_YIELD_MS = 1000
@@ -1008,7 +1009,7 @@ def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -
                 value = json.loads(value)
             except (ValueError, RecursionError):
                 value = None
-        ok = isinstance(value, list)
+        ok = isinstance(value, list) and _plain(value)
     if not ok:
         words = {
             "string": "a string",
@@ -1054,3 +1055,19 @@ def _finite(value: float) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def _plain(value: list[Any]) -> bool:
+    """Whether JSON can carry an array: no NaN or infinity in it, and not nested beyond all reason, which overflows a stack somewhere."""
+    level: list[Any] = value
+    for _ in range(ARRAY_DEPTH):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, float) and not math.isfinite(each):
+                return False
+            if isinstance(each, (list, dict)):
+                inner.extend(each.values() if isinstance(each, dict) else each)
+        level = inner
+        if not level:
+            return True
+    return False

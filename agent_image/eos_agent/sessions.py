@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import log
 from eos_agent.pool import Pool
-from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.publication import describe_upper
 from eos_agent.session import EXPLICIT, IMPLICIT, Session, check_grace
 from eos_agent.settle import SETTLED, finalization_failed, publish_or_keep
@@ -352,13 +352,7 @@ class Sessions:
     async def file_op(self, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
         """A file operation inside the mount of a session."""
         async with self.use(session_id, kind=NOT_FOUND) as session:
-            try:
-                result, _ = await session.runner.file_op(name, args, data)
-            except OperationError as error:
-                if error.kind == INTERNAL_ERROR:  # a bug of ours, told from there: its text is for the log alone
-                    raise RuntimeError(f"file operation {name} in the runner: {error.details}") from None
-                raise
-            return result
+            return (await session.runner.file_op(name, args, data))[0]
 
     async def rows(self) -> list[dict[str, Any]]:
         """The entries of list_workspace_sessions."""

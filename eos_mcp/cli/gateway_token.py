@@ -37,7 +37,7 @@ def do(verb: str) -> int:
     if verb == "ensure":
         return output.page(token_file.ensure())
     if verb == "write":
-        token_file.write(sys.stdin.read())
+        token_file.write(sys.stdin.buffer.read(1 << 16).decode("utf-8", "surrogateescape"))
         return output.OK
     token = token_file.read()
     if token is None:

@@ -203,9 +203,10 @@ def value_of(argument: Argument, text: str) -> Any:
     """
     label = argument.label
     if argument.kind == "integer":
-        if not (text.isascii() and text.isdigit()) or int(text[:40]) > U64_MAX:
+        digits = text.lstrip("0") or "0" if text else ""
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 20 or int(digits) > U64_MAX:
             raise usage_error(f"{label} must be an integer from 0 to {U64_MAX}: {_shown(text)}")
-        return int(text)
+        return int(digits)
     if argument.kind == "float":
         try:
             number = float(text)

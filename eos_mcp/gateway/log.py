@@ -9,7 +9,7 @@ from typing import Any
 
 
 def log(event: str, **fields: Any) -> None:
-    line = json.dumps({"ts": round(time.time(), 3), "event": event, **fields}, ensure_ascii=False, default=str)
+    line = json.dumps({"ts": round(time.time(), 3), "event": event, **fields}, ensure_ascii=True, default=str)
     try:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()

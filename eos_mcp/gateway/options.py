@@ -115,8 +115,8 @@ def _number(found: dict[str, str], name: str, flag: str, least: int) -> int | No
     text = found.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise UsageError(f"{flag} must be an integer of at least {least}: {text}")
+    if not (text.isascii() and text.isdigit()) or len(text) > 18 or int(text) < least:
+        raise UsageError(f"{flag} must be an integer of at least {least}: {text[:40]}")
     return int(text)
 
 

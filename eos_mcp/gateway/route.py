@@ -27,6 +27,7 @@ REVISING = frozenset(
     }
 )
 FEATURES = ("drafts", "cancel_request", "file_list", "keep_alive", "gateway_info")
+LOGGED_CHARACTERS = 200  # of what a client named: it decides no more of the log
 _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
 
 
@@ -67,7 +68,8 @@ class Router:
         finally:
             if request.op in _LOGGED or result not in ("ok", INVALID_REQUEST, protocol.NOT_FOUND, protocol.OPERATION_FAILED):
                 took_ms = round((time.monotonic() - started) * 1000, 1)
-                log("request", op=request.op, request_id=request.request_id, sandbox_id=request.sandbox_id, result=result, took_ms=took_ms)
+                who = {"op": request.op, "request_id": request.request_id, "sandbox_id": request.sandbox_id}
+                log("request", **{key: value and value[:LOGGED_CHARACTERS] for key, value in who.items()}, result=result, took_ms=took_ms)
         return only_contract(request.op, reply) if self._contract_results else reply
 
     async def _route(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any]:

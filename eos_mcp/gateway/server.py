@@ -43,6 +43,7 @@ class GatewayServer:
         self._answer = answer
         self._max_connections = max_connections
         self._open: set[asyncio.Task[None]] = set()
+        self._refusing: set[asyncio.Task[None]] = set()
         self._accepting: list[asyncio.Task[None]] = []
 
     @property
@@ -92,8 +93,9 @@ class GatewayServer:
         if not full:
             self._open.add(task)
             task.add_done_callback(self._ended)
-        else:
-            _keep(task)
+        else:  # asyncio holds tasks weakly; this one is nobody else's
+            self._refusing.add(task)
+            task.add_done_callback(self._refusing.discard)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._open.discard(task)
@@ -219,12 +221,3 @@ def _encoded(reply: dict[str, Any]) -> bytes:
         return encoded
     details = {"limit": protocol.MAX_LINE_BYTES, "reason": "reply_too_large"}
     return protocol.encode(OperationError(INTERNAL_ERROR, f"the reply has {len(encoded)} bytes", details).envelope())
-
-
-_refusals: set[asyncio.Task[None]] = set()
-
-
-def _keep(task: asyncio.Task[None]) -> None:
-    """asyncio holds tasks weakly; this one is nobody else's."""
-    _refusals.add(task)
-    task.add_done_callback(_refusals.discard)

@@ -45,6 +45,8 @@ ODD = (
     '["a=\\ud800"]',
     '["\\u0000=1"]',
     "[null]",
+    "[1e400]",
+    '[{"old_string":"a","new_string":"b","more":-1e400}]',
     '[{"old_string":1}]',
     '[{"old_string":"one","new_string":"\\ud800"}]',
     "[" * 900 + "]" * 900,
@@ -65,6 +67,7 @@ GOOD: dict[str, str] = {
     "yield_time_ms": "0",
     "timeout_ms": "0",
 }
+BY_KIND = {"string": '"x"', "path": '"x"', "integer": "1", "float": "1", "boolean": "true", "json_array": "[]"}
 
 
 def requests(operation: Operation) -> Iterator[tuple[str, str, str]]:
@@ -80,7 +83,8 @@ def requests(operation: Operation) -> Iterator[tuple[str, str, str]]:
         for odd in ODD:
             if operation.name == "exec_command" and name == "cmd" and odd.startswith('"'):
                 continue  # any text is a command
-            values = {each: GOOD[each] for each in needed} | {name: odd}
+            kinds = {each.name: each.kind for each in operation.arguments}
+            values = {each: GOOD.get(each, BY_KIND[kinds[each]]) for each in needed} | {name: odd}
             yield name, odd, "{" + ",".join(f"{json.dumps(key)}:{value}" for key, value in values.items()) + "}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent import operations
+from eos_agent import operations, protocol
 from eos_agent.protocol import OperationError
 from eos_mcp import catalog
 
@@ -218,3 +218,15 @@ def test_catalog_client_and_programs_import_the_standard_library_and_ourselves_o
                 top = module.partition(".")[0]
                 assert top in allowed or top in sys.stdlib_module_names, (path.name, module)
                 assert top not in heavy, (path.name, module)
+
+
+@pytest.mark.parametrize("value", [float("inf"), [float("nan")], {"a": [[]]}, 7, None, " "])
+def test_a_selector_that_is_none_is_refused_in_words_that_json_can_carry(value: object) -> None:
+    for name in ("snapshot", "file_read", "list_sandboxes", "inspect_sandbox"):
+        operation = catalog.find(name)
+        assert operation is not None
+        with pytest.raises(OperationError) as caught:
+            catalog.build(operation, {"sandbox_id": value, **({"path": "a"} if name == "file_read" else {})})
+            raise OperationError("accepted", "a blank text is a matter of the manager", reason="blank")
+        assert caught.value.kind in ("invalid_request", "accepted")
+        protocol.encode(caught.value.envelope())

@@ -98,6 +98,20 @@ def test_a_value_of_the_wrong_type_is_named_by_its_flag(words: tuple[str, ...], 
     assert said in mistake(runtime(*words))
 
 
+def test_leading_zeros_make_no_number_larger() -> None:
+    assert runtime("file_read", "--path", "a", "--offset", "0" * 5000 + "7").args["offset"] == 7
+    assert runtime("file_read", "--path", "a", "--offset", "000").args["offset"] == 0
+
+
+@pytest.mark.parametrize("edits", ["[NaN]", "[1e400]", '[{"old_string":-Infinity}]', "[" * 300 + "]" * 300])
+def test_an_array_that_no_request_can_carry_is_refused_here(edits: str) -> None:
+    parsed = runtime("file_edit", "--path", "a", "--edits", edits)
+    assert parsed.operation is not None and parsed.error is None
+    with pytest.raises(OperationError) as caught:
+        catalog.build(parsed.operation, parsed.args, selector="s", bounds=False)
+    assert (caught.value.kind, caught.value.details["reason"]) == ("invalid_request", "wrong_type")
+
+
 def test_a_boolean_flag_takes_no_following_word() -> None:
     assert runtime("exec_command", "--split-output", "ls").args == {"split_output": True, "cmd": "ls"}
     assert runtime("exec_command", "--tty=false", "ls").args == {"tty": False, "cmd": "ls"}
