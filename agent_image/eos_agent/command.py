@@ -7,6 +7,7 @@ may be reported so, when its session has been settled too, if it was the last co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import math
 import os
@@ -44,6 +45,7 @@ class Command:
         self.waiting_on: list[dict[str, Any]] = []
         self.left_behind: list[dict[str, Any]] = []
         self.timed_out = self.cancelled = self.finished = False
+        self.over = asyncio.Event()  # set with `finished`
         self.terminal = asyncio.Event()
         self.outcome: dict[str, Any] = {}  # what the settling of the session adds to the result
         self.lost: OperationError | None = None  # the session died under it: nobody knows an exit code
@@ -148,6 +150,7 @@ class Command:
         if self.finished:
             return
         self.finished = True
+        self.over.set()
         self.ended = time.monotonic()
         if self._timer is not None:
             self._timer.cancel()
@@ -301,16 +304,11 @@ class Command:
 
     async def wait(self, until: float) -> None:
         """Until it is terminal, or the monotonic time `until`."""
-        if self.terminal.is_set():
-            return
-        left = until - time.monotonic()
-        if left <= 0:
-            return
-        try:
-            async with asyncio.timeout(left):
-                await self.terminal.wait()
-        except TimeoutError:
-            pass
+        await _until(self.terminal, until)
+
+    async def wait_finished(self, until: float) -> None:
+        """As `wait`, for the end of its processes: who holds the session's gate would wait in vain for the settling that follows."""
+        await _until(self.over, until)
 
     @property
     def status(self) -> str:
@@ -399,6 +397,15 @@ class Command:
         if self.output.on_disk or (self.errors is not None and self.errors.on_disk):
             with durable.suppress_errno(errno.ENOENT, errno.ENOTEMPTY):
                 os.rmdir(self.directory)
+
+
+async def _until(event: asyncio.Event, until: float) -> None:
+    left = until - time.monotonic()
+    if event.is_set() or left <= 0:
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(left):
+            await event.wait()
 
 
 def _set(ready: asyncio.Future[None]) -> None:

@@ -29,12 +29,12 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
     session_id: str = args["workspace_session_id"]
     grace = check_grace(args)
     async with sessions.use(session_id) as session:
-        await session.await_commands(grace, "publish")
         if session.policy != EXPLICIT:
             details = {"workspace_session_id": session_id}
             raise OperationError(
                 OPERATION_FAILED, f"workspace session {session_id} publishes by itself", details, reason="implicit_session"
             )
+        await session.await_commands(grace, "publish")
         size = await _preview_frozen(sessions, session)
         session.ending = True
         session.state = "finalizing"

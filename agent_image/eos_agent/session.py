@@ -52,7 +52,7 @@ class Session:
         """Wait up to `grace_s` for running commands, then refuse. The gate is held, so none is added."""
         end = time.monotonic() + grace_s
         for command in list(self.commands.values()):
-            await command.wait(end)
+            await command.wait_finished(end)
         if self.commands:
             active = list(self.commands)
             raise OperationError(

@@ -186,7 +186,7 @@ class Zygote:
         except BaseException as error:
             await asyncio.shield(runner._abandon())  # pyright: ignore[reportPrivateUsage]
             if isinstance(error, TimeoutError):
-                raise _setup_failed(spec, "start", f"not ready after {timeout_s} s") from None
+                raise _setup_failed(spec, "start", f"timed out, not ready after {timeout_s:g} s") from None
             raise
         return runner
 

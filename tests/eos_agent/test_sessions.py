@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import re
 import signal
@@ -407,3 +408,23 @@ def test_an_ordinary_user_gets_the_same(start_agent: Callable[..., Agent]) -> No
     (draft,) = agent.call("list_drafts")["drafts"]
     assert agent.read("kept", workspace_session_id=agent.session(draft_id=draft["draft_id"])) == "precious"
     assert agent.stop() == 0
+
+
+def test_grace_ends_with_the_commands_also_of_a_session_that_would_settle_itself(agent: Agent) -> None:
+    command = agent.run("read x; echo $x > f", yield_time_ms=0)
+    session = command["workspace_session_id"]
+    error = refused(lambda: agent.call("publish_workspace_session", workspace_session_id=session, grace_s=1e300))
+    assert (error.kind, error.reason) == ("operation_failed", "implicit_session"), "refused before it waits"
+    connection = agent.connect()
+    connection.socket.sendall(agent.line("destroy_workspace_session", workspace_session_id=session, grace_s=1e300))
+    agent.call("write_command_stdin", command_session_id=command["command_session_id"], stdin="y\n", yield_time_ms=0)
+    answer = json.loads(connection.file.readline())
+    connection.close()
+    assert answer["destroyed"] is True and answer["discarded"]["paths"] == ["f"]
+    assert agent.call("wait_command", command_session_id=command["command_session_id"])["exit_code"] == 0
+
+
+def test_a_set_up_that_takes_too_long_says_so(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(runtime={"workspace": {"setup_timeout_s": 1e-9}})
+    error = refused(lambda: agent.run("true"))
+    assert error.kind == "operation_failed" and "workspace setup failed" in error.message and "timed out" in error.message
