@@ -209,6 +209,43 @@ def test_a_body_up_to_the_limit_passes_and_a_longer_one_is_413(streamable: Serve
     assert post(sse, message, path="/messages/?session_id=" + "0" * 32)[0] == 413
 
 
+NO_MESSAGES = {
+    "nothing": b"",
+    "no JSON": b"nonsense",
+    "half of one": b'{"jsonrpc":"2.0","id":1,"method":"tools/',
+    "no UTF-8": b"\xff\xfe{}",
+    "a lone surrogate": b'{"jsonrpc":"2.0","id":"\\ud800","method":"tools/list"}',
+    "deep": b"[" * 100_000,
+    "deep inside": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fast","arguments":{"text":'
+    + b"[" * 5000
+    + b"]" * 5000
+    + b"}}}",
+    "NaN as an id": b'{"jsonrpc":"2.0","id":NaN,"method":"tools/list"}',
+    "a long number": b'{"jsonrpc":"2.0","id":' + b"9" * 100_000 + b',"method":"tools/list"}',
+    "a number beyond a float": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fast","arguments":{"text":1e400}}}',
+    "an object as an id": b'{"jsonrpc":"2.0","id":{},"method":"tools/list"}',
+    "a list": b"[]",
+    "a number": b"7",
+    "the same key twice": b'{"jsonrpc":"2.0","jsonrpc":"1.0","id":1,"id":2,"method":"tools/list"}',
+    "no method": b'{"jsonrpc":"2.0","id":1}',
+    "a method that is no text": b'{"jsonrpc":"2.0","id":1,"method":7}',
+    "params that are a list": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[1]}',
+    "arguments that are text": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fast","arguments":"x"}}',
+    "no name": b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}',
+}
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "fast"}], ids=["older", "modern"]
+)
+@pytest.mark.parametrize("name", NO_MESSAGES)
+def test_what_is_no_message_is_the_senders_mistake(streamable: Served, name: str, headers: dict[str, str | None]) -> None:
+    status, body = post(streamable, NO_MESSAGES[name], headers)
+    assert status < 500 and b"Traceback" not in body, (status, body[:300])
+    message, good = modern_call("fast", {"text": "still there"})
+    assert post(streamable, message, good)[0] == 200
+
+
 def hang_up(served: Served, message: dict[str, Any], headers: Mapping[str, str | None], begun: str) -> None:
     """POST a call and close the connection once the tool has begun."""
     body = json.dumps(message).encode()
