@@ -55,6 +55,10 @@ class Layer:
         self._keys: list[str] | None = None
         self._directories: dict[str, bool] = {}
 
+    def at(self, root: str) -> Layer:
+        """The same layer when its tree has moved to `root`."""
+        return Layer(self.id, DiskTree(root, self.tree.form), self.version, self.index, self.about)
+
     @property
     def is_base(self) -> bool:
         return self.index is None

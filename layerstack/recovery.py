@@ -105,9 +105,11 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
 def _dead_upper(store: Store, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
     """The upper as its process left it."""
     manifest = Manifest(body["base_version"], tuple(reference(layer_id) for layer_id in body["layers"]))
-    identity = Identity(session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"])
+    identity = Identity(
+        session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"], body.get("rebased", False)
+    )
     private: list[Layer] = []
-    if identity.draft_id is not None:
+    if identity.draft_id is not None and not identity.rebased:
         _, layer, extra = store.draft_book.stand_on(identity.draft_id, lease.holder)
         store.release(extra)  # `lease` is on the same layers
         private.append(layer)

@@ -48,6 +48,7 @@ from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, refer
 from layerstack.pins import Pins
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, Preview, Published, preview
+from layerstack.rebase import CARRIED, open_rebased
 from layerstack.resolve import Ignored
 from layerstack.rollback import rollback
 from layerstack.squash import Squashed
@@ -294,7 +295,7 @@ class Store:
         draft_id: str | None = None,
         draft_base: str = "own",
     ) -> Upper:
-        """A place for a session's writes on a version (the head by default), or on a draft at the draft's own base.
+        """A place for a session's writes on a version (the head by default), or on a draft: at its own base, or carried over to the head.
 
         Args:
             session_id: letters, digits, `.`, `_`, `-`; names the folder in `sessions/`.
@@ -303,37 +304,52 @@ class Store:
             An upper whose lease keeps the version's layers until it ends. If the process dies, the next open makes a draft of its work.
         Raises:
             Invalid: the id is malformed or in use. NotFound: no such version or draft. LayerLimit: more lowers than the kernel mounts.
+            PublishRejected: the draft cannot be carried over to the head, with every conflict.
         """
         if not _SESSION_ID.fullmatch(session_id) or session_id in (".", ".."):
             raise Invalid(f"session id {session_id!r} is malformed", reason="invalid_session_id", details={"session_id": session_id})
-        if draft_base != "own":
-            raise Unsupported(
-                "a draft can only be opened at its own base: rebasing it is not built yet",
-                reason="not_available",
-                details={"draft_base": draft_base},
-            )
         private: list[Layer] = []
         holder = f"session {session_id}"
         self.check_open()
+        rebased = draft_id is not None and draft_base == "head"
+        identity = Identity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex(), rebased)
+        if rebased:
+            return open_rebased(self, identity, holder)
         if draft_id is not None:
             manifest, layer, lease = self.draft_book.stand_on(draft_id, holder)
             private.append(layer)
         else:
-            with self.lock:
-                manifest = self.manifest(version)
-                lease = self.leases.take(holder, manifest.version, manifest.layer_ids)
+            manifest, lease = self.take_lease(holder, version)
         try:
-            overlay.check_count(len(manifest.layers) + len(private))
-            chain = Chain(self.layers_of(manifest), self.shelf, self.form, private)
-            identity = Identity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex())
-            self._make_session(identity, manifest, chain)
+            return self.make_upper(identity, manifest, lease, private)
         except BaseException:
             self.release(lease)
             self.draft_book.leave(draft_id)
             raise
-        return Upper(self, identity, manifest, chain, lease)
 
-    def _make_session(self, identity: Identity, manifest: Manifest, chain: Chain) -> None:
+    def take_lease(self, holder: str, version: int | None = None) -> tuple[Manifest, Lease]:
+        """A version, the head by default, and a lease on it. Raises NotFound."""
+        with self.lock:
+            manifest = self.manifest(version)
+            return manifest, self.leases.take(holder, manifest.version, manifest.layer_ids)
+
+    def make_upper(
+        self, identity: Identity, manifest: Manifest, lease: Lease, private: list[Layer], *, carried: str | None = None
+    ) -> Upper:
+        """A session's folder and its upper, which the lease goes to.
+
+        Args:
+            private: sealed work to stand on, the top first.
+            carried: where the tree of the only one of these lies in staging: it becomes the session's own.
+        """
+        overlay.check_count(len(manifest.layers) + len(private))
+        layers = self.layers_of(manifest)
+        self._make_session(identity, manifest, Chain(layers, self.shelf, self.form, private), carried)
+        if carried is not None:
+            private = [private[0].at(f"{self.root}/sessions/{identity.session_id}/private/{CARRIED}")]
+        return Upper(self, identity, manifest, Chain(layers, self.shelf, self.form, private), lease)
+
+    def _make_session(self, identity: Identity, manifest: Manifest, chain: Chain, carried: str | None) -> None:
         """Complete in staging, then one rename: a folder in `sessions/` is whole."""
         folder = self.scrap.name(f"session-{identity.session_id}")
         try:
@@ -343,6 +359,9 @@ class Store:
             assert root is not None
             make_directory(f"{folder}/upper", root)
             os.mkdir(f"{folder}/work")
+            if carried is not None:
+                os.mkdir(f"{folder}/private")
+                os.rename(carried, f"{folder}/private/{CARRIED}")
             body = {
                 **identity._asdict(),
                 "base_version": manifest.version,

@@ -46,6 +46,8 @@ class Identity(NamedTuple):
     request_id: str | None
     draft_id: str | None
     token: str
+    rebased: bool = False
+    """Does it stand on the draft's work as it was carried over to the head, a private layer of its own, and not on the draft?"""
 
 
 class Upper:
@@ -63,7 +65,7 @@ class Upper:
         self._ended = False
         self._late: CommitUnsynced | None = None
         self._dropped: tuple[str, ...] = ()
-        self._number = 0
+        self._number = int(identity.rebased)
 
     @property
     def session_id(self) -> str:

@@ -441,7 +441,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument(
                 "draft_base",
                 "string",
-                help="Base of the draft_id: its own, or the newest.",
+                help="Where draft_id opens: its own base, or merged onto the head.",
                 default="own",
                 choices=("own", "head"),
                 ours=True,

@@ -144,3 +144,21 @@ def test_a_pin_outlives_the_agent_and_counts_as_no_session(agent: Agent) -> None
     assert (stats["pin_count"], stats["active_lease_count"]) == (1, 0)
     assert agent.call("unpin_version", version=1) == {"version": 1, "pinned": False, "was_pinned": True}
     assert agent.call("unpin_version", version=1)["was_pinned"] is False
+
+
+def test_a_draft_is_carried_over_to_the_head_or_every_conflict_is_told(agent: Agent) -> None:
+    draft = rejected_draft(agent)
+    error = refused(lambda: agent.session(draft_id=draft, draft_base="head"))
+    assert (error.kind, error.reason) == ("operation_failed", "source_conflict")
+    assert [c["path"] for c in error.details["publish_rejection"]["conflicts"]] == ["src/app.py"]
+    agent.call(
+        "file_edit", path="src/app.py", edits=[{"old_string": "theirs", "new_string": "two"}, {"old_string": "six", "new_string": "SIX"}]
+    )
+    found = agent.call("create_workspace_session", draft_id=draft, draft_base="head")
+    assert (found["base_version"], found["draft_id"]) == (agent.version(), draft)
+    session = found["workspace_session_id"]
+    assert agent.read("src/app.py", workspace_session_id=session).splitlines()[1:6] == ["ours", "three", "four", "five", "SIX"]
+    agent.call("publish_workspace_session", workspace_session_id=session)
+    assert agent.call("list_drafts")["drafts"] == []
+    assert agent.read("added") == "new"
+    assert {owner for _, _, owner in blame(agent, "added")} == {f"workspace_session:{session}"}

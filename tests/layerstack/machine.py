@@ -163,12 +163,12 @@ class StackMatchesModel(RuleBasedStateMachine):
 
     # Steps shared by rules
 
-    def add_session(self, draft_id: str | None = None, version: int | None = None) -> Session:
+    def add_session(self, draft_id: str | None = None, version: int | None = None, draft_base: str = "own") -> Session:
         self.count += 1
         mount = os.path.join(self.folder, f"m{self.count}")
         os.mkdir(mount)
         name = f"session-{self.count}"
-        upper = self.store.open_upper(name, origin=f"workspace_session:{name}", draft_id=draft_id, version=version)
+        upper = self.store.open_upper(name, origin=f"workspace_session:{name}", draft_id=draft_id, version=version, draft_base=draft_base)
         session = Session(upper, mount, upper.snapshot.version, draft_id)
         session.show()
         self.sessions.append(session)
@@ -320,6 +320,25 @@ class StackMatchesModel(RuleBasedStateMachine):
         assert session.base == base
         self.tally["drafts reopened"] += 1
         same("reopened draft", read_tree(session.mount), ours)
+        self.work(session, edits)
+
+    @precondition(lambda self: self.drafts and len(self.sessions) < MOST_SESSIONS)
+    @rule(which=which, edits=few_ops)
+    def rebase_draft(self, which: int, edits: list[Op]) -> None:
+        """A session on a draft that is carried over to the head shows the merge, or is refused with what a publish would say."""
+        draft_id = self.a_draft(which)
+        base, ours = self.drafts[draft_id]
+        want = self.model.preview(base, ours)
+        try:
+            session = self.add_session(draft_id=draft_id, draft_base="head")
+        except PublishRejected as rejected:
+            self.check_conflicts("rebase", rejected.conflicts, want, base, ours)
+            assert want.conflicts
+            return
+        assert not want.conflicts, f"rebased, the model finds {want.conflicts}"
+        assert session.base == self.model.head
+        self.tally["drafts rebased"] += 1
+        same("rebased draft", read_tree(session.mount), want.tree)
         self.work(session, edits)
 
     @precondition(lambda self: self.drafts)

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from layerstack.errors import Busy, Invalid, NotFound, PublishRejected, Unsupported
+from layerstack.errors import Busy, Invalid, NotFound, PublishRejected
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
 
 
@@ -203,9 +203,6 @@ def test_what_cannot_be_opened_is_refused_by_name_and_leaves_nothing(stack: Stac
     a.umount()
     draft = a.upper.to_draft(reason="r")
     assert draft is not None
-    with pytest.raises(Unsupported) as unbuilt:
-        stack.store.open_upper("n", origin="t", draft_id=draft.draft_id, draft_base="head")
-    assert unbuilt.value.reason == "not_available"
     for draft_id in ("draft-0000000000000000", "../../etc", ""):
         with pytest.raises(NotFound):
             stack.store.open_upper("n", origin="t", draft_id=draft_id)

@@ -10,7 +10,18 @@ import pytest
 from tests import children
 from tests.layerstack import machine
 
-OUTCOMES = ("published", "published on a moved head", "rejected", "no-op", "drafts reopened", "recovered", "squashes", "rollbacks", "pins")
+OUTCOMES = (
+    "published",
+    "published on a moved head",
+    "rejected",
+    "no-op",
+    "drafts reopened",
+    "recovered",
+    "squashes",
+    "rollbacks",
+    "pins",
+    "drafts rebased",
+)
 """What a run must have met, or it proves little."""
 
 

@@ -1,0 +1,81 @@
+"""Carry a draft over to the head: what it changed, merged with what was published since, as work on top of the newest version.
+
+The result is a tree of its own, beside the draft, which stays as it is: hard links to its files, new ones where lines were merged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from layerstack import durable
+from layerstack.chain import Chain
+from layerstack.errors import PublishRejected
+from layerstack.index import Layer
+from layerstack.index_file import build
+from layerstack.manifest import LayerId, Manifest
+from layerstack.publish import describe, settle
+from layerstack.resolve import plan
+from layerstack.states import DIRECTORY, FILE
+from layerstack.tree import DiskTree, clone
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+    from layerstack.upper import Identity, Upper
+
+CARRIED = "0001"
+"""The name of the carried-over work among the private layers of a session."""
+
+
+def open_rebased(store: Store, identity: Identity, holder: str) -> Upper:
+    """A session on the head, with a draft's work carried over to it; see `Store.open_upper`."""
+    draft_id = identity.draft_id
+    assert draft_id is not None
+    base, work, own = store.draft_book.stand_on(draft_id, holder)
+    try:
+        head, lease = store.take_lease(holder)
+        try:
+            with store.scrap.scrap() as scrap:
+                root = scrap("rebase")
+                carried = rebase(store, base, work, head, root)
+                if carried is None:
+                    return store.make_upper(identity, head, lease, [])
+                return store.make_upper(identity, head, lease, [carried], carried=root)
+        except BaseException:
+            store.release(lease)
+            raise
+    except BaseException:
+        store.draft_book.leave(draft_id)
+        raise
+    finally:
+        store.release(own)
+
+
+def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str) -> Layer | None:
+    """The work of a draft on top of `head`, as a tree at `root`, synced; None when the head has all of it.
+
+    Args:
+        base, work: the draft, with a lease on its base.
+        root: a name in staging, where nothing is.
+    Raises:
+        PublishRejected: with every conflict, as a publish of the draft would; nothing was changed.
+    Cost: that of planning a publish, and a hard link for each entry of the draft.
+    """
+    below, over = Chain(store.layers_of(base), store.shelf, store.form), store.chain(head)
+    assert work.index is not None and isinstance(work.tree, DiskTree)
+    store.step("rebase.plan")
+    ignored = store.ignored(base.version)
+    planned = plan(work.tree, work.index, base=below, head=over, version=base.version, ignored=ignored, describe=describe)
+    if planned.conflicts:
+        raise PublishRejected(planned.conflicts, base=base.version, head=head.version)
+    store.step("rebase.clone")
+    tree = DiskTree(root, store.form, aside=store.scrap.path)
+    clone(work.tree, tree)
+    if planned.edits:
+        settle(tree, planned.edits, head=over, version=base.version)
+    indexed = build(tree, over, hashes=False)
+    if not indexed.changed:
+        return None
+    store.step("rebase.sync")
+    files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
+    durable.sync_files(store.root, files, [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY])
+    return Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records)
