@@ -31,6 +31,8 @@ from eos_agent.protocol import (
 
 BACKLOG = 1024
 UNREAD_TOKEN_BYTES = 64 * 1024  # a longer line is searched for the token before it is parsed: that costs a hundredth
+READ_BYTES = 256 * 1024
+STRANGERS_BYTES = 64 * 1024 * 1024  # of all lines together that come from connections without a token so far: they share our memory
 LINGER_S = 2.0
 ANSWER_S = 60.0  # who does not read an answer in that time is hung up on: its connection is one of few
 STREAM_S = 600.0  # the same for a piece of a stream, whose reader may be writing to a slow disk meanwhile
@@ -51,6 +53,7 @@ class Server:
         self.connections: set[asyncio.Task[Any]] = set()
         self._idle: set[asyncio.StreamWriter] = set()
         self._strangers: dict[asyncio.StreamWriter, None] = {}  # of TCP, oldest first: they have not shown the token yet
+        self._strangers_bytes = 0
         self.address = ("", 0)
         self.draining = False
 
@@ -62,7 +65,7 @@ class Server:
         mask = os.umask(0o177)
         try:
             unix = await asyncio.start_unix_server(
-                lambda r, w: self._accept(r, w, trusted=True), settings.socket_path, limit=self._max_request, backlog=BACKLOG
+                lambda r, w: self._accept(r, w, trusted=True), settings.socket_path, limit=READ_BYTES, backlog=BACKLOG
             )
         finally:
             os.umask(mask)
@@ -70,7 +73,7 @@ class Server:
             lambda r, w: self._accept(r, w, trusted=False),
             settings.tcp_host,
             settings.tcp_port,
-            limit=self._max_request,
+            limit=READ_BYTES,
             backlog=BACKLOG,
             family=socket.AF_INET,
         )
@@ -139,19 +142,55 @@ class Server:
                 return None
         try:
             async with asyncio.timeout(self._read_timeout):
-                return head + await reader.readuntil(b"\n")
-        except asyncio.IncompleteReadError as error:
-            partial = head + error.partial
-            return partial if partial.strip() else None
-        except asyncio.LimitOverrunError:
-            too_large = OperationError(
-                REQUEST_TOO_LARGE,
-                f"request exceeds the byte limit of {self._max_request}",
-                {"fields": {"limit": self._max_request}},
-                reason="request_too_large",
-            )
-            await self._last_answer(reader, writer, too_large)
+                line = await self._rest(head, reader, stranger=writer in self._strangers)
+            return line if line.strip() else None
+        except OperationError as error:
+            await self._last_answer(reader, writer, error)
             return None
+
+    async def _rest(self, head: bytes, reader: asyncio.StreamReader, *, stranger: bool) -> bytes:
+        """`head` and what follows up to the newline or the end of the stream.
+
+        Raises:
+            OperationError: request_too_large; server_busy, when those who have not shown the token yet send too much together.
+        """
+        line = bytearray(head)
+        counted = 0
+        try:
+            while True:
+                try:
+                    line += await reader.readuntil(b"\n")
+                    break
+                except asyncio.IncompleteReadError as error:
+                    line += error.partial
+                    break
+                except asyncio.LimitOverrunError as error:
+                    line += await reader.readexactly(error.consumed)
+                if len(line) > self._max_request:
+                    raise self._too_large()
+                if stranger:
+                    self._strangers_bytes += len(line) - counted
+                    counted = len(line)
+                    if self._strangers_bytes > STRANGERS_BYTES:
+                        raise OperationError(
+                            SERVER_BUSY,
+                            f"requests whose token is not known yet hold {STRANGERS_BYTES} bytes, which is the limit",
+                            {"fields": {"max_bytes": STRANGERS_BYTES}, "retryable": True},
+                            reason="max_unauthenticated_bytes",
+                        )
+        finally:
+            self._strangers_bytes -= counted
+        if len(line) > self._max_request + 1:
+            raise self._too_large()
+        return bytes(line)
+
+    def _too_large(self) -> OperationError:
+        return OperationError(
+            REQUEST_TOO_LARGE,
+            f"request exceeds the byte limit of {self._max_request}",
+            {"fields": {"limit": self._max_request}},
+            reason="request_too_large",
+        )
 
     async def _one(self, line: bytes, writer: asyncio.StreamWriter, trusted: bool) -> bool:
         """Answer one request; True when the connection stays open for another."""

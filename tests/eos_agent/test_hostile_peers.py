@@ -119,6 +119,30 @@ def test_sixteen_megabytes_without_the_token_are_not_parsed(short_dir: str, monk
     asyncio.run(case())
 
 
+def test_long_lines_without_a_token_share_a_bounded_memory(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STRANGERS_BYTES", 4 << 20)
+
+    async def case() -> None:
+        async with rpc(short_dir) as (one, path):
+            host, port = one.address
+            peers = [await asyncio.open_connection(host, port) for _ in range(8)]
+            for _, writer in peers:
+                writer.write(b'{"op":"' + b"x" * (1 << 20))  # each waits for its newline
+            told = [asyncio.ensure_future(reader.readline()) for reader, _ in peers]
+            done, _ = await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+            assert {json.loads(answer.result())["error"]["kind"] for answer in done} == {"server_busy"}
+            for task in told:
+                task.cancel()
+            for _, writer in peers:
+                writer.close()
+            reader, writer = await asyncio.open_unix_connection(path)  # who needs no token is not concerned
+            writer.write(encode_request("x", {"text": "y" * (8 << 20)}, request_id="r", sandbox_id="eos-test"))
+            assert json.loads(await reader.readline()) == {"entries": [], "truncated": False}
+            writer.close()
+
+    asyncio.run(case())
+
+
 def body(port: int, source: str = "127.0.0.1", *, raw: bytes | None = None, authorization: str = "") -> tuple[int, bytes]:
     lines = ["POST /files/list HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 2"] + ([authorization] if authorization else [])
     with socket.create_connection(("127.0.0.1", port), 30, (source, 0)) as peer:
