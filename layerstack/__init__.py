@@ -16,11 +16,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from layerstack.blame import Range
     from layerstack.changes import Conflict, Fingerprint, Hunk, Notice, TheirsLayer
     from layerstack.drafts import Draft
     from layerstack.errors import LayerStackError, PublishRejected
     from layerstack.form import TRUSTED, USER, Form
+    from layerstack.history import Change, Version
     from layerstack.manifest import LayerId, LayerRef, Manifest
+    from layerstack.pins import Pin
     from layerstack.projection import Entry, Snapshot
     from layerstack.publish import Preview, Published
     from layerstack.store import Store
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TRUSTED",
     "USER",
+    "Change",
     "Conflict",
     "Draft",
     "Entry",
@@ -40,16 +44,20 @@ __all__ = [
     "LayerStackError",
     "Manifest",
     "Notice",
+    "Pin",
     "Preview",
     "PublishRejected",
     "Published",
+    "Range",
     "Snapshot",
     "Store",
     "TheirsLayer",
     "Upper",
+    "Version",
 ]
 
 _WHERE = {
+    "Change": "layerstack.history",
     "Conflict": "layerstack.changes",
     "Draft": "layerstack.drafts",
     "Entry": "layerstack.projection",
@@ -61,15 +69,18 @@ _WHERE = {
     "LayerStackError": "layerstack.errors",
     "Manifest": "layerstack.manifest",
     "Notice": "layerstack.changes",
+    "Pin": "layerstack.pins",
     "Preview": "layerstack.publish",
     "PublishRejected": "layerstack.errors",
     "Published": "layerstack.publish",
+    "Range": "layerstack.blame",
     "Snapshot": "layerstack.projection",
     "Store": "layerstack.store",
     "TRUSTED": "layerstack.form",
     "TheirsLayer": "layerstack.changes",
     "USER": "layerstack.form",
     "Upper": "layerstack.upper",
+    "Version": "layerstack.history",
 }
 
 
