@@ -27,7 +27,7 @@ class RegistryError(Exception):
 class Part(BaseModel):
     """A frozen part of the file. A key that a later version adds is ignored by this one."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)  # inputs hold tokens
 
 
 class Endpoint(Part):

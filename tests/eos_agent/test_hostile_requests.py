@@ -141,7 +141,7 @@ def test_nor_does_it_inside_a_session_which_goes_on(shared_agent: Agent, name: s
 
 @pytest.mark.parametrize("request_id", ['""', '"\\u0000"', '"\\ud800"', '"a\\r\\nb\\u001b[2J"', '"' + "x" * 300_000 + '"', '"../../x"'])
 def test_any_string_is_a_request_id(shared_agent: Agent, request_id: str) -> None:
-    connection = shared_agent.connect()
+    connection, made = shared_agent.connect(), ""
     for op, args in (
         ("file_write", f'{{"path":"by-request","content":"{len(request_id)}"}}'),
         ("file_blame", '{"path":"by-request"}'),
@@ -153,8 +153,7 @@ def test_any_string_is_a_request_id(shared_agent: Agent, request_id: str) -> Non
     ):
         answer = connection.line(envelope(args, op, request_id))
         assert answer.get("error", {}).get("kind") in (None, "invalid_request"), (op, answer)
-        if op == "create_workspace_session":
-            made = answer["workspace_session_id"]
+        made = answer["workspace_session_id"] if op == "create_workspace_session" else made
     connection.close()
     shared_agent.call("destroy_workspace_session", workspace_session_id=made)
     assert shared_agent.run("true")["publish"]["no_op"] is True

@@ -45,6 +45,7 @@ def test_links_that_move_under_a_file_operation_lead_nowhere(shared_agent: Agent
     command = shared_agent.run("exec python3 swap.py", session, yield_time_ms=1000)
     assert "swapping" in command["output"], command
     kinds: set[str] = set()
+    args: dict[str, Any]
     for number in range(60):
         for op, args in (
             ("file_read", {"path": "d/secret"}),

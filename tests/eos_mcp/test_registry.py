@@ -89,3 +89,15 @@ def test_an_unknown_id_is_an_invalid_request_with_the_words_that_scripts_match(t
     assert caught.value.kind == "invalid_request"
     assert caught.value.message == "sandbox not found: eos-9"
     assert caught.value.details["reason"] == "sandbox_not_found"
+
+
+@pytest.mark.parametrize("damage", [{"token": 7}, {"token": ["secret-of-1"]}, {"created_unix_ms": None}, {"state": "secret-of-1"}])
+def test_what_is_damaged_is_named_without_any_token(tmp_path: Path, damage: dict[str, Any]) -> None:
+    path = tmp_path / "registry.json"
+    Registry.open(str(path)).put(record())
+    content = json.loads(path.read_text())
+    content["sandboxes"] = [{"token": "secret-of-1", **damage}, {**content["sandboxes"][0], **damage}]
+    path.write_text(json.dumps(content))
+    with pytest.raises(RegistryError) as caught:
+        Registry.open(str(path))
+    assert str(path) in str(caught.value) and "secret-of-1" not in str(caught.value)
