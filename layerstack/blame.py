@@ -23,7 +23,7 @@ from layerstack.changes import path_json
 from layerstack.errors import InvalidPath, LayerStackError, NotFound
 from layerstack.index import Layer
 from layerstack.merge import BUDGET, MERGE_LIMIT, Budget, diff, is_text
-from layerstack.paths import ancestors, check
+from layerstack.paths import ancestors, check, join
 from layerstack.states import DIRECTORY, FILE, LINK, State, same
 
 if TYPE_CHECKING:
@@ -143,12 +143,24 @@ def of_block(store: Store, block: Sequence[Layer], below: Chain) -> dict[str, Fo
         paths.update(path for path, record in (layer.index or {}).items() if record.kind in (FILE, LINK))
         paths.update(_folded(store, layer))
     found: dict[str, Folded] = {}
+    ruled: dict[str, bool] = {}
+
+    def may_be_ignored(path: str) -> bool:
+        """Has any version a .gitignore on the way? Without one nobody's base version needs to be asked."""
+        for directory in ancestors(path):
+            if directory not in ruled:
+                name = join(directory, ".gitignore")
+                ruled[directory] = name in seen.shelf.by_path or seen.base.get(name) is not None
+            if ruled[directory]:
+                return True
+        return False
+
     for path in sorted(paths):
         texts = _texts(seen, path)
         inside = [text for text in texts if text.layer.id in members]
         if len(inside) == 1 and inside[0].there and _told(store, inside[0].layer, path) is None:
             owner = _owner(store, inside[0])
-            found[path] = (Range(1, 1, owner),) if _ignored(store, inside[0]) else owner
+            found[path] = (Range(1, 1, owner),) if may_be_ignored(path) and _ignored(store, inside[0]) else owner
         elif (answer := _answer(store, seen, path, texts)) is not None:
             found[path] = answer
     return found

@@ -20,6 +20,8 @@ class Chain:
         self.shelf, self.form = shelf, form
         self.base = self.layers[-1]
         self._rank = {layer.id: at for at, layer in enumerate(self.published)}
+        self.ids = tuple(self._rank)
+        """Of the published layers, newest first."""
         self._bottom = len(self.layers) - 1
         self._drops = -1
 

@@ -257,12 +257,13 @@ class Store:
         """The head, whose layers stay on disk for the length of the block. Unlike `lease` it waits for nobody, and no squash minds it."""
         while True:
             head = self._head
-            lease = self.leases.take(READER, head.version, head.layer_ids)
+            chain = self.chain(head)
+            lease = self.leases.take(READER, head.version, chain.ids)
             if self._head is head:
                 break
             self.leases.release(lease)  # a squash that came in between may not have seen it
         try:
-            yield Snapshot(head, self.chain(head))
+            yield Snapshot(head, chain)
         finally:
             self.leases.release(lease)
 
@@ -270,10 +271,15 @@ class Store:
         """The ignored route of a base version: by its own .gitignore files."""
         rules = self._rules.get(version)
         if rules is None:
+            then: dict[Chain, Chain] = {}  # by the head's chain, of which it keeps one
 
             def read(path: str) -> bytes | None:
                 with self.reading() as snapshot:  # by the layers of now: those of then may be folded away
-                    state = snapshot.chain.up_to(version).find(path)
+                    chain = then.get(snapshot.chain)
+                    if chain is None:
+                        then.clear()
+                        chain = then[snapshot.chain] = snapshot.chain.up_to(version)
+                    state = chain.find(path)
                     return state.data() if state is not None and state.kind == FILE and state.size <= IGNORE_FILE_MAX else None
 
             rules = IgnoreRules(read)

@@ -24,8 +24,7 @@ SEEDS = {
     "marks_stay_on_new_directories": 1,
     "containers_keep_their_attributes": 1,
     "a_fifo_gives_its_place_back": 1,
-    "squash_drops_whiteouts": 1,
-    "squash_drops_opaque_marks": 1,
+    "squash_drops_whiteouts": 5,
     "squash_ignores_leases": 1,
     "squash_leaves_versions_inside_a_block_open": 1,
 }
