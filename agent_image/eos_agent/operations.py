@@ -1009,7 +1009,7 @@ def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -
                 value = json.loads(value)
             except (ValueError, RecursionError):
                 value = None
-        ok = isinstance(value, list) and _plain(value)
+        ok = _plain(value)
     if not ok:
         words = {
             "string": "a string",
@@ -1057,17 +1057,24 @@ def _finite(value: float) -> bool:
         return False
 
 
-def _plain(value: list[Any]) -> bool:
-    """Whether JSON can carry an array: no NaN or infinity in it, and not nested beyond all reason, which overflows a stack somewhere."""
-    level: list[Any] = value
+def _plain(value: Any) -> bool:
+    """Whether it is an array that JSON can carry: no NaN or infinity in it, and not nested beyond all reason, which overflows a stack somewhere."""
+    level = _members(value) if isinstance(value, list) else None
     for _ in range(ARRAY_DEPTH):
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, float) and not math.isfinite(each):
-                return False
-            if isinstance(each, (list, dict)):
-                inner.extend(each.values() if isinstance(each, dict) else each)
-        level = inner
+        if level is None:
+            return False
         if not level:
             return True
+        if any(isinstance(each, float) and not math.isfinite(each) for each in level):
+            return False
+        level = [inner for each in level for inner in _members(each)]
     return False
+
+
+def _members(value: Any) -> list[Any]:
+    """What an array or an object holds; of anything else nothing."""
+    if isinstance(value, dict):
+        held: dict[str, Any] = value
+        return list(held.values())
+    members: list[Any] = value if isinstance(value, list) else []
+    return members
