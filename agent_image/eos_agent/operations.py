@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 
@@ -1057,24 +1057,26 @@ def _finite(value: float) -> bool:
         return False
 
 
+def _is_array(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
 def _plain(value: Any) -> bool:
     """Whether it is an array that JSON can carry: no NaN or infinity in it, and not nested beyond all reason, which overflows a stack somewhere."""
-    level = _members(value) if isinstance(value, list) else None
+    if not _is_array(value):
+        return False
+    level = value
     for _ in range(ARRAY_DEPTH):
-        if level is None:
-            return False
-        if not level:
-            return True
         if any(isinstance(each, float) and not math.isfinite(each) for each in level):
             return False
-        level = [inner for each in level for inner in _members(each)]
+        inner: list[Any] = []
+        for each in level:
+            inner.extend(each if _is_array(each) else each.values() if _is_object(each) else ())
+        level = inner
+        if not level:
+            return True
     return False
-
-
-def _members(value: Any) -> list[Any]:
-    """What an array or an object holds; of anything else nothing."""
-    if isinstance(value, dict):
-        held: dict[str, Any] = value
-        return list(held.values())
-    members: list[Any] = value if isinstance(value, list) else []
-    return members
