@@ -13,6 +13,10 @@ Names = Callable[..., str]
 """(what it is for, *suffixes) -> a path in staging that nobody has, with any of the suffixes."""
 
 
+SETTLE_S = 20.0
+"""A removal of hundreds of thousands of files may take longer; nobody is kept for it."""
+
+
 class Staging:
     """Names in one staging folder. Every name is held from before it exists until it was renamed away or removed: gc leaves it alone."""
 
@@ -81,6 +85,14 @@ class Staging:
     def _remove(self, gone: str) -> None:
         self.discard(gone)
         self._leaving.discard(gone)
+
+    def settle(self, *, timeout_s: float = SETTLE_S) -> bool:
+        """Wait until what was thrown away before this call is removed, and its space free; False when that took longer."""
+        if self.later is None:
+            return True
+        done = threading.Event()
+        self.later(done.set)
+        return done.wait(timeout_s)
 
     def count(self) -> int:
         """Entries, without those that are being removed."""

@@ -156,7 +156,13 @@ class Handlers:
 
     async def _discard_draft(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
         draft_id = args["draft_id"]
-        size = await self.pool.run(lambda: self.store.discard_draft(draft_id))
+
+        def discard() -> int:
+            size_bytes = self.store.discard_draft(draft_id)
+            self.store.scrap.settle()
+            return size_bytes
+
+        size = await self.pool.run(discard)
         self.sessions.forget_draft(draft_id)
         return {"draft_id": draft_id, "discarded": True, "bytes": size}
 

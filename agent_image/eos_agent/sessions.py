@@ -326,7 +326,9 @@ class Sessions:
 
             def discard() -> tuple[int, dict[str, Any]]:
                 discarded = describe_upper(session.upper.upperdir)
-                return session.upper.discard(), discarded
+                size = session.upper.discard()
+                self.store.scrap.settle()  # who was told that it is gone may need the space
+                return size, discarded
 
             try:
                 size, discarded = await self.pool.run(discard)

@@ -1,0 +1,42 @@
+"""What is thrown away goes behind the caller's back, and whoever needs its space can wait for it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from layerstack.staging import Staging
+
+
+def test_settle_returns_when_what_was_thrown_away_before_it_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "staging").mkdir()
+    (tmp_path / "session" / "upper").mkdir(parents=True)
+    (tmp_path / "session" / "upper" / "big").write_bytes(b"x" * 4096)
+    calls: queue.Queue[Callable[[], object]] = queue.Queue()
+    staging = Staging(str(tmp_path / "staging"))
+    staging.later = calls.put
+
+    staging.throw_away(str(tmp_path / "session"))
+    assert not (tmp_path / "session").exists()
+    assert (staging.count(), len(os.listdir(staging.path))) == (0, 1), "renamed away, not removed yet"
+    assert staging.settle(timeout_s=0) is False, "nobody has removed it"
+
+    seen: list[tuple[bool, int]] = []
+    waiting = threading.Thread(target=lambda: seen.append((staging.settle(), len(os.listdir(staging.path)))))
+    waiting.start()
+    for _ in range(3):  # the removal, the settle that gave up, the settle that waits
+        calls.get(timeout=30)()
+    waiting.join(timeout=30)
+    assert seen == [(True, 0)]
+
+
+def test_settle_has_nothing_to_wait_for_when_removal_is_at_once(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "staging").mkdir()
+    staging = Staging(str(tmp_path / "staging"))
+    staging.throw_away(str(tmp_path / "gone"))
+    assert staging.settle() is True
+    assert os.listdir(staging.path) == []
