@@ -25,26 +25,22 @@ class Choice(NamedTuple):
     why: str
 
 
-def has_shell(engine: docker.DockerClient, image: str) -> bool:
-    """Whether `image` has /bin/sh and awk, asked of a container that is never started."""
-    from docker.errors import APIError, NotFound
+def holds(container: Any, path: str) -> bool:
+    """Whether a container, which need not run, has something at `path`."""
+    from docker.errors import APIError
 
-    container: Any = engine.containers.create(image, ["/bin/sh"], labels={"eos.demo": "probe"})
     try:
-        for path in ("/bin/sh", "/usr/bin/awk"):
-            try:
-                container.get_archive(path)
-            except NotFound:
-                if path == "/usr/bin/awk":
-                    try:
-                        container.get_archive("/bin/awk")
-                    except NotFound:
-                        return False
-                else:
-                    return False
-        return True
+        container.get_archive(path)
     except APIError:
         return False
+    return True
+
+
+def has_shell(engine: docker.DockerClient, image: str) -> bool:
+    """Whether `image` has /bin/sh and awk, asked of a container that is never started."""
+    container: Any = engine.containers.create(image, ["/bin/sh"], labels={"eos.demo": "probe"})
+    try:
+        return holds(container, "/bin/sh") and any(holds(container, path) for path in ("/usr/bin/awk", "/bin/awk"))
     finally:
         container.remove(force=True, v=True)
 
