@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eos_agent import operations
-from eos_agent.operations import NO_BUDGET, OBSERVABILITY, RUNTIME, Argument, Family, Operation, ResultField, budget_s, check_arguments
+from eos_agent.arguments import budget_s, check_arguments
+from eos_agent.observability import OBSERVABILITY, OBSERVABILITY_FAMILIES
+from eos_agent.operation import NO_BUDGET, Argument, Family, Operation, ResultField
+from eos_agent.operations import RUNTIME, RUNTIME_FAMILIES
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 
 __all__ = [
@@ -345,8 +347,8 @@ MANAGER: tuple[Operation, ...] = (
 DOMAINS: dict[str, tuple[Operation, ...]] = {"manager": MANAGER, "runtime": RUNTIME, "observability": OBSERVABILITY}
 FAMILIES: dict[str, tuple[Family, ...]] = {
     "manager": MANAGER_FAMILIES,
-    "runtime": operations.RUNTIME_FAMILIES,
-    "observability": operations.OBSERVABILITY_FAMILIES,
+    "runtime": RUNTIME_FAMILIES,
+    "observability": OBSERVABILITY_FAMILIES,
 }
 ALL: tuple[Operation, ...] = (*MANAGER, *RUNTIME, *OBSERVABILITY)
 _BY_NAME = {operation.name: operation for operation in ALL}

@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eos_agent import files_of_head, history, publish
+from eos_agent.arguments import check_arguments
 from eos_agent.commands import Commands
 from eos_agent.files import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
 from eos_agent.observe import layerstack as observe_layerstack
 from eos_agent.observe import snapshot as observe_snapshot
-from eos_agent.operations import check_arguments, find
+from eos_agent.operations import find
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
 from eos_agent.sessions import Sessions

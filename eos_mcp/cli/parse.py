@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from eos_agent.operations import U64_MAX, Argument, Operation
+from eos_agent.operation import U64_MAX, Argument, Operation
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 
 REQUEST_ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")

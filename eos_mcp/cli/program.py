@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from eos_agent.operations import Operation
+from eos_agent.operation import Operation
 from eos_agent.protocol import CONFIG_ERROR, INVALID_REQUEST, OperationError, encode
 from eos_mcp import catalog, client
 from eos_mcp.cli import output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eos_agent.operations import U64_MAX
+from eos_agent.operation import U64_MAX
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 
 

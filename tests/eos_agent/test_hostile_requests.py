@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from eos_agent import operations
-from eos_agent.operations import Operation
+from eos_agent.observability import OBSERVABILITY
+from eos_agent.operation import Operation
 
 from .agent_process import Agent, Connection
 
@@ -93,7 +94,7 @@ def envelope(args: str, op: str, request_id: str = '"r"') -> bytes:
     return f'{{"op":{json.dumps(op)},"request_id":{request_id},"scope":{scope},"args":{args},"_keep_alive":true}}\n'.encode()
 
 
-@pytest.mark.parametrize("operation", (*operations.RUNTIME, *operations.OBSERVABILITY), ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", (*operations.RUNTIME, *OBSERVABILITY), ids=lambda operation: operation.name)
 def test_no_value_of_an_argument_makes_the_agent_fail(shared_agent: Agent, operation: Operation) -> None:
     """A result or an envelope of the contract's kinds, whatever stands there; never silence, never internal_error."""
     connection = Connection(shared_agent.settings["socket_path"])

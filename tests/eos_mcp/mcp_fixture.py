@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
     PIPES = stdio.claim() if sys.argv[1] == "stdio" else None
 
-from eos_agent.operations import Argument, Operation
+from eos_agent.operation import Argument, Operation
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 from eos_mcp.server.identity import identity
 from eos_mcp.server.options import Options

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from eos_agent import operations, protocol
+from eos_agent import protocol
+from eos_agent.operation import KINDS
 from eos_agent.protocol import OperationError
 from eos_mcp import catalog
 
@@ -78,7 +79,7 @@ def test_every_operation_is_whole(one: catalog.Operation) -> None:
     for name in one.related:
         operation(name)
     for argument in one.arguments:
-        assert argument.help and argument.kind in operations.KINDS
+        assert argument.help and argument.kind in KINDS
         assert not (argument.choices and argument.default) or argument.default in argument.choices
     if one.domain == "manager":
         assert one.ours or len(one.when_to_use) == 3

@@ -1,0 +1,92 @@
+"""The observability operations, declared once, as eos_agent.operations declares the runtime's. Pure data, any OS, standard library only."""
+
+from __future__ import annotations
+
+from eos_agent.operation import OBSERVABILITY_SETS, Argument, Family, Operation, ResultField
+
+OBSERVABILITY_FAMILIES = (
+    Family("snapshot", "Snapshot", "What exists now.", "State of one sandbox, or of all of them."),
+    Family("trace", "Trace", "Spans of one request.", "No operations yet."),
+    Family("events", "Events", "What happened, newest last.", "No operations yet."),
+    Family("resources", "Resources", "CPU and memory over time.", "No operations yet."),
+    Family("daemon", "Daemon", "The agent process itself.", "No operations yet."),
+    Family("topology", "Topology", "Processes and namespaces.", "No operations yet."),
+    Family("cgroup", "Cgroup", "Limits and pressure.", "No operations yet."),
+    Family("layerstack", "Layer stack", "Layers, sizes and leases.", "The stack as it lies on disk."),
+    Family("resource_isolation", "Resource isolation", "What one sandbox can take from another.", "No operations of its own."),
+    Family("resource_efficiency", "Resource efficiency", "What a sandbox costs.", "No operations of its own."),
+)
+
+OBSERVABILITY: tuple[Operation, ...] = (
+    Operation(
+        "snapshot",
+        "observability",
+        "snapshot",
+        "State of one sandbox or of all",
+        "Live state: sessions, running commands, the layer stack and the agent. With sandbox_id of that sandbox, without of every ready one. "
+        "A sandbox that does not answer is listed as unavailable; it never makes the call fail.",
+        (Argument("sandbox_id", "string", help="Sandbox id. Omit for all sandboxes.", value="ID"),),
+        scope="system_or_sandbox",
+        owner="observability",
+        read_only=True,
+        idempotent=True,
+        related=("inspect_sandbox", "layerstack"),
+        examples=("sandbox-observability-cli snapshot", "sandbox-observability-cli snapshot --sandbox-id eos-1"),
+        result=(
+            ResultField("sandboxes", "array", "without sandbox_id"),
+            ResultField("sandbox_id", "string"),
+            ResultField("lifecycle_state", "string"),
+            ResultField("availability", "string"),
+            ResultField("sampled_at_unix_ms", "integer|null"),
+            ResultField("errors", "array"),
+            ResultField("daemon", "object"),
+            ResultField("resources", "object"),
+            ResultField("workspaces", "array"),
+            ResultField("stack", "object"),
+            ResultField("stack.draft_count", "integer", ours=True),
+            ResultField("stack.pin_count", "integer", ours=True),
+            ResultField("warnings", "array", "above 100 drafts or 1 GiB of them", ours=True),
+        ),
+        sets=OBSERVABILITY_SETS,
+        promise="availability says whether the figures are complete.",
+        result_example='{"sandbox_id": "eos-1", "lifecycle_state": "ready", "availability": "available", "workspaces": []}',
+    ),
+    Operation(
+        "layerstack",
+        "observability",
+        "layerstack",
+        "Layers, sizes and leases",
+        "The layer stack, newest layer first: size on disk of each layer and which sessions hold it; with workspace_id the layers that one session sees and the size of its private changes.",
+        (
+            Argument("sandbox_id", "string", required=True, help="Sandbox id.", value="ID"),
+            Argument("workspace_id", "string", help="Session id: show what this session has mounted.", value="ID"),
+            Argument("window_ms", "integer", help="How far back the trend goes, in ms.", default=60000, minimum=0, maximum=600000),
+        ),
+        owner="observability",
+        read_only=True,
+        idempotent=True,
+        related=("snapshot", "squash_layerstacks"),
+        examples=("sandbox-observability-cli layerstack --sandbox-id eos-1",),
+        result=(
+            ResultField("view", "string"),
+            ResultField("manifest_version", "integer"),
+            ResultField("root_hash", "string"),
+            ResultField("active_lease_count", "integer"),
+            ResultField("total_bytes", "integer"),
+            ResultField("total_allocated_bytes", "integer"),
+            ResultField("storage_logical_bytes", "integer"),
+            ResultField("storage_allocated_bytes", "integer"),
+            ResultField("staging_entry_count", "integer"),
+            ResultField("layers", "array"),
+            ResultField("trend", "array"),
+            ResultField("workspace", "string"),
+            ResultField("mounts", "array"),
+            ResultField("upper_bytes", "integer|null"),
+            ResultField("draft_count", "integer", ours=True),
+            ResultField("pin_count", "integer", ours=True),
+        ),
+        sets=OBSERVABILITY_SETS,
+        promise="One manifest version is described.",
+        result_example='{"view": "layerstack", "manifest_version": 4, "active_lease_count": 1, "layers": [{"layer_id": "L000004-…", "bytes": 12}]}',
+    ),
+)
