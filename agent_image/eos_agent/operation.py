@@ -101,3 +101,12 @@ class Operation(NamedTuple):
 AGENT_SETS = ("runtime", "agent", "all")
 RUNTIME_SETS = ("runtime", "all")
 OBSERVABILITY_SETS = ("observability", "all")
+
+# Arguments that several operations share.
+SESSION = Argument("workspace_session_id", "string", help="Session to act in. Omit for the published head.", value="ID")
+AGENT = Argument("agent", "string", help="Your name, for others to see.", value="NAME", ours=True)
+PATH = Argument("path", "string", required=True, help="Path in the workspace.", value="PATH")
+PATH_B64 = Argument(
+    "path_b64", "string", help="The path's bytes in base64, for a name that is no UTF-8.", value="B64", ours=True, hidden=True
+)
+CURSOR = Argument("cursor", "string", help="The answer's next, to go on.", value="CURSOR")

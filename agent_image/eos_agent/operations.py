@@ -1,4 +1,4 @@
-"""The runtime operations, declared once (observability: eos_agent.observability): names, arguments, bounds, texts. Pure data, any OS, standard library only.
+"""The runtime operations, declared once (files: eos_agent.file_operations, observability: eos_agent.observability): names, arguments, bounds, texts. Pure data, any OS, standard library only.
 
 The command lines, the MCP tools, the gateway's budgets and the agent's argument checks all read these tables. The order of a table is the order of
 the help page and of `tools/list`. What the reference has comes first; `ours` marks operations, arguments and result fields beyond it.
@@ -6,8 +6,9 @@ the help page and of `tools/list`. What the reference has comes first; `ours` ma
 
 from __future__ import annotations
 
+from eos_agent.file_operations import CONTRACT_FILES, MORE_FILES
 from eos_agent.observability import OBSERVABILITY
-from eos_agent.operation import AGENT_SETS, RUNTIME_SETS, Argument, Family, Operation, ResultField
+from eos_agent.operation import AGENT, AGENT_SETS, CURSOR, PATH_B64, RUNTIME_SETS, SESSION, Argument, Family, Operation, ResultField
 
 RUNTIME_FAMILIES = (
     Family("command", "Commands", "Run commands and talk to them.", "Start a command in a workspace session, feed it, read it, stop it."),
@@ -36,7 +37,6 @@ RUNTIME_FAMILIES = (
     ),
 )
 
-_SESSION = Argument("workspace_session_id", "string", help="Session to act in. Omit for the published head.", value="ID")
 _COMMAND_ID = Argument("command_session_id", "string", required=True, help="Id that exec_command returned.", value="ID")
 _YIELD = Argument(
     "yield_time_ms",
@@ -45,13 +45,7 @@ _YIELD = Argument(
     minimum=0,
     value="N",
 )
-_AGENT = Argument("agent", "string", help="Your name, for others to see.", value="NAME", ours=True)
-_PATH = Argument("path", "string", required=True, help="Path in the workspace.", value="PATH")
-_PATH_B64 = Argument(
-    "path_b64", "string", help="The path's bytes in base64, for a name that is no UTF-8.", value="B64", ours=True, hidden=True
-)
 _GRACE = Argument("grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N")
-_CURSOR = Argument("cursor", "string", help="The answer's next, to go on.", value="CURSOR")
 _VERSION = Argument("version", "integer", required=True, help="Number of the version.", minimum=1, value="N")
 _DRAFT = Argument("draft_id", "string", help="Draft id, from a refused publish or list_drafts.", value="ID", ours=True)
 
@@ -89,12 +83,6 @@ _COMMAND_RESULT = (
     ResultField("finalization_error", "object", "kind, message and details of finalization_failed", ours=True),
     ResultField("output_error", "string", "errno's name: reading the output failed", ours=True),
 )
-_FILE_CHANGE = (
-    ResultField("type", "string", "create, update or edit"),
-    ResultField("path", "string"),
-    ResultField("bytes_written", "integer"),
-    ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
-)
 _CONFLICT_RESULT = (
     ResultField("conflicts", "array", "path, class, base, ours, theirs, theirs_layer, hunks", ours=True),
     ResultField("conflict_count", "integer", ours=True),
@@ -111,7 +99,7 @@ RUNTIME: tuple[Operation, ...] = (
         "publish_rejected: your work is in draft_id; redo it on the head, then discard the draft.",
         (
             Argument("cmd", "string", required=True, help="The command, run by sh or bash.", positional="COMMAND"),
-            _SESSION._replace(help="Session to run in. Omit for a fresh one that publishes at its end."),
+            SESSION._replace(help="Session to run in. Omit for a fresh one that publishes at its end."),
             Argument("timeout_ms", "integer", help="Kill it after this long, in ms.", minimum=0),
             _YIELD,
             Argument("cwd", "path", help="Directory to run in.", ours=True),
@@ -133,7 +121,7 @@ RUNTIME: tuple[Operation, ...] = (
             ),
             Argument("split_output", "boolean", help="Keep stderr apart; needs tty=false.", default=False, ours=True),
             Argument("user", "string", help="Name or uid to run as.", value="USER", ours=True),
-            _AGENT,
+            AGENT,
         ),
         open_world=True,
         related=("read_command_lines", "write_command_stdin", "wait_command", "create_workspace_session"),
@@ -191,130 +179,7 @@ RUNTIME: tuple[Operation, ...] = (
         promise="Offsets are stable: the same offset gives the same line for as long as the command is kept.",
         result_example='{"status": "ok", "exit_code": 0, "start_offset": 0, "end_offset": 2, "total_lines": 2, "output": "a\\nb"}',
     ),
-    Operation(
-        "file_read",
-        "runtime",
-        "file",
-        "Read a text file",
-        "Read lines of a UTF-8 file: of the published head, or of a session's private view. Returns at most 2000 lines and 256 KiB; go on at next_offset. "
-        "Symlinks and binary files are refused; use exec_command for those.",
-        (
-            _PATH,
-            Argument("offset", "integer", help="First line, from 1.", default=1, minimum=1),
-            Argument("limit", "integer", help="Most lines to return.", default=2000, minimum=1, maximum=2000),
-            _SESSION,
-            _PATH_B64,
-        ),
-        read_only=True,
-        idempotent=True,
-        related=("file_write", "file_edit", "file_list"),
-        examples=(
-            "sandbox-runtime-cli --sandbox-id eos-1 file_read --path README.md",
-            "sandbox-runtime-cli --sandbox-id eos-1 file_read --path big.log --offset 2001",
-        ),
-        result=(
-            ResultField("path", "string"),
-            ResultField("content", "string"),
-            ResultField("start_line", "integer"),
-            ResultField("num_lines", "integer"),
-            ResultField("total_lines", "integer"),
-            ResultField("bytes_read", "integer"),
-            ResultField("total_bytes", "integer"),
-            ResultField("next_offset", "integer|null"),
-            ResultField("truncated", "boolean"),
-            ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
-        ),
-        sets=AGENT_SETS,
-        promise="One whole published version is read, never half of a change.",
-        result_example='{"path": "status.txt", "content": "ready", "start_line": 1, "num_lines": 1, "total_lines": 1, "bytes_read": 5, "total_bytes": 6, "next_offset": null, "truncated": false}',
-    ),
-    Operation(
-        "file_write",
-        "runtime",
-        "file",
-        "Write a whole file",
-        "Create a file, or replace the whole of one, so read it first; parents are made, the mode is kept. Directories and symlinks are refused.",
-        (
-            _PATH,
-            Argument(
-                "content",
-                "string",
-                required=True,
-                help="The whole new content.",
-                value="TEXT",
-                file_flag="--content-file",
-                server_default="",
-            ),
-            _SESSION._replace(help="Session to write in. Omit to publish at once."),
-            _AGENT,
-            _PATH_B64,
-        ),
-        idempotent=True,
-        related=("file_edit", "file_read"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_write --path notes.txt --content-file -",),
-        result=_FILE_CHANGE,
-        sets=AGENT_SETS,
-        promise="All of the content is there afterwards, or the file is as it was.",
-        result_example='{"type": "create", "path": "notes.txt", "bytes_written": 6}',
-    ),
-    Operation(
-        "file_edit",
-        "runtime",
-        "file",
-        "Replace exact text in a file",
-        "Apply exact replacements in order; each old_string must occur exactly once unless replace_all. All of them or none. "
-        "Concurrent edits of other lines survive. "
-        "invalid_request names the edit that did not match: read the file again.",
-        (
-            _PATH,
-            Argument(
-                "edits",
-                "json_array",
-                required=True,
-                help="Array of {old_string, new_string, replace_all?}.",
-                items={
-                    "type": "object",
-                    "properties": {"old_string": {"type": "string"}, "new_string": {"type": "string"}, "replace_all": {"type": "boolean"}},
-                    "required": ["old_string", "new_string"],
-                    "additionalProperties": False,
-                },
-                file_flag="--edits-file",
-            ),
-            _SESSION._replace(help="Session to edit in. Omit to publish at once."),
-            _AGENT,
-            _PATH_B64,
-        ),
-        related=("file_read", "file_write"),
-        examples=(
-            """sandbox-runtime-cli --sandbox-id eos-1 file_edit --path a.py --edits '[{"old_string":"x = 1","new_string":"x = 2"}]'""",
-        ),
-        result=(*_FILE_CHANGE, ResultField("edits_applied", "integer"), ResultField("replacements", "integer")),
-        sets=AGENT_SETS,
-        promise="A bad edit leaves the file untouched.",
-        result_example='{"type": "edit", "path": "a.py", "edits_applied": 1, "replacements": 1, "bytes_written": 6}',
-    ),
-    Operation(
-        "file_blame",
-        "runtime",
-        "file",
-        "Who wrote each line",
-        "List who wrote each line of a published file, as ranges: workspace_session:ID, operation:REQUEST_ID, or original for lines of the base. "
-        "A deleted file answers its last ranges.",
-        (_PATH, _PATH_B64),
-        read_only=True,
-        idempotent=True,
-        related=("file_read", "list_workspace_sessions"),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_blame --path src/app.py",),
-        result=(
-            ResultField("path", "string"),
-            ResultField("ranges", "array", "start_line, line_count, owner; the whole file without gaps"),
-            ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
-        ),
-        sets=AGENT_SETS,
-        waits=60,
-        promise="The lines of unpublished sessions are nobody's yet.",
-        result_example='{"path": "a.txt", "ranges": [{"start_line": 1, "line_count": 3, "owner": "original"}, {"start_line": 4, "line_count": 1, "owner": "operation:6f0c…"}]}',
-    ),
+    *CONTRACT_FILES,
     Operation(
         "create_workspace_session",
         "runtime",
@@ -334,7 +199,7 @@ RUNTIME: tuple[Operation, ...] = (
                 ours=True,
             ),
             Argument("base_version", "integer", help="Start from this older version.", minimum=1, value="N", ours=True),
-            _AGENT,
+            AGENT,
             Argument(
                 "rootfs",
                 "string",
@@ -370,7 +235,7 @@ RUNTIME: tuple[Operation, ...] = (
         "Append what the session changed as one layer, all of it or nothing, and close it. Lines that others changed elsewhere are merged. "
         "On rejection nothing is published and the session stays open: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
         "Redo those in a new session, publish that, destroy this one.",
-        (_SESSION._replace(required=True, help="Session to publish."), _GRACE),
+        (SESSION._replace(required=True, help="Session to publish."), _GRACE),
         related=("preview_publish", "destroy_workspace_session"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 publish_workspace_session --workspace-session-id ID",),
         result=(
@@ -393,7 +258,7 @@ RUNTIME: tuple[Operation, ...] = (
         "workspace_session",
         "Discard a session",
         "Close a session and throw its unpublished changes away for good. Refused while its commands run: signal or wait for them first.",
-        (_SESSION._replace(required=True, help="Session to discard."), _GRACE),
+        (SESSION._replace(required=True, help="Session to discard."), _GRACE),
         destructive=True,
         related=("publish_workspace_session", "preview_publish"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 destroy_workspace_session --workspace-session-id ID",),
@@ -432,7 +297,7 @@ RUNTIME: tuple[Operation, ...] = (
         "List commands",
         "List running and kept commands, newest last, with status and session. Use it to find a command whose id was lost.",
         (
-            _SESSION._replace(help="Only commands of this session."),
+            SESSION._replace(help="Only commands of this session."),
             Argument("after", "string", help="Go on after this command_session_id (the answer's next).", value="ID"),
             Argument("limit", "integer", help="Most entries.", minimum=1, maximum=1000),
         ),
@@ -513,9 +378,9 @@ RUNTIME: tuple[Operation, ...] = (
         "Plan the publication of a session or a draft against the newest version without changing anything: would it pass, and every conflict if not. "
         "Give workspace_session_id or draft_id. Call it before publish_workspace_session when others work on the same files.",
         (
-            _SESSION._replace(help="Live session to plan."),
+            SESSION._replace(help="Live session to plan."),
             _DRAFT._replace(help="Draft to plan."),
-            _CURSOR,
+            CURSOR,
         ),
         read_only=True,
         idempotent=True,
@@ -564,8 +429,8 @@ RUNTIME: tuple[Operation, ...] = (
             _DRAFT._replace(required=True, ours=False),
             Argument("against", "string", help="base: what it did; head: what differs now.", default="base", choices=("base", "head")),
             Argument("path", "path", help="Only this path and below.", value="PATH"),
-            _CURSOR,
-            _PATH_B64,
+            CURSOR,
+            PATH_B64,
         ),
         read_only=True,
         idempotent=True,
@@ -599,28 +464,7 @@ RUNTIME: tuple[Operation, ...] = (
         promise="Published versions and sessions opened from the draft are as before.",
         result_example='{"draft_id": "draft-0123456789abcdef", "discarded": true, "bytes": 90}',
     ),
-    Operation(
-        "file_list",
-        "runtime",
-        "file",
-        "List a directory",
-        "List one level of a directory with kind and size, of the published head or of a session's private view. truncated: narrow the path.",
-        (
-            _PATH._replace(required=False, default="", help="Directory; empty for the workspace root."),
-            Argument("limit", "integer", help="Most entries; kept within 2000.", minimum=1),
-            _SESSION,
-            _PATH_B64,
-        ),
-        read_only=True,
-        idempotent=True,
-        related=("file_read",),
-        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_list --path src",),
-        result=(ResultField("path", "string"), ResultField("entries", "array"), ResultField("truncated", "boolean")),
-        sets=AGENT_SETS,
-        ours=True,
-        promise="Sorted by name bytes; symlinks are listed, not followed.",
-        result_example='{"path": "src", "entries": [{"name": "main.py", "kind": "file", "size": 120}], "truncated": false}',
-    ),
+    *MORE_FILES,
     Operation(
         "list_versions",
         "runtime",
@@ -658,8 +502,8 @@ RUNTIME: tuple[Operation, ...] = (
             Argument("from", "integer", required=True, help="Version to start from.", minimum=1, value="N"),
             Argument("to", "integer", required=True, help="Version to arrive at.", minimum=1, value="N"),
             Argument("path", "path", help="Only this path and below.", value="PATH"),
-            _CURSOR,
-            _PATH_B64,
+            CURSOR,
+            PATH_B64,
         ),
         read_only=True,
         idempotent=True,
@@ -683,7 +527,7 @@ RUNTIME: tuple[Operation, ...] = (
         "history",
         "Keep a version openable",
         "Pin a version: no squash folds it away until it is unpinned. Pinning twice is pinning once.",
-        (_VERSION, _AGENT._replace(ours=False)),
+        (_VERSION, AGENT._replace(ours=False)),
         idempotent=True,
         related=("unpin_version", "list_versions"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 pin_version --version 3",),
@@ -721,7 +565,7 @@ RUNTIME: tuple[Operation, ...] = (
         "history",
         "Publish an earlier version again",
         "Make the head show exactly the tree of an earlier version, by one new layer on top: every version in between stays, so it can be undone the same way.",
-        (_VERSION, _AGENT._replace(ours=False)),
+        (_VERSION, AGENT._replace(ours=False)),
         related=("list_versions", "diff_versions"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 rollback_to --version 3",),
         result=(
