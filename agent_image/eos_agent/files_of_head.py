@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import text
-from eos_agent.files import FILE_FLAGS, MAX_EDIT_BYTES, edit_result, list_entry, list_limit, not_a_directory, not_a_file, not_found
+from eos_agent.file_access import FILE_FLAGS, not_a_directory, not_a_file, not_found
+from eos_agent.files import MAX_EDIT_BYTES, edit_result, list_entry, list_limit
 from eos_agent.protocol import OperationError
 from eos_agent.workspace_path import resolve
 from layerstack.changes import path_json
