@@ -6,6 +6,7 @@ live upper, which it never touches: so both decide the same.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -68,6 +69,8 @@ class DiskTree:
 
     def __init__(self, root: str, form: Form, *, aside: str = "", step: Step = no_step, linkable: bool = True) -> None:
         self.root, self.form, self.aside, self.step, self.linkable = root, form, aside, step, linkable
+        self._copies: dict[tuple[object, ...], str] = {}
+        """Of files with several names that could not be linked: inode and attributes -> where the copy is; until anything is taken away."""
 
     def full(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
@@ -116,11 +119,27 @@ class DiskTree:
         if state.kind == DIRECTORY:
             self._placed(path, lambda part: make_directory(part, state, times=times))
         elif not link(self.full(path), state):
-            self._placed(path, lambda part: write_copy(part, state, times=times))
+            self._copy(path, state, times=times)
+
+    def _copy(self, path: str, state: State, *, times: bool) -> None:
+        """Names of one file become names of one copy."""
+        several = not state.linkable and state.kind == FILE and state.body is None and os.lstat(state.path).st_nlink > 1
+        key = (state.inode, state.meta, tuple(sorted(state.xattrs.items()))) if several else ()
+        if key in self._copies:
+            try:
+                os.link(self._copies[key], self.full(path), follow_symlinks=False)
+                return
+            except OSError as error:
+                if error.errno != errno.EMLINK:  # a file has a limit of names
+                    raise
+        self._placed(path, lambda part: write_copy(part, state, times=times))
+        if several:
+            self._copies[key] = self.full(path)
 
     def whiteout(self, path: str) -> None:
         self.step("seal.whiteout")
         if os.path.lexists(self.full(path)):
+            self._copies.clear()
             self._placed(path, make_whiteout)
         else:
             make_whiteout(self.full(path))
@@ -139,6 +158,7 @@ class DiskTree:
 
     def unlink(self, path: str) -> None:
         self.step("seal.unlink")
+        self._copies.clear()
         os.unlink(self.full(path))
 
     def rmdir(self, path: str) -> None:
@@ -147,11 +167,13 @@ class DiskTree:
 
     def remove(self, path: str) -> None:
         self.step("seal.remove")
+        self._copies.clear()
         remove_tree(self.full(path))
 
     def replace(self, path: str, state: State, *, times: bool = True) -> None:
         """A new inode in the place of whatever is there; the old one may be shared with a published layer."""
         self.step("seal.replace")
+        self._copies.clear()
         full = self.full(path)
         if state.kind == DIRECTORY:
             remove_tree(full)
