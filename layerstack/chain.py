@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from layerstack.errors import NotFound
 from layerstack.form import Form
 from layerstack.index import Layer, Shelf
-from layerstack.paths import ancestors, join
+from layerstack.paths import join, parent
 from layerstack.states import DIRECTORY, WHITEOUT, State
+
+TOPS_KEPT = 50_000
+"""Directories of which a chain remembers what covers them."""
 
 
 class Chain:
@@ -24,6 +27,7 @@ class Chain:
         """Of the published layers, newest first."""
         self._bottom = len(self.layers) - 1
         self._drops = -1
+        self._tops: dict[str, tuple[int, bool]] = {}
 
     def up_to(self, version: int) -> Chain:
         """The chain of an earlier version of the same stack, which lies inside no squashed block: its layers that are not newer."""
@@ -50,25 +54,48 @@ class Chain:
             found = layer.get(path)
             if found is not None and (found.covers or not cover):
                 return rank, layer
-        best, who, above = len(self.layers), None, len(self.private)
-        for layer in (self.shelf.by_cover if cover else self.shelf.by_path).get(path, ()):
+        best, who = len(self.layers), None
+        for layer in (self.shelf.by_cover if cover else self.shelf.by_path).get(path, ()):  # newest first, as the layers of a version
             at = self._rank.get(layer.id)
-            if at is not None and at + above < best:
-                best, who = at + above, layer
+            if at is not None:
+                best, who = at + len(self.private), layer
+                break
         self._complete()
         return best, who
+
+    def _top(self, path: str) -> tuple[int, bool]:
+        """The rank of the newest layer that covers what is below `path`, at it or at an ancestor; and has that layer no directory there, so
+        that nothing of its own is below either? A chain shows the same for ever, so this is found once per directory.
+        """
+        found = self._tops.get(path)
+        if found is not None:
+            return found
+        if len(self._tops) > TOPS_KEPT:
+            self._tops = {}
+        unknown = [path]
+        while unknown[-1]:
+            above = parent(unknown[-1])
+            found = self._tops.get(above)
+            if found is not None:
+                break
+            unknown.append(above)
+        best, ends = found or (len(self.layers), False)
+        for at in reversed(unknown):
+            rank, by = self._first(at, cover=True)
+            if by is not None and rank <= best:
+                record = by.get(at)
+                ends = (ends and rank == best) or (record is not None and record.kind != DIRECTORY)
+                best = rank
+            self._tops[at] = best, ends
+        return best, ends
 
     def holder(self, path: str) -> Layer | None:
         """The layer whose entry is what this version has at `path`, or None when it has nothing there."""
         best, who = self._first(path)
-        for ancestor in ancestors(path):
-            cover, by = self._first(ancestor, cover=True)
-            if cover < best:
+        if path:
+            cover, ends = self._top(parent(path))
+            if cover < best or (cover == best and ends):
                 return None
-            if cover == best and by is not None:
-                found = by.get(ancestor)
-                if found is not None and found.kind != DIRECTORY:
-                    return None
         if who is not None:
             found = who.get(path)
             return None if found is None or found.kind == WHITEOUT else who
@@ -81,9 +108,7 @@ class Chain:
 
     def directories(self, path: str) -> list[Layer]:
         """The layers that merge into the directory `path`, newest first; empty when it is none."""
-        top = len(self.layers)
-        for ancestor in ancestors(path):
-            top = min(top, self._first(ancestor, cover=True)[0])
+        top = self._top(parent(path))[0] if path else len(self.layers)
         hits: list[tuple[int, Layer]] = [(rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None]
         above = len(self.private)
         hits += sorted(

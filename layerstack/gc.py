@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from layerstack import documents, durable
-from layerstack.manifest import Manifest
+from layerstack.manifest import Manifest, listed, lists_the_end_of
 from layerstack.tree import discard
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def sweep_root(root: str) -> None:
 
 def give_back(root: str, head: Manifest, drafts: Iterable[Draft]) -> None:
     """Layers that neither a manifest nor a draft names were renamed in by publishes that never finished, and go back or go."""
-    named = set(head.layer_ids) | named_by_history(root, head)
+    named = named_by_history(root, head)
     for draft in drafts:
         named.update(draft.layer_ids)
     for name in sorted(os.listdir(f"{root}/layers")):
@@ -61,8 +61,8 @@ def owner_of(root: str, layer_id: str) -> str | None:
 
 
 def named_by_history(root: str, head: Manifest) -> set[str]:
-    """Layers that earlier versions name; manifests of versions that never came to be are deleted."""
-    named: set[str] = set()
+    """Layers that the head and earlier versions name; manifests of versions that never came to be are deleted."""
+    named, layers = set[str](head.layer_ids), listed(head.layers)
     for name in os.listdir(f"{root}/manifests"):
         stem, dot, suffix = name.partition(".")
         if not (stem.isdecimal() and dot and suffix == "json"):
@@ -72,7 +72,9 @@ def named_by_history(root: str, head: Manifest) -> set[str]:
             os.unlink(path)
             continue
         with open(path, "rb") as file:
-            named.update(Manifest.load(file.read(), source=path).layer_ids)
+            data = file.read()
+        if not lists_the_end_of(data, layers):
+            named.update(Manifest.load(data, source=path).layer_ids)
     return named
 
 
@@ -97,7 +99,7 @@ def collect(store: Store) -> None:
     store.check_open()
     store.scrap.sweep()
     with store.lock:
-        keep = set(store.head.layer_ids) | named_by_history(store.root, store.head)
+        keep = named_by_history(store.root, store.head)
         for lease in store.leases.all():
             keep.update(lease.layer_ids)
         for draft in store.drafts():

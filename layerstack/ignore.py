@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
+
+from layerstack.paths import parent
 
 _SPECIAL = b"*?[\\"
 _CLASSES = {
@@ -55,57 +57,62 @@ class IgnoreRules:
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
         self._read = read
-        self._sets: dict[str, RuleSet | None] = {}
-        self._directories: dict[str, bool] = {"": False}
+        self._known: dict[str, _Directory] = {}
 
     def ignored(self, path: str, is_dir: bool) -> bool:
         """Whether git would ignore `path`, were it untracked. The root is never ignored.
 
-        Cost: O(depth) the first time in a directory, then one or two regular expressions per `.gitignore` on the way up.
+        Cost: one or two regular expressions per `.gitignore` on the way up; the first time in a directory the same for the directory.
         """
         if not path:
             return False
-        for directory in _above(path):  # from the top: an ignored one seals all that is below
-            sealed = self._directories.get(directory)
-            if sealed is None:
-                sealed = self._directories[directory] = self._decide(directory, True)
-            if sealed:
-                return True
-        if is_dir and path in self._directories:
-            return self._directories[path]
-        answer = self._decide(path, is_dir)
+        if is_dir and path in self._known:
+            return self._known[path].sealed
+        above = self._directory(parent(path))
+        if above.sealed:
+            return True
         if is_dir:
-            self._directories[path] = answer
-        return answer
+            return self._directory(path).sealed
+        return _decide(path, False, above.files)
 
-    def _decide(self, path: str, is_dir: bool) -> bool:
-        raw = os.fsencode(path)
-        name = raw[raw.rfind(b"/") + 1 :]
-        at = path.rfind("/")
-        while True:  # from the deepest file up
-            directory = path[:at] if at > 0 else ""
-            found = self._rules_of(directory)
-            if found is not None:
-                below = raw[len(os.fsencode(directory)) + 1 :] if directory else raw
-                verdict = _verdict(found, name, below, is_dir)
-                if verdict is not None:
-                    return verdict
-            if not directory:
-                return False
-            at = path.rfind("/", 0, at)
-
-    def _rules_of(self, directory: str) -> RuleSet | None:
-        if directory not in self._sets:
-            data = self._read(f"{directory}/.gitignore" if directory else ".gitignore")
-            self._sets[directory] = parse(data) if data else None
-        return self._sets[directory]
+    def _directory(self, path: str) -> _Directory:
+        """What is known of a directory, asked from the top: an ignored one seals all that is below."""
+        unknown: list[str] = []
+        while path not in self._known:
+            unknown.append(path)
+            if not path:
+                break
+            path = parent(path)
+        for at in reversed(unknown):
+            above = self._known[parent(at)] if at else _Directory(False, ())
+            if above.sealed or (at and _decide(at, True, above.files)):
+                self._known[at] = _SEALED
+                continue
+            data = self._read(f"{at}/.gitignore" if at else ".gitignore")
+            rules = parse(data) if data else None
+            self._known[at] = above if rules is None else _Directory(False, ((len(os.fsencode(at)) + 1 if at else 0, rules), *above.files))
+        return self._known[unknown[0] if unknown else path]
 
 
-def _above(path: str) -> Iterator[str]:
-    at = path.find("/")
-    while at > 0:
-        yield path[:at]
-        at = path.find("/", at + 1)
+class _Directory(NamedTuple):
+    """Is a directory ignored; and, if not, the files whose rules hold in it, its own first: (bytes of a path that are above it, rules)."""
+
+    sealed: bool
+    files: tuple[tuple[int, RuleSet], ...]
+
+
+_SEALED = _Directory(True, ())
+
+
+def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> bool:
+    """By the first of the files that has a rule for the path."""
+    raw = os.fsencode(path)
+    name = raw[raw.rfind(b"/") + 1 :]
+    for above, rules in files:
+        verdict = _verdict(rules, name, raw[above:], is_dir)
+        if verdict is not None:
+            return verdict
+    return False
 
 
 def _verdict(found: RuleSet, name: bytes, below: bytes, is_dir: bool) -> bool | None:

@@ -130,6 +130,19 @@ def base_layer(tree: DiskTree) -> Layer:
     return Layer(BASE_ID, tree, 0, None)
 
 
+def _placed(layer: Layer, held: tuple[Layer, ...] | None) -> tuple[Layer, ...]:
+    """The layers with one more, newest first. A layer is nearly always newer than all others, at open older."""
+    if held is None:
+        return (layer,)
+    v = layer.version
+    if held[0].version <= v:
+        return (layer, *held)
+    if held[-1].version > v:
+        return (*held, layer)
+    at = next(n for n, other in enumerate(held) if other.version <= v)
+    return (*held[:at], layer, *held[at:])
+
+
 class Shelf:
     """All indexed layers of a store by path, and which version touched what. Readers take no lock: values are replaced, never edited.
 
@@ -139,6 +152,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.by_path: dict[str, tuple[Layer, ...]] = {}
+        """Newest first, by their own versions; so is `by_cover`."""
         self.by_cover: dict[str, tuple[Layer, ...]] = {}
         self.touch: dict[str, int] = {}
         self.sub: dict[str, int] = {}
@@ -153,9 +167,9 @@ class Shelf:
         v = layer.version
         with self._lock:
             for path, rec in layer.index.items():
-                self.by_path[path] = (layer, *self.by_path.get(path, ()))
+                self.by_path[path] = _placed(layer, self.by_path.get(path))
                 if rec.covers:
-                    self.by_cover[path] = (layer, *self.by_cover.get(path, ()))
+                    self.by_cover[path] = _placed(layer, self.by_cover.get(path))
                     if self.cover.get(path, 0) < v:
                         self.cover[path] = v
                 if rec.quiet:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from layerstack.drafts import Draft
 from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
 from layerstack.index import Layer
 from layerstack.lease import Lease
-from layerstack.manifest import Manifest, reference
+from layerstack.manifest import Manifest, dump_listed, listed, reference
 from layerstack.upper import Identity, Upper
 
 if TYPE_CHECKING:
@@ -30,14 +32,9 @@ def load_all(store: Store) -> Manifest:
         StoreCorrupt: details.file names what is missing, damaged or of an unknown format.
     """
     head = _manifest(f"{store.root}/manifest.json")
-    for layer in reversed(head.layers):
+    for layer in head.layers:  # newest first: what an older one touched rises no mark of the shelf
         store.shelf_layer(layer.layer_id)
-    for name in os.listdir(f"{store.root}/manifests"):
-        stem, _, suffix = name.partition(".")
-        if stem.isdecimal() and suffix == "json" and int(stem) <= head.version:
-            path = f"{store.root}/manifests/{name}"
-            if _manifest(path).version != int(stem):
-                raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
+    _check_versions(store, head)
     kept = drafts.all_of(store)
     for draft in kept:
         for layer_id in draft.layer_ids:
@@ -47,6 +44,25 @@ def load_all(store: Store) -> Manifest:
     for draft in kept:
         store.draft_book.hold(draft)
     return head
+
+
+def _check_versions(store: Store, head: Manifest) -> None:
+    """Each earlier version names the layers of the head that are not newer, unless a squash was cut short: what it must say is known, so
+    reading all of them takes no longer than comparing them. Any other one is read by itself."""
+    layers = store.layers_of(head)
+    lengths = [len(listed([ref])) + 1 for ref in head.layers]
+    starts = list(itertools.accumulate(lengths, initial=0))
+    whole = listed(head.layers)
+    for name in os.listdir(f"{store.root}/manifests"):
+        stem, _, suffix = name.partition(".")
+        if not stem.isdecimal() or suffix != "json" or int(stem) > head.version:
+            continue
+        path, version = f"{store.root}/manifests/{name}", int(stem)
+        at = bisect.bisect_left(layers, -version, key=lambda layer: -layer.version)
+        with open(path, "rb") as file:
+            data = file.read()
+        if data != dump_listed(version, whole[starts[at] :]) and Manifest.load(data, source=path).version != version:
+            raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
 
 
 def _manifest(path: str) -> Manifest:

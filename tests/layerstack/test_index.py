@@ -88,3 +88,15 @@ def test_versions_only_rise_and_a_dropped_layer_is_listed_no_more() -> None:
     assert shelf.by_path["a"] == (old,) and shelf.by_cover["a"] == (old,)
     shelf.drop(old)
     assert shelf.by_path == {} and shelf.by_cover == {}
+
+
+@given(st.permutations(range(2, 9)), st.sets(st.integers(2, 8)))
+def test_layers_of_a_path_are_listed_newest_first_whatever_the_order_in_which_they_came(order: list[int], dropped: set[int]) -> None:
+    shelf = Shelf()
+    layers = {version: layer(version, x=record("f")) for version in order}
+    for version in order:
+        shelf.add(layers[version])
+    shelf.drop(*(layers[version] for version in dropped))
+    left = [version for version in range(8, 1, -1) if version not in dropped]
+    assert [one.version for one in shelf.by_path.get("x", ())] == left == [one.version for one in shelf.by_cover.get("x", ())]
+    assert shelf.sub["x"] == shelf.sub[""] == shelf.touch["x"] == 8

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
 
 from layerstack import documents
 from layerstack.errors import InvalidPath, StoreCorrupt
-from layerstack.manifest import BASE_ID, Manifest, published_id, reference
+from layerstack.manifest import BASE_ID, Manifest, listed, lists_the_end_of, published_id, reference
 from layerstack.paths import ancestors, check
 
 BASE = Manifest(1, (reference(BASE_ID),))
@@ -25,6 +26,27 @@ def test_the_file_of_a_manifest_is_the_contracts_and_comes_back() -> None:
     value = json.loads(THIRD.dump())
     assert value["schema_version"] == 1 and value["version"] == 3 and value["layers"][0] == THIRD.layers[0]._asdict()
     assert Manifest.load(THIRD.dump(), source="m") == THIRD
+
+
+def test_a_manifest_is_written_as_json_writes_it_and_one_of_many_layers_comes_back() -> None:
+    many = BASE
+    for version in range(2, 450):
+        many = many.with_layer(published_id(version, f"{version:064x}"[::-1]))
+        body = many.to_json()
+        digest = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        assert many.dump() == json.dumps({**body, "sha256": digest}, separators=(",", ":")).encode() + b"\n"
+        assert Manifest.load(many.dump(), source="m") == many
+
+
+def test_an_older_version_of_one_stack_lists_the_end_of_a_newer_ones_layers() -> None:
+    whole = listed(THIRD.layers)
+    other = BASE.with_layer(published_id(2, "f" * 64))
+    assert all(lists_the_end_of(version.dump(), whole) for version in (BASE, Manifest(2, THIRD.layers[1:]), THIRD))
+    assert not lists_the_end_of(other.dump(), whole)
+    data = BASE.dump()
+    for at in range(data.find(b"[") + 1, data.find(b"]")):
+        assert not lists_the_end_of(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], whole)
+    assert not any(lists_the_end_of(part, whole) for part in (b"", data[:40], whole))
 
 
 def test_the_root_hash_is_of_the_layers_alone() -> None:
