@@ -12,17 +12,19 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 from eos_agent import text
 from eos_agent.account import find_account
 from eos_agent.file_access import DIR_FLAGS, FILE_FLAGS, directory, exists, give, kind_of, lstat, open_regular, opened, parent_of, regular
+from eos_agent.file_encoding import BASE64, UTF8, encoding_of, read_window
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_agent.workspace_path import resolve, shown
 from layerstack.changes import path_json
 
 MAX_EDIT_BYTES = 4 * 1024 * 1024
 MAX_LIST_ENTRIES = 2000
+EDIT_ROUNDS = 20
 
 
 def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes | None = None) -> tuple[dict[str, Any], bytes | None]:
@@ -51,8 +53,16 @@ def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes 
 def _read(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     path = resolve(args, root, lambda p: exists(root_fd, p))
     with parent_of(root_fd, path) as (parent, name), open(open_regular(path, name, parent), "rb", buffering=0) as file:
-        window = text.read_window(file, path, args["offset"], args["limit"], args.get("max_bytes", text.MAX_WINDOW_BYTES))
-    return {**path_json(path), **window.to_json()}
+        return {**path_json(path), **read_content(file, path, args)}
+
+
+def read_content(file: IO[bytes], path: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The window of a file that file_read asks for, in its encoding."""
+    encoding, max_bytes = encoding_of(args), args.get("max_bytes", text.MAX_WINDOW_BYTES)
+    if encoding == BASE64:
+        return read_window(file, path, args["offset"], args["limit"], max_bytes)
+    found = text.read_window(file, path, args["offset"], args["limit"], max_bytes, encoding).to_json()
+    return found if encoding == UTF8 else {**found, "encoding": encoding}
 
 
 def _write(root_fd: int, root: str, args: Mapping[str, Any], content: bytes) -> dict[str, Any]:
@@ -64,15 +74,31 @@ def _write(root_fd: int, root: str, args: Mapping[str, Any], content: bytes) -> 
 
 
 def _edit(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    edits = text.parse_edits(args["edits"])
+    encoding = encoding_of(args, text_only=True)
+    edits = text.parse_edits(args["edits"], encoding)
     path = resolve(args, root, lambda p: exists(root_fd, p))
     max_bytes = args.get("max_bytes", MAX_EDIT_BYTES)
     with parent_of(root_fd, path) as (parent, name):
-        with open(open_regular(path, name, parent), "rb") as file:
-            before = os.fstat(file.fileno())
-            edited = text.apply_edits(file.read(max_bytes + 1), edits, path, max_bytes)
-        _replace(parent, name, edited.content, before)
-    return edit_result(path, len(edits), edited)
+        for _ in range(EDIT_ROUNDS):
+            with open(open_regular(path, name, parent), "rb") as file:
+                before = os.fstat(file.fileno())
+                edited = text.apply_edits(file.read(max_bytes + 1), edits, path, max_bytes, encoding)
+            if _replace(parent, name, edited.content, before, unchanged=True):
+                return edit_result(path, len(edits), edited)
+    details = {**path_json(path), "retryable": True, "hint": "something in the session rewrites it all the time"}
+    raise OperationError(
+        OPERATION_FAILED, f"{shown(path)} was changed by others {EDIT_ROUNDS} times meanwhile", details, reason="file_changed"
+    )
+
+
+def _same(one: os.stat_result, other: os.stat_result | None) -> bool:
+    """Whether the file is the one that was read, and nobody wrote to it since."""
+    return other is not None and (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) == (
+        other.st_dev,
+        other.st_ino,
+        other.st_size,
+        other.st_mtime_ns,
+    )
 
 
 def edit_result(path: str, count: int, edited: text.Edited) -> dict[str, Any]:
@@ -85,8 +111,11 @@ def edit_result(path: str, count: int, edited: text.Edited) -> dict[str, Any]:
     }
 
 
-def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | None) -> None:
+def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | None, *, unchanged: bool = False) -> bool:
     """Make `name` hold `content` in one step: readers see the old file or the new one, whole.
+
+    With `unchanged` nothing is done, and False is the answer, when the file is not as it was `before` any more; rename(2) cannot ask that,
+    so what is written in the last microseconds is not seen.
 
     A new file is written without a name and linked; only to take the place of another it gets a passing name first. Mode and owner of the
     file before stay; a new one has mode 0644 and the owner of its directory.
@@ -109,13 +138,16 @@ def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | No
             if before is None:
                 try:
                     _link(fd, name, dir_fd)
-                    return
+                    return True
                 except FileExistsError:
                     pass  # somebody made it since: replace that
             temporary = _passing_name()
             _link(fd, temporary, dir_fd)
+        if unchanged and before is not None and not _same(before, lstat(name, dir_fd)):
+            return False
         os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         temporary = ""
+        return True
     finally:
         os.close(fd)
         if temporary:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import text
 from eos_agent.file_access import FILE_FLAGS, not_a_directory, not_a_file, not_found
-from eos_agent.files import MAX_EDIT_BYTES, edit_result, list_entry, list_limit
+from eos_agent.file_encoding import UTF8, encoding_of
+from eos_agent.files import MAX_EDIT_BYTES, edit_result, list_entry, list_limit, read_content
 from eos_agent.protocol import OperationError
 from eos_agent.workspace_path import resolve
 from layerstack.changes import path_json
@@ -34,7 +35,8 @@ def perform_on_head(
         return _read(store, root, args)
     if name == "list":
         return _list(store, root, args)
-    edits = text.parse_edits(args["edits"]) if name == "edit" else []
+    encoding = encoding_of(args, text_only=True) if name == "edit" else UTF8
+    edits = text.parse_edits(args["edits"], encoding) if name == "edit" else []
     with store.reading() as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p))
     owner = f"operation:{request_id}"
@@ -49,7 +51,7 @@ def perform_on_head(
     def edit(old: bytes | None) -> bytes:
         if old is None:
             raise not_found(path)
-        edited[:] = [text.apply_edits(old, edits, path, max_edit)]
+        edited[:] = [text.apply_edits(old, edits, path, max_edit, encoding)]
         return edited[0].content
 
     try:
@@ -97,8 +99,7 @@ def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
             target = os.readlink(entry.real_path) if entry.kind == "symlink" else None
             raise not_a_file(path, KINDS[entry.kind], target=target)
         with open(os.open(entry.real_path, FILE_FLAGS), "rb", buffering=0) as file:
-            window = text.read_window(file, path, args["offset"], args["limit"], args.get("max_bytes", text.MAX_WINDOW_BYTES))
-    return {**path_json(path), **window.to_json()}
+            return {**path_json(path), **read_content(file, path, args)}
 
 
 def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from eos_agent import files_of_head, history, publish
 from eos_agent.arguments import check_arguments
 from eos_agent.commands import Commands
+from eos_agent.file_encoding import bytes_of, encoding_of
 from eos_agent.files import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
 from eos_agent.observe import layerstack as observe_layerstack
 from eos_agent.observe import snapshot as observe_snapshot
@@ -126,7 +127,7 @@ class Handlers:
         async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
             session_id, agent = args.pop("workspace_session_id", None), args.pop("agent", None)
             content = args.pop("content", None)
-            data = None if content is None else content.encode("utf-8", "surrogatepass")
+            data = None if content is None else bytes_of(content, encoding_of(args))
             args.update(limits)
             if session_id is not None:
                 return await self.sessions.file_op(session_id, name, args, data)

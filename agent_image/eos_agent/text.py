@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, NamedTuple
 
+from eos_agent.file_encoding import UTF8
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 from eos_agent.workspace_path import shown
 
@@ -20,7 +21,9 @@ BOM = b"\xef\xbb\xbf"
 
 
 def not_utf8(path: str) -> OperationError:
-    return OperationError(INVALID_REQUEST, f"file is not valid UTF-8: {shown(path)}", {"path": shown(path)}, reason="not_utf8")
+    hint = "encoding base64 reads and writes its bytes; encoding latin-1 reads and edits it bytewise, a character for each byte"
+    details = {"path": shown(path), "hint": hint}
+    return OperationError(INVALID_REQUEST, f"file is not valid UTF-8: {shown(path)}", details, reason="not_utf8")
 
 
 class Window(NamedTuple):
@@ -47,16 +50,28 @@ class Window(NamedTuple):
         }
 
 
-def read_window(file: IO[bytes], path: str, offset: int, limit: int, max_bytes: int = MAX_WINDOW_BYTES) -> Window:
-    """Read lines from `offset` (from 1; 0 is 1), at most `limit`.
+def read_window(
+    file: IO[bytes],
+    path: str,
+    offset: int,
+    limit: int,
+    max_bytes: int = MAX_WINDOW_BYTES,
+    encoding: str = UTF8,
+    max_lines: int = MAX_WINDOW_LINES,
+) -> Window:
+    """Read lines from `offset` (from 1; 0 is 1), at most `limit`. In latin-1 a byte order mark is three characters like any others.
 
     Raises:
-        OperationError: invalid_request; the file is not UTF-8, the window is larger than `max_bytes`, or the file is not read through within SCAN_S.
+        OperationError: invalid_request; `limit` is over `max_lines`, the file is not UTF-8 (where that is the encoding), the window is
+            larger than `max_bytes`, or the file is not read through within SCAN_S.
     Cost: one pass over the file in chunks of 1 MiB; memory for the window alone.
     """
+    if limit > max_lines:
+        details = {"argument": "limit", "value": limit, "maximum": max_lines}
+        raise OperationError(INVALID_REQUEST, f"limit of file_read must be at most {max_lines} lines", details, reason="out_of_bounds")
     offset = max(1, offset)
     first, last = offset - 1, offset - 1 + limit  # the window in line numbers from 0, the second one excluded
-    check = codecs.getincrementaldecoder("utf-8")()
+    check = codecs.getincrementaldecoder(encoding)()
     window = bytearray()
     line = total = 0  # number of the line that the next byte belongs to; bytes seen
     ended = True  # the last byte was a line end
@@ -69,7 +84,7 @@ def read_window(file: IO[bytes], path: str, offset: int, limit: int, max_bytes: 
             check.decode(chunk)
         except UnicodeDecodeError:
             raise not_utf8(path) from None
-        if total == 0 and chunk.startswith(BOM):
+        if total == 0 and encoding == UTF8 and chunk.startswith(BOM):
             total, chunk = 3, chunk[3:]
         total += len(chunk)
         ended = chunk.endswith(b"\n") if chunk else ended
@@ -85,7 +100,7 @@ def read_window(file: IO[bytes], path: str, offset: int, limit: int, max_bytes: 
     except UnicodeDecodeError:
         raise not_utf8(path) from None
     total_lines = line + (0 if ended else 1)
-    text = window.decode("utf-8").replace("\r\n", "\n")
+    text = window.decode(encoding).replace("\r\n", "\n")
     if text.endswith("\n"):
         text = text[:-1]
     count = max(0, min(last, total_lines) - first)
@@ -128,11 +143,11 @@ class Edit(NamedTuple):
     replace_all: bool
 
 
-def parse_edits(value: Any) -> list[Edit]:
+def parse_edits(value: Any, encoding: str = UTF8) -> list[Edit]:
     """The `edits` of a request: an array of {old_string, new_string, replace_all?}, or a JSON string that holds one.
 
     Raises:
-        OperationError: invalid_request that names `edits[i].member`.
+        OperationError: invalid_request that names `edits[i].member`; also for a character that `encoding` has no byte for.
     """
 
     def bad(where: str, why: str, index: int | None = None) -> OperationError:
@@ -171,9 +186,10 @@ def parse_edits(value: Any) -> list[Edit]:
             raise OperationError(INVALID_REQUEST, message, details, reason="edit_no_change")
         for member in ("old_string", "new_string"):
             try:
-                members[member].encode()
+                members[member].encode(encoding)
             except UnicodeEncodeError:
-                raise bad(f"edits[{index}].{member}", "is not valid Unicode", index) from None
+                why = "is not valid Unicode" if encoding == UTF8 else f"has a character that {encoding} has no byte for"
+                raise bad(f"edits[{index}].{member}", why, index) from None
         edits.append(Edit(old, new, replace_all))
     return edits
 
@@ -183,7 +199,7 @@ class Edited(NamedTuple):
     replacements: int
 
 
-def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int) -> Edited:
+def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, encoding: str = UTF8) -> Edited:
     """`raw` after all edits in order. Only what an edit names changes: BOM and every other line end stay.
 
     Edits match text with LF ends; a line end that an edit brings takes the ending of the line that it replaces, or of its neighbour.
@@ -194,10 +210,10 @@ def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int) ->
     if len(raw) > max_bytes:
         raise _edit_too_large(name, len(raw), max_bytes)
     try:
-        whole = raw.decode("utf-8")
+        whole = raw.decode(encoding)
     except UnicodeDecodeError:
         raise not_utf8(path) from None
-    bom, whole = ("\ufeff", whole[1:]) if whole.startswith("\ufeff") else ("", whole)
+    bom, whole = ("\ufeff", whole[1:]) if whole.startswith("\ufeff") else ("", whole)  # in latin-1 no character is that
     text = _Lines(whole)
     replacements = 0
     for index, edit in enumerate(edits):
@@ -217,7 +233,7 @@ def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int) ->
         if len(text.text) > max_bytes:
             raise _edit_too_large(name, len(text.text), max_bytes)
         replacements += count
-    content = (bom + text.joined()).encode()
+    content = (bom + text.joined()).encode(encoding)
     if content == raw:
         raise OperationError(INVALID_REQUEST, f"edit made no changes to {name}", {"path": name}, reason="edit_no_change")
     if len(content) > max_bytes:
