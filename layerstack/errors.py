@@ -103,6 +103,20 @@ class LayerLimit(Busy):
     reason = "layer_limit"
 
 
+class QuotaExceeded(Busy):
+    """The publish would exceed a quota of this store. Nothing was written; `details` has limit, used and wanted, in the quota's unit."""
+
+    kind = "operation_failed"
+    reason = "quota_bytes"
+
+    def __init__(self, quota: str, *, limit: int, used: int, wanted: int) -> None:
+        super().__init__(
+            f"quota of {limit} {quota}: {used} are used, this publish needs {wanted}",
+            reason=f"quota_{quota}",
+            details={"limit": limit, "used": used, "wanted": wanted},
+        )
+
+
 class Unsupported(LayerStackError):
     """This kernel or this file system cannot do it; the message names what is missing and what to do."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerstack import documents, durable
@@ -18,12 +19,12 @@ from layerstack.chain import Chain
 from layerstack.changes import Conflict, Notice, TheirsLayer
 from layerstack.commit import METADATA_SUFFIXES, Arrival, commit
 from layerstack.commit import CommitUnsynced as CommitUnsynced
-from layerstack.errors import PublishRejected
+from layerstack.errors import LayerStackError, PublishRejected
 from layerstack.index import Layer
 from layerstack.index_file import Indexed, build, dump, known_digests
 from layerstack.manifest import Manifest, published_id
-from layerstack.overlay import check_count
 from layerstack.paths import parent as parent_of
+from layerstack.quota import size_of
 from layerstack.resolve import Edit, Ignored, Plan, plan
 from layerstack.staging import Names
 from layerstack.states import DIRECTORY, FILE, WHITEOUT
@@ -62,6 +63,8 @@ class Preview(NamedTuple):
     conflicts: tuple[Conflict, ...]
     notices: tuple[Notice, ...]
     dropped: tuple[str, ...]
+    refused: LayerStackError | None = None
+    """The quota or limit that a publish without conflicts would meet."""
 
 
 class Work(NamedTuple):
@@ -72,6 +75,8 @@ class Work(NamedTuple):
     version: int
     base: Chain
     dropped: tuple[str, ...]
+    linked: Mapping[str, int] = MappingProxyType({})
+    """Bytes of its files that are hard links to files of a published layer, by that layer's id."""
 
 
 class Author(NamedTuple):
@@ -144,7 +149,8 @@ def _preview(store: Store, tree: MemoryTree, base: Chain, version: int, dropped:
         indexed = build(tree, over, hashes=False)
     source, other = count_routes(indexed, base, ignored)
     no_op = not indexed.changed
-    return Preview(not no_op, no_op, head.version, source, other, (), planned.notices, dropped)
+    refused = None if no_op else store.quota.refusal(lambda: size_of(tree, indexed))
+    return Preview(not no_op and refused is None, no_op, head.version, source, other, (), planned.notices, dropped, refused)
 
 
 def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest, ignored: Ignored) -> Plan:
@@ -175,7 +181,7 @@ def publish(store: Store, work: Work, author: Author, *, merge: bool = True, exa
         The head afterwards; from the moment of return it survives a power cut.
     Raises:
         PublishRejected: with every conflict; the work is where it was. HeadMoved instead when it was not to be merged, and where not `exact`.
-        LayerLimit: the head is as long as the kernel can mount.
+        LayerLimit: the head is as long as the kernel can mount. QuotaExceeded: it holds as much as it may.
         OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work is where it was.
     Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
     """
@@ -225,13 +231,18 @@ def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manif
         indexed = build(tree, store.chain(head), known=known_digests(tree, indexed))
     if not indexed.changed:
         return _Ready(tree, indexed, head, planned, None)
-    check_count(len(head.layers) + 1)
+    store.quota.admit(head, lambda: _wanted(work, indexed))
     metadata = _write_metadata(store, work, tree, indexed, head, author, scrap)
     files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
     folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
     store.step("publish.sync_layer")
     durable.sync_files(store.root, [*files, *(metadata.stem + suffix for suffix in SUFFIXES)], folders, followed=True)
     return _Ready(tree, indexed, head, planned, metadata)
+
+
+def _wanted(work: Work, indexed: Indexed) -> int:
+    """Bytes that the layer adds to what the store holds."""
+    return indexed.size_bytes - sum(work.linked.values())
 
 
 def _containers_met(store: Store, indexed: Indexed, version: int) -> bool:
@@ -258,6 +269,8 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
     }
     if author.rollback_to is not None:
         about["rollback_to"] = author.rollback_to
+    if work.linked:
+        about["linked"] = dict(work.linked)
     stem = scrap("metadata", *SUFFIXES)
     manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
     digest = indexed.digest.encode() + b"\n"
@@ -291,7 +304,7 @@ def _commit(store: Store, work: Work, ready: _Ready, *, final: bool, exact: bool
                 if lost or any(moved.meets(index) for moved in newer for index in (ready.indexed.records, work.indexed.records)):
                     assert not final
                     return None
-                check_count(len(head.layers) + 1)
+                store.quota.admit(head, lambda: _wanted(work, ready.indexed))
                 store.shelf.drop(layer)
                 version = head.version + 1
                 layer = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)

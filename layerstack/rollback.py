@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from layerstack.chain import Chain
 from layerstack.delta import at, delta
 from layerstack.index_file import build
-from layerstack.overlay import check_count
 from layerstack.paths import ancestors
 from layerstack.projection import Snapshot
 from layerstack.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
-from layerstack.states import DIRECTORY, State, make_directory
+from layerstack.states import DIRECTORY, FILE, State, make_directory
 from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
@@ -20,6 +19,10 @@ if TYPE_CHECKING:
 
 def rollback(store: Store, version: int, author: Author) -> Published:
     """See `Store.rollback`. A head that moves meanwhile is compared again, after three rounds under the lock."""
+    return store.quota.with_room(lambda: _rounds(store, version, author))
+
+
+def _rounds(store: Store, version: int, author: Author) -> Published:
     for _ in range(ROUNDS):
         try:
             return _once(store, version, author)
@@ -35,17 +38,22 @@ def _once(store: Store, version: int, author: Author) -> Published:
         paths = delta(now.chain, wanted.chain)
         if not paths:
             return Published(True, now.manifest, None, 0, 0, (), ())
-        check_count(len(now.manifest.layers) + 1)
+        store.quota.admit(now.manifest, lambda: 0)  # how much it would add the layer itself tells
         store.step("rollback.build")
         tree = DiskTree(scrap("rollback"), store.form, aside=store.scrap.path)
-        _write(tree, paths, now.chain, wanted)
-        work = Work(tree, build(tree, now.chain), now.version, now.chain, ())
+        linked = _write(tree, paths, now.chain, wanted)
+        work = Work(tree, build(tree, now.chain), now.version, now.chain, (), linked)
         return publish(store, work, author, merge=False, exact=True)
 
 
-def _write(tree: DiskTree, paths: list[str], now: Chain, wanted: Snapshot) -> None:
-    """The layer that on top of `now` shows `wanted`: hard links to its files, copies of those of the base, whiteouts."""
+def _write(tree: DiskTree, paths: list[str], now: Chain, wanted: Snapshot) -> dict[str, int]:
+    """The layer that on top of `now` shows `wanted`: hard links to its files, copies of those of the base, whiteouts.
+
+    Returns:
+        Bytes of the linked files, by the layer that holds them.
+    """
     target = wanted.chain
+    inodes: dict[str, dict[tuple[int, int], int]] = {}
     folders: dict[str, State] = {}
 
     def folder(path: str) -> None:
@@ -72,5 +80,10 @@ def _write(tree: DiskTree, paths: list[str], now: Chain, wanted: Snapshot) -> No
         else:
             tree.put(path, difference.new)
             hidden = path
+            if difference.new.linkable and difference.new.kind == FILE:
+                holder = target.holder(path)
+                assert holder is not None
+                inodes.setdefault(holder.id, {})[difference.new.inode] = difference.new.size
     for path, state in reversed(folders.items()):
         tree.set_times(path, state.times)
+    return {layer_id: sum(sizes.values()) for layer_id, sizes in inodes.items()}

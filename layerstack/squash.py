@@ -103,10 +103,10 @@ class _FoldedTree(DiskTree):
         return self._linked.get(path) or super().state(path)
 
 
-def squash(store: Store) -> Squashed:
-    """See `Store.squash`. Cost: O(entries of the blocks), outside the lock; under it the renames and O(openable versions and drafts)."""
+def squash(store: Store, *, wait: bool = False) -> Squashed:
+    """See `Store.squash`; with `wait` one under way is waited for. Cost: O(entries of the blocks), outside the lock; under it the renames and O(openable versions and drafts)."""
     store.check_open()
-    if not store.squash_lock.acquire(blocking=False):
+    if not store.squash_lock.acquire(blocking=wait):
         raise SquashInFlight(f"{store.root}: a squash is already in flight", details={"store": store.root})
     try:
         with store.scrap.scrap() as scrap:
@@ -159,6 +159,11 @@ def plan(store: Store, chain: Chain) -> list[_Run]:
 def foldable(store: Store) -> int:
     """How many layers of the head lie in runs that could be folded now."""
     return sum(len(run.layers) for run in plan(store, store.chain(store.head)))
+
+
+def gain(store: Store) -> int:
+    """By how many layers a squash would shorten the head now."""
+    return sum(len(run.layers) - 1 for run in plan(store, store.chain(store.head)))
 
 
 def _fold(store: Store, run: _Run, scrap: Names) -> _Ready:

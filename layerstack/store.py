@@ -48,6 +48,7 @@ from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, refer
 from layerstack.pins import Pins
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, Preview, Published, preview
+from layerstack.quota import Quota
 from layerstack.rebase import CARRIED, open_rebased
 from layerstack.resolve import Ignored
 from layerstack.rollback import rollback
@@ -92,7 +93,7 @@ class Store:
         """Told, in any thread and under the lock, that there is a new head."""
         self.unsettled = False
         """The disk refused to delete or replace what still names them; it is tried again by the next squash or gc, or at the next open."""
-        self.blames, self.deltas, self.pins, self.draft_book = BlameCache(), Deltas(), Pins(self), DraftBook(self)
+        self.blames, self.deltas, self.pins, self.draft_book, self.quota = BlameCache(), Deltas(), Pins(self), DraftBook(self), Quota(self)
         self._lock_fd = lock_fd
         self._layers: dict[str, Layer] = {}
         self._chains: dict[int, tuple[Manifest, Chain]] = {}

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from layerstack import overlay
 from layerstack.chain import Chain
 from layerstack.errors import InvalidPath
 from layerstack.index_file import build
@@ -34,14 +33,18 @@ def update_file(store: Store, path: str, change: Change, *, owner: str, request_
         raise InvalidPath("the root is no file", details={"path": path})
     author = Author(owner, request_id, agent)
     with store.update_lock:
-        for _ in range(ROUNDS):
-            try:
-                with store.reading() as snapshot:
-                    return _once(store, path, change, author, snapshot, limit)
-            except HeadMoved:
-                continue
-        with store.lock, store.reading() as snapshot:
-            return _once(store, path, change, author, snapshot, limit)
+        return store.quota.with_room(lambda: _rounds(store, path, change, author, limit))
+
+
+def _rounds(store: Store, path: str, change: Change, author: Author, limit: int | None) -> Published:
+    for _ in range(ROUNDS):
+        try:
+            with store.reading() as snapshot:
+                return _once(store, path, change, author, snapshot, limit)
+        except HeadMoved:
+            continue
+    with store.lock, store.reading() as snapshot:
+        return _once(store, path, change, author, snapshot, limit)
 
 
 def _once(store: Store, path: str, change: Change, author: Author, snapshot: Snapshot, limit: int | None) -> Published:
@@ -51,7 +54,7 @@ def _once(store: Store, path: str, change: Change, author: Author, snapshot: Sna
     if there is not None and there.size == len(new) and there.data() == new:
         store.settle_head()
         return Published(True, head, None, 0, 0, (), ())
-    overlay.check_count(len(head.layers) + 1)
+    store.quota.admit(head, lambda: len(new))
     with store.scrap.scrap() as scrap:
         tree = DiskTree(scrap("update"), store.form, aside=store.scrap.path, step=store.step)
         _write(tree, path, new, above, there)

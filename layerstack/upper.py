@@ -23,7 +23,7 @@ from layerstack.fold import fold
 from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.lease import Lease
-from layerstack.manifest import LOWER_LIMIT, LayerId
+from layerstack.manifest import LayerId
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
 from layerstack.states import make_directory
@@ -133,7 +133,7 @@ class Upper:
         Raises:
             PublishRejected: nothing was published. The work is now a private layer under a new, empty upper: `mount` gives the same view.
             CommitUnsynced: it is published; called again it only syncs.
-            LayerLimit, OSError: nothing was published, nothing is lost; `mount` and `publish` go on from here.
+            LayerLimit, QuotaExceeded, OSError: nothing was published, nothing is lost; `mount` and `publish` go on from here.
         """
         with self._lock:
             self._live()
@@ -141,16 +141,10 @@ class Upper:
             if self._late is not None:
                 store.settle_head()
                 return self._finish(self._late.published)
-            if len(store.head.layers) >= LOWER_LIMIT and not self.preview().no_op:
-                overlay.check_count(len(store.head.layers) + 1)  # before sealing: the session goes on as it is
+            who = self._identity
+            author = Author(owner, request_id, agent or who.agent, who.token, self.session_id, who.draft_id)
             try:
-                with self._work() as work:
-                    if not work.indexed.changed:
-                        return self._finish(Published(True, store.head, None, 0, 0, (), work.dropped))
-                    who = self._identity
-                    published = publish(
-                        store, work, Author(owner, request_id, agent or who.agent, who.token, self.session_id, who.draft_id)
-                    )
+                published = store.quota.with_room(lambda: self._publish(author))
             except PublishRejected:
                 with durable.suppress_errno(*range(1, 134)):  # what fails here is tried again by `mount`
                     self._set_aside()
@@ -159,6 +153,17 @@ class Upper:
                 self._late = error
                 raise
             return self._finish(published)
+
+    def _publish(self, author: Author) -> Published:
+        store = self._store
+        if store.quota.refusal(self.size_bytes) is not None:  # before sealing: the session goes on as it is
+            refused = self.preview().refused
+            if refused is not None:
+                raise refused
+        with self._work() as work:
+            if not work.indexed.changed:
+                return Published(True, store.head, None, 0, 0, (), work.dropped)
+            return publish(store, work, author)
 
     def to_draft(self, *, reason: str) -> Draft | None:
         """Keep the work as a draft and end the upper; None when nothing was changed that is not published.

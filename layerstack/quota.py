@@ -1,0 +1,148 @@
+"""What a store may hold: bytes and layers of published work, and the chain that the kernel mounts. Checked before anything is written.
+
+Used bytes are those of the published layers above the base that the head and leases (sessions, drafts, pins, exports) keep: sizes of regular
+files as the layers' metadata tell them, several names of one file once. Nothing is walked. Drafts, seals and live sessions are not counted
+and never refused: work that a quota refuses stays where it is.
+
+With `fold_at` the head is folded when it has grown too long, before it is refused: between that and the limit only where it pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from layerstack import squash
+from layerstack.errors import LayerLimit, LayerStackError, QuotaExceeded, SquashInFlight
+from layerstack.index import Layer
+from layerstack.index_file import Indexed
+from layerstack.manifest import LOWER_LIMIT, Manifest
+from layerstack.overlay import check_count
+from layerstack.squash import Squashed
+from layerstack.states import FILE
+from layerstack.tree import Tree
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+FOLD_AT = 450
+"""Layers of a head, the base included, at which a publish folds first where a policy wants that."""
+WORTH_FOLDING = 10
+"""Layers that a fold must take away while there is still room."""
+TRIES = 3
+"""Folds for one publish, should others fill the head up meanwhile."""
+
+T = TypeVar("T")
+
+
+class Quota:
+    """The limits of one open store, and what is used of them. May be set at any time; what is there already stays, whatever they say."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.bytes: int | None = None
+        """Bytes of published layers above the base; None: no limit but the disk's."""
+        self.layers: int | None = None
+        """Layers of the head above the base; None: as many as the kernel mounts."""
+        self.fold_at: int | None = None
+        """Fold before a publish from so many layers on, and where a limit is reached. None: nothing is folded without being asked."""
+        self.on_fold: Callable[[str, Squashed | OSError | None], object] | None = None
+        """Told, in the publisher's thread, why a fold starts (None), and then what came of it."""
+
+    def used_bytes(self) -> int:
+        """What counts against `bytes`. Cost: O(layers of the head), and of those that leases keep beside them."""
+        store = self._store
+        head, loaded = store.head, store.loaded_layers()
+        if len(loaded) == len(head.layers):
+            return _sum(loaded)
+        ids = set(head.layer_ids).union(*(lease.layer_ids for lease in store.leases.boundaries()))
+        return _sum(layer for layer in loaded if layer.id in ids)
+
+    def used_layers(self) -> int:
+        """What counts against `layers`."""
+        return len(self._store.head.layers) - 1
+
+    def refusal(self, size: Callable[[], int]) -> LayerStackError | None:
+        """Why one layer more of so many bytes would be refused now, or None; the size is asked for only where it matters."""
+        try:
+            self.admit(self._store.head, size)
+        except (QuotaExceeded, LayerLimit) as error:
+            return error
+        return None
+
+    def admit(self, head: Manifest, size: Callable[[], int]) -> None:
+        """May one layer of that size go on top of `head`?
+
+        Raises:
+            LayerLimit: the kernel could not mount it. QuotaExceeded: reason quota_layers or quota_bytes.
+        """
+        check_count(len(head.layers) + 1)
+        if self.layers is not None and len(head.layers) > self.layers:
+            raise QuotaExceeded("layers", limit=self.layers, used=len(head.layers) - 1, wanted=1)
+        if self.bytes is not None:
+            used, wanted = self.used_bytes(), size()
+            if wanted and used + wanted > self.bytes:
+                raise QuotaExceeded("bytes", limit=self.bytes, used=used, wanted=wanted)
+
+    # ---- folding
+
+    def with_room(self, attempt: Callable[[], T]) -> T:
+        """attempt(), which publishes and holds neither a reader's lease nor the store's lock when it starts; folds first where that is due,
+        and tries again when a fold has made room for what was refused."""
+        self._fold_if_long()
+        for _ in range(TRIES):
+            try:
+                return attempt()
+            except (QuotaExceeded, LayerLimit) as error:
+                if not self.fold(error.reason):
+                    raise
+        return attempt()
+
+    def fold(self, why: str) -> bool:
+        """Fold what can be folded, if this store may without being asked. False: nothing came of it. One under way is waited for."""
+        if self.fold_at is None:
+            return False
+        before = self._store.head
+        self._fold(why, wait=True)
+        return self._store.head is not before
+
+    def _fold_if_long(self) -> None:
+        """Before there is need: a publish waits for no squash that somebody else is at."""
+        if self.fold_at is None or not self.fold_at <= len(self._store.head.layers) < LOWER_LIMIT:
+            return
+        if squash.gain(self._store) >= WORTH_FOLDING:
+            self._fold("fold_at", wait=False)
+
+    def _fold(self, why: str, *, wait: bool) -> None:
+        tell = self.on_fold or (lambda _why, _done: None)
+        locked = self._store.squash_lock.locked()
+        if (locked and not wait) or (not locked and not squash.gain(self._store)):
+            return
+        tell(why, None)
+        try:
+            tell(why, squash.squash(self._store, wait=wait))
+        except SquashInFlight:
+            return
+        except OSError as error:  # also one whose last sync failed: what it did shows in the head
+            tell(why, error)
+
+
+def size_of(tree: Tree, indexed: Indexed) -> int:
+    """Bytes of the regular files of a sealed tree, several names of one file once."""
+    sizes = {state.inode: state.size for state in (tree.state(row.path) for row in indexed.rows if row.record.kind == FILE)}
+    return sum(sizes.values())
+
+
+def _sum(layers: Iterable[Layer]) -> int:
+    """Of layers that the head or a lease keeps. Those of one lease show each published layer once; an older lease may keep the layers that a
+    newer one has folded: the folded one is made of their files, and adds nothing while all of them are there."""
+    kept = {layer.id: layer for layer in layers if not layer.is_base}
+    total, seen = 0, set[int]()
+    for layer in sorted(kept.values(), key=lambda layer: len(layer.about.get("members", ()))):
+        versions = {int(member["version"]) for member in layer.about.get("members", ())} or {layer.version}
+        if layer.about.get("members") and versions <= seen:
+            continue
+        seen |= versions
+        linked: Mapping[str, Any] = layer.about.get("linked") or {}
+        total += int(layer.about.get("bytes") or 0) - sum(int(linked[layer_id]) for layer_id in linked if layer_id in kept)
+    return total
