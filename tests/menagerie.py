@@ -1,7 +1,7 @@
 """A tree with one of everything that a layer must carry, and a look at it by lstat alone. A program of its own too, to be run where nothing of ours is:
 
 python menagerie.py make DIRECTORY [root]
-python menagerie.py look DIRECTORY        # prints one JSON object
+python menagerie.py look DIRECTORY        # prints one JSON object, a line per fact
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def make(root: str, *, as_root: bool) -> None:
     put("links/one", b"shared\n", 0o640)
     os.link("links/one", "links/two")
     os.link("links/one", "three")
-    for name, target in (
+    for link, target in (
         ("link-dangling", "nowhere/at all"),
         ("link-up", "../../../.."),
         ("link-abs", "/etc/passwd"),
         ("link-dir", "modes"),
     ):
-        os.symlink(target, name)
+        os.symlink(target, link)
     os.symlink(b"\xff\xfe\n/" + b"t" * 3000, b"link-odd")
     os.symlink("link-loop", "link-loop")
     with open("sparse", "wb") as file:
@@ -158,4 +158,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(sys.argv[2], as_root="root" in sys.argv[3:])
     else:
-        print(json.dumps(look(sys.argv[2])))
+        print(json.dumps(look(sys.argv[2]), indent=0))
