@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from layerstack.drafts import Draft
     from layerstack.errors import LayerStackError, PublishRejected
     from layerstack.form import TRUSTED, USER, Form
+    from layerstack.fsck import Check, Damage, check
     from layerstack.history import Change, Version
     from layerstack.manifest import LayerId, LayerRef, Manifest
     from layerstack.pins import Pin
@@ -33,7 +34,9 @@ __all__ = [
     "TRUSTED",
     "USER",
     "Change",
+    "Check",
     "Conflict",
+    "Damage",
     "Draft",
     "Entry",
     "Fingerprint",
@@ -54,11 +57,14 @@ __all__ = [
     "TheirsLayer",
     "Upper",
     "Version",
+    "check",
 ]
 
 _WHERE = {
     "Change": "layerstack.history",
+    "Check": "layerstack.fsck",
     "Conflict": "layerstack.changes",
+    "Damage": "layerstack.fsck",
     "Draft": "layerstack.drafts",
     "Entry": "layerstack.projection",
     "Fingerprint": "layerstack.changes",
@@ -81,6 +87,7 @@ _WHERE = {
     "USER": "layerstack.form",
     "Upper": "layerstack.upper",
     "Version": "layerstack.history",
+    "check": "layerstack.fsck",
 }
 
 

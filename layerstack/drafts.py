@@ -42,6 +42,8 @@ class Draft(NamedTuple):
     """The layers of its base, newest first: what it keeps alive."""
     upper: str
     """Token of the upper that it was made of."""
+    digest: str = ""
+    """Of its tree, as a layer's; empty in drafts that are older than this key."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,6 +81,7 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
         work.indexed.size_bytes,
         store.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place meanwhile
         upper,
+        work.indexed.digest,
     )
     folder = folder_of(store, draft.draft_id)
     store.check_open()

@@ -24,6 +24,15 @@ class Form(NamedTuple):
         return self.namespace + "redirect"
 
     @property
+    def metacopy(self) -> str:
+        return self.namespace + "metacopy"
+
+    @property
+    def whiteout(self) -> str:
+        """On an empty regular file: the form of a whiteout that needs no device."""
+        return self.namespace + "whiteout"
+
+    @property
     def escaped(self) -> str:
         """What a user's own xattr of our namespace is stored under: overlayfs.rst, "Nesting overlayfs mounts"."""
         return self.namespace + "overlay."

@@ -162,6 +162,11 @@ def dump(indexed: Indexed) -> bytes:
     return b"%s %d %d %s\n%s" % (_MAGIC, FORMAT, len(lines), hashlib.sha256(body).hexdigest().encode(), body)
 
 
+def checksum(data: bytes) -> str:
+    """Of an index file, as its header has it; its layer's metadata names it, so that no layer takes another's."""
+    return data[: data.find(b"\n")].rpartition(b" ")[2].decode("ascii", "replace")
+
+
 def _corrupt(source: str, what: str) -> StoreCorrupt:
     return StoreCorrupt(f"{source}: {what}", details={"file": source})
 

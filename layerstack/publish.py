@@ -21,7 +21,7 @@ from layerstack.commit import METADATA_SUFFIXES, Arrival, commit
 from layerstack.commit import CommitUnsynced as CommitUnsynced
 from layerstack.errors import LayerStackError, PublishRejected
 from layerstack.index import Layer
-from layerstack.index_file import Indexed, build, dump, known_digests
+from layerstack.index_file import Indexed, build, checksum, dump, known_digests
 from layerstack.manifest import Manifest, published_id
 from layerstack.paths import parent as parent_of
 from layerstack.quota import size_of
@@ -273,8 +273,9 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
         about["linked"] = dict(work.linked)
     stem = scrap("metadata", *SUFFIXES)
     manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
-    digest = indexed.digest.encode() + b"\n"
-    for suffix, data in zip(SUFFIXES, (documents.dump(about), dump(indexed), digest, manifest.dump()), strict=True):
+    digest, index = indexed.digest.encode() + b"\n", dump(indexed)
+    about["index_sha256"] = checksum(index)
+    for suffix, data in zip(SUFFIXES, (documents.dump(about), index, digest, manifest.dump()), strict=True):
         store.step(f"publish.write{suffix}")
         durable.write_new(stem + suffix, data, sync=False)
     return Metadata(stem, about)

@@ -8,6 +8,7 @@ block are closed, since their trees are gone. What a crash leaves of this last p
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from layerstack.commit import Arrival, CommitUnsynced, commit
 from layerstack.errors import SquashInFlight
 from layerstack.fold import fold
 from layerstack.index import Layer
-from layerstack.index_file import Indexed, build, dump, load_digests
+from layerstack.index_file import Indexed, build, checksum, dump, load_digests
 from layerstack.manifest import LayerId, Manifest, reference, squashed_id
 from layerstack.staging import Names
 from layerstack.states import DIRECTORY, State, link, make_directory, write_copy
@@ -175,8 +176,9 @@ def _fold(store: Store, run: _Run, scrap: Names) -> _Ready:
     about = _about(run, indexed)
     stem = scrap("metadata", *SUFFIXES)
     store.step("squash.write")
-    told = blame.dump(blame.of_block(store, run.layers, run.below))
-    for suffix, data in zip(SUFFIXES, (documents.dump(about), dump(indexed), told), strict=True):
+    told, index = blame.dump(blame.of_block(store, run.layers, run.below)), dump(indexed)
+    about["index_sha256"], about["blame_sha256"] = checksum(index), hashlib.sha256(told).hexdigest()
+    for suffix, data in zip(SUFFIXES, (documents.dump(about), index, told), strict=True):
         durable.write_new(stem + suffix, data, sync=False)
     store.step("squash.sync")
     folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]

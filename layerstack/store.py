@@ -40,9 +40,10 @@ from layerstack.drafts import Draft
 from layerstack.durable import Step, no_step
 from layerstack.errors import Invalid, NotFound, StoreBusy, StoreCorrupt, Unsupported
 from layerstack.form import FORMS, Form
+from layerstack.fsck import Check
 from layerstack.ignore import IgnoreRules
 from layerstack.index import Index, Layer, Shelf, base_layer
-from layerstack.index_file import load
+from layerstack.index_file import checksum, load
 from layerstack.lease import READER, Lease, Leases
 from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, reference, squashed_id
 from layerstack.pins import Pins
@@ -519,9 +520,25 @@ class Store:
             stem = f"{self.root}/.layer-metadata/{layer_id}"
             about = documents.read(f"{stem}.json")
             squashed = layer_id.startswith("S")
+    @contextlib.contextmanager
+    def checking(self, *, base: bool = False) -> Generator[Check]:
+        """Is everything what was written? For the length of the block no layer is removed; publishes and squashes go on.
+
+        Args:
+            base: read the base too.
+        """
+        with self.lock:
+            there = {*self._head.layer_ids, *os.listdir(f"{self.root}/layers")}
+            lease = self.leases.take("fsck", self._head.version, tuple(sorted(there)))
+        try:
+            yield Check(self.root, base=base, store=self)
+        finally:
+            self.release(lease)
+
             try:
                 with open(f"{stem}.index", "rb") as file:
-                    index = load(file.read(), source=f"{stem}.index")
+                    data = file.read()
+                index = load(data, source=f"{stem}.index")
                 if squashed:
                     digest = about["digest"].encode() + b"\n"
                 else:
@@ -554,6 +571,9 @@ class Store:
             known = [self._layers.pop(layer_id) for layer_id in layer_ids if layer_id in self._layers]
             self.shelf.drop(*(layer for layer in known if layer.index is not None))
 
+            if about.get("index_sha256", checksum(data)) != checksum(data):  # layers of before this key do not have it
+                wrong = f"{stem}.index"
+                raise StoreCorrupt(f"{wrong}: is the index of another layer", details={"file": wrong, "layer_id": layer_id})
     def become(self, manifest: Manifest, layers: Sequence[Layer]) -> None:
         """The head in memory follows the one on disk; the caller holds the lock."""
         for layer in layers:

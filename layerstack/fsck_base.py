@@ -1,0 +1,44 @@
+"""The hash of a base, as the store was told it when it was made: over kind, path, permission bits, size and content of all entries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Generator
+
+from layerstack.fsck_tree import in_byte_order
+from layerstack.states import PIECE
+
+
+def tree_hash(root: str, failed: Callable[[OSError], None]) -> Generator[None, None, str]:
+    """SHA-256 in hex of the tree at `root`, every file read; `failed` is told what cannot be read. Yields after each entry."""
+    top, total = os.fsencode(root), hashlib.sha256()
+
+    def unlisted(path: bytes, error: OSError) -> None:
+        failed(error)
+
+    for path in in_byte_order(top, unlisted):
+        yield
+        full = top + b"/" + path if path else top
+        name = path or b"."
+        try:
+            status = os.lstat(full)
+            bits = stat.S_IMODE(status.st_mode)
+            if stat.S_ISDIR(status.st_mode):
+                total.update(b"directory\0%s\0%o\0" % (name, bits))
+            elif stat.S_ISLNK(status.st_mode):
+                total.update(b"symlink\0%s\0%s\0" % (name, os.readlink(full)))
+            elif stat.S_ISREG(status.st_mode):
+                total.update(b"file\0%s\0%o\0%d\0%s\0" % (name, bits, status.st_size, _content(full).encode()))
+        except OSError as error:
+            failed(error)
+    return total.hexdigest()
+
+
+def _content(path: bytes) -> str:
+    total = hashlib.sha256()
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
+        while piece := file.read(PIECE):
+            total.update(piece)
+    return total.hexdigest()
