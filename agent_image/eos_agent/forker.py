@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from eos_agent import channel, runner, view
 from eos_agent.harden import Hardening
+from eos_agent.network import Network
 from layerstack import linux
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class _Zygote:
         self.sock, self.wake, self.scene, self.hardening = sock, wake, scene, hardening
         self.spare: _Spare | None = None
         self.want_spare = isinstance(scene, view.Scene)
+        self.network = Network(required=isinstance(scene, view.Scene) and not scene.local)
 
     def serve(self) -> None:
         decoder = channel.Decoder()
@@ -124,6 +126,7 @@ class _Zygote:
                 self.drop_spare()  # it could not be set up, or somebody killed it: no other before the next session was made
             else:
                 channel.send(self.sock, {"event": "exited", "pid": pid, "status": status})
+                self.network.unplug(pid)
                 ended = True
 
     def plan(self, scene: view.Scene, network: str, rootfs_mode: str) -> runner.Plan:
@@ -138,7 +141,12 @@ class _Zygote:
             _, network, rootfs_mode = frame.message["spec"]
             plan = self.plan(self.scene, network, rootfs_mode)
             sockets = view.listening_sockets() if plan.read_only and not self.scene.rootfs else []
-            pid, pidfd = self.take_spare(plan, mount_fd, theirs, sockets) or _clone(plan, runner.Order(mount_fd, theirs, sockets))
+            order = runner.Order(mount_fd, theirs, sockets, None)
+            pid, pidfd = (
+                self.clone_isolated(plan, order)
+                if plan.isolated
+                else self.take_spare(plan, mount_fd, theirs, sockets) or _clone(plan, order)
+            )
             channel.send(self.sock, {"event": "started", "id": number, "pid": pid}, fds=[pidfd])
             os.close(pidfd)
             self.want_spare = self.spare is None
@@ -148,6 +156,19 @@ class _Zygote:
         finally:
             os.close(mount_fd)
             os.close(theirs)
+
+    def clone_isolated(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int]:
+        """As `_clone`; while the child sets up what it sees, it is connected from here."""
+        wire_fd, told_fd = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid, pidfd = _clone(plan, order._replace(wire_fd=wire_fd))
+        except BaseException:
+            os.close(told_fd)
+            raise
+        finally:
+            os.close(wire_fd)
+        self.network.plug(pid, told_fd)
+        return pid, pidfd
 
     def make_spare(self) -> None:
         self.want_spare = False

@@ -188,7 +188,13 @@ RUNTIME: tuple[Operation, ...] = (
         "Open a private writable view of the newest version that lasts until it is published or destroyed, for work of several calls. "
         "Pass its workspace_session_id to commands and file operations. Later publishes are not seen in it.",
         (
-            Argument("network_profile", "string", help="isolated: a network of its own.", default="shared", choices=("shared", "isolated")),
+            Argument(
+                "network_profile",
+                "string",
+                help="isolated: a network of its own, without a way out; /forward/isolated=ID/PORT/ of daemon_http reaches its servers.",
+                default="shared",
+                choices=("shared", "isolated"),
+            ),
             _DRAFT._replace(help="Start from this draft's work."),
             Argument(
                 "draft_base",
@@ -220,7 +226,8 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("finalize_policy", "string"),
             ResultField("base_version", "integer", ours=True),
             ResultField("draft_id", "string", ours=True),
-            ResultField("network", "string", "isolated: loopback_only, no address of its own", ours=True),
+            ResultField("network", "string", "isolated: no_egress, own address, nothing else to reach; or loopback_only", ours=True),
+            ResultField("address", "string", "isolated: where its servers listen, for itself", ours=True),
         ),
         sets=AGENT_SETS,
         waits=30,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from eos_agent import channel, files, view
+from eos_agent import channel, files, network, view
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
 from eos_agent.processes import Marks, Process, alone, bears, list_processes
@@ -28,7 +28,6 @@ from layerstack.errors import LayerStackError
 
 TERM_GRACE_S = 0.1
 KILL_LIMIT_S = 5.0
-CONNECT_LIMIT_S = 1.0  # one thread: nothing else happens meanwhile, and loopback answers at once or not at all
 _POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
 _SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/sh", ["/bin/sh", "-c"]))
 
@@ -43,11 +42,12 @@ class Plan(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What is known only once somebody asks for a session. Both descriptors are the receiver's."""
+    """What is known only once somebody asks for a session. The descriptors are the receiver's; wire_fd: who connects an isolated one tells it there."""
 
     mount_fd: int
     sock_fd: int
     sockets: list[str]
+    wire_fd: int | None
 
 
 def main(plan: Plan, order: Order) -> NoReturn:
@@ -55,12 +55,12 @@ def main(plan: Plan, order: Order) -> NoReturn:
     status = 1
     try:
         staged: view.SetupFailed | None = None
-        mount_fd, sock_fd = _keep(order.mount_fd, order.sock_fd)
+        mount_fd, sock_fd, *wire = _keep(order.mount_fd, order.sock_fd, *(() if order.wire_fd is None else (order.wire_fd,)))
         try:
             _stage(plan)
         except view.SetupFailed as failed:
             staged = failed
-        status = _live(plan, mount_fd, sock_fd, order.sockets, staged)
+        status = _live(plan, Order(mount_fd, sock_fd, order.sockets, wire[0] if wire else None), staged)
     except BaseException as error:
         os.write(2, f"runner: {error!r}\n".encode())
     finally:
@@ -81,7 +81,7 @@ def main_of_spare(plan: Plan, control_fd: int) -> NoReturn:
         frame = _order(control_fd)
         if frame is not None:
             mount_fd, sock_fd = _keep(*frame.fds)
-            status = _live(plan, mount_fd, sock_fd, frame.message["sockets"], None)
+            status = _live(plan, Order(mount_fd, sock_fd, frame.message["sockets"], None), None)
     except view.SetupFailed:
         pass
     except BaseException as error:
@@ -119,19 +119,28 @@ def _order(control_fd: int) -> channel.Frame | None:
             return frames[0]
 
 
-def _live(plan: Plan, mount_fd: int, sock_fd: int, sockets: list[str], staged: view.SetupFailed | None) -> int:
+def _live(plan: Plan, order: Order, staged: view.SetupFailed | None) -> int:
     """The rest of the set-up, then the session itself. Returns the exit status."""
-    sock = socket.socket(fileno=sock_fd)
+    sock = socket.socket(fileno=order.sock_fd)
     try:
         if staged is not None:
             raise staged
-        _finish(plan, mount_fd, sockets)
+        address = _finish(plan, order)
     except view.SetupFailed as failed:
         channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
         return 1
-    channel.send(sock, {"event": "ready"})
+    channel.send(sock, {"event": "ready", "address": address, "namespaces": _namespaces()})
     Session(sock, plan.scene.workspace_root).serve()
     return 0
+
+
+def _namespaces() -> dict[str, str]:
+    """Which ones it is in; nobody else can see that of a process that is not dumpable."""
+    found: dict[str, str] = {}
+    for name in ("pid", "mnt"):
+        with contextlib.suppress(OSError):
+            found[name] = os.readlink(f"/proc/self/ns/{name}")
+    return found
 
 
 def wake_on_child() -> int:
@@ -171,8 +180,13 @@ def _stage(plan: Plan) -> None:
     view.stage(plan.scene, read_only=plan.read_only)
 
 
-def _finish(plan: Plan, mount_fd: int, sockets: list[str]) -> None:
-    view.show(plan.scene, mount_fd, read_only=plan.read_only, sockets=sockets)
+def _finish(plan: Plan, order: Order) -> str | None:
+    """Returns the address of an isolated session that has one."""
+    view.show(plan.scene, order.mount_fd, read_only=plan.read_only, sockets=order.sockets)
+    address: str | None = None
+    if order.wire_fd is not None:
+        with view.step("join the network"):
+            address = network.await_plug(order.wire_fd)
     with view.step("harden"):
         os.chdir("/")
         plan.hardening.apply(view.writable_folders(plan.scene.workspace_root) if plan.read_only else None)
@@ -181,6 +195,7 @@ def _finish(plan: Plan, mount_fd: int, sockets: list[str]) -> None:
             signal.signal(signum, signal.SIG_DFL)  # for pid 1 that means: ignored; SIGHUP stays ignored for spawn.start
         linux.prctl(linux.PR_SET_DUMPABLE, 0)  # no ptrace, no /proc/1/mem for a session's uid 0
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of credentials would clear it
+    return address
 
 
 class _Command:
@@ -277,8 +292,8 @@ class Session:
                 return
             elif op == "signal":
                 reply = {"sent": self._signal(message["key"], message["signum"])}
-            elif op == "connect":
-                reply, fds = {}, [_connect(message["port"])]
+            elif op == "sockets":
+                reply, fds = network.unconnected(message["families"])
             elif op == "which_shell":
                 reply = {"argv": next((argv for path, argv in _SHELLS if os.access(path, os.X_OK) and os.path.isfile(path)), None)}
             elif op == "freeze":
@@ -478,22 +493,6 @@ def _kill(pid: int, signum: int) -> bool:
 
 def _kill_group(group: int, signum: int) -> bool:
     return _kill(-group, signum)
-
-
-def _connect(port: int) -> int:
-    """A stream to a server on the session's own loopback."""
-    code = errno.ECONNREFUSED
-    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-                sock.settimeout(CONNECT_LIMIT_S)
-                sock.connect((address, port))
-                sock.setblocking(False)
-                return sock.detach()
-        except OSError as error:
-            code = error.errno or errno.ETIMEDOUT
-    details = {"port": port, "errno": errno.errorcode.get(code, "EIO")}
-    raise OperationError(OPERATION_FAILED, f"no server answers on port {port} of the session", details, reason="connect_failed")
 
 
 def _envelope(error: Exception) -> dict[str, Any]:

@@ -120,7 +120,9 @@ class Sessions:
             "base_version": session.upper.snapshot.version,
         }
         if session.spec.network == "isolated":
-            found["network"] = "loopback_only"  # no bridge is built yet: it has no address of its own
+            found["network"] = "loopback_only" if session.runner.address is None else "no_egress"
+            if session.runner.address is not None:
+                found["address"] = session.runner.address
         if session.draft_id is not None:
             found["draft_id"] = session.draft_id
         return found
@@ -377,6 +379,7 @@ class Sessions:
                 "active_command_session_ids": list(session.commands),
                 "agent": session.agent,
                 **({"draft_id": session.draft_id} if session.draft_id else {}),
+                **({"address": session.runner.address} if session.runner.address else {}),
             }
             for session, size in zip(sessions, upper_bytes, strict=True)
         ]

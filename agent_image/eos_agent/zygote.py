@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from eos_agent import channel
+from eos_agent import channel, reach
 from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
 
 
@@ -37,7 +37,7 @@ class HostSpec(NamedTuple):
 
 
 class SessionSpec(NamedTuple):
-    """One session: network "shared" or "isolated" (own network namespace, loopback up), rootfs_mode "shared" or "read_only"."""
+    """One session: network "shared" or "isolated" (own network namespace, network.py), rootfs_mode "shared" or "read_only"."""
 
     session_id: str
     network: str = "shared"
@@ -268,12 +268,15 @@ class Runner:
     `on_event` is called from the loop with {"event": "leader_exit", "key", "status": a wait status}, {"event": "waiting_on", "key",
     "processes": [{"pid", "name"}]} (the leader is gone, these of its group live) and {"event": "group_gone", "key", "left_behind":
     [{"pid", "name"}]}. The events of a command may come before the await of its spawn returns: know its key first.
+    `namespaces` are the names of its pid and mnt namespace, as /proc/PID/ns shows them. `address` is that of an isolated session in its network, None for a shared one and where there is a loopback only.
     """
 
     def __init__(self, spec: SessionSpec, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
         self.pid = 0
+        self.address: str | None = None
+        self.namespaces: dict[str, str] = {}
         self.gone: asyncio.Future[str] = loop.create_future()
         self.on_event: Callable[[dict[str, Any]], None] | None = None
         self._pidfd = -1
@@ -317,13 +320,19 @@ class Runner:
         frame = await self._call({"op": "file", "name": name, "args": args}, data)
         return frame.message["result"], frame.data
 
-    async def connect(self, port: int) -> int:
-        """A non-blocking stream to a server on the session's own loopback; the descriptor belongs to the caller.
+    async def connect(self, port: int, *, timeout_s: float = 10.0) -> int:
+        """A non-blocking stream to a server in the session's network, on its loopback or at its address; the descriptor is the caller's.
+
+        The runner only makes the sockets, which are of its network whoever connects them, so that no server makes it wait.
 
         Raises:
-            OperationError: operation_failed, reason connect_failed.
+            OperationError: operation_failed, reason connect_failed, connect_timed_out, session_lost.
         """
-        return (await self._call({"op": "connect", "port": port})).fds[0]
+        addresses = [reach.LOOPBACK, reach.LOOPBACK_6, *([self.address] if self.address else [])]
+        frame = await self._call({"op": "sockets", "families": [reach.family_of(address) for address in addresses]})
+        pairs = [(address, family) for address, family in zip(addresses, frame.message["families"], strict=True) if family >= 0]
+        sockets = [(address, socket.socket(fileno=fd)) for (address, _), fd in zip(pairs, frame.fds, strict=True)]
+        return (await reach.first_that_answers(sockets, port, timeout_s=timeout_s, where="the session")).detach()
 
     async def freeze(self) -> None:
         """Stop every process of the session but the runner; returns when all are stopped."""
@@ -373,6 +382,8 @@ class Runner:
             os.close(fd)
         event = message.get("event")
         if event == "ready":
+            self.address = message["address"]
+            self.namespaces = message["namespaces"]
             if not self._ready.done():
                 self._ready.set_result(None)
         elif event == "failed":

@@ -233,7 +233,8 @@ def _session(args: Object, reply: Object) -> str:
         about.append(f"base version {reply['base_version']}")
     if reply.get("draft_id"):
         about.append(f"with the work of {reply['draft_id']}")
-    about.append(f"network {reply.get('network_profile')}" + (" (loopback only)" if reply.get("network") == "loopback_only" else ""))
+    reach = {"loopback_only": " (loopback only)", "no_egress": f" (own address {reply.get('address')}, no way out)"}
+    about.append(f"network {reply.get('network_profile')}" + reach.get(str(reply.get("network")), ""))
     return ", ".join(about) + "; pass it as workspace_session_id; publish_workspace_session ends it"
 
 

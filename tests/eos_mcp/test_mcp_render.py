@@ -192,6 +192,8 @@ def test_what_a_publish_left_out_and_what_a_power_cut_may_undo_is_said() -> None
     assert "NOT PUBLISHED (cancelled): it had changed nothing" in render.result("wait_command", {}, cancelled)
     made = {"workspace_session_id": "w", "network_profile": "isolated", "network": "loopback_only"}
     assert "isolated (loopback only)" in render.result("create_workspace_session", {}, made)
+    made |= {"network": "no_egress", "address": "10.244.0.2"}
+    assert "isolated (own address 10.244.0.2, no way out)" in render.result("create_workspace_session", {}, made)
 
 
 def test_who_wrote_what_is_a_table_of_lines() -> None:

@@ -1,0 +1,226 @@
+"""The network of isolated sessions: who has which address, who reaches whom, and what is left. Every packet goes over a real bridge."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import socket
+
+import pytest
+
+from eos_agent import netlink
+
+from .box import Box, Live, in_box
+
+both_forms = pytest.mark.parametrize(
+    "form", [pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")), pytest.param("user", marks=pytest.mark.needs("userns"))]
+)
+
+PYTHON = ["/usr/bin/env", "python3", "-c"]
+HELP = """
+import os, socket, struct, sys
+
+def own():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("10.244.0.1", 9))
+        return probe.getsockname()[0]
+
+def ping(address):
+    "An echo request and its answer; what was sent before has arrived by then, since the path is one."
+    def total(raw):
+        words = sum(struct.unpack(f">{len(raw) // 2}H", raw))
+        words = (words >> 16) + (words & 0xFFFF)
+        return ~(words + (words >> 16)) & 0xFFFF
+    head = struct.pack(">BBHHH", 8, 0, 0, os.getpid(), 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as raw:
+        raw.settimeout(20)
+        raw.sendto(struct.pack(">BBHHH", 8, 0, total(head), os.getpid(), 1), (address, 0))
+        while True:
+            answer = raw.recv(1500)
+            if answer[20] == 0 and struct.unpack_from(">H", answer, 24)[0] == os.getpid():
+                return True
+"""
+
+
+async def serve(live: Live, name: str, port: int = 8000) -> None:
+    """A server at every address of the session that says `name` to each caller, and what comes to its UDP port into a file."""
+    script = f"""
+import socket, threading
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(("0.0.0.0", {port}))
+def note():
+    while True:
+        said = udp.recv(100)
+        with open("udp.log", "ab", 0) as log:
+            log.write(said + b"\\n")
+threading.Thread(target=note, daemon=True).start()
+server = socket.create_server(("0.0.0.0", {port}))
+print("up", flush=True)
+while True:
+    server.accept()[0].sendall(b"{name}")
+"""
+    await (await live.start([*PYTHON, script])).saw("up")
+
+
+async def python(live: Live, script: str) -> str:
+    ended = await live.run([*PYTHON, HELP + script], split=True)
+    assert ended.code == 0, ended.err
+    return ended.out.strip()
+
+
+@both_forms
+def test_three_sessions_have_three_addresses_and_each_reaches_its_own_server_and_the_gateway_only(form: str) -> None:
+    async def scenario(box: Box) -> tuple[list[str], list[str | None], list[bytes], list[str], list[str]]:
+        lives = [await box.session(name, network="isolated") for name in ("red", "green", "blue")]
+        for live in lives:
+            await serve(live, live.name)
+        seen = [await python(live, "print(own())") for live in lives]
+        script = "print(*(socket.create_connection((a, 8000), 20).recv(9).decode() for a in ('127.0.0.1', own())), ping('10.244.0.1'))"
+        own = [await python(live, script) for live in lives]
+        tried: list[str] = []
+        for live in lives:
+            others = [address for address in seen if address != live.runner.address]
+            script = f"""
+for address in {others!r}:
+    try:
+        socket.create_connection((address, 8000), 0.7)
+        print("reached")
+    except OSError as error:
+        print(type(error).__name__)
+"""
+            tried += (await python(live, script)).split()
+        loop, heard = asyncio.get_running_loop(), list[bytes]()
+        for live in lives:
+            with socket.socket(fileno=await live.runner.connect(8000)) as sock:
+                heard.append(await loop.sock_recv(sock, 100))
+        return seen, [live.runner.address for live in lives], heard, own, tried
+
+    seen, told, heard, own, tried = in_box(scenario, form=form)
+    assert seen == told == ["10.244.0.2", "10.244.0.3", "10.244.0.4"]
+    assert own == ["red red True", "green green True", "blue blue True"] and heard == [b"red", b"green", b"blue"]
+    assert len(tried) == 6 and "reached" not in tried, tried
+
+
+@both_forms
+def test_frames_made_by_hand_reach_no_other_session_directly_or_over_the_gateway(form: str) -> None:
+    """With NET_RAW a session sends what it likes. The answer to its ping shows that the frames before it have arrived where they could."""
+
+    async def scenario(box: Box) -> tuple[str, str]:
+        red, blue = [await box.session(name, network="isolated") for name in ("red", "blue")]
+        await serve(blue, "blue")
+        mac = await python(blue, MAC)
+        await python(
+            red,
+            f"""
+def check(raw):
+    words = sum(struct.unpack(f">{{len(raw) // 2}}H", raw))
+    words = (words >> 16) + (words & 0xFFFF)
+    return ~(words + (words >> 16)) & 0xFFFF
+ping("10.244.0.1")
+with open("/proc/net/arp") as table:
+    gateway = next(line.split()[3] for line in table if line.startswith("10.244.0.1 "))
+me = socket.inet_aton(own())
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as raw:
+    raw.bind(("eth0", 0))
+    mine = raw.getsockname()[4]
+    for target in ({mac!r}, "ff:ff:ff:ff:ff:ff", gateway):
+        payload = b"forged"
+        udp = struct.pack(">HHHH", 9, 8000, 8 + len(payload), 0) + payload
+        head = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0, me, socket.inet_aton({blue.runner.address!r}))
+        head = head[:10] + struct.pack(">H", check(head)) + head[12:]
+        raw.send(bytes.fromhex(target.replace(":", "")) + mine + b"\\x08\\x00" + head + udp)
+ping("10.244.0.1")
+""",
+        )
+        await python(
+            blue,
+            """
+ping("10.244.0.1")
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    sender.sendto(b"own", (own(), 8000))
+""",
+        )
+        return await python(blue, LOG), mac
+
+    log, mac = in_box(scenario, form=form)
+    assert log == "own" and len(mac) == 17
+
+
+LOG = """
+import time
+while not os.path.exists("udp.log") or "own" not in open("udp.log").read():
+    time.sleep(0.01)
+print(open("udp.log").read())
+"""
+
+MAC = """
+import fcntl
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    raw = fcntl.ioctl(any_socket, 0x8927, struct.pack("256s", b"eth0"))
+print(raw[18:24].hex(":"))
+"""
+
+
+@both_forms
+def test_an_isolated_session_has_no_way_out_and_learns_it_at_once(form: str) -> None:
+    async def scenario(box: Box) -> list[str]:
+        listener = await asyncio.start_server(lambda _reader, writer: writer.close(), "0.0.0.0", 0)
+        port = listener.sockets[0].getsockname()[1]
+        live = await box.session(network="isolated")
+        tried = await python(
+            live,
+            f"""
+for address in ("192.0.2.1", "127.0.0.1", "10.244.0.1"):
+    try:
+        socket.create_connection((address, {port}), 20)
+        print("reached")
+    except OSError as error:
+        import errno
+        print(errno.errorcode[error.errno])
+""",
+        )
+        listener.close()
+        return tried.split()
+
+    assert in_box(scenario, form=form) == ["ENETUNREACH", "ECONNREFUSED", "ECONNREFUSED"]
+
+
+@both_forms
+def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_bridge(form: str) -> None:
+    async def scenario(box: Box) -> tuple[list[str | None], list[str], list[str]]:
+        lives = [await box.session(network="isolated") for _ in range(3)]
+        addresses = [live.runner.address for live in lives]
+        before = ports_of(box.zygote.pid)
+        for live in lives:
+            await live.runner.terminate()
+        again = [await box.session(network="isolated") for _ in range(2)]
+        addresses += [live.runner.address for live in again]
+        for _ in range(2000):  # the kernel removes a namespace behind everybody's back
+            left = ports_of(box.zygote.pid)
+            if len(left) == 2:
+                break
+            await asyncio.sleep(0.01)
+        return addresses, before, left
+
+    addresses, before, left = in_box(scenario, form=form)
+    assert addresses == [f"10.244.0.{n}" for n in (2, 3, 4, 5, 6)]
+    assert before == ["eos-iws-1001", "eos-iws-1002", "eos-iws-1003"] and left == ["eos-iws-1004", "eos-iws-1005"]
+
+
+def ports_of(zygote: int) -> list[str]:
+    """The ports of a zygote's bridge, seen through its own netlink socket."""
+    pidfd = os.pidfd_open(zygote)
+    try:
+        for name in os.listdir(f"/proc/{zygote}/fd"):
+            if not os.readlink(f"/proc/{zygote}/fd/{name}").startswith("socket:"):
+                continue
+            fd = ctypes.CDLL(None).syscall(438, pidfd, int(name), 0)  # pidfd_getfd(2)
+            assert fd >= 0
+            with socket.socket(fileno=fd) as sock:
+                if sock.family == socket.AF_NETLINK:
+                    links = netlink.Netlink(sock).links()
+                    return sorted(link.name for link in links if link.name.startswith("eos-iws-"))
+        return []
+    finally:
+        os.close(pidfd)
