@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 READER = "reader"
@@ -33,18 +33,25 @@ class Leases:
         self._lock = threading.Condition(threading.Lock())
         self._held: dict[int, Lease] = {}
         self._numbers = itertools.count(1)
+        self.on_change: Callable[[str, Lease], object] | None = None
+        """Told of each lease but readers' that was `acquired` or `released`, in whatever thread."""
 
     def take(self, holder: str, version: int, layer_ids: tuple[str, ...]) -> Lease:
         lease = Lease(next(self._numbers), holder, version, layer_ids)
         with self._lock:
             self._held[lease.number] = lease
+        if self.on_change is not None and lease.kind != READER:
+            self.on_change("acquired", lease)
         return lease
 
     def release(self, lease: Lease) -> None:
         """Give the claim back; once more does nothing."""
         with self._lock:
-            if self._held.pop(lease.number, None) is not None and lease.kind == READER:
+            held = self._held.pop(lease.number, None)
+            if held is not None and lease.kind == READER:
                 self._lock.notify_all()
+        if self.on_change is not None and held is not None and lease.kind != READER:
+            self.on_change("released", lease)
 
     def all(self) -> tuple[Lease, ...]:
         with self._lock:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -16,10 +18,32 @@ class Pool:
 
     def __init__(self, width: int) -> None:
         self._executor = ThreadPoolExecutor(max_workers=width, thread_name_prefix="eos-blocking")
+        self._width, self._asked = width, 0
+        self._counting = threading.Lock()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The result of call(), made in a thread. It runs to its end even if the caller stops waiting."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(call))
+        """The result of call(), made in a thread, in the context of the caller. It runs to its end even if the caller stops waiting."""
+        context = contextvars.copy_context()
+        with self._counting:
+            self._asked += 1
+        return await asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(context.run, self._counted, call))
+
+    def _counted(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        finally:
+            with self._counting:
+                self._asked -= 1
+
+    @property
+    def active(self) -> int:
+        """Calls that run now."""
+        return min(self._asked, self._width)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a thread."""
+        return max(0, self._asked - self._width)
 
     def later(self, call: Callable[[], object]) -> None:
         """Made in a thread, in order; nobody waits for it. May be called from any thread."""

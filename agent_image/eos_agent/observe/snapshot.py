@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 MANY_DRAFTS = 100
 MUCH_IN_DRAFTS = 1 << 30
-NOTHING_LOST = {"dropped_storage": 0, "dropped_oversized": 0, "truncated_records": 0}
 
 
 async def snapshot(agent: Handlers) -> dict[str, Any]:
@@ -31,6 +30,7 @@ async def snapshot(agent: Handlers) -> dict[str, Any]:
             "active_leases": stats["active_lease_count"],
             "draft_count": stats["draft_count"],
             "pin_count": stats["pin_count"],
+            "quota": stats["quota"],
         }
         draft_bytes = stats["storage_logical_bytes"] - stats["total_bytes"]
         if stats["draft_count"] > MANY_DRAFTS or draft_bytes > MUCH_IN_DRAFTS:
@@ -44,9 +44,9 @@ async def snapshot(agent: Handlers) -> dict[str, Any]:
         "availability": "partial" if errors else "available",
         "sampled_at_unix_ms": int(time.time() * 1000),
         "errors": errors,
-        "daemon": {"daemon_pid": os.getpid(), "runtime_dir": agent.settings.runtime_dir, "event_store": dict(NOTHING_LOST)},
-        "resources": {"latest": None, "history": []},
-        "workspaces": [_workspace(session) for session in sessions],
+        "daemon": {"daemon_pid": os.getpid(), "runtime_dir": agent.settings.runtime_dir, "event_store": agent.telemetry.lost},
+        "resources": {"latest": agent.sampler.latest, "history": []},
+        "workspaces": [_workspace(session, agent.sampler.latest_of(session.id)) for session in sessions],
     }
     if stack is not None:
         found["stack"] = stack
@@ -55,7 +55,7 @@ async def snapshot(agent: Handlers) -> dict[str, Any]:
     return found
 
 
-def _workspace(session: Session) -> dict[str, Any]:
+def _workspace(session: Session, latest: dict[str, Any] | None) -> dict[str, Any]:
     manifest = session.upper.snapshot.manifest
     return {
         "workspace_id": session.id,
@@ -65,7 +65,7 @@ def _workspace(session: Session) -> dict[str, Any]:
         "finalize_policy": session.policy,
         "layers": {"base_root_hash": manifest.root_hash, "layer_count": len(manifest.layers)},
         "namespace_fd_count": 0,
-        "resources": {"latest": None, "history": []},
+        "resources": {"latest": latest, "history": []},
         "active_namespace_executions": [
             {
                 "namespace_execution_id": command.id,

@@ -1,0 +1,156 @@
+"""What the sandbox, its sessions and its stack use, looked at every few seconds and kept: on disk for the sandbox, in memory for sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eos_agent import log
+from eos_agent.observe import processes
+from eos_agent.observe.answer import MAX_BYTES, MAX_RECORDS
+from eos_agent.observe.usage import Usage, of_cgroup, of_processes, point
+from eos_agent.segments import Segments, decode
+
+if TYPE_CHECKING:
+    from eos_agent.pool import Pool
+    from eos_agent.sessions import Sessions
+    from eos_agent.settings import Settings
+
+KEPT_OF_SESSION = 32
+"""Samples of a session that are kept: a minute of them at the usual pace."""
+SANDBOX, STACK = "sandbox", "stack"
+NO_CGROUP = "the sandbox has no cgroup of its own: figures are sums over its processes"
+FROM_CGROUP, FROM_PROCESSES = "sandbox_cgroup", "process_tree"
+
+
+class Sample(NamedTuple):
+    ts: int
+    usage: Usage
+
+
+class Sampler:
+    """One per agent. `watch` begins; without it, and with `observability.enabled: false`, nothing is ever sampled."""
+
+    def __init__(self, settings: Settings, sessions: Sessions, pool: Pool) -> None:
+        self._sessions, self._pool, self._local = sessions, pool, settings.local
+        self.enabled: bool = settings.get("observability.enabled", True) and settings.get("observability.resource_stats.enabled", True)
+        self._interval_s: float = settings.get("observability.resource_stats.sample_interval_ms", 2000) / 1000
+        self._path = f"{settings.runtime_dir}/observability/resources.ndjson"
+        self._max_bytes: int = settings.get("observability.resource_stats.max_disk_bytes", 1 << 20)
+        self._segments: Segments | None = None
+        self._last: Sample | None = None
+        self._of_sessions: dict[str, deque[Sample]] = {}
+        self._stack: tuple[tuple[int, int], dict[str, int]] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.on_sample: Callable[[int], object] = lambda ts: None
+        """Told of each one, in its thread."""
+        self.latest: dict[str, Any] | None = None
+        """The newest point of the sandbox."""
+
+    def watch(self) -> None:
+        """Sample now and from now on; in a thread, so that nothing waits for a disk."""
+        if self.enabled:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._segments is not None:
+            self._segments.close()
+
+    async def _work(self) -> None:
+        try:
+            self._segments = await self._pool.run(lambda: Segments(self._path, self._max_bytes))
+        except OSError as error:
+            log.failure("sampler_off", error)
+            self.enabled = False
+            return
+        while True:
+            try:
+                await self._pool.run(self.sample)
+            except Exception as error:
+                log.failure("sample_failed", error)
+            await asyncio.sleep(self._interval_s)
+
+    def sample(self) -> None:
+        """One look at everything; blocking."""
+        ts = int(time.time() * 1000)
+        everyone = processes.everybody() if self._local or self._sessions.live else {}
+        usage = None if self._local else of_cgroup()
+        source = FROM_CGROUP
+        if usage is None:
+            source, usage = FROM_PROCESSES, of_processes(processes.below(os.getpid(), everyone or processes.everybody()))
+        metrics: dict[str, Any] = {"metrics_source": source, "cgroup_path": "/", "cgroup_available": source == FROM_CGROUP}
+        if source == FROM_PROCESSES:
+            metrics = {**metrics, "cgroup_path": None, "cgroup_error": NO_CGROUP}
+        found = point(ts, usage, self._last, metrics, scope=SANDBOX)
+        self._last, self.latest = Sample(ts, usage), found
+        self._keep(found)
+        self._keep({"ts": ts, "scope": STACK, "metrics": self._stack_figures(), "deltas": {}, "sample_delta_ms": found["sample_delta_ms"]})
+        live = {session.id: session.runner.pid for session in list(self._sessions.live.values())}
+        for session_id, pid in live.items():
+            members = processes.below(pid, everyone)
+            if members:
+                kept = self._of_sessions.setdefault(session_id, deque(maxlen=KEPT_OF_SESSION))
+                kept.append(Sample(ts, of_processes(members)))
+        for session_id in list(self._of_sessions):
+            if session_id not in live:
+                del self._of_sessions[session_id]
+        self.on_sample(ts)
+
+    def _keep(self, found: dict[str, Any]) -> None:
+        if self._segments is not None:
+            self._segments.write([json.dumps(found, separators=(",", ":")).encode() + b"\n"])
+
+    def _stack_figures(self) -> dict[str, int]:
+        """Figures of the stack, asked anew only after a publish, a squash or a change of leases."""
+        store = self._sessions.store
+        key = (store.head.version, len(store.leases.all()))
+        if self._stack is None or self._stack[0] != key:
+            stats = store.layer_stats()
+            names = ("total_bytes", "total_allocated_bytes", "storage_allocated_bytes", "active_lease_count")
+            self._stack = key, {"layer_count": len(stats["layers"]), **{name: int(stats[name]) for name in names}}
+        return self._stack[1]
+
+    # Reading
+
+    def series(self, scope: str, window_ms: int) -> list[dict[str, Any]]:
+        """The points of the sandbox or the stack that are not older than that, oldest first; the newest that fit into one answer. Blocking."""
+        segments = self._segments
+        if segments is None:
+            return []
+        since = time.time() * 1000 - window_ms
+        mark = f'"scope":"{scope}"'.encode()
+        found: list[dict[str, Any]] = []
+        size = 0
+        for line in reversed([line for data in segments.read() for line in data.split(b"\n") if mark in line]):
+            value = decode(line)
+            if value is None or value.get("scope") != scope:
+                continue
+            size += len(line)
+            if value["ts"] < since or len(found) >= MAX_RECORDS or size > MAX_BYTES:
+                break
+            found.append(value)
+        return found[::-1]
+
+    def of_session(self, session_id: str, window_ms: int) -> list[dict[str, Any]]:
+        """The points of a live session: the last minute or so."""
+        since = time.time() * 1000 - window_ms
+        samples = list(self._of_sessions.get(session_id, ()))
+        found: list[dict[str, Any]] = []
+        for before, sample in zip([None, *samples], samples, strict=False):
+            if sample.ts >= since:
+                found.append(point(sample.ts, sample.usage, before, {"metrics_source": FROM_PROCESSES}, scope=session_id))
+        return found
+
+    def latest_of(self, session_id: str) -> dict[str, Any] | None:
+        with contextlib.suppress(IndexError):
+            return self.of_session(session_id, 1 << 40)[-1]
+        return None

@@ -1,0 +1,110 @@
+"""The operation `topology`: which processes live in which session, from /proc as it is now. Contract 7.7."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eos_agent.observe import daemon, processes
+from eos_agent.observe.processes import Seen
+
+if TYPE_CHECKING:
+    from eos_agent.handlers import Handlers
+    from eos_agent.session import Session
+
+MAX_PROCESSES, MAX_WARNINGS = 512, 16
+
+
+class Holder(NamedTuple):
+    """A session and its pid 1, as they were when the call began."""
+
+    session_id: str
+    pid: int
+    pid_namespace: str | None
+    mount_namespace: str | None
+
+
+async def topology(agent: Handlers) -> dict[str, Any]:
+    """Computed anew at each call; what ends meanwhile is left out, and never an error."""
+    return {"view": "topology", "scope": "sandbox", "topology": await tree(agent)}
+
+
+async def tree(agent: Handlers) -> dict[str, Any]:
+    """The object inside the answer."""
+    holders = [_holder(session) for session in sorted(agent.sessions.live.values(), key=lambda session: session.id)]
+    known = daemon.known(agent)
+    return await agent.pool.run(lambda: _tree(holders, known))
+
+
+def _holder(session: Session) -> Holder:
+    runner = session.runner
+    return Holder(session.id, runner.pid, runner.namespaces.get("pid"), runner.namespaces.get("mnt"))
+
+
+def _tree(holders: list[Holder], known: dict[str, Any]) -> dict[str, Any]:
+    warnings: list[str] = []
+    everyone = processes.everybody()
+    workspaces: list[dict[str, Any]] = []
+    left = MAX_PROCESSES
+    truncated = False
+    for holder in holders:
+        members = [seen for seen in processes.below(holder.pid, everyone) if seen.state not in ("X", "x")]
+        rows: list[dict[str, Any]] = []
+        for seen in members[:left]:
+            row = _row(seen, holder)
+            if row is not None:
+                rows.append(row)
+        truncated = truncated or len(members) > left
+        left -= min(left, len(members))
+        if not members and len(warnings) < MAX_WARNINGS:
+            warnings.append(f"workspace {holder.session_id}: its holder {holder.pid} is gone")
+        workspaces.append(_workspace(holder, rows))
+    return {
+        "schema_version": 2,
+        "available": True,
+        "source": "proc_namespaces",
+        "error": None,
+        "truncated": truncated,
+        "warnings": warnings,
+        "workspaces": workspaces,
+        "daemon": daemon.measure(known),
+    }
+
+
+def _workspace(holder: Holder, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    own = processes.cgroups(holder.pid)
+    state = "active" if any(row["kind"] == "process" for row in rows) else "idle" if rows else "partial"
+    return {
+        "workspace_id": holder.session_id,
+        "state": state,
+        "holder_pid": holder.pid,
+        "cgroup_path": processes.cgroup_path(own),
+        "applied_cgroup_limits": None,
+        "workload_cgroup_state": "not_configured",
+        "workload_cgroup_reason": "sessions share the cgroup of their sandbox",
+        "pid_namespace": holder.pid_namespace,
+        "mount_namespace": holder.mount_namespace,
+        "processes": rows,
+    }
+
+
+def _row(seen: Seen, holder: Holder) -> dict[str, Any] | None:
+    """None for a process that is in another mount namespace than its session's, or that ended."""
+    mount = processes.link(f"/proc/{seen.pid}/ns/mnt")
+    if mount is not None and holder.mount_namespace is not None and mount != holder.mount_namespace:
+        return None
+    status = processes.fields(processes.read(f"/proc/{seen.pid}/status"))
+    inner = (status.get("NSpid") or "").split()
+    if not status or len(inner) < 2:
+        return None
+    return {
+        "pid": seen.pid,
+        "namespace_pid": int(inner[-1]),
+        "parent_pid": seen.parent,
+        "name": seen.name,
+        "state": seen.state,
+        "kind": "namespace_init" if seen.pid == holder.pid else "process",
+        "cgroup_memberships": processes.cgroups(seen.pid) or [],
+        "resident_memory_bytes": seen.resident_bytes,
+        "cpu_time_us": seen.cpu_us,
+        "start_time_ticks": seen.started_ticks,
+    }

@@ -1,0 +1,100 @@
+"""The operation `trace`: the spans of one request as a tree, with their events. Contract 7.3."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.observe.answer import MAX_BYTES, MAX_RECORDS
+from eos_agent.segments import decode
+from eos_agent.telemetry import trace_id
+
+if TYPE_CHECKING:
+    from eos_agent.handlers import Handlers
+    from eos_agent.telemetry import Telemetry
+
+LAST = "last"
+_SPAN_KEYS = ("ts", "trace", "span", "parent", "name", "dur_ms", "status", "attrs")
+
+
+async def trace(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
+    """Every request that was answered has one; of a command that still runs the part that is over. An unknown id has no spans."""
+    return await agent.pool.run(lambda: _trace(agent.telemetry, args["trace_id"]))
+
+
+def _trace(telemetry: Telemetry, asked: str) -> dict[str, Any]:
+    lines = telemetry.read()
+    wanted = _last(lines) if asked == LAST else trace_id(asked)
+    if wanted is None:
+        return {"view": "trace", "trace": asked, "spans": []}
+    records, truncated = _records(lines, wanted)
+    found: dict[str, Any] = {
+        "view": "trace",
+        "trace": wanted if asked == LAST else asked,
+        "spans": tree(records, dict(telemetry.open)),
+    }
+    if truncated:
+        found["truncated"] = True
+    return found
+
+
+def _last(lines: list[bytes]) -> str | None:
+    """The trace of the request that was answered last."""
+    for line in reversed(lines):
+        if b'"name":"daemon' in line and b'"parent":' not in line:
+            value = decode(line)
+            if value is not None and value.get("kind") == "span" and isinstance(value.get("trace"), str):
+                return str(value["trace"])
+    return None
+
+
+def _records(lines: list[bytes], wanted: str) -> tuple[list[dict[str, Any]], bool]:
+    """The newest records of that trace that fit into one answer, and whether older ones do not."""
+    mark = b'"trace":' + json.dumps(wanted).encode() + b","
+    found: list[dict[str, Any]] = []
+    size = 0
+    for line in reversed(lines):
+        if mark not in line:
+            continue
+        value = decode(line)
+        if value is None or value.get("trace") != wanted:
+            continue
+        size += len(line) + 64
+        if len(found) >= MAX_RECORDS or size > MAX_BYTES:
+            return found[::-1], True
+        found.append(value)
+    return found[::-1], False
+
+
+def tree(records: list[dict[str, Any]], still_open: dict[str, str | None]) -> list[dict[str, Any]]:
+    """The spans without a parent, in order of their start, with children and events below.
+
+    Args:
+        still_open: spans that have not ended, and their parents: what is below one of them is shown at the next one above that has.
+    """
+    spans = sorted((one for one in records if one.get("kind") == "span"), key=lambda one: one.get("at", one["ts"]))
+    start = min((one.get("at", one["ts"]) for one in records), default=0)
+    nodes: dict[str, dict[str, Any]] = {}
+    for one in spans:
+        shown = {key: one[key] for key in _SPAN_KEYS if key in one}
+        offset = max(0.0, round(one.get("at", one["ts"]) - start, 3))
+        nodes[one["span"]] = {"span": shown, "offset_ms": offset, "children": [], "events": []}
+
+    def above(parent: str | None) -> dict[str, Any] | None:
+        seen: set[str] = set()
+        while parent is not None and parent not in nodes and parent not in seen:
+            seen.add(parent)
+            parent = still_open.get(parent)
+        return None if parent is None else nodes.get(parent)
+
+    roots: list[dict[str, Any]] = []
+    for node in nodes.values():
+        parent = above(node["span"].get("parent"))
+        (roots if parent is None or parent is node else parent["children"]).append(node)
+    for one in records:
+        if one.get("kind") == "event":
+            holder = above(one.get("parent")) or (roots[0] if roots else None)
+            if holder is not None:
+                shown = {key: value for key, value in one.items() if key not in ("at", "_counters")}
+                holder["events"].append({"offset_ms": max(0.0, round(one.get("at", one["ts"]) - start, 3)), "event": shown})
+    return roots
