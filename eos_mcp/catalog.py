@@ -42,6 +42,7 @@ _RECORD = (
     ResultField("daemon_http", "object|null"),
     ResultField("shared_base", "object|null"),
     ResultField("resource_profile", "object|null"),
+    ResultField("quota", "object", "where one is configured: bytes, layers, and what of it is enforced", ours=True),
 )
 _RECORD_EXAMPLE = (
     '{"id": "eos-2c1e…", "workspace_root": "/home/me/app", "state": "%s", "activity_revision": 0, "daemon": {"host": "127.0.0.1", "port": 41001}, '

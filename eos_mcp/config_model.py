@@ -280,6 +280,8 @@ class LayerStack(Section):
     export_chunk_bytes: Positive = 2 * MIB
     spool_zstd_level: Annotated[int, Field(ge=1, le=22)] = 3
     autosquash_policies: AutosquashPolicies | None = None
+    quota_bytes: Positive | None = None
+    quota_layers: Positive | None = None
     reserved_names: Literal["none", "reference"] = "none"
     remount_rescue_cwd: bool = True
     merge_adjacent: Literal["conflict", "merge"] = "conflict"

@@ -40,4 +40,5 @@ def of(store: Store) -> dict[str, Any]:
         "staging_entry_count": store.scrap.count(),
         "draft_count": len(kept),
         "pin_count": len(store.pins.all()),
+        "quota": store.quota.to_json(),
     }

@@ -9,6 +9,7 @@ With `fold_at` the head is folded when it has grown too long, before it is refus
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,9 @@ TRIES = 3
 """Folds for one publish, should others fill the head up meanwhile."""
 
 T = TypeVar("T")
+
+SESSIONS_UNLIMITED = "unsupported: what live sessions and drafts write is limited by the disk alone"
+_PROJECT_QUOTAS = {"prjquota", "pquota"}
 
 
 class Quota:
@@ -84,6 +88,14 @@ class Quota:
             if wanted and used + wanted > self.bytes:
                 raise QuotaExceeded("bytes", limit=self.bytes, used=used, wanted=wanted)
 
+    def to_json(self) -> dict[str, Any] | None:
+        """The limits, what is used of them, and what is not enforced and why; None without limits."""
+        if self.bytes is None and self.layers is None:
+            return None
+        used = {"used_bytes": self.used_bytes(), "used_layers": self.used_layers()}
+        sessions = f"{SESSIONS_UNLIMITED}; {why_not(self._store.root)}"
+        return {"bytes": self.bytes, "layers": self.layers, **used, "published": "enforced", "sessions": sessions}
+
     # ---- folding
 
     def with_room(self, attempt: Callable[[], T]) -> T:
@@ -114,17 +126,35 @@ class Quota:
             self._fold("fold_at", wait=False)
 
     def _fold(self, why: str, *, wait: bool) -> None:
-        tell = self.on_fold or (lambda _why, _done: None)
         locked = self._store.squash_lock.locked()
         if (locked and not wait) or (not locked and not squash.gain(self._store)):
             return
-        tell(why, None)
+        self._tell(why, None)
         try:
-            tell(why, squash.squash(self._store, wait=wait))
+            self._tell(why, squash.squash(self._store, wait=wait))
         except SquashInFlight:
             return
         except OSError as error:  # also one whose last sync failed: what it did shows in the head
-            tell(why, error)
+            self._tell(why, error)
+
+    def _tell(self, why: str, done: Squashed | OSError | None) -> None:
+        if self.on_fold is not None:
+            self.on_fold(why, done)
+
+
+def why_not(root: str, mountinfo: str = "/proc/self/mountinfo") -> str:
+    """Why the file system does not keep sessions within a quota. Source: proc_pid_mountinfo(5); mount options of ext4(5) and xfs(5)."""
+    device = os.stat(root).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if before.split(" ")[2] == number:
+                kind, _, options = after.split()[:3]
+                if _PROJECT_QUOTAS.isdisjoint(options.split(",")):
+                    return f"this {kind} is mounted without project quotas"
+                return f"this {kind} has project quotas, which are not used"
+    return "its file system is not known"
 
 
 def size_of(tree: Tree, indexed: Indexed) -> int:

@@ -78,6 +78,8 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
         form=USER if ordinary else TRUSTED,
     )
     store = Store.open(found.layer_stack_root)
+    store.quota.bytes = found.get("runtime.layerstack.quota_bytes", None)
+    store.quota.layers = found.get("runtime.layerstack.quota_layers", None)
     log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
     log.line(f"boot storage sweep done: {len(store.recovered)} sessions of an earlier agent became drafts")
     for draft in store.recovered:
@@ -109,6 +111,7 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     from eos_agent.pool import Pool
     from eos_agent.server import Server
     from eos_agent.sessions import Sessions
+    from eos_agent.squash import Policy
     from layerstack import durable
 
     forker = zygote.Zygote(zygote_pid, zygote_socket)
@@ -119,9 +122,10 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     sessions = Sessions(found, store, forker, pool)
     commands = Commands(found, sessions, base_environment(found))
     handlers = Handlers(found, store, sessions, commands, pool, exports)
-    at_layers = found.get("runtime.layerstack.autosquash_policies.squash_at_n_layers", None)
-    if at_layers is not None:
-        handlers.squashes.watch(at_layers)
+    policies = "runtime.layerstack.autosquash_policies."
+    policy = Policy(found.get(policies + "squash_at_n_layers", None), found.get(policies + "squash_at_shared_directory_layers", None))
+    if policy != Policy():
+        handlers.squashes.watch(policy)
     server, http = Server(handlers, token), HttpServer(handlers, token)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -401,6 +401,7 @@ RUNTIME: tuple[Operation, ...] = (
             *_CONFLICT_RESULT,
             ResultField("notices", "array"),
             ResultField("dropped", "array"),
+            ResultField("refused", "object|null", "without conflicts: the quota or limit that a publish would meet now"),
             ResultField("next", "string|null"),
         ),
         sets=RUNTIME_SETS,

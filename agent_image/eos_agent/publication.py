@@ -77,6 +77,7 @@ def preview_json(preview: Preview, start: int = 0) -> dict[str, Any]:
         "conflict_count": len(preview.conflicts),
         "notices": [notice.to_json() for notice in preview.notices],
         "dropped": [path_json(path) for path in preview.dropped],
+        "refused": None if preview.refused is None else {"reason": preview.refused.reason, **preview.refused.details},
         "next": None if more is None else str(more),
     }
 

@@ -11,12 +11,13 @@ from eos_agent.history import cursor
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.publication import preview_json, publish_json, rejection
 from eos_agent.session import EXPLICIT, Session, check_grace
-from eos_agent.settle import commit
-from layerstack.errors import PublishRejected
+from eos_agent.settle import QUOTA_HINT, commit
+from layerstack.errors import PublishRejected, QuotaExceeded
 from layerstack.publish import CommitUnsynced
 
 if TYPE_CHECKING:
     from eos_agent.sessions import Sessions
+    from layerstack.publish import Preview
 
 
 async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -88,9 +89,11 @@ async def _preview_frozen(sessions: Sessions, session: Session) -> int:
     await session.runner.freeze()
     good = False
     try:
-        found, size = await sessions.pool.run(lambda: (session.upper.preview(), session.upper.size_bytes()))
+        found, size = await sessions.pool.run(lambda: (_preview(sessions, session), session.upper.size_bytes()))
         if found.conflicts:
             raise _rejected(sessions, session, rejection(found.conflicts), retained=True)
+        if found.refused is not None:
+            raise _refused(sessions, session, found.refused, "publish", retained=True)
         good = True
         return size
     except OperationError:
@@ -100,6 +103,14 @@ async def _preview_frozen(sessions: Sessions, session: Session) -> int:
     finally:
         if not good:
             await session.runner.thaw()
+
+
+def _preview(sessions: Sessions, session: Session) -> Preview:
+    """Of a publish that is meant: what can be folded is folded, if the work would be refused otherwise and the policy allows it."""
+    found = session.upper.preview()
+    if found.refused is not None and sessions.store.quota.fold(found.refused.reason):
+        found = session.upper.preview()
+    return found
 
 
 async def _go_on(sessions: Sessions, session: Session) -> bool:
@@ -146,6 +157,8 @@ def _refused(
     if shown.kind == INTERNAL_ERROR:
         log.failure("publish_failed", error, session=session.id)
     details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
+    if isinstance(error, QuotaExceeded):
+        details["hint"] = QUOTA_HINT
     if not retained:
         details["draft_id"] = sessions.lost.get(session.id)
     kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from eos_agent import log
 from eos_agent.failures import operation_error
 from eos_agent.publication import publish_json, rejection
-from layerstack.errors import PublishRejected
+from layerstack.errors import PublishRejected, QuotaExceeded
 from layerstack.publish import CommitUnsynced
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ HINT = (
     "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
     "redo them on the newest version, then discard_draft"
 )
+QUOTA_HINT = "make room: squash_layerstacks, end sessions, drafts and pins that keep old layers; or raise the quota; then publish again"
 CANCELLED = "cancelled"
 CANCELLED_HINT = "the request was cancelled: nothing was published; what the command wrote is kept in draft_id, discard_draft deletes it"
 SETTLED = frozenset({"source_conflict", "publish_error", CANCELLED})  # drafts of sessions that ended in good order
@@ -46,6 +47,7 @@ def publish_or_keep(session: Session) -> dict[str, Any]:
     upper = session.upper
     if session.cancelled:
         return _kept(session, CANCELLED, CANCELLED_HINT)
+    hint = HINT
     try:
         published = commit(upper, owner=session.owner, request_id=session.request_id, agent=session.agent)
     except PublishRejected as error:
@@ -56,12 +58,14 @@ def publish_or_keep(session: Session) -> dict[str, Any]:
         log.failure("publish_failed", error, session=session.id)
         shown = operation_error(error)
         reason = "publish_error"
+        if isinstance(error, QuotaExceeded):
+            hint = f"nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files; {QUOTA_HINT}"
         refused = {"path": None, "reason": reason, "source_conflict": None, "protected_drop": None, "message": shown.message}
         refused |= {"conflict_count": 0, "conflicts": [], "error": {"kind": shown.kind, "details": shown.details}}
     else:
         return {"publish": {"published": not published.no_op, **publish_json(published)}}
     found = {"publish_rejected": True, "publish_reject_class": reason, "publish_rejection": refused}
-    return {**found, **_kept(session, reason, HINT)}
+    return {**found, **_kept(session, reason, hint)}
 
 
 def _kept(session: Session, reason: str, hint: str) -> dict[str, Any]:

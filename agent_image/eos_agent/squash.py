@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import errno
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eos_agent import log
-from layerstack.errors import SquashInFlight
+from layerstack.depth import Depth, Depths
+from layerstack.errors import LayerStackError, SquashInFlight
+from layerstack.quota import FOLD_AT
 
 if TYPE_CHECKING:
     from eos_agent.pool import Pool
@@ -20,8 +25,32 @@ QUIET_S, PATIENCE_S = 0.25, 1.0
 """A squash of our own waits until nothing was published for so long, and no longer than this after it was due."""
 
 
+class Policy(NamedTuple):
+    """When a squash is due without being asked for. It counts only what can be folded."""
+
+    at_layers: int | None = None
+    """So many layers can be folded."""
+    at_sharing: int | None = None
+    """So many that can be folded touch one directory."""
+
+    @property
+    def least(self) -> int:
+        """With fewer layers there is nothing to measure."""
+        return min(number for number in self if number is not None)
+
+    def due(self, depth: Depth) -> str | None:
+        """The rule by which a squash is due, or None."""
+        if self.at_layers is not None and depth.foldable >= self.at_layers:
+            return "layers"
+        return "shared_directory" if self.at_sharing is not None and depth.sharing >= self.at_sharing else None
+
+
 class Squashes:
-    """One at a time: those that are asked for, and with a policy those that are due."""
+    """One at a time: those that are asked for, and with a policy those that are due.
+
+    `on_event(name, attrs)` is called in the event loop for each `layerstack.autosquash.evaluate|triggered|completed|failed`; attrs are
+    numbers and names of ours.
+    """
 
     def __init__(self, sessions: Sessions, pool: Pool) -> None:
         self._sessions, self._store, self._pool = sessions, sessions.store, pool
@@ -29,6 +58,7 @@ class Squashes:
         self._due: asyncio.Task[Squashed] | None = None
         self._published = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
+        self.on_event: Callable[[str, dict[str, Any]], object] = lambda name, attrs: log.log(name, **attrs)
 
     async def perform(self) -> dict[str, Any]:
         """The result of contract 1.1.8. One that nobody asked for is waited for.
@@ -62,40 +92,78 @@ class Squashes:
 
     # Without being asked
 
-    def watch(self, at_layers: int) -> None:
-        """From now on squash whenever so many layers can be folded. Publishes wait for nothing: it comes when they pause."""
+    def watch(self, policy: Policy) -> None:
+        """From now on squash whenever the policy says so. Publishes wait for nothing: it comes when they pause, but for a head that has grown
+        so long that the kernel will soon not mount it: that one is folded by the publish that finds it."""
         loop = asyncio.get_running_loop()
         self._store.on_head = lambda: loop.call_soon_threadsafe(self._published.set)
+        quota = self._store.quota
+        quota.fold_at = FOLD_AT
+        quota.on_fold = lambda why, done: loop.call_soon_threadsafe(self._folded, why, done)
         self._published.set()
-        self._worker = loop.create_task(self._work(at_layers))
+        self._worker = loop.create_task(self._work(policy))
 
     async def close(self) -> None:
         """Start no more of them; one that is under way ends by itself."""
-        self._store.on_head = None
+        self._store.on_head = self._store.quota.on_fold = None
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
         if self._due is not None:
             await asyncio.wait([self._due])
 
-    async def _work(self, at_layers: int) -> None:
+    async def _work(self, policy: Policy) -> None:
+        depths = Depths(self._store)
         while True:
             await self._published.wait()
             self._published.clear()
-            if len(self._store.head.layers) <= at_layers or await self._pool.run(self._store.foldable) < at_layers:
+            if len(self._store.head.layers) <= policy.least:
+                continue
+            depth = await self._pool.run(depths.measure)
+            why = policy.due(depth)
+            seen = {"layers": depth.layers, "foldable": depth.foldable, "sharing": depth.sharing}
+            self._event("evaluate", **seen, due=why is not None)
+            if why is None:
                 continue
             await self._pause()
             if self._asked:
                 continue
+            self._event("triggered", why=why, **seen)
+            started = time.monotonic()
             self._due = asyncio.get_running_loop().create_task(self._pool.run(self._store.squash))
             try:
-                done = await asyncio.shield(self._due)
-                log.log("squashed", version=done.manifest.version, layers=[len(block.replaced_layer_ids) for block in done.blocks])
+                self._completed(why, await asyncio.shield(self._due), dur_ms=round((time.monotonic() - started) * 1000, 3))
             except Exception as error:  # the store is as it was, or the next one goes on from there
-                log.failure("squash_failed", error)
+                self._failed(why, error)
             finally:
                 if self._due.done():
                     self._due = None
+
+    def _folded(self, why: str, done: Squashed | OSError | None) -> None:
+        """A publish folded by itself: from the store, which tells the beginning and the end."""
+        if done is None:
+            self._event("triggered", why=why, layers=len(self._store.head.layers))
+        elif isinstance(done, OSError):
+            self._failed(why, done)
+        else:
+            self._completed(why, done)
+
+    def _completed(self, why: str, done: Squashed, **more: Any) -> None:
+        replaced = sum(len(block.replaced_layer_ids) for block in done.blocks)
+        self._event("completed", why=why, version=done.manifest.version, blocks=len(done.blocks), replaced=replaced, **more)
+
+    def _failed(self, why: str, error: Exception) -> None:
+        attrs: dict[str, Any] = {"why": why, "error": type(error).__name__}
+        if isinstance(error, LayerStackError):
+            attrs["reason"] = error.reason
+        elif isinstance(error, OSError):
+            attrs["errno"] = errno.errorcode.get(error.errno or 0, "?")
+        else:
+            log.failure("squash_failed", error)
+        self._event("failed", **attrs)
+
+    def _event(self, name: str, **attrs: Any) -> None:
+        self.on_event(f"layerstack.autosquash.{name}", attrs)
 
     async def _pause(self) -> None:
         """Until nothing is published for a moment, or the patience is over."""

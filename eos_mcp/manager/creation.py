@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import protocol
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from eos_mcp.manager.sandboxes import Manager
 
 Progress = Callable[[str], None]
+SESSIONS_UNLIMITED = "unsupported: what live sessions and drafts write is limited by the disk alone"
 
 
 class Creation:
@@ -104,6 +105,7 @@ class Creation:
             image=plan.image,
             token=plan.token,
             created_unix_ms=plan.created_unix_ms,
+            quota=enforced(plan.sections["runtime"]["layerstack"]),
         )
         manager.registry.put(record)
         try:
@@ -143,3 +145,9 @@ class Creation:
             self.manager.registry.put(record.but(state="failed"))
         else:
             self.manager.registry.remove(record.id)
+
+
+def enforced(layerstack: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the record says of the configured quotas: that they hold for what is published, and for nothing else. None: there are none."""
+    found = {"bytes": layerstack["quota_bytes"], "layers": layerstack["quota_layers"]}
+    return None if found == {"bytes": None, "layers": None} else {**found, "published": "enforced", "sessions": SESSIONS_UNLIMITED}

@@ -56,6 +56,7 @@ class Record(Part):
     daemon_http: Endpoint | None = None
     shared_base: SharedBase | None = None
     resource_profile: dict[str, Any] | None = None
+    quota: dict[str, Any] | None = None
     provider: Literal["docker", "local"]
     image: str
     token: str
@@ -63,8 +64,8 @@ class Record(Part):
     provider_data: dict[str, Any] = {}
 
     def public(self) -> dict[str, Any]:
-        """The record as four operations return it: exactly these keys."""
-        return {
+        """The record as four operations return it: exactly these keys, and `quota` where one is configured."""
+        shown = {
             "id": self.id,
             "workspace_root": self.workspace_root,
             "state": self.state,
@@ -74,6 +75,7 @@ class Record(Part):
             "shared_base": self.shared_base.model_dump() if self.shared_base else None,
             "resource_profile": self.resource_profile,
         }
+        return shown if self.quota is None else {**shown, "quota": self.quota}
 
     def but(self, **changes: Any) -> Record:
         return self.model_copy(update=changes)

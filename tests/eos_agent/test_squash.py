@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.eos_agent.agent_process import WAIT_S, Agent
+from tests.eos_agent.agent_process import WAIT_S, Agent, Failed
 
 pytestmark = pytest.mark.needs("overlay")
 
@@ -24,9 +26,15 @@ def write(agent: Agent, *names: str) -> None:
 def squashed(agent: Agent, times: int = 1) -> None:
     """Wait until it has happened so often."""
     until = time.monotonic() + WAIT_S
-    while sum('"event": "squashed"' in line for line in agent.log) < times:
+    while len(events(agent, "completed")) < times:
         assert time.monotonic() < until, agent.log
         threading.Event().wait(0.02)
+
+
+def events(agent: Agent, name: str) -> list[dict[str, Any]]:
+    """What the agent's log says of squashes by themselves."""
+    lines = [json.loads(line) for line in agent.log if '"event": "layerstack.autosquash.' in line]
+    return [line for line in lines if line["event"] == f"layerstack.autosquash.{name}"]
 
 
 def squash(agent: Agent) -> dict[str, Any]:
@@ -53,6 +61,11 @@ def test_as_many_layers_as_the_policy_says_are_folded_without_being_asked(start_
     write(agent, "d", "e")
     squashed(agent, 2)
     assert layer_ids(agent) == "SB"
+    first, second = events(agent, "triggered")
+    assert (first["why"], first["layers"], first["foldable"]) == ("layers", 4, 3) and second["foldable"] >= 3
+    assert [event["due"] for event in events(agent, "evaluate")].count(True) == 2
+    done = events(agent, "completed")[0]
+    assert (done["why"], done["version"], done["blocks"], done["replaced"]) == ("layers", 5, 1, 3) and done["dur_ms"] > 0
     assert squash(agent) == {"manifest_version": 8, "squashed_blocks": [], "swept_sessions": []}
 
 
@@ -104,3 +117,56 @@ def test_two_that_are_asked_for_at_once_are_one_and_a_refusal_that_may_be_repeat
             assert (error["kind"], error["details"]["reason"]) == ("operation_failed", "squash_in_flight")
             assert error["details"]["retryable"] and "in flight" in error["message"]
         assert layer_ids(agent) == "SB"
+
+
+def test_layers_that_touch_one_directory_are_folded_by_the_number_of_these(start_agent: Callable[..., Agent]) -> None:
+    base = {f"{name}/0": b"0" for name in ("a", "a/x", "b", "c", "d")}
+    agent = start_agent(base, runtime={"layerstack": {"autosquash_policies": {"squash_at_shared_directory_layers": 3}}})
+    write(agent, "a/1", "b/1", "c/1", "d/1", "a/x/1", "a/2", "b/2")  # two entries of "a": what holds it on the way to "a/x" does not count
+    assert layer_ids(agent) == "LLLLLLLB"
+    write(agent, "b/3")
+    squashed(agent)
+    assert layer_ids(agent) == "SB"
+    (triggered,) = events(agent, "triggered")
+    assert (triggered["why"], triggered["sharing"], triggered["foldable"]) == ("shared_directory", 3, 8)
+
+
+def test_a_squash_that_fails_says_so_and_the_next_one_goes_on_from_there(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(runtime=POLICY)
+    write(agent, "a", "b")
+    folder = f"{agent.store}/.layer-metadata"
+    (index,) = (f"{folder}/{name}" for name in os.listdir(folder) if name.startswith("L000002") and name.endswith(".index"))
+    os.rename(index, index + ".elsewhere")  # a squash reads it, a publish does not
+    write(agent, "c")
+    until = time.monotonic() + WAIT_S
+    while not events(agent, "failed"):
+        assert time.monotonic() < until, agent.log
+        threading.Event().wait(0.02)
+    os.rename(index + ".elsewhere", index)
+    (failed,) = events(agent, "failed")
+    assert (failed["why"], failed["error"], failed["errno"]) == ("layers", "FileNotFoundError", "ENOENT")
+    assert layer_ids(agent) == "LLLB"
+    write(agent, "d")
+    squashed(agent)
+    assert layer_ids(agent) == "SB" and [agent.read(name) for name in "abcd"] == ["a", "b", "c", "d"]
+
+
+def test_with_a_policy_a_publish_that_finds_the_quota_of_layers_used_up_folds_first(start_agent: Callable[..., Agent]) -> None:
+    policy = {"autosquash_policies": {"squash_at_n_layers": 400}, "quota_layers": 2}
+    agent = start_agent(runtime={"layerstack": policy})
+    session = agent.session()
+    agent.call("file_write", path="mine", content="mine\n", workspace_session_id=session)
+    write(agent, "a", "b")
+    published = agent.call("publish_workspace_session", workspace_session_id=session)
+    assert published["publish"]["revision"]["layer_count"] == 3 and layer_ids(agent) == "LSB"
+    write(agent, "c")
+    assert layer_ids(agent) == "LSB"
+    assert [event["why"] for event in events(agent, "completed")] == ["quota_layers", "quota_layers"]
+    keeper = agent.session()
+    write(agent, "c")  # the same bytes: nothing to publish
+    with pytest.raises(Failed) as caught:
+        write(agent, "d")
+    assert caught.value.reason == "quota_layers"
+    agent.call("destroy_workspace_session", workspace_session_id=keeper)
+    write(agent, "d")
+    assert layer_ids(agent) == "LSB"
