@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 PER_TREE = 100
 """So many lines about one tree; the last one counts the rest."""
 NAMES = {"manifests", "layers", "base", ".layer-metadata", "sessions", "drafts", "pins", "staging"}
-FILES = {"manifest.json", "workspace.json", ".storage-writer.lock"}
+FILES = {"manifest.json", "workspace.json", ".storage-writer.lock", "command-counter.json"}
+"""The last one is the agent's: which numbers its commands have had."""
 ORDER = ("store", "base", "pins", "layer", "draft", "session", "leases", "staging")
 """The parts of a check, in this order: each is one word, those of layers, drafts and sessions with the name after a blank."""
 

@@ -92,6 +92,7 @@ class Handlers:
         if request.op == "cancel_request":
             return await self.commands.cancel_request(request.args)
         if request.op == "squash_layerstack":
+            "fsck": self._fsck,
             return await self.squashes.perform()
         if request.op == "export_stream":
             return Stream(self._export(request.args))
@@ -190,3 +191,8 @@ class Handlers:
                 yield piece
         finally:
             await self.exports.run(lambda: lease.__exit__(None, None, None))
+    async def _fsck(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
+        from eos_agent import fsck
+
+        return await self.exports.run(lambda: fsck.page(self.store, args))
+

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from eos_agent.file_operations import CONTRACT_FILES, MORE_FILES
 from eos_agent.observability import OBSERVABILITY
-from eos_agent.operation import AGENT, AGENT_SETS, CURSOR, PATH_B64, RUNTIME_SETS, SESSION, Argument, Family, Operation, ResultField
+from eos_agent.operation import AGENT, AGENT_SETS, CURSOR, NO_BUDGET, PATH_B64, RUNTIME_SETS, SESSION, Argument, Family, Operation, ResultField
 
 RUNTIME_FAMILIES = (
     Family("command", "Commands", "Run commands and talk to them.", "Start a command in a workspace session, feed it, read it, stop it."),
@@ -587,6 +587,32 @@ RUNTIME: tuple[Operation, ...] = (
         promise="Open sessions keep their base; what they publish is merged with the rollback like with any publish.",
         result_example='{"version": 3, "publish": {"no_op": false, "revision": {"manifest_version": 6, "root_hash": "…", "layer_count": 6}, '
         '"route_summary": {"source_count": 2, "ignored_count": 0}}, "layer_id": "L000006-…"}',
+    ),
+    Operation(
+        "fsck",
+        "runtime",
+        "history",
+        "Check the store against what was written",
+        "Compare every layer, draft and document of the sandbox's store with the digests of the time when they were written, and name what differs. "
+        "It repairs nothing. A page at a time: go on with next until it is null.",
+        (Argument("base", "boolean", help="Read the base too, and compare it with its hash.", default=False), CURSOR),
+        read_only=True,
+        idempotent=True,
+        related=("list_versions", "list_drafts", "layerstack"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 fsck", "eos fsck eos-1"),
+        result=(
+            ResultField("damage", "array", "file, what, found_by"),
+            ResultField("notes", "array", "kind (left_over, not_checked, unknown), file, what: no damage"),
+            ResultField("checked", "object", "layers, entries and bytes of this page"),
+            ResultField("parts_left", "integer"),
+            ResultField("next", "string|null"),
+        ),
+        sets=("all",),
+        ours=True,
+        waits=NO_BUDGET,
+        promise="Publishes and squashes go on meanwhile; no layer is removed while it is looked at.",
+        result_example='{"damage": [{"file": "layers/L000002-1f00aa12/a.txt", "what": "its content is not what was published", "found_by": "SHA-256 in the index"}], '
+        '"notes": [], "checked": {"layers": 3, "entries": 40, "bytes": 900}, "parts_left": 0, "next": null}',
     ),
 )
 

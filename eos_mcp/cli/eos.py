@@ -14,6 +14,7 @@ USAGE = """eos: layer-stacked sandboxes for parallel coding agents
   eos observability OPERATION …   what a sandbox does and holds             (sandbox-observability-cli)
   eos gateway start|stop|status   the process that holds them; it also starts on demand
   eos demo [options]              three agents work on one project, step by step
+  eos fsck SANDBOX|DIR            is everything in a store what was written there
   eos doctor                      what works on this machine, and the next step for what does not
   eos mcp-config CLIENT           the snippet for claude-code, cursor, vscode, codex, gemini or zed
   eos --version
@@ -59,13 +60,25 @@ def _doctor(words: list[str]) -> int:
     return doctor(words)
 
 
+def _fsck(words: list[str]) -> int:
+    from eos_mcp.cli.fsck import main as fsck
+
+    return fsck(words)
+
+
 def _mcp_config(words: list[str]) -> int:
     from eos_mcp.cli.mcp_config import main as mcp_config
 
     return mcp_config(words)
 
 
-_VERBS: dict[str, Callable[[list[str]], int]] = {"gateway": _gateway, "demo": _demo, "doctor": _doctor, "mcp-config": _mcp_config}
+_VERBS: dict[str, Callable[[list[str]], int]] = {
+    "gateway": _gateway,
+    "demo": _demo,
+    "fsck": _fsck,
+    "doctor": _doctor,
+    "mcp-config": _mcp_config,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

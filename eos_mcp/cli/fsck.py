@@ -1,0 +1,161 @@
+"""`eos fsck SANDBOX|DIR`: is everything in a store what was written there? A running sandbox is asked; a folder is looked at by a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from eos_agent import protocol
+from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp import catalog, client, places
+from eos_mcp.cli import output
+
+USAGE = """usage: eos fsck [--base] [--json] [--progress] SANDBOX|DIR
+
+Checks every layer, draft and document of a store against what was written, and says what differs. It repairs nothing and writes nothing.
+
+  SANDBOX     the id of a sandbox: its agent looks, publishes go on meanwhile
+  DIR         a store that no agent serves: the store's own folder, or the state folder of a stopped local sandbox
+  --base      read the base too, and compare it with the hash that the sandbox was made with
+  --json      one JSON object: clean, damage, notes, checked
+  --progress  say on standard error how far it is, also when that is no terminal
+
+Exit status: 0 clean, 1 damaged, 2 nothing could be checked. What the next start puts in order by itself, and what could not be checked, is
+listed and is no damage.
+"""
+WORDS = {"left_over": "left over", "not_checked": "not checked", "unknown": "unknown"}
+DAMAGED, UNREACHABLE = 1, 2
+
+
+class Report:
+    """What was found so far; damage is printed as it comes, unless all of it becomes one object."""
+
+    def __init__(self, *, as_json: bool, tell: Callable[[str], None] | None) -> None:
+        self.as_json, self._tell = as_json, tell
+        self.damage: list[Mapping[str, Any]] = []
+        self.notes: list[Mapping[str, Any]] = []
+        self.checked = {"layers": 0, "entries": 0, "bytes": 0}
+
+    def damaged(self, found: Mapping[str, Any]) -> None:
+        self.damage.append(found)
+        if not self.as_json:
+            output.write(shown(f"{found['file']}: {found['what']} (by {found['found_by']})"))
+
+    def noted(self, note: Mapping[str, Any]) -> None:
+        """Once each: a part that is looked at again says the same."""
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def progress(self, what: str) -> None:
+        if self._tell is not None:
+            self._tell(what)
+
+    def finish(self, about: Mapping[str, Any]) -> int:
+        if self.as_json:
+            whole = {**about, "clean": not self.damage, "damage": self.damage, "notes": self.notes, "checked": self.checked}
+            output.write(protocol.encode(whole))
+        else:
+            for note in self.notes:
+                output.write(shown(f"{WORDS.get(str(note['kind']), note['kind'])}: {note['file']}: {note['what']}"))
+            verdict = f"{len(self.damage)} damaged" if self.damage else "clean"
+            output.write(shown(f"{verdict}: {in_words(self.checked)}"))
+        return DAMAGED if self.damage else output.OK
+
+
+def in_words(checked: Mapping[str, int]) -> str:
+    return f"{checked['layers']} layers, {checked['entries']} entries, {checked['bytes']} bytes read"
+
+
+def shown(line: str) -> bytes:
+    """A line for a terminal: what a file's name holds cannot steer it."""
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
+    return safe.encode("utf-8", "replace") + b"\n"
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit status 0 clean, 1 damaged, 2 for wrong words and for what cannot be reached."""
+    options = [word for word in words if word.startswith("--")]
+    targets = [word for word in words if not word.startswith("--")]
+    if "--help" in options or list(words) == ["-h"]:
+        return output.page(USAGE)
+    if len(targets) != 1 or set(options) - {"--base", "--json", "--progress"}:
+        output.write_error(USAGE.encode())
+        return output.USAGE
+    (target,) = targets
+    watched = "--progress" in options or sys.stderr.isatty()
+    report = Report(as_json="--json" in options, tell=output.progress_printer(time.monotonic()) if watched else None)
+    try:
+        if os.sep in target or os.path.isdir(target):
+            return report.finish(of_folder(os.path.abspath(target), "--base" in options, report))
+        return report.finish(of_sandbox(target, "--base" in options, report))
+    except OperationError as error:
+        output.own_error(error, details=True)
+        return UNREACHABLE
+    except KeyboardInterrupt:
+        return 130
+
+
+def of_sandbox(sandbox_id: str, base: bool, report: Report) -> dict[str, Any]:
+    """Ask its agent, page by page.
+
+    Raises:
+        OperationError: it cannot be reached, or refused.
+    """
+    operation = catalog.find("fsck")
+    assert operation is not None
+    settings, cursor = client.discover(), None
+    while True:
+        given: dict[str, Any] = {"base": base, **({"cursor": cursor} if cursor is not None else {})}
+        _, args = catalog.build(operation, given, selector=sandbox_id)
+        reply = client.call(settings, operation.name, args, sandbox_id=sandbox_id)
+        if "error" in reply:
+            failure = reply["error"]
+            details = dict(failure.get("details") or {})
+            state = os.path.join(places.state_dir(), "sandboxes", sandbox_id)
+            folder = state if os.path.isdir(state) else "DIR"
+            details.setdefault("hint", f"when its agent cannot start: eos fsck {folder} looks at the store itself")
+            raise OperationError(str(failure.get("kind")), str(failure.get("message")), details)
+        for found in reply["damage"]:
+            report.damaged(found)
+        for note in reply["notes"]:
+            report.noted(note)
+        for key in report.checked:
+            report.checked[key] += reply["checked"][key]
+        cursor = reply["next"]
+        report.progress(f"{in_words(report.checked)}; {reply['parts_left']} parts left")
+        if cursor is None:
+            return {"sandbox_id": sandbox_id}
+
+
+def of_folder(folder: str, base: bool, report: Report) -> dict[str, Any]:
+    """Look at a store that no agent serves.
+
+    Raises:
+        OperationError: no store is there, somebody has it open, or this user may not look.
+    """
+    command = [sys.executable, "-P", "-m", "eos_agent.fsck", *(["--base"] if base else []), folder]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as looking:
+        assert looking.stdout is not None
+        try:
+            for line in looking.stdout:
+                said: dict[str, Any] = json.loads(line)
+                if "damage" in said:
+                    report.damaged(said["damage"])
+                elif "note" in said:
+                    report.noted(said["note"])
+                elif "progress" in said:
+                    report.progress(f"{said['progress']}: {in_words(said)}")
+                elif "end" in said:
+                    report.checked = said["end"]
+                    return {"store": said["store"]}
+                elif "error" in said:
+                    failure = said["error"]
+                    raise OperationError(str(failure["kind"]), str(failure["message"]), dict(failure.get("details") or {}))
+        finally:
+            looking.kill()
+    raise OperationError(INTERNAL_ERROR, f"looking at {folder} ended in the middle", {"store": folder}, reason="fsck_ended")
