@@ -122,9 +122,8 @@ def squash(store: Store, *, wait: bool = False) -> Squashed:
                 return Squashed(head, ())
             gone = {layer.id for _, one in folded for layer in one.run.layers}
             store.leases.wait_for_readers(gone, READERS_WAIT_S)
-            if not named:
-                store.replaced |= gone
-                reclaim(store)
+            (store.withheld if named else store.replaced).update(gone)
+            reclaim(store)
             blocks: list[Block] = []
             for layer, one in folded:
                 ids = tuple(member.id for member in one.run.layers)
@@ -336,6 +335,7 @@ def _write_anew(store: Store, layers: Sequence[Layer], squashed: Sequence[Layer]
     written: list[tuple[str, str]] = []
     for version in _versions(store):
         if lowest <= version <= last and not _is_inside(version, squashed):
+            store.step("squash.rewrite_version")
             new = scrap("manifest")
             durable.write_new(new, _at(layers, version).dump(), sync=False)
             written.append((new, f"{store.root}/manifests/{version}.json"))
@@ -359,10 +359,15 @@ def finish(store: Store) -> None:
     ):
         with store.scrap.scrap() as scrap:
             rewritten: list[tuple[str, str]] = []
-            with durable.suppress_errno(*range(1, 134)):  # on a full disk the versions stay closed or as they are until the next open
-                rewritten = _write_anew(store, layers, squashed, store.head.version - 1, scrap)
-                durable.sync_files(store.root, [new for new, _ in rewritten], (), followed=True)
-            store.unsettled = not _settle(store, squashed, rewritten)
+            written = False
+            with durable.suppress_errno(*range(1, 134)):  # on a full disk the versions stay as they are until it is tried again
+                new = _write_anew(store, layers, squashed, store.head.version - 1, scrap)
+                durable.sync_files(store.root, [path for path, _ in new], (), followed=True)
+                rewritten, written = new, True
+            store.unsettled = not (_settle(store, squashed, rewritten) and written)
+    if not store.unsettled:
+        store.replaced |= store.withheld
+        store.withheld.clear()
 
 
 def reclaim(store: Store) -> None:

@@ -90,6 +90,8 @@ class Store:
         self.squash_lock = threading.Lock()
         self.replaced: set[str] = set()
         """Layers that a squash replaced and that somebody's lease still keeps."""
+        self.withheld: set[str] = set()
+        """Layers that a squash replaced and that something on disk still names, since the disk refused to let it be replaced: see `unsettled`."""
         self.on_head: Callable[[], object] | None = None
         """Told, in any thread and under the lock, that there is a new head."""
         self.unsettled = False
@@ -497,6 +499,8 @@ class Store:
         if self.unsettled:
             with self.lock:
                 squash.finish(self)
+        if self.replaced:
+            squash.reclaim(self)
         gc.collect(self)
 
     # ---- for the modules that write

@@ -8,16 +8,129 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from layerstack import capture, durable, lease, linux, resolve, squash, states, store, tree, upper
+from layerstack import capture, durable, gc, index, lease, linux, merge, resolve, rules, squash, states, store, tree, upper
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
     """Stands in for what is left out."""
 
 
-def no_conflict_check() -> None:
+TOO_LATE = "commit.synced_too_late"
+
+# The ten that every change of the library is measured by
+
+
+def conflict_check_off() -> None:
     """Nothing conflicts: ours wins."""
     setattr(resolve._Merge, "conflict", nothing)  # noqa: B010
+
+
+def ancestors_ignored() -> None:
+    """A directory that one side removed or replaced is not held against what the other side did in it."""
+    real = index.Shelf.add
+
+    def add(self: index.Shelf, layer: index.Layer) -> None:
+        real(self, layer)
+        self.cover.clear()
+
+    setattr(index.Shelf, "add", add)  # noqa: B010
+    setattr(resolve._Merge, "hidden", nothing)  # noqa: B010
+
+
+def squash_ignores_leases() -> None:
+    """Layers are folded over the base of a session or a draft."""
+    setattr(lease.Leases, "boundaries", lambda self: ())  # noqa: B010
+
+
+def opaque_dropped() -> None:
+    """A directory that was removed and made again merges with the one that it replaced: what was in that is back."""
+    real = capture._Seal.prune
+
+    def prune(self: Any, path: str, *, inside: bool) -> bool:
+        if self.tree.opaque(path):
+            self.tree.unmark_opaque(path)
+        kept: bool = real(self, path, inside=inside)
+        return kept
+
+    setattr(capture._Seal, "prune", prune)  # noqa: B010
+
+
+def whiteout_dropped() -> None:
+    """A file that was removed is back after the publish."""
+    real = capture._Seal.prune
+
+    def prune(self: Any, path: str, *, inside: bool) -> bool:
+        for name, kind in self.tree.scan(path):
+            if kind == states.WHITEOUT:
+                self.tree.unlink(f"{path}/{name}" if path else name)
+        kept: bool = real(self, path, inside=inside)
+        return kept
+
+    setattr(capture._Seal, "prune", prune)  # noqa: B010
+
+
+def mode_dropped() -> None:
+    """A chmod alone is no change."""
+
+    def equal(x: states.State | None, y: states.State | None) -> bool:
+        if x is None or y is None:
+            return x is y
+        return x.xattrs == y.xattrs and states.same(x, y)
+
+    setattr(capture, "equal", equal)  # noqa: B010
+
+
+def rename_before_sync() -> None:
+    """The head names a layer whose bytes are not on the disk yet: they are synced when the publish is otherwise done."""
+    settle_head = store.Store.settle_head
+    late: list[bool] = []
+
+    def settle(self: store.Store) -> None:
+        settle_head(self)
+        if late:
+            late.clear()
+            self.step(TOO_LATE)
+            durable.sync_tree_of(self.root)
+
+    setattr(durable, "sync_files", lambda *args, **kwargs: late.append(True))  # noqa: B010
+    setattr(store.Store, "settle_head", settle)  # noqa: B010
+
+
+def gc_ignores_drafts() -> None:
+    """Layers that only a draft stands on are garbage, to a gc and to an open."""
+    collect, give_back = gc.collect, gc.give_back
+
+    def without(opened: store.Store) -> None:
+        leases = tuple(one for one in opened.leases.all() if one.kind != "draft")
+        setattr(opened.draft_book, "all", lambda: ())  # noqa: B010
+        setattr(opened.leases, "all", lambda: leases)  # noqa: B010
+        try:
+            collect(opened)
+        finally:
+            del opened.draft_book.all, opened.leases.all
+
+    setattr(gc, "collect", without)  # noqa: B010
+    setattr(gc, "give_back", lambda root, head, drafts: give_back(root, head, ()))  # noqa: B010
+
+
+def merge_takes_ours() -> None:
+    """Where both sides changed a text, ours is the merge."""
+    setattr(rules, "merge", lambda base, ours, head: merge.Merged(ours, ()))  # noqa: B010
+
+
+def index_stale() -> None:
+    """What a layer touched is not entered in the maps of versions: later publishes take it for untouched."""
+    real = index.Shelf.add
+
+    def add(self: index.Shelf, layer: index.Layer) -> None:
+        before = dict(self.touch), dict(self.sub), dict(self.cover)
+        real(self, layer)
+        self.touch, self.sub, self.cover = before
+
+    setattr(index.Shelf, "add", add)  # noqa: B010
+
+
+# Single rules of sealing, merging and folding
 
 
 def marks_stay_on_new_directories() -> None:
@@ -105,11 +218,6 @@ def squash_drops_opaque_marks() -> None:
     setattr(squash._FoldedTree, "mark_opaque", nothing)  # noqa: B010
 
 
-def squash_ignores_leases() -> None:
-    """Layers are folded over the base of a session or a draft."""
-    setattr(lease.Leases, "boundaries", lambda self: ())  # noqa: B010
-
-
 def squash_leaves_versions_inside_a_block_open() -> None:
     """A version whose layers were folded with newer ones can still be asked for."""
     setattr(squash, "_is_inside", lambda version, squashed: False)  # noqa: B010
@@ -118,11 +226,18 @@ def squash_leaves_versions_inside_a_block_open() -> None:
 FOR_THE_MACHINE: dict[str, Callable[[], None]] = {
     fault.__name__: fault
     for fault in (
+        conflict_check_off,
+        ancestors_ignored,
+        squash_ignores_leases,
+        opaque_dropped,
+        whiteout_dropped,
+        mode_dropped,
+        gc_ignores_drafts,
+        merge_takes_ours,
+        index_stale,
         squash_drops_whiteouts,
         squash_drops_opaque_marks,
-        squash_ignores_leases,
         squash_leaves_versions_inside_a_block_open,
-        no_conflict_check,
         marks_stay_on_new_directories,
         containers_keep_their_attributes,
         empty_containers_stay,

@@ -6,6 +6,7 @@ Runs in a child that may mount (tests/children.py), over real overlay mounts. `r
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -21,22 +22,27 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from layerstack import capture, durable, linux, overlay
+from layerstack import capture, durable, history, linux, overlay, pax
 from layerstack.changes import Conflict, Fingerprint
 from layerstack.delta import delta
 from layerstack.errors import Busy, PublishRejected
+from layerstack.export import fold
 from layerstack.form import FORMS, Form
 from layerstack.projection import Snapshot
 from layerstack.publish import Published
-from layerstack.squash import Squashed
+from layerstack.squash import Squashed, is_closed
 from layerstack.store import Store
 from layerstack.upper import Upper
 from tests.hands import Hand, Op, few_ops
+from tests.layerstack.tables import disagreement
 from tests.model import ModelStack, Verdict
-from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, difference, read_tree, trees, write_tree
+from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors, difference, read_tree, trees, write_tree
 
 MOST_SESSIONS = 4
 MOST_DRAFTS = 4
+MOST_HELD = 2
+REFUSED = ("squash.close_versions", "squash.rename_version", "squash.drafts", "squash.remove_layers")
+"""Steps after the commit of a squash: a disk that refuses one of them leaves it to the next gc, squash or open to finish."""
 
 
 class Session:
@@ -97,6 +103,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.sessions: list[Session] = []
         self.drafts: dict[str, tuple[int, Tree]] = {}
         self.consumed: dict[str, tuple[int, Tree]] = {}
+        self.held: list[tuple[contextlib.ExitStack, Snapshot]] = []
         self.count = 0
         self.tally["examples"] += 1
 
@@ -106,6 +113,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         for session in self.sessions:
             with contextlib.suppress(OSError):
                 session.hide()
+        self.let_all_go()
         self.store.close()
         durable.remove_tree(self.folder)
 
@@ -155,6 +163,7 @@ class StackMatchesModel(RuleBasedStateMachine):
             assert self.store.head.version == self.model.head
             assert set(self.store.pins.all()) <= set(self.openable())
             assert sorted(d.draft_id for d in self.store.drafts()) == sorted(self.drafts)
+            assert not disagreement(self.store)
 
     def check_head(self) -> None:
         snapshot = self.store.snapshot()
@@ -384,6 +393,7 @@ class StackMatchesModel(RuleBasedStateMachine):
             lost.append((session.base, read_tree(session.mount)))
             session.hide()
         self.sessions.clear()
+        self.let_all_go()
         self.store.close()
         self.store = Store.open(self.root)
         self.drafts.update({i: self.consumed[i] for i in self.consumed if i in {d.draft_id for d in self.store.drafts()}})
@@ -442,6 +452,116 @@ class StackMatchesModel(RuleBasedStateMachine):
         left = set(os.listdir(f"{self.root}/layers")) - needed
         assert not left, f"layers that nobody needs are left: {left}"
 
+    @rule(refused=st.sampled_from(REFUSED), full=st.booleans(), by=st.sampled_from((errno.ENOSPC, errno.EIO)))
+    def squash_on_a_bad_disk(self, refused: str, full: bool, by: int) -> None:
+        """The disk refuses what comes after the commit. Nothing is lost, not even to a gc on that disk, which by then may be so
+        `full` that it can delete but not write; a gc on a sound one finishes."""
+        done = False
+
+        def step(name: str) -> None:
+            if name == ("squash.rewrite_version" if done and full else refused):
+                raise OSError(by, os.strerror(by), name)
+
+        self.store.step = step
+        try:
+            if self.store.squash().blocks:
+                self.model.versions[self.model.head + 1] = self.model.tree()
+                self.tally["squashes on a bad disk"] += 1
+            done = True
+            self.store.gc()
+            self.check_drafts()
+            for version in (version for version in self.openable() if not is_closed(self.store, version)):
+                same(f"version {version}", self.look(self.store.snapshot(version)), self.model.versions[version])
+        finally:
+            self.store.step = durable.no_step
+        self.store.gc()
+        self.check_head()
+        self.check_versions()
+
+    def check_drafts(self) -> None:
+        """Every draft can be read, and says what it changed: on its base, and beside the head."""
+        for draft_id, (base, ours) in self.drafts.items():
+            for against in ("base", "head"):
+                self.compare_draft(draft_id, against, base, ours)
+
+    def compare_draft(self, draft_id: str, against: str, base: int, ours: Tree) -> None:
+        before, head = self.model.versions[base], self.model.tree()
+        want = {path for path in before.keys() | ours.keys() if before.get(path) != ours.get(path)}
+        if against == "head":
+            want = {path for path in want if head.get(path) != ours.get(path)}
+        other = before if against == "base" else head
+        at, got = 0, list[str]()
+        while True:
+            page = history.diff_draft(self.store, draft_id, against=against, start=at)
+            for change in page.changes:
+                got.append(change.path)
+                three = tuple(fingerprint(tree.get(change.path)) for tree in (before, other, ours))
+                assert (change.base, change.old, change.new) == three, f"{draft_id} against its {against}: {change}, not {three}"
+            if page.next is None:
+                break
+            at = page.next
+        assert got == sorted(want, key=os.fsencode), f"{draft_id} against its {against}: got {got}, want {sorted(want)}"
+
+    @precondition(lambda self: self.drafts)
+    @rule(which=which, against=st.sampled_from(("base", "head")))
+    def look_at_a_draft(self, which: int, against: str) -> None:
+        """What a draft changed, without a session: no path more and none fewer, with its three states."""
+        draft_id = self.a_draft(which)
+        self.compare_draft(draft_id, against, *self.drafts[draft_id])
+
+    @precondition(lambda self: len(self.held) < MOST_HELD)
+    @rule(which=which)
+    def hold(self, which: int) -> None:
+        """Somebody exports a version: for as long as that takes it stays whole, whatever is published, squashed and swept meanwhile."""
+        versions = self.openable()
+        stack = contextlib.ExitStack()
+        self.held.append((stack, stack.enter_context(self.store.lease(versions[which % len(versions)]))))
+        self.tally["held"] += 1
+
+    @precondition(lambda self: self.held)
+    @rule(which=which)
+    def let_go(self, which: int) -> None:
+        """What it showed in the end is what it showed at first, and the stream of it leads from the base there."""
+        stack, snapshot = self.held.pop(which % len(self.held))
+        with stack:
+            want = self.model.versions[snapshot.version]
+            same(f"held version {snapshot.version}", self.look(snapshot), want)
+            self.check_export(snapshot, want)
+
+    def let_all_go(self) -> None:
+        while self.held:
+            self.held.pop()[0].close()
+
+    def check_export(self, snapshot: Snapshot, want: Tree) -> None:
+        """The delta of a version, applied to the base by whoever reads the stream. Owners and the root are no part of it."""
+        got = dict(self.model.versions[1])
+
+        def remove(path: str) -> None:
+            for gone in [p for p in got if p == path or p.startswith(path + "/")]:
+                del got[gone]
+
+        for header, real in fold(snapshot, xattrs=True):
+            path, there = os.fsdecode(header.path), got.get(os.fsdecode(header.path))
+            assert path and all(a in got and got[a].is_dir for a in ancestors(path)), f"{path!r} comes before its directory"
+            if header.kind or header.type != pax.DIRECTORY or (there is not None and not there.is_dir):
+                remove(path)
+            if header.kind == pax.WHITEOUT:
+                assert there is not None, f"the stream deletes {path!r}, which is not there"
+                continue
+            body = header.target if header.type == pax.SYMLINK else b""
+            xattrs = tuple(sorted((os.fsdecode(name), value) for name, value in header.xattrs.items()))
+            if header.type == pax.HARD_LINK:
+                first = got[os.fsdecode(header.target)]
+                body, xattrs = first.body, first.xattrs
+            elif real is not None:
+                with open(real, "rb") as file:
+                    body = file.read()
+            kind = {pax.DIRECTORY: DIRECTORY, pax.SYMLINK: LINK}.get(header.type, FILE)
+            got[path] = Entry(kind, (0o777 if kind == LINK else header.mode, 0, 0), body, xattrs)
+        bare = [{p: e._replace(meta=(e.meta[0], 0, 0)) for p, e in tree.items() if p} for tree in (got, want)]
+        same(f"the stream of version {snapshot.version}", bare[0], bare[1])
+        self.tally["exported"] += 1
+
     @rule(which=which)
     def rollback(self, which: int) -> None:
         """The head shows an earlier version, by one layer; every version in between stays as it is."""
@@ -465,6 +585,9 @@ class StackMatchesModel(RuleBasedStateMachine):
         want = sorted((path for path in one.keys() | two.keys() if one.get(path) != two.get(path)), key=os.fsencode)
         got = delta(self.store.snapshot(old).chain, self.store.snapshot(new).chain)
         assert got == want, f"from {old} to {new}: got {got}, want {want}"
+        listed, _ = history.versions(self.store)
+        assert [version.version for version in listed] == versions[::-1]
+        assert {version.version for version in listed if version.pinned} == self.store.pins.all().keys()
 
     @rule(which=which, off=st.booleans())
     def pin(self, which: int, off: bool) -> None:

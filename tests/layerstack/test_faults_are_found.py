@@ -6,7 +6,7 @@ import pytest
 
 from layerstack.errors import LayerStackError
 from tests import children
-from tests.layerstack import faults, machine, test_crash, test_power_cut
+from tests.layerstack import faults, machine, test_crash, test_findings, test_power_cut
 
 
 def machine_finds(name: str, form: str, folder: str, examples: int, seed: int) -> str:
@@ -20,15 +20,21 @@ def machine_finds(name: str, form: str, folder: str, examples: int, seed: int) -
 
 
 SEEDS = {
-    "no_conflict_check": 1,
+    "conflict_check_off": 1,
+    "ancestors_ignored": 2,
+    "squash_ignores_leases": 2,
+    "opaque_dropped": 1,
+    "whiteout_dropped": 1,
+    "mode_dropped": 1,
+    "merge_takes_ours": 1,
+    "index_stale": 1,
     "marks_stay_on_new_directories": 1,
     "containers_keep_their_attributes": 1,
     "a_fifo_gives_its_place_back": 1,
     "squash_drops_whiteouts": 5,
-    "squash_ignores_leases": 1,
     "squash_leaves_versions_inside_a_block_open": 1,
 }
-"""The faults that the gate tries, each with a seed that finds it soon; a soak tries all with seeds of its own."""
+"""The faults that the gate tries, each with a seed that finds it soon; a soak tries all with another."""
 
 
 @pytest.mark.needs("overlay", "root")
@@ -47,6 +53,30 @@ def test_the_machine_notices_each_rule_that_is_gone(short_dir: str, name: str) -
 
 
 @pytest.mark.needs("overlay", "root")
+def test_a_plain_history_notices_a_gc_that_ignores_drafts(short_dir: str) -> None:
+    """The one that test_findings.py runs on the library as it is."""
+
+    def act(stack: machine.StackMatchesModel) -> None:
+        faults.gc_ignores_drafts()
+        test_findings.put_aside_squash_and_collect(stack)
+
+    with pytest.raises(children.ChildFailed) as found:
+        test_findings.history("trusted", short_dir, test_findings.small_tree(), act)
+    assert found.value.kind == "StoreCorrupt" and "missing" in str(found.value), found.value
+
+
+@pytest.mark.needs("overlay", "loopfs")
+def test_the_power_cut_notices_a_layer_that_is_renamed_before_it_is_synced(short_dir: str) -> None:
+    def find() -> None:
+        faults.rename_before_sync()
+        test_power_cut.cut_everywhere(short_dir, steps=lambda name: name == faults.TOO_LATE)
+
+    with pytest.raises(children.ChildFailed) as found:
+        children.call("trusted", find)
+    assert found.value.kind == "AssertionError" and faults.TOO_LATE in str(found.value), found.value
+
+
+@pytest.mark.needs("overlay", "root")
 @pytest.mark.parametrize("name", faults.FOR_THE_KILL_HARNESS)
 def test_the_kill_harness_notices_a_rename_that_is_left_out(short_dir: str, name: str) -> None:
     def find() -> None:
@@ -62,7 +92,7 @@ def test_the_kill_harness_notices_a_rename_that_is_left_out(short_dir: str, name
 def test_the_power_cut_notices_a_sync_that_is_left_out(short_dir: str, name: str) -> None:
     def find() -> None:
         faults.FOR_THE_POWER_CUT[name]()
-        test_power_cut.cut_everywhere(short_dir, steps=False)
+        test_power_cut.cut_everywhere(short_dir, steps=test_power_cut.none)
 
     with pytest.raises(children.ChildFailed) as found:
         children.call("trusted", find)

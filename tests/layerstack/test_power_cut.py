@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -23,6 +24,16 @@ DISK_BYTES = 64 << 20
 UNCUT = ("seal.", "upper.", *(() if os.environ.get("EOS_SOAK", "") not in ("", "0") else ("session.", "publish.")))
 """Steps before which nothing new was acknowledged and nothing of the store's own is renamed; the latter two are cut at in a soak."""
 ACKNOWLEDGED = "acknowledged"
+
+
+def named(step: str) -> bool:
+    """Is this a step to cut at?"""
+    return not step.startswith(UNCUT)
+
+
+def none(step: str) -> bool:
+    """Only after acknowledgments."""
+    return False
 
 
 class Cut(NamedTuple):
@@ -65,8 +76,8 @@ def copy_disk(source: str, target: str) -> None:
         new.truncate(DISK_BYTES)
 
 
-def play_and_cut(folder: str, *, steps: bool = True) -> tuple[list[Cut], Expected]:
-    """The history on a loop disk, with a copy after every acknowledgment, and at every named step but UNCUT."""
+def play_and_cut(folder: str, *, steps: Callable[[str], bool] = named) -> tuple[list[Cut], Expected]:
+    """The history on a loop disk, with a copy after every acknowledgment, and at each step that `steps` chooses."""
     backing, disk, mounts = (os.path.join(folder, name) for name in ("backing", "disk", "mounts"))
     make_disk(backing)
     mount_disk(backing, disk)
@@ -76,7 +87,7 @@ def play_and_cut(folder: str, *, steps: bool = True) -> tuple[list[Cut], Expecte
     cuts: list[Cut] = []
 
     def cut(where: str) -> None:
-        if where.startswith(ACKNOWLEDGED) or (steps and not where.startswith(UNCUT)):
+        if where.startswith(ACKNOWLEDGED) or steps(where):
             copy = os.path.join(folder, f"cut-{len(cuts)}")
             copy_disk(backing, copy)
             cuts.append(Cut(copy, journal.read(), where))
@@ -100,7 +111,7 @@ def check_cut(folder: str, cut: Cut, expected: Expected) -> None:
         os.unlink(cut.copy)
 
 
-def cut_everywhere(folder: str, *, steps: bool = True) -> list[str]:
+def cut_everywhere(folder: str, *, steps: Callable[[str], bool] = named) -> list[str]:
     """Returns where it was cut. Runs in a child with mounts of its own."""
     linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
     cuts, expected = play_and_cut(folder, steps=steps)

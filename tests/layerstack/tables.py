@@ -1,0 +1,43 @@
+"""Do the tables that a store keeps in memory say what its disk says?"""
+
+from __future__ import annotations
+
+import os
+
+from layerstack.manifest import Manifest
+from layerstack.store import Store
+
+
+def disagreement(store: Store) -> str:
+    """'' or the first thing that memory and disk do not agree on: the head, the leases of drafts, pins and sessions. Nothing may be under way."""
+    root = store.root
+    with open(f"{root}/manifest.json", "rb") as file:
+        head = Manifest.load(file.read(), source="manifest.json")
+    if head != store.head:
+        return f"the head on disk is {head.version}, in memory {store.head.version}"
+    leases: dict[str, list[str]] = {}
+    for lease in store.leases.all():
+        leases.setdefault(lease.kind, []).append(lease.holder.partition(" ")[2])
+    drafts = [name for name in os.listdir(f"{root}/drafts") if os.path.isdir(f"{root}/drafts/{name}/layer")]
+    if sorted(drafts) != sorted(leases.get("draft", ())):
+        return f"drafts on disk {sorted(drafts)}, leases of drafts {sorted(leases.get('draft', ()))}"
+    listed = [draft.draft_id for draft in store.drafts()]
+    if not set(listed) <= set(drafts):
+        return f"drafts on disk {sorted(drafts)}, listed {sorted(listed)}"
+    for draft in store.drafts():
+        held = next(lease for lease in store.leases.all() if lease.holder == f"draft {draft.draft_id}")
+        if not store.unsettled and (held.version, held.layer_ids) != (draft.base_version, draft.layer_ids):
+            return f"{draft.draft_id} names {draft.layer_ids}, its lease {held.layer_ids}"
+    folder = f"{root}/pins"
+    pins = [name.partition(".")[0] for name in (os.listdir(folder) if os.path.isdir(folder) else ()) if not name.startswith(".")]
+    if sorted(pins) != sorted(leases.get("pin", ())) or sorted(map(int, pins)) != sorted(store.pins.all()):
+        return f"pins on disk {sorted(pins)}, leases {sorted(leases.get('pin', ()))}, listed {sorted(store.pins.all())}"
+    sessions = set(
+        os.listdir(f"{root}/sessions")
+    )  # a folder without a lease is one that the disk would not let go: the next open looks at it
+    if not set(leases.get("session", ())) <= sessions:
+        return f"sessions on disk {sorted(sessions)}, leases {sorted(leases['session'])}"
+    missing = [
+        lease.holder for lease in store.leases.all() for i in lease.layer_ids if i[0] != "B" and not os.path.isdir(f"{root}/layers/{i}")
+    ]
+    return f"layers of {missing[0]} are gone" if missing else ""
