@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import log, namespaces, settings, zygote
+from eos_agent import log, namespaces, settings, telemetry, zygote
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -77,7 +77,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
         base_root_hash=found.base_root_hash,
         form=USER if ordinary else TRUSTED,
     )
-    store = Store.open(found.layer_stack_root)
+    store = Store.open(found.layer_stack_root, step=telemetry.on_step)
     store.quota.bytes = found.get("runtime.layerstack.quota_bytes", None)
     store.quota.layers = found.get("runtime.layerstack.quota_layers", None)
     log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
@@ -121,7 +121,9 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     store.scrap.later = sweeper.later
     sessions = Sessions(found, store, forker, pool)
     commands = Commands(found, sessions, base_environment(found))
-    handlers = Handlers(found, store, sessions, commands, pool, exports)
+    recorder = telemetry.Telemetry.of(found)
+    store.leases.on_change = telemetry.on_lease
+    handlers = Handlers(found, store, sessions, commands, pool, exports, recorder)
     policies = "runtime.layerstack.autosquash_policies."
     policy = Policy(found.get(policies + "squash_at_n_layers", None), found.get(policies + "squash_at_shared_directory_layers", None))
     if policy != Policy():
@@ -137,6 +139,7 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     durable.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)
     gc.collect()
     gc.freeze()  # what was loaded stays: no collection walks it again
+    handlers.sampler.watch()
     log.log("ready", sandbox=found.sandbox_id, pid=os.getpid(), version=store.head.version, tcp=list(tcp), http=list(web))
 
     stopped = loop.create_task(stop.wait())
@@ -149,11 +152,13 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     await server.close(1.0)
     http.close()
     await handlers.squashes.close()
+    await handlers.sampler.close()
     await forker.close()
     pool.close()
     exports.close()
     store.scrap.later = None
     sweeper.close()
+    recorder.close()
     for path in (found.endpoint_path, found.pid_path):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

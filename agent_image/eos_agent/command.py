@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from eos_agent import telemetry
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_agent.transcript import ANSWER_MAX_BYTES, Transcript
 from layerstack import durable
@@ -37,6 +38,7 @@ class Command:
         self.session = session
         self.text = text
         self.request_id = request_id
+        self.span = telemetry.span("command.exec", command_session_id=command_id, workspace_session_id=session.id)
         self.started = time.monotonic()
         self.started_unix_ms = int(time.time() * 1000)
         self.ended: float | None = None
@@ -376,6 +378,17 @@ class Command:
             if rows.end == total and total and self.output.open_bytes:  # shown again, whole, once it has grown
                 self._cursor, self._seen_open = total - 1, self.output.open_bytes
         return found
+
+    def end_span(self) -> None:
+        """Just before its end may be reported: who asks for the trace then finds it."""
+        if self.exit_code is not None:
+            self.span.attrs["exit_code"] = self.exit_code
+        if self.lost is not None:
+            self.span.end(self.lost)
+            return
+        words = {True: telemetry.COMPLETED, False: telemetry.ERROR}
+        self.span.status = telemetry.TIMED_OUT if self.timed_out else telemetry.CANCELLED if self.cancelled else words[self.exit_code == 0]
+        self.span.end()
 
     def row(self) -> dict[str, Any]:
         """Its entry in list_commands."""

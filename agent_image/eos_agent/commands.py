@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from eos_agent import telemetry
 from eos_agent.cancellation import Cancellations, request_not_found
 from eos_agent.command import Command
 from eos_agent.environment import command_environment, parse_env
@@ -76,6 +77,11 @@ class Commands:
             self._reserve()
         number, self._next = self._next, self._next + 1
         return f"namespace_execution_{number}"
+
+    @property
+    def active(self) -> int:
+        """Commands that start or run now."""
+        return self._active
 
     # Operations
 
@@ -151,8 +157,9 @@ class Commands:
                 if error.details.get("reason") != "exec_failed":
                     raise
                 spawned = await self._run(command, await self._sessions.shell(session, again=True) or [], args, extra)
-        except BaseException:
+        except BaseException as error:
             session.commands.pop(command_id, None)
+            command.span.end(error)
             raise
         self._known[command_id] = command
         command.attach(spawned.fds)
@@ -174,16 +181,17 @@ class Commands:
         if args.get("user") is not None:
             account, _ = await command.session.runner.file_op("account", {"user": args["user"]})
             uid, base = account["uid"], {**base, "USER": account["name"], "HOME": account["home"]}
-        return await command.session.runner.spawn(
-            command.id,
-            argv=[*shell, command.text],
-            env=command_environment(base, extra, tty=tty),
-            cwd=args.get("cwd") or self._settings.workspace_root,
-            tty=tty,
-            split=args["split_output"],
-            stdin=not tty and args.get("stdin") is not None,
-            uid=uid,
-        )
+        with telemetry.within(command.span), telemetry.span("namespace.exec.run_shell", tty=tty):
+            return await command.session.runner.spawn(
+                command.id,
+                argv=[*shell, command.text],
+                env=command_environment(base, extra, tty=tty),
+                cwd=args.get("cwd") or self._settings.workspace_root,
+                tty=tty,
+                split=args["split_output"],
+                stdin=not tty and args.get("stdin") is not None,
+                uid=uid,
+            )
 
     def _finished(self, command: Command) -> None:
         self._active -= 1
@@ -192,6 +200,7 @@ class Commands:
     def _make_terminal(self, command: Command) -> None:
         if command.terminal.is_set():
             return
+        command.end_span()
         command.terminal.set()
         self._terminal[command.id] = None
         while len(self._terminal) > self._keep:

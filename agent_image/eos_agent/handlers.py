@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent import files_of_head, history, publish
+from eos_agent import files_of_head, history, log, publish, telemetry
 from eos_agent.arguments import check_arguments
 from eos_agent.commands import Commands
 from eos_agent.file_encoding import bytes_of, encoding_of
 from eos_agent.files import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
+from eos_agent.observability import OBSERVABILITY
+from eos_agent.observe import daemon as observe_daemon
+from eos_agent.observe import events as observe_events
 from eos_agent.observe import layerstack as observe_layerstack
+from eos_agent.observe import resources as observe_resources
 from eos_agent.observe import snapshot as observe_snapshot
-from eos_agent.operations import find
+from eos_agent.observe import topology as observe_topology
+from eos_agent.observe import trace as observe_trace
+from eos_agent.observe.diagnostics import Diagnostics
+from eos_agent.observe.sampler import Sampler
+from eos_agent.operations import INTERNAL_NAMES, find
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
 from eos_agent.sessions import Sessions
 from eos_agent.settings import Settings
 from eos_agent.squash import Squashes
+from eos_agent.telemetry import Telemetry
 from eos_agent.text import MAX_WINDOW_BYTES, MAX_WINDOW_LINES
 
 if TYPE_CHECKING:
@@ -30,20 +40,39 @@ class Stream(NamedTuple):
     pieces: AsyncGenerator[bytes]
 
 
+UNTRACED = frozenset({"sandbox_daemon_ready", *(operation.name for operation in OBSERVABILITY)})
+"""Looking leaves no trace of its own: the newest one is that of the last request that did something."""
+CHANGING_FILES = frozenset({"write", "edit", "delete", "move"})
+
 Handler = Callable[[dict[str, Any], Request], Awaitable[dict[str, Any]]]
 
 
 class Handlers:
     """The operations of one agent."""
 
-    def __init__(self, settings: Settings, store: Store, sessions: Sessions, commands: Commands, pool: Pool, exports: Pool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        sessions: Sessions,
+        commands: Commands,
+        pool: Pool,
+        exports: Pool,
+        recorder: Telemetry | None = None,
+    ) -> None:
         self.settings = settings
         self.store = store
         self.sessions = sessions
         self.commands = commands
         self.pool = pool
         self.exports = exports
+        self.telemetry = recorder or Telemetry(None)
+        self.diagnostics = Diagnostics(settings)
+        self.sampler = Sampler(settings, sessions, pool)
+        self.sampler.on_sample = self._diagnose
+        self.connections_in_use: Callable[[], int] = lambda: 0
         self.squashes = Squashes(sessions, exports)
+        self.squashes.on_event = self._happened
         self._table: dict[str, Handler] = {
             "exec_command": lambda args, request: commands.exec(args, request.request_id),
             "write_command_stdin": lambda args, _: commands.write_stdin(args),
@@ -71,6 +100,12 @@ class Handlers:
             "list_drafts": self._list_drafts,
             "discard_draft": self._discard_draft,
             "snapshot": lambda _args, _request: observe_snapshot.snapshot(self),
+            "trace": lambda args, _: observe_trace.trace(self, args),
+            "events": lambda args, _: observe_events.events(self, args),
+            "resources": lambda args, _: observe_resources.resources(self, args),
+            "daemon": lambda _args, _request: observe_daemon.daemon(self),
+            "topology": lambda _args, _request: observe_topology.topology(self),
+            "cgroup": lambda args, _: observe_resources.cgroup(self, args),
             "layerstack": lambda args, _: observe_layerstack.layerstack(self, args),
         }
 
@@ -82,18 +117,26 @@ class Handlers:
         return handler
 
     async def perform(self, request: Request) -> dict[str, Any] | Stream:
-        """The result of one request.
+        """The result of one request; whatever comes of it, its trace can be read from then on.
 
         Raises:
             OperationError and whatever the operation raises; failures.operation_error makes an envelope of it.
         """
+        if request.op in UNTRACED:
+            return await self._perform(request)
+        known = request.op in INTERNAL_NAMES or request.op == "export_stream" or find(request.op) is not None
+        with self.telemetry.request(request.request_id, op=request.op if known else "unknown"):
+            return await self._perform(request)
+
+    async def _perform(self, request: Request) -> dict[str, Any] | Stream:
         if request.op == "sandbox_daemon_ready":
             return {"status": "ready", "sandbox_id": self.settings.sandbox_id, "daemon": "sandbox-daemon"}
         if request.op == "cancel_request":
             return await self.commands.cancel_request(request.args)
         if request.op == "squash_layerstack":
             "fsck": self._fsck,
-            return await self.squashes.perform()
+            with telemetry.span("layerstack.squash"), telemetry.Phases(telemetry.SQUASHING):
+                return await self.squashes.perform()
         if request.op == "export_stream":
             return Stream(self._export(request.args))
         operation, handler = find(request.op), self._table.get(request.op)
@@ -132,9 +175,10 @@ class Handlers:
             args.update(limits)
             if session_id is not None:
                 return await self.sessions.file_op(session_id, name, args, data)
-            return await self.pool.run(
-                lambda: files_of_head.perform_on_head(self.store, name, root, args, data, request_id=request.request_id, agent=agent)
-            )
+            with telemetry.Phases(telemetry.PUBLISHING if name in CHANGING_FILES else {}):
+                return await self.pool.run(
+                    lambda: files_of_head.perform_on_head(self.store, name, root, args, data, request_id=request.request_id, agent=agent)
+                )
 
         return handler
 
@@ -146,7 +190,8 @@ class Handlers:
 
     def _changing(self, call: Callable[[Store, str, dict[str, Any], str], dict[str, Any]]) -> Handler:
         async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
-            return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args, request.request_id))
+            with telemetry.Phases(telemetry.PUBLISHING):
+                return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args, request.request_id))
 
         return handler
 
@@ -177,20 +222,47 @@ class Handlers:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise OperationError(INVALID_REQUEST, f"{name} must be a number from 0", {"argument": name}, reason="wrong_type")
             numbers[name] = value
-        return self._export_pieces(numbers["version"], numbers["offset"] or 0, args.get("xattrs") is True)
+        span = telemetry.span("layerstack.export", offset=numbers["offset"] or 0)
+        return self._export_pieces(numbers["version"], numbers["offset"] or 0, args.get("xattrs") is True, span)
 
-    async def _export_pieces(self, version: int | None, offset: int, xattrs: bool) -> AsyncGenerator[bytes]:
+    async def _export_pieces(
+        self, version: int | None, offset: int, xattrs: bool, span: telemetry.Span | telemetry.Nothing
+    ) -> AsyncGenerator[bytes]:
         from layerstack import export
 
-        lease = self.store.lease(version)  # held for as long as somebody reads
-        snapshot = await self.exports.run(lease.__enter__)
+        broken: BaseException | None = None
         try:
-            live = list(self.sessions.live)
-            pieces = export.stream(snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs)
-            while piece := await self.exports.run(lambda: next(pieces, b"")):
-                yield piece
+            lease = self.store.lease(version)  # held for as long as somebody reads
+            with telemetry.within(span):
+                snapshot = await self.exports.run(lease.__enter__)
+            try:
+                live = list(self.sessions.live)
+                pieces = export.stream(snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs)
+                while piece := await self.exports.run(lambda: next(pieces, b"")):
+                    yield piece
+            finally:
+                with telemetry.within(span):
+                    await self.exports.run(lambda: lease.__exit__(None, None, None))
+        except BaseException as error:
+            broken = error
+            raise
         finally:
-            await self.exports.run(lambda: lease.__exit__(None, None, None))
+            span.end(broken)
+
+    # Looking
+
+    def count_tasks(self) -> int:
+        return len(asyncio.all_tasks())
+
+    def _happened(self, name: str, attrs: dict[str, Any]) -> None:
+        """What nobody's request was the cause of."""
+        log.log(name, **attrs)
+        self.telemetry.happened(name, attrs)
+
+    def _diagnose(self, ts: int) -> None:
+        """At each sample, in its thread."""
+        inside = observe_daemon.own_figures()
+        self.diagnostics.look(ts, **inside, about=lambda: observe_daemon.measure({"ownership": {}, "transcripts": self.settings.transcripts}))
     async def _fsck(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
         from eos_agent import fsck
 

@@ -11,7 +11,6 @@ from typing import Any
 from eos_agent import log
 from eos_agent.failures import operation_error
 from eos_agent.handlers import Handlers, Stream
-from eos_agent.observe.snapshot import NOTHING_LOST
 from eos_agent.protocol import INVALID_REQUEST, UNAUTHORIZED, OperationError, Request, decode_object, encode, new_request_id
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -97,7 +96,7 @@ class HttpServer:
             _check_caller(headers)
             if method != "GET":
                 raise Refused(405)
-            return encode({"status": "ok", "service": "daemon_http", "observability": NOTHING_LOST}), "application/json"
+            return encode({"status": "ok", "service": "daemon_http", "observability": self._handlers.telemetry.lost}), "application/json"
         if path == "/files/list":
             _check_caller(headers)
             if method != "POST":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import log
+from eos_agent import log, telemetry
 from eos_agent.failures import operation_error
 from eos_agent.history import cursor
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
@@ -36,13 +36,17 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
                 OPERATION_FAILED, f"workspace session {session_id} publishes by itself", details, reason="implicit_session"
             )
         await session.await_commands(grace, "publish")
-        size = await _preview_frozen(sessions, session)
+        with telemetry.span("workspace_session.capture_changes", preview=True):
+            size = await _preview_frozen(sessions, session)
         session.ending = True
         session.state = "finalizing"
         await session.runner.terminate()
         upper = session.upper
         try:
-            published = await sessions.pool.run(lambda: commit(upper, owner=session.owner, request_id=request_id, agent=session.agent))
+            with sessions.lifecycle.cleaning(), telemetry.span("workspace_session.publish", workspace_session_id=session_id):
+                published = await sessions.pool.run(
+                    lambda: commit(upper, owner=session.owner, request_id=request_id, agent=session.agent)
+                )
         except CommitUnsynced as error:
             sessions.end(session)
             raise _unsynced(session, error) from error

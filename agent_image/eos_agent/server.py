@@ -48,6 +48,7 @@ class Server:
         self._max_request: int = min(settings.get("daemon.server.max_request_bytes", MAX_LINE_BYTES), MAX_LINE_BYTES)
         self._read_timeout: float = settings.get("daemon.server.request_read_timeout_s", 30)
         self._max_connections: int = settings.get("daemon.server.max_concurrent_connections", 64)
+        handlers.connections_in_use = lambda: self._busy
         self._busy = 0  # open connections but the kept ones that wait for their next request
         self._servers: list[asyncio.Server] = []
         self.connections: set[asyncio.Task[Any]] = set()

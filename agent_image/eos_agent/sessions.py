@@ -15,7 +15,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import log
+from eos_agent import log, telemetry
+from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.publication import describe_upper
@@ -67,6 +68,7 @@ class Sessions:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = False
         self._shell: list[str] | None = None
+        self.lifecycle = Lifecycle()
         self.live: dict[str, Session] = {}
         self.lost: dict[str, str | None] = {}
         self.pending: dict[str, str] = {}
@@ -151,6 +153,20 @@ class Sessions:
                 reason="egress_not_enforceable",
             )
         spec = SessionSpec(self._new_id(), network, rootfs)
+        with telemetry.span("workspace_session.create", workspace_session_id=spec.session_id, finalize_policy=policy, network=network):
+            upper, runner = await self._set_up(
+                spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
+            )
+        session = Session(spec.session_id, policy, spec, upper, runner, agent, request_id)
+        session.draft_id = draft_id
+        self.live[session.id] = session
+        self.watch(session, runner)
+        return session
+
+    async def _set_up(
+        self, spec: SessionSpec, *, agent: str | None, request_id: str, draft_id: str | None, draft_base: str, version: int | None
+    ) -> tuple[Upper, Runner]:
+        """A place for its writes, its mount and its first process; nothing of them when one fails."""
 
         def prepare() -> tuple[Upper, int]:
             upper = self.store.open_upper(
@@ -168,9 +184,11 @@ class Sessions:
                 upper.discard()
                 raise
 
-        upper, mount_fd = await self.pool.run(prepare)
+        with telemetry.span("namespace.exec.mount_overlay"):
+            upper, mount_fd = await self.pool.run(prepare)
         try:
-            runner = await self.zygote.create(spec, mount_fd, timeout_s=self.setup_timeout_s)
+            with telemetry.span("namespace.runner.spawn_child"):
+                runner = await self.zygote.create(spec, mount_fd, timeout_s=self.setup_timeout_s)
         except BaseException as error:
             await asyncio.shield(self.pool.run(upper.discard))
             if isinstance(error, OperationError):
@@ -179,16 +197,13 @@ class Sessions:
             raise
         finally:
             os.close(mount_fd)
-        session = Session(spec.session_id, policy, spec, upper, runner, agent, request_id)
-        session.draft_id = draft_id
-        self.live[session.id] = session
-        self.watch(session, runner)
-        return session
+        return upper, runner
 
     def watch(self, session: Session, runner: Runner) -> None:
         runner.on_event = session.on_event
 
-        def gone(_reason: asyncio.Future[str]) -> None:
+        def gone(reason: asyncio.Future[str]) -> None:
+            self.lifecycle.holder_exited(reason.result())
             if not session.ending and session.runner is runner:
                 self._task(self._lose(session, runner))
 
@@ -258,10 +273,12 @@ class Sessions:
         session.ending = True
         draft_id: str | None = None
         try:
-            draft = await self.pool.run(lambda: session.upper.to_draft(reason=reason))
+            with self.lifecycle.cleaning():
+                draft = await self.pool.run(lambda: session.upper.to_draft(reason=reason))
             draft_id = draft.draft_id if draft is not None else None
         except Exception as error:  # the upper stays where it is: the next open of the store makes the draft
             log.failure("draft_failed", error, session=session.id)
+            telemetry.event("workspace_session.cleanup_failed", workspace_session_id=session.id, error=type(error).__name__)
             self._pend(session.id, error)
         else:
             self.lost[session.id] = draft_id
@@ -285,7 +302,8 @@ class Sessions:
 
         async def settle() -> None:
             try:
-                command.outcome.update(await self.settle(session))
+                with telemetry.within(command.span):
+                    command.outcome.update(await self.settle(session))
             finally:
                 make_terminal()
 
@@ -302,13 +320,18 @@ class Sessions:
                 return {}
             session.ending = True
             session.state = "finalizing"
-            await session.runner.terminate()
-            try:
-                outcome = await self.pool.run(lambda: publish_or_keep(session))
-            except Exception as error:
-                log.failure("finalization_failed", error, session=session.id)
-                outcome = finalization_failed(error)
-                self._pend(session.id, error)
+            with telemetry.span("workspace_session.finalize", workspace_session_id=session.id) as span:
+                await session.runner.terminate()
+                try:
+                    with self.lifecycle.cleaning(), telemetry.span("workspace_session.publish"):
+                        outcome = await self.pool.run(lambda: publish_or_keep(session))
+                except Exception as error:
+                    log.failure("finalization_failed", error, session=session.id)
+                    telemetry.event("workspace_session.finalize_failed", workspace_session_id=session.id, error=type(error).__name__)
+                    outcome = finalization_failed(error)
+                    self._pend(session.id, error)
+                if outcome.get("publish_rejected") or outcome.get("finalization_failed"):
+                    span.status = telemetry.ERROR
             self.end(session)
             return outcome
 
@@ -333,7 +356,8 @@ class Sessions:
                 return size, discarded
 
             try:
-                size, discarded = await self.pool.run(discard)
+                with self.lifecycle.cleaning(), telemetry.span("workspace_session.destroy", workspace_session_id=session_id):
+                    size, discarded = await self.pool.run(discard)
             except Exception as error:
                 log.failure("destroy_failed", error, session=session.id)
                 self.end(session)
@@ -356,7 +380,8 @@ class Sessions:
     async def file_op(self, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
         """A file operation inside the mount of a session."""
         async with self.use(session_id, kind=NOT_FOUND) as session:
-            return (await session.runner.file_op(name, args, data))[0]
+            with telemetry.span("namespace.exec.file_op", op=name):
+                return (await session.runner.file_op(name, args, data))[0]
 
     async def rows(self) -> list[dict[str, Any]]:
         """The entries of list_workspace_sessions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import log
+from eos_agent import log, telemetry
 from eos_agent.failures import operation_error
 from eos_agent.publication import publish_json, rejection
 from layerstack.errors import PublishRejected, QuotaExceeded
@@ -31,11 +31,14 @@ def commit(upper: Upper, *, owner: str, request_id: str, agent: str | None) -> P
     Raises:
         CommitUnsynced: twice: the work is the head's, but a power cut may still undo it.
     """
-    try:
-        return upper.publish(owner=owner, request_id=request_id, agent=agent)
-    except CommitUnsynced as error:
-        log.failure("publish_unsynced", error)
-        return upper.publish(owner=owner, request_id=request_id, agent=agent)
+    with telemetry.Phases(telemetry.PUBLISHING, "workspace_session.capture_changes") as phases:
+        try:
+            published = upper.publish(owner=owner, request_id=request_id, agent=agent)
+        except CommitUnsynced as error:
+            log.failure("publish_unsynced", error)
+            published = upper.publish(owner=owner, request_id=request_id, agent=agent)
+        phases.note(no_op=published.no_op, manifest_version=published.manifest.version, layer_id=published.layer_id)
+        return published
 
 
 def publish_or_keep(session: Session) -> dict[str, Any]:
@@ -52,10 +55,12 @@ def publish_or_keep(session: Session) -> dict[str, Any]:
         published = commit(upper, owner=session.owner, request_id=session.request_id, agent=session.agent)
     except PublishRejected as error:
         reason, refused = error.reason, rejection(error.conflicts, error.reason)
+        telemetry.event("workspace_session.finalize.publish_failed", reason=reason, conflict_count=len(error.conflicts))
     except CommitUnsynced as error:
         return {"publish": {"published": True, "synced": False, **publish_json(error.published)}}
     except Exception as error:
         log.failure("publish_failed", error, session=session.id)
+        telemetry.event("workspace_session.finalize.publish_failed", error=type(error).__name__)
         shown = operation_error(error)
         reason = "publish_error"
         if isinstance(error, QuotaExceeded):

@@ -1,33 +1,93 @@
-"""The fleet form of `snapshot`: every ready sandbox is asked, a few at a time, and one that does not answer is a row that says so."""
+"""The fleet forms of `snapshot` and `resources`: ready sandboxes are asked, a few at a time, and one that does not answer is a row that says so."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 from eos_agent.protocol import OperationError, is_error
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.manager.registry import Record
 
 ERROR_TEXT_MAX = 4096
+NEWEST_WINDOW_MS = 600_000
+Latest = Callable[[str], Awaitable[tuple[str, list[str], dict[str, Any] | None]]]
+"""Id -> availability, errors and the newest point of the manager's own samples."""
 
 
-async def snapshot(records: Sequence[Record], forwarder: Forwarder, request_id: str, *, at_once: int, timeout_s: float) -> dict[str, Any]:
-    """{sandboxes: [node, ...]}, sorted by id. `at_once` sandboxes are asked at a time, `timeout_s` is each one's."""
-    gate = asyncio.Semaphore(at_once)
+class Asking(NamedTuple):
+    """How agents are asked: so many at a time, each for so long."""
 
-    async def ask(record: Record) -> dict[str, Any]:
-        async with gate:
+    forwarder: Forwarder
+    request_id: str
+    at_once: int
+    timeout_s: float
+
+
+class Fleet:
+    """The sandboxes that are ready when the call begins."""
+
+    def __init__(self, records: Sequence[Record], asking: Asking, latest: Latest) -> None:
+        self._records = sorted(records, key=lambda record: record.id)
+        self._asking, self._latest = asking, latest
+        self._gate = asyncio.Semaphore(asking.at_once)
+
+    async def snapshot(self) -> dict[str, Any]:
+        """{sandboxes: [node, ...]}, sorted by id."""
+
+        async def node(record: Record) -> dict[str, Any]:
+            reply = await self._ask(record, "snapshot", {})
+            if isinstance(reply, str):
+                return unreachable(record, reply)
+            if counted_outside(record):
+                reply["resources"] = {"latest": (await self._latest(record.id))[2], "history": []}
+            return reply
+
+        return {"sandboxes": await asyncio.gather(*(node(record) for record in self._records))}
+
+    async def resources(self) -> dict[str, Any]:
+        """The newest point of each sandbox."""
+
+        async def row(record: Record) -> dict[str, Any]:
+            if counted_outside(record):
+                availability, errors, current = await self._latest(record.id)
+                return {"availability": availability, "errors": errors, "current": current}
+            reply = await self._ask(record, "resources", {"window_ms": NEWEST_WINDOW_MS})
+            if isinstance(reply, str):
+                return {"availability": "unavailable", "errors": [reply], "current": None}
+            series: list[dict[str, Any]] = reply.get("series") or []
+            return {"availability": reply["availability"], "errors": reply["errors"], "current": series[-1] if series else None}
+
+        rows = await asyncio.gather(*(row(record) for record in self._records))
+        words = {row["availability"] for row in rows} or {"available"}
+        return {
+            "view": "resources",
+            "scope": "fleet",
+            "availability": words.pop() if len(words) == 1 else "partial",
+            "errors": [],
+            "sandboxes": {record.id: row for record, row in zip(self._records, rows, strict=True)},
+        }
+
+    async def _ask(self, record: Record, op: str, args: dict[str, Any]) -> dict[str, Any] | str:
+        """The reply, or why there is none."""
+        asking = self._asking
+        async with self._gate:
             try:
-                reply = await forwarder.request(
-                    record.id, "snapshot", {}, request_id=f"{request_id}:{record.id}:observability_snapshot", timeout_s=timeout_s
-                )
+                request_id = f"{asking.request_id}:{record.id}:observability_{op}"
+                reply = await asking.forwarder.request(record.id, op, args, request_id=request_id, timeout_s=asking.timeout_s)
             except OperationError as error:
-                return unreachable(record, error.message)
-        return unreachable(record, str(reply["error"].get("message"))) if is_error(reply) else reply
+                return cut(error.message)
+        return cut(str(reply["error"].get("message"))) if is_error(reply) else reply
 
-    return {"sandboxes": await asyncio.gather(*(ask(record) for record in sorted(records, key=lambda record: record.id)))}
+
+def counted_outside(record: Record) -> bool:
+    """Does an engine count what it uses?"""
+    return record.provider == "docker"
+
+
+def cut(text: str) -> str:
+    return text.encode()[:ERROR_TEXT_MAX].decode("utf-8", "ignore")
 
 
 def unreachable(record: Record, why: str) -> dict[str, Any]:
@@ -37,7 +97,7 @@ def unreachable(record: Record, why: str) -> dict[str, Any]:
         "lifecycle_state": record.state,
         "availability": "unavailable",
         "sampled_at_unix_ms": None,
-        "errors": [why.encode()[:ERROR_TEXT_MAX].decode("utf-8", "ignore")],
+        "errors": [cut(why)],
         "daemon": {**daemon, "daemon_pid": None, "runtime_dir": None},
         "resources": {"latest": None, "history": []},
         "workspaces": [],

@@ -12,14 +12,16 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
+from eos_agent.operation import ANSWER_S
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, UNKNOWN_OP, OperationError, is_error
-from eos_mcp import places
+from eos_mcp import catalog, places
 from eos_mcp.config import Config
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.log import log
 from eos_mcp.manager import arguments, base, fleet, roots
 from eos_mcp.manager.creation import Creation
 from eos_mcp.manager.exporting import Exports, guards
+from eos_mcp.manager.metrics import Metrics
 from eos_mcp.manager.registry import Record, Registry, RegistryError
 from eos_mcp.providers.docker import DockerProvider
 from eos_mcp.providers.local import HOST_IMAGE, LocalProvider, is_local_image
@@ -28,7 +30,10 @@ from eos_mcp.providers.provider import Found, Provider, ask_ready
 THREADS = 32
 BACKENDS = ("auto", "docker", "local", "none")
 ASK_BEFORE_DESTROY_S = 2.0
+ASK_TOPOLOGY_S = 5.0
 SETTLE_S = 5.0
+OF_SANDBOX_SCOPE = frozenset({"cgroup"})
+"""Operations on one sandbox that its agent alone could not answer."""
 Progress = Callable[[str], None]
 Result = TypeVar("Result")
 
@@ -58,6 +63,8 @@ class Manager:
         private = list(dict.fromkeys((*self.own, places.socket_path()))) if own_token != token_dir else list(self.own)
         registry_path = config.manager.registry_path or os.path.join(state_dir, "registry.json")
         self.registry = Registry(registry_path)
+        rings = os.path.join(os.path.dirname(registry_path), "observability-resources")
+        self.metrics = Metrics(config, rings, lambda: list(self.registry), self.provider)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="manager")
         self.providers: dict[str, Provider] = {}
         if backend in ("auto", "docker"):
@@ -81,6 +88,8 @@ class Manager:
             "squash_layerstacks": self._squash,
             "export_changes": self._export,
             "snapshot": self._snapshot,
+            "resources": self._resources,
+            "cgroup": self._cgroup,
         }
 
     async def start(self) -> None:
@@ -100,10 +109,12 @@ class Manager:
             raise OperationError(INTERNAL_ERROR, f"{error.filename}: {error.strerror}", reason="state_dir_unusable") from error
         for name in self.providers:
             self._reconciling[name] = asyncio.create_task(self._reconcile(name))
+        self.metrics.watch()
 
     async def close(self) -> None:
         """Keep what is only in memory; sandboxes live on."""
         self.closing.set()
+        self.metrics.close()
         for task in self._reconciling.values():
             task.cancel()
         await asyncio.gather(*self._reconciling.values(), return_exceptions=True)
@@ -119,7 +130,7 @@ class Manager:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     def handles(self, op: str, scope_kind: str) -> bool:
-        return scope_kind == "system" and op in self._handlers
+        return op in OF_SANDBOX_SCOPE if scope_kind == "sandbox" else op in self._handlers and op not in OF_SANDBOX_SCOPE
 
     async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Progress) -> dict[str, Any]:
         """The result of one operation.
@@ -285,6 +296,7 @@ class Manager:
             raise
         final = self.registry.move(sandbox_id, ("stopping",), "stopped", daemon=None, daemon_http=None)
         self.registry.remove(sandbox_id)
+        await self.run(self.metrics.forget, sandbox_id)
         result = final.public()
         if discarded is not None:
             result["discarded"] = discarded
@@ -333,8 +345,50 @@ class Manager:
         return await self.exports.run(sandbox_id, args, dest, fmt, request_id, progress)
 
     async def _snapshot(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        return await self._fleet(request_id).snapshot()
+
+    async def _resources(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        _checked("resources", args)
+        return await self._fleet(request_id).resources()
+
+    def _fleet(self, request_id: str) -> fleet.Fleet:
         limits = self.config.manager.observability_snapshot
         ready = [record for record in self.registry if record.state == "ready"]
-        return await fleet.snapshot(
-            ready, self.forwarder, request_id, at_once=limits.max_concurrent_requests, timeout_s=limits.timeout_ms / 1000
-        )
+        asking = fleet.Asking(self.forwarder, request_id, limits.max_concurrent_requests, limits.timeout_ms / 1000)
+        return fleet.Fleet(ready, asking, lambda sandbox_id: self.run(self.metrics.latest, sandbox_id))
+
+    async def _cgroup(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        """A session, and a sandbox that no engine counts, are the agent's to tell."""
+        given = _checked("cgroup", args)
+        record = self.registry.get(arguments.text(given, "sandbox_id", "cgroup"))
+        await self.target(record.id)
+        scope, window_ms = given["scope"], given["window_ms"]
+        if scope != "sandbox" or not fleet.counted_outside(record):
+            asked = {"scope": scope, "window_ms": window_ms}
+            return await self.forwarder.request(record.id, "cgroup", asked, request_id=request_id, timeout_s=ANSWER_S)
+        availability, errors, series = await self.run(self.metrics.series, record.id, window_ms)
+        topology: dict[str, Any] | None = None
+        try:
+            reply = await self.forwarder.request(record.id, "topology", {}, request_id=f"{request_id}:topology", timeout_s=ASK_TOPOLOGY_S)
+            topology = reply.get("topology")
+        except OperationError as error:
+            availability, errors = "partial" if series else "unavailable", [*errors, error.message[: fleet.ERROR_TEXT_MAX]]
+        return {
+            "view": "cgroup",
+            "scope": "sandbox",
+            "availability": availability,
+            "errors": errors,
+            "series": series,
+            "topology": topology,
+        }
+
+
+def _checked(op: str, args: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with their defaults.
+
+    Raises:
+        OperationError: invalid_request.
+    """
+    operation = catalog.find(op)
+    assert operation is not None
+    return catalog.check_arguments(operation, args, server=True)

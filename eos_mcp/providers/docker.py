@@ -21,6 +21,7 @@ from agent_image import build
 from eos_agent.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp.config import Config
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase
+from eos_mcp.manager.ring import Sample
 from eos_mcp.providers import bundle_image, contents, engine
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress
 from eos_mcp.providers.volumes import Volumes, read_file
@@ -271,6 +272,12 @@ class DockerProvider:
             daemon, http = self._published(container)
         return Found(True, daemon, http)
 
+    def usage(self, record: Record) -> Sample | None:
+        """One look at the engine's figures, without its own second one that would take a second."""
+        with self._engine("reading the container's figures") as client:
+            stats: dict[str, Any] = client.api.stats(record.id, stream=False, one_shot=True)
+        return sample_of(stats, int(time.time() * 1000))
+
     def destroy(self, record: Record) -> list[str]:
         return self._remove(record.id, stop=True)
 
@@ -363,6 +370,26 @@ class DockerProvider:
             if self._client is not None:
                 self._client.close()
                 self._client = None
+
+
+def sample_of(stats: dict[str, Any], ts: int) -> Sample | None:
+    """The engine's `GET /containers/{id}/stats` as a sample; None for a container that does not run."""
+    memory = _table(stats, "memory_stats")
+    cpu = _table(_table(stats, "cpu_stats"), "cpu_usage").get("total_usage")
+    if not memory.get("usage"):
+        return None
+    moved = {"read": 0, "write": 0}
+    entries: list[dict[str, Any]] | None = _table(stats, "blkio_stats").get("io_service_bytes_recursive")
+    for entry in [] if entries is None else entries:
+        name = str(entry.get("op")).lower()
+        if name in moved:
+            moved[name] += int(entry.get("value") or 0)
+    return Sample(ts, None if cpu is None else int(cpu) // 1000, moved["read"], moved["write"], int(memory["usage"]), memory.get("limit"))
+
+
+def _table(stats: dict[str, Any], key: str) -> dict[str, Any]:
+    found: dict[str, Any] | None = stats.get(key)
+    return {} if found is None else found
 
 
 def _texts(value: list[str] | None) -> list[str]:

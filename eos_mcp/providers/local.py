@@ -25,6 +25,7 @@ from agent_image import build
 from eos_agent.protocol import INTERNAL_ERROR, OperationError, os_error
 from eos_mcp.config import Config
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase
+from eos_mcp.manager.ring import Sample
 from eos_mcp.providers import local_probe
 from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, told_by_log
@@ -127,6 +128,10 @@ class LocalProvider:
                 return found
             endpoint = self._start(record.id, self._bundle(lambda _: None))
         return Found(True, endpoint[0], endpoint[1])
+
+    def usage(self, record: Record) -> Sample | None:
+        """The agent alone knows which processes are its sandbox's."""
+        return None
 
     def destroy(self, record: Record) -> list[str]:
         return self._remove(record.id)

@@ -13,6 +13,7 @@ from eos_agent import protocol
 from eos_agent.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp.manager.base import BaseTree
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase
+from eos_mcp.manager.ring import Sample
 
 Progress = Callable[[str], None]
 LOG_LINES = 200
@@ -86,6 +87,14 @@ class Provider(Protocol):
 
     def revive(self, record: Record) -> Found | None:
         """As `find`, but start a dead agent again."""
+        ...
+
+    def usage(self, record: Record) -> Sample | None:
+        """What the sandbox has used until now as something outside of it counts it; None when nothing does.
+
+        Raises:
+            OperationError: internal_error: the engine did not say.
+        """
         ...
 
     def destroy(self, record: Record) -> list[str]:

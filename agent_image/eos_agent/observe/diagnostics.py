@@ -14,7 +14,10 @@ CPU, MEMORY, UNREAPED = "cpu", "anonymous_memory", "exited_unreaped_holder"
 
 
 class Diagnostics:
-    """Told the figures at each sample. A trigger that holds for the whole window writes `daemon-diagnostic.json`, then a cooldown begins."""
+    """Told the figures at each sample. A trigger that holds for the whole window writes `daemon-diagnostic.json`, then a cooldown begins.
+
+    The threshold of memory is for what was added since the first sample: an interpreter alone has more than any sensible one.
+    """
 
     def __init__(self, settings: Settings) -> None:
         on = (settings.get(f"observability.{key}", True) for key in ("enabled", "resource_stats.enabled", "diagnostics.enabled"))
@@ -26,6 +29,7 @@ class Diagnostics:
         self._cooldown_ms: int = settings.get("observability.diagnostics.cooldown_ms", 300_000)
         self._max_bytes: int = settings.get("observability.diagnostics.max_artifact_bytes", 1 << 20)
         self._before: tuple[int, int] | None = None
+        self._first_memory: int | None = None
         self._since: dict[str, int] = {}
         self._until = 0
         self._now = 0
@@ -38,8 +42,10 @@ class Diagnostics:
         if not self.enabled:
             return
         before, self._before, self._now = self._before, (ts, cpu_us), ts
+        if self._first_memory is None:
+            self._first_memory = memory_bytes
         busy = before is not None and ts > before[0] and (cpu_us - before[1]) / (ts - before[0]) / 10 > self._cpu_percent
-        for trigger, holds in ((CPU, busy), (MEMORY, memory_bytes > self._memory_bytes), (UNREAPED, unreaped > 0)):
+        for trigger, holds in ((CPU, busy), (MEMORY, memory_bytes - self._first_memory > self._memory_bytes), (UNREAPED, unreaped > 0)):
             if holds:
                 self._since.setdefault(trigger, ts)
             else:

@@ -51,6 +51,9 @@ async def cgroup(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
         series = await agent.pool.run(lambda: agent.sampler.series(SANDBOX, window_ms))
     elif scope in agent.sessions.live:
         series = agent.sampler.of_session(scope, window_ms)
+        if not series and agent.sampler.enabled:
+            pid = agent.sessions.live[scope].runner.pid
+            series = await agent.pool.run(lambda: agent.sampler.now_of(scope, pid))
     else:
         raise OperationError(INVALID_REQUEST, f"workspace session not found: {scope}", {"argument": "scope"}, reason="session_not_found")
     found: dict[str, Any] = {"view": "cgroup", "scope": scope, "series": series, "topology": await topology.tree(agent)}

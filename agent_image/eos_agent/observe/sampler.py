@@ -150,6 +150,12 @@ class Sampler:
                 found.append(point(sample.ts, sample.usage, before, {"metrics_source": FROM_PROCESSES}, scope=session_id))
         return found
 
+    def now_of(self, session_id: str, pid: int) -> list[dict[str, Any]]:
+        """One point of a session that was not sampled yet; blocking."""
+        members = processes.below(pid, processes.everybody())
+        source = {"metrics_source": FROM_PROCESSES}
+        return [point(int(time.time() * 1000), of_processes(members), None, source, scope=session_id)] if members else []
+
     def latest_of(self, session_id: str) -> dict[str, Any] | None:
         with contextlib.suppress(IndexError):
             return self.of_session(session_id, 1 << 40)[-1]

@@ -1,0 +1,142 @@
+"""What the engine counts of each ready sandbox, asked every few seconds by a thread of its own and kept in a ring per sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from eos_agent.protocol import OperationError
+from eos_mcp.config import Config
+from eos_mcp.gateway.log import log
+from eos_mcp.manager.registry import Record
+from eos_mcp.manager.ring import Ring, Sample
+from eos_mcp.providers.provider import Provider
+
+COUNTERS = ("cpu_usec", "io_rbytes", "io_wbytes")
+POINTS_MAX = 500
+"""Of one answer."""
+STALE_MS = 10_000
+OFF = "resource samples are switched off (observability.resource_stats.enabled)"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Metrics:
+    """Rings of the sandboxes whose provider can say what they use. The thread never keeps a gateway from ending: an engine may hang."""
+
+    def __init__(
+        self, config: Config, directory: str, records: Callable[[], Iterable[Record]], provider: Callable[[str], Provider]
+    ) -> None:
+        stats = config.observability.resource_stats
+        self.enabled = config.observability.enabled and stats.enabled
+        self._interval_s = stats.sample_interval_ms / 1000
+        self._directory = directory
+        self._records, self._provider = records, provider
+        self._rings: dict[str, Ring] = {}
+        self._problems: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self) -> None:
+        if self.enabled:
+            self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _work(self) -> None:
+        while not self._closing.wait(self._interval_s):
+            for record in [record for record in self._records() if record.state == "ready"]:
+                if self._closing.is_set():
+                    return
+                try:
+                    self._sample(record)
+                except Exception as error:  # the next sample may come
+                    log("sample_failed", sandbox_id=record.id, error=type(error).__name__)
+
+    def _sample(self, record: Record) -> None:
+        try:
+            sample = self._provider(record.provider).usage(record)
+        except OperationError as error:
+            self._problems[record.id] = error.message[:1000]
+            return
+        if sample is None:
+            return
+        with self._lock:
+            now = next((each for each in self._records() if each.id == record.id), None)
+            if now is None or now.state != "ready":
+                return  # it was destroyed meanwhile, and its ring with it
+            try:
+                os.makedirs(self._directory, mode=0o700, exist_ok=True)
+                self._ring(record.id).add(sample)
+            except OSError as error:
+                self._problems[record.id] = f"{self._directory}: {error.strerror}"
+            else:
+                self._problems.pop(record.id, None)
+
+    def _ring(self, sandbox_id: str) -> Ring:
+        if not _NAME.fullmatch(sandbox_id):
+            raise FileNotFoundError(2, "no name for a file", sandbox_id)
+        return self._rings.setdefault(sandbox_id, Ring(os.path.join(self._directory, f"{sandbox_id}.ring")))
+
+    def forget(self, sandbox_id: str) -> None:
+        """A sandbox is gone: so is its ring."""
+        with self._lock, contextlib.suppress(OSError):
+            self._problems.pop(sandbox_id, None)
+            ring = self._rings.pop(sandbox_id, None) or Ring(os.path.join(self._directory, f"{sandbox_id}.ring"))
+            if _NAME.fullmatch(sandbox_id):
+                os.unlink(ring.path)
+            os.rmdir(self._directory)
+
+    # Reading; blocking
+
+    def series(self, sandbox_id: str, window_ms: int) -> tuple[str, list[str], list[dict[str, Any]]]:
+        """(availability, errors, points within the window, oldest first)."""
+        samples = self._samples(sandbox_id)
+        since = time.time() * 1000 - window_ms
+        points = [_point(sample, before) for before, sample in zip([None, *samples], samples, strict=False) if sample.ts >= since]
+        return *self._word(sandbox_id, samples), points[-POINTS_MAX:]
+
+    def latest(self, sandbox_id: str) -> tuple[str, list[str], dict[str, Any] | None]:
+        """(availability, errors, the newest point)."""
+        samples = self._samples(sandbox_id)[-2:]
+        point = _point(samples[-1], samples[0] if len(samples) > 1 else None) if samples else None
+        return *self._word(sandbox_id, samples), point
+
+    def _samples(self, sandbox_id: str) -> list[Sample]:
+        with self._lock, contextlib.suppress(OSError):
+            return self._ring(sandbox_id).read()
+        return []
+
+    def _word(self, sandbox_id: str, samples: list[Sample]) -> tuple[str, list[str]]:
+        if not self.enabled:
+            return "unavailable", [OFF]
+        problem = self._problems.get(sandbox_id)
+        if not samples:
+            return "unavailable", [problem or "nothing was sampled yet"]
+        age_ms = int(time.time() * 1000) - samples[-1].ts
+        if problem or age_ms > max(STALE_MS, 3000 * self._interval_s):
+            return "partial", [problem or f"the newest sample is {age_ms} ms old"]
+        return "available", []
+
+
+def _point(sample: Sample, before: Sample | None) -> dict[str, Any]:
+    """A series point as contract 7.6 has it."""
+    values = {name: value for name, value in sample._asdict().items() if name != "ts" and value is not None}
+    deltas: dict[str, int] = {}
+    for name in COUNTERS:
+        now, then = getattr(sample, name), getattr(before, name, None)
+        if now is not None and then is not None:
+            deltas[name] = max(0, now - then)  # a container that was started again counts from nothing
+    return {
+        "ts": sample.ts,
+        "sample_delta_ms": None if before is None else sample.ts - before.ts,
+        "metrics": {"metrics_source": "docker_engine", **values},
+        "deltas": deltas,
+    }
