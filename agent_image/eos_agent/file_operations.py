@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eos_agent.operation import AGENT, AGENT_SETS, PATH, PATH_B64, SESSION, Argument, Operation, ResultField
+from eos_agent.operation import AGENT, AGENT_SETS, CURSOR, PATH, PATH_B64, RUNTIME_SETS, SESSION, Argument, Operation, ResultField
 
 _FILE_CHANGE = (
     ResultField("type", "string", "create, update or edit"),
@@ -11,19 +11,23 @@ _FILE_CHANGE = (
     ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
 )
 
+_ENCODING = Argument("encoding", "string", help="utf-8, latin-1 or base64.", default="utf-8", value="NAME", ours=True)
+_BEYOND = ResultField("path_b64", "string", "when path is no UTF-8", ours=True)
+
 CONTRACT_FILES: tuple[Operation, ...] = (
     Operation(
         "file_read",
         "runtime",
         "file",
-        "Read a text file",
-        "Read lines of a UTF-8 file: of the published head, or of a session's private view. Returns at most 2000 lines and 256 KiB; go on at next_offset. "
-        "Symlinks and binary files are refused; use exec_command for those.",
+        "Read a file",
+        "Read lines of a text file: of the published head, or of a session's private view. At most 2000 lines and 256 KiB; go on at next_offset. "
+        "With encoding base64 offset and limit count bytes of any file. Symlinks are refused.",
         (
             PATH,
             Argument("offset", "integer", help="First line, from 1.", default=1, minimum=1),
-            Argument("limit", "integer", help="Most lines to return.", default=2000, minimum=1, maximum=2000),
+            Argument("limit", "integer", help="Most lines.", default=2000, minimum=1),
             SESSION,
+            _ENCODING,
             PATH_B64,
         ),
         read_only=True,
@@ -43,7 +47,9 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ResultField("total_bytes", "integer"),
             ResultField("next_offset", "integer|null"),
             ResultField("truncated", "boolean"),
-            ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
+            _BEYOND,
+            ResultField("encoding", "string", "of content, where it is not utf-8", ours=True),
+            ResultField("offset", "integer", "base64: number of the first byte, from 1; there are no lines then", ours=True),
         ),
         sets=AGENT_SETS,
         promise="One whole published version is read, never half of a change.",
@@ -68,6 +74,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ),
             SESSION._replace(help="Session to write in. Omit to publish at once."),
             AGENT,
+            _ENCODING._replace(help="How content is given: utf-8, latin-1 or base64.", hidden=True),
             PATH_B64,
         ),
         idempotent=True,
@@ -103,6 +110,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ),
             SESSION._replace(help="Session to edit in. Omit to publish at once."),
             AGENT,
+            _ENCODING._replace(help="utf-8, or latin-1: bytewise, for text that is not UTF-8.", hidden=True),
             PATH_B64,
         ),
         related=("file_read", "file_write"),
@@ -160,5 +168,131 @@ MORE_FILES: tuple[Operation, ...] = (
         ours=True,
         promise="Sorted by name bytes; symlinks are listed, not followed.",
         result_example='{"path": "src", "entries": [{"name": "main.py", "kind": "file", "size": 120}], "truncated": false}',
+    ),
+    Operation(
+        "file_search",
+        "runtime",
+        "file",
+        "Search file contents",
+        "Find lines that contain a text, or match a Python regex, with path and line number. .git, binary files and what .gitignore excludes are "
+        "left out, unless path lies in there. Go on with next.",
+        (
+            Argument("pattern", "string", required=True, help="Text to find in one line.", value="TEXT"),
+            Argument("regex", "boolean", help="pattern is a regex.", default=False),
+            Argument("glob", "string", help="Only such files: *.py, src/**/*.{js,ts}, !*.min.js.", value="GLOB"),
+            PATH._replace(required=False, default="", help="File or directory to search."),
+            CURSOR,
+            SESSION,
+            Argument("include_ignored", "boolean", help="Also what .gitignore excludes.", default=False, hidden=True),
+            PATH_B64,
+        ),
+        read_only=True,
+        idempotent=True,
+        related=("file_read", "file_list"),
+        examples=(
+            "sandbox-runtime-cli --sandbox-id eos-1 file_search --pattern 'TODO('",
+            "sandbox-runtime-cli --sandbox-id eos-1 file_search --regex --pattern '^def \\w+_id' --glob '*.py' --path src",
+        ),
+        result=(
+            ResultField("matches", "array", "path, line and column from 1, text; cut: the line was longer"),
+            ResultField("next", "string|null", "cursor of the next page, null on the last"),
+            ResultField("stopped", "string", "why the page ends: matches, bytes, time or memory; absent on the last"),
+            ResultField("files_searched", "integer"),
+            ResultField("skipped", "object", "binary, unreadable: files that were left out"),
+        ),
+        sets=AGENT_SETS,
+        ours=True,
+        promise="A page has at most 200 lines, some 24 kB, and 8 seconds; the same tree gives the same pages.",
+        result_example='{"matches": [{"path": "src/app.py", "line": 3, "column": 5, "text": "    return user_id"}], "files_searched": 12, '
+        '"skipped": {"binary": 1, "unreadable": 0}, "next": null}',
+    ),
+    Operation(
+        "file_stat",
+        "runtime",
+        "file",
+        "Kind, size and mode of a path",
+        "Look at a path itself: kind, size, mode, owner, time; of a symlink, where it points. It is not followed.",
+        (PATH._replace(help="Path in the workspace; empty for its root."), SESSION, PATH_B64),
+        read_only=True,
+        idempotent=True,
+        related=("file_list", "file_read"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_stat --path run.sh",),
+        result=(
+            ResultField("path", "string"),
+            ResultField("kind", "string", "file, directory, symlink or other"),
+            ResultField("size", "integer|null", "bytes of a file"),
+            ResultField("mode", "string", "permission bits in octal"),
+            ResultField("uid", "integer"),
+            ResultField("gid", "integer"),
+            ResultField("mtime_unix_ms", "integer"),
+            ResultField("links", "integer", "names of a file"),
+            ResultField("target", "string", "of a symlink"),
+            ResultField("path_b64", "string", "when path is no UTF-8"),
+        ),
+        sets=RUNTIME_SETS,
+        ours=True,
+        promise="Nothing is read but the entry itself.",
+        result_example='{"path": "run.sh", "kind": "file", "size": 18, "mode": "0755", "uid": 0, "gid": 0, "mtime_unix_ms": 1760000000000, "links": 1}',
+    ),
+    Operation(
+        "file_delete",
+        "runtime",
+        "file",
+        "Delete a file or directory",
+        "Delete a file, a symlink (not what it points to) or a directory; one that is not empty only with recursive.",
+        (
+            PATH,
+            Argument("recursive", "boolean", help="Delete a directory with all that is in it.", default=False),
+            SESSION._replace(help="Session to delete in. Omit to publish at once."),
+            AGENT,
+            PATH_B64,
+        ),
+        destructive=True,
+        related=("file_move", "file_list"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_delete --path build --recursive",),
+        result=(
+            ResultField("type", "string", "delete"),
+            ResultField("path", "string"),
+            ResultField("kind", "string", "file, directory, symlink or other"),
+            ResultField("path_b64", "string", "when path is no UTF-8"),
+        ),
+        sets=RUNTIME_SETS,
+        ours=True,
+        waits=570,
+        promise="Without a session all of it goes in one layer; earlier versions still have it.",
+        result_example='{"type": "delete", "path": "build", "kind": "directory"}',
+    ),
+    Operation(
+        "file_move",
+        "runtime",
+        "file",
+        "Move or rename a path",
+        "Move a file, symlink or directory to a new path, which is the whole one and never a directory to move into. Missing parents are made. "
+        "Mode, times, xattrs and hard links are kept.",
+        (
+            Argument("from", "string", required=True, help="Path to move.", value="PATH"),
+            Argument("to", "string", required=True, help="Its whole new path.", value="PATH"),
+            Argument("overwrite", "boolean", help="Let a file take another's place, a directory an empty one's.", default=False),
+            SESSION._replace(help="Session to move in. Omit to publish at once."),
+            AGENT,
+            PATH_B64._replace(name="from_b64"),
+            PATH_B64._replace(name="to_b64"),
+        ),
+        destructive=True,
+        related=("file_delete", "file_list"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 file_move --from a.py --to pkg/a.py",),
+        result=(
+            ResultField("type", "string", "move"),
+            ResultField("from", "string"),
+            ResultField("to", "string"),
+            ResultField("kind", "string", "file, directory, symlink or other"),
+            ResultField("from_b64", "string", "when from is no UTF-8"),
+            ResultField("to_b64", "string", "when to is no UTF-8"),
+        ),
+        sets=RUNTIME_SETS,
+        ours=True,
+        waits=570,
+        promise="Without a session it is one layer: nobody sees both paths or none.",
+        result_example='{"type": "move", "kind": "file", "from": "a.py", "to": "pkg/a.py"}',
     ),
 )

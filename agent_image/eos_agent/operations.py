@@ -45,6 +45,7 @@ _YIELD = Argument(
     minimum=0,
     value="N",
 )
+_RAW = Argument("raw", "boolean", help="Show all that a carriage return overwrote.", default=False, ours=True)
 _GRACE = Argument("grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N")
 _VERSION = Argument("version", "integer", required=True, help="Number of the version.", minimum=1, value="N")
 _DRAFT = Argument("draft_id", "string", help="Draft id, from a refused publish or list_drafts.", value="ID", ours=True)
@@ -77,7 +78,9 @@ _COMMAND_RESULT = (
     ResultField("stderr", "string", "with split_output", ours=True),
     ResultField("stderr_end_offset", "integer", "as end_offset, of stderr", ours=True),
     ResultField("stderr_total_lines", "integer", ours=True),
-    ResultField("truncated", "boolean", ours=True),
+    ResultField("truncated", "boolean", "output is not all there is", ours=True),
+    ResultField("tail", "object", "start_offset and output: the end of an output that was cut", ours=True),
+    ResultField("total_bytes", "integer", "with truncated: bytes of the whole output", ours=True),
     ResultField("dropped", "object", "start_offset, end_offset and bytes of lines that were not kept", ours=True),
     ResultField("session_lost", "boolean", "the session died with the command; draft_id has its work", ours=True),
     ResultField("finalization_error", "object", "kind, message and details of finalization_failed", ours=True),
@@ -122,6 +125,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument("split_output", "boolean", help="Keep stderr apart; needs tty=false.", default=False, ours=True),
             Argument("user", "string", help="Name or uid to run as.", value="USER", ours=True),
             AGENT,
+            _RAW._replace(hidden=True),
         ),
         open_world=True,
         related=("read_command_lines", "write_command_stdin", "wait_command", "create_workspace_session"),
@@ -162,11 +166,12 @@ RUNTIME: tuple[Operation, ...] = (
         "command",
         "Read a command's output by line",
         "Read output of a running or ended command from any line, without waiting. "
-        "Go on at end_offset until it equals total_lines. not_found: no such id, or evicted (the newest 512 ended commands are kept).",
+        "Go on at end_offset until it equals total_lines. The newest 512 ended commands are kept.",
         (
             _COMMAND_ID,
             Argument("start_offset", "integer", help="First line, from 0.", default=0, minimum=0),
-            Argument("limit", "integer", help="Most lines to return; kept within 1 to 1000.", default=200, minimum=0),
+            Argument("limit", "integer", help="Most lines; kept within 1 to 1000.", default=200, minimum=0),
+            _RAW,
         ),
         read_only=True,
         idempotent=True,

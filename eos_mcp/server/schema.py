@@ -10,8 +10,8 @@ from eos_mcp.server.options import EOS, Options
 _TYPES = {"string": "string", "path": "string", "integer": "integer", "float": "number", "json_array": "array", "boolean": "boolean"}
 _SANDBOX = Argument("sandbox_id", "string", help="Sandbox id.")
 
-# A definition is read by a model in every session: a schema names a result's first keys and forbids no others.
-OUTPUT_FIELDS = 3
+# A definition is read by a model in every session: a schema names a result's first key and forbids no others.
+OUTPUT_FIELDS = 1
 
 
 def operations(options: Options) -> tuple[Operation, ...]:
