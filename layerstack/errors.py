@@ -56,6 +56,24 @@ class NotAFile(Invalid):
     reason = "not_a_file"
 
 
+class NotADirectory(Invalid):
+    """The path is a file or a symlink where only a directory will do."""
+
+    reason = "not_a_directory"
+
+
+class NotEmpty(Invalid):
+    """The directory has something in it, and the caller did not say that all of it may go."""
+
+    reason = "directory_not_empty"
+
+
+class AlreadyExists(Invalid):
+    """Something is at the path already, and the caller did not say that it may go."""
+
+    reason = "already_exists"
+
+
 class Rejected(LayerStackError):
     """A better-informed caller would succeed."""
 

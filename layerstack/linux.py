@@ -237,10 +237,10 @@ def reflink(target_fd: int, source_fd: int) -> bool:
     return True
 
 
-def renameat2(old: str, new: str, flags: int) -> None:
-    """renameat2(2) relative to the working directory; EEXIST with RENAME_NOREPLACE when `new` is there."""
+def renameat2(old: str, new: str, flags: int, *, old_dir_fd: int = AT_FDCWD, new_dir_fd: int = AT_FDCWD) -> None:
+    """renameat2(2), relative to the working directory unless told; EEXIST with RENAME_NOREPLACE when `new` is there."""
     try:
-        syscall("renameat2", AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags)
+        syscall("renameat2", old_dir_fd, os.fsencode(old), new_dir_fd, os.fsencode(new), flags)
     except OSError as error:
         raise OSError(error.errno, error.strerror, old, None, new) from None
 

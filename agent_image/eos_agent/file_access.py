@@ -17,6 +17,8 @@ from eos_agent.workspace_path import shown
 from layerstack.changes import path_json
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+KINDS = {"Directory": "directory", "Symlink": "symlink", "File": "file", "Other": "other"}
+"""How an error names a kind -> how a listing does."""
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -176,3 +178,55 @@ def directory(root_fd: int, path: str) -> Generator[int]:
             raise not_a_directory(path, kind_of(found.st_mode))
         with opened(name, DIR_FLAGS, parent) as fd:
             yield fd
+
+
+def described(path: str, found: os.stat_result, target: str | None) -> dict[str, Any]:
+    """The result of file_stat: what is at `path` itself; `target` is where a symlink points."""
+    kind = KINDS[kind_of(found.st_mode)]
+    about: dict[str, Any] = {**path_json(path), "kind": kind, "size": found.st_size if kind == "file" else None}
+    about["mode"] = f"{stat.S_IMODE(found.st_mode):04o}"
+    about["uid"], about["gid"] = found.st_uid, found.st_gid
+    about["mtime_unix_ms"] = found.st_mtime_ns // 1_000_000
+    if kind == "file":
+        about["links"] = found.st_nlink
+    if target is not None:
+        about["target"] = shown(target)
+    return about
+
+
+def not_empty(path: str) -> OperationError:
+    hint = "recursive deletes what is in it too"
+    return OperationError(
+        INVALID_REQUEST, f"directory is not empty: {shown(path)}", {**path_json(path), "hint": hint}, reason="directory_not_empty"
+    )
+
+
+def in_the_way(path: str) -> OperationError:
+    """The target of a move is not empty."""
+    return OperationError(INVALID_REQUEST, f"directory is not empty: {shown(path)}", path_json(path), reason="directory_not_empty")
+
+
+def already_exists(path: str) -> OperationError:
+    hint = "overwrite lets a file take its place; to move into a directory give the whole new path"
+    return OperationError(
+        INVALID_REQUEST, f"path exists already: {shown(path)}", {**path_json(path), "hint": hint}, reason="already_exists"
+    )
+
+
+def inside_itself(source: str, target: str) -> OperationError:
+    message = f"cannot move {shown(source)} to {shown(target)}: that is the same path, or inside of it"
+    return OperationError(INVALID_REQUEST, message, {"argument": "to", **path_json(target)}, reason="invalid_path")
+
+
+def moved(source: str, target: str, kind: str) -> dict[str, Any]:
+    """The result of file_move."""
+    result: dict[str, Any] = {"type": "move", "kind": kind}
+    for name, path in (("from", source), ("to", target)):
+        for key, value in path_json(path).items():
+            result[name + key.removeprefix("path")] = value
+    return result
+
+
+def passing_name() -> str:
+    """A name that nobody else takes, for the moment before a rename."""
+    return f".eos-{os.urandom(8).hex()}"

@@ -11,13 +11,28 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from eos_agent import text
 from eos_agent.account import find_account
-from eos_agent.file_access import DIR_FLAGS, FILE_FLAGS, directory, exists, give, kind_of, lstat, open_regular, opened, parent_of, regular
+from eos_agent.file_access import (
+    DIR_FLAGS,
+    FILE_FLAGS,
+    directory,
+    exists,
+    give,
+    kind_of,
+    lstat,
+    open_regular,
+    opened,
+    parent_of,
+    passing_name,
+    regular,
+)
+from eos_agent.file_changes import delete, move, stat_path
 from eos_agent.file_encoding import BASE64, UTF8, encoding_of, read_window
+from eos_agent.file_search import search
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_agent.workspace_path import resolve, shown
 from layerstack.changes import path_json
@@ -31,8 +46,9 @@ def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes 
     """One file operation below `root`, as the caller sees it there.
 
     Args:
-        name: read | write | edit | list; account: look up the `user` of a command.
-        args: the operation's checked arguments; `max_bytes` and `max_entries` carry the configured limits.
+        name: read | write | edit | list | stat | delete | move | search; account: look up the `user` of a command.
+        args: the operation's checked arguments; `max_bytes` and `max_entries` carry the configured limits. A search sets a timer and limits
+            of its process: it belongs into one of its own.
         data: the content to write.
     Returns:
         The result object, and bytes that go beside it (none of the present operations has any).
@@ -42,7 +58,7 @@ def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes 
     if name == "account":
         return find_account(args["user"]), None
     with opened(root, DIR_FLAGS) as root_fd:
-        operation = {"read": _read, "edit": _edit, "list": _list}.get(name)
+        operation = _OPERATIONS.get(name)
         if operation is not None:
             return operation(root_fd, root, args), None
         if name == "write":
@@ -126,7 +142,7 @@ def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | No
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
             raise
-        temporary = _passing_name()
+        temporary = passing_name()
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
     try:
         _write_all(fd, content)
@@ -141,7 +157,7 @@ def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | No
                     return True
                 except FileExistsError:
                     pass  # somebody made it since: replace that
-            temporary = _passing_name()
+            temporary = passing_name()
             _link(fd, temporary, dir_fd)
         if unchanged and before is not None and not _same(before, lstat(name, dir_fd)):
             return False
@@ -153,10 +169,6 @@ def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | No
         if temporary:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=dir_fd)
-
-
-def _passing_name() -> str:
-    return f".eos-{os.urandom(8).hex()}"
 
 
 def _link(fd: int, name: str, dir_fd: int) -> None:
@@ -211,3 +223,14 @@ def _list(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
             kind = {"Directory": "directory", "Symlink": "symlink", "File": "file"}.get(kind_of(found.st_mode), "other")
             entries.append(list_entry(path, name, kind, found.st_size))
     return {**path_json(path), "entries": entries, "truncated": len(names) > limit}
+
+
+_OPERATIONS: dict[str, Callable[[int, str, Mapping[str, Any]], dict[str, Any]]] = {
+    "read": _read,
+    "edit": _edit,
+    "list": _list,
+    "stat": stat_path,
+    "delete": delete,
+    "move": move,
+    "search": search,
+}

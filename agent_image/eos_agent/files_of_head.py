@@ -7,25 +7,40 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import text
-from eos_agent.file_access import FILE_FLAGS, not_a_directory, not_a_file, not_found
+from eos_agent.file_access import (
+    FILE_FLAGS,
+    already_exists,
+    described,
+    in_the_way,
+    inside_itself,
+    moved,
+    not_a_directory,
+    not_a_file,
+    not_empty,
+    not_found,
+)
 from eos_agent.file_encoding import UTF8, encoding_of
 from eos_agent.files import MAX_EDIT_BYTES, edit_result, list_entry, list_limit, read_content
 from eos_agent.protocol import OperationError
 from eos_agent.workspace_path import resolve
+from layerstack import reshape
 from layerstack.changes import path_json
-from layerstack.errors import LayerStackError, NotAFile
+from layerstack.errors import AlreadyExists, LayerStackError, NotADirectory, NotAFile, NotEmpty, NotFound
+from layerstack.publish import Author
+from layerstack.states import DIRECTORY, FILE, LINK
 
 if TYPE_CHECKING:
     from layerstack.projection import Snapshot
     from layerstack.store import Store
 
+LETTERS = {FILE: "file", LINK: "symlink", DIRECTORY: "directory"}
 KINDS = {"directory": "Directory", "symlink": "Symlink", "other": "Other"}
 
 
 def perform_on_head(
     store: Store, name: str, root: str, args: Mapping[str, Any], data: bytes | None, *, request_id: str, agent: str | None
 ) -> dict[str, Any]:
-    """One file operation on the head: read | write | edit | list, as files.perform_in_mount.
+    """One file operation on the head: read | write | edit | list | stat | delete | move, as files.perform_in_mount.
 
     Raises:
         OperationError: as contract 1.2.5 to 1.2.7.
@@ -35,6 +50,11 @@ def perform_on_head(
         return _read(store, root, args)
     if name == "list":
         return _list(store, root, args)
+    if name == "stat":
+        return _stat(store, root, args)
+    if name in ("delete", "move"):
+        author = Author(f"operation:{request_id}", request_id, agent)
+        return _delete(store, root, args, author) if name == "delete" else _move(store, root, args, author)
     encoding = encoding_of(args, text_only=True) if name == "edit" else UTF8
     edits = text.parse_edits(args["edits"], encoding) if name == "edit" else []
     with store.reading() as snapshot:
@@ -117,3 +137,55 @@ def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
         found = snapshot.list(path)
     entries = [list_entry(path, os.path.basename(e.path), e.kind, e.size) for e in found[:limit]]
     return {**path_json(path), "entries": entries, "truncated": len(found) > limit}
+
+
+def _stat(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    with store.reading() as snapshot:
+        path = resolve(args, root, lambda p: _exists(snapshot, p), allow_root=True)
+        try:
+            entry = snapshot.stat(path)
+        except NotAFile as error:
+            raise _refused(snapshot, path, error) from None
+        if entry is None:
+            raise not_found(path)
+        target = os.readlink(entry.real_path) if entry.kind == "symlink" else None
+        return described(path, os.lstat(entry.real_path), target)
+
+
+def _delete(store: Store, root: str, args: Mapping[str, Any], author: Author) -> dict[str, Any]:
+    with store.reading() as snapshot:
+        path = resolve(args, root, lambda p: _exists(snapshot, p))
+    try:
+        done = reshape.delete_path(store, path, author, recursive=args["recursive"])
+    except NotFound:
+        raise not_found(path) from None
+    except NotEmpty:
+        raise not_empty(path) from None
+    except NotAFile as error:
+        with store.reading() as snapshot:
+            raise _refused(snapshot, path, error) from None
+    return {"type": "delete", **path_json(path), "kind": LETTERS[done.kind]}
+
+
+def _move(store: Store, root: str, args: Mapping[str, Any], author: Author) -> dict[str, Any]:
+    with store.reading() as snapshot:
+        source, target = (resolve(args, root, lambda p: _exists(snapshot, p), argument=name) for name in ("from", "to"))
+    if target == source or target.startswith(source + "/"):
+        raise inside_itself(source, target)
+    try:
+        done = reshape.move_path(store, source, target, author, overwrite=args["overwrite"])
+    except NotFound:
+        raise not_found(source) from None
+    except AlreadyExists:
+        raise already_exists(target) from None
+    except NotEmpty:
+        raise in_the_way(target) from None
+    except NotADirectory:
+        with store.reading() as snapshot:
+            entry = snapshot.stat(target)
+            raise not_a_directory(target, KINDS.get(entry.kind, "File") if entry is not None else "File") from None
+    except NotAFile as error:
+        with store.reading() as snapshot:
+            wrong = source if error.details.get("path") == source else target
+            raise _refused(snapshot, wrong, error) from None
+    return moved(source, target, LETTERS[done.kind])

@@ -71,6 +71,11 @@ class Marks:
         resource.setrlimit(resource.RLIMIT_MSGQUEUE, (mark, self._hard))
         return mark
 
+    def lay_down(self) -> None:
+        """No mark on this process until the next one: a child that is made now is no command's."""
+        if self._top:
+            resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, self._hard))
+
 
 def bears(process: Process, mark: int) -> bool:
     """Whether a process descends from the command of `mark`."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from eos_agent import channel, files, network, view
+from eos_agent.aside import Aside
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
 from eos_agent.processes import Marks, Process, alone, bears, list_processes
@@ -223,19 +224,22 @@ class Session:
         self._left: dict[str, int] = {}  # ended commands that left processes behind: key -> mark
         self._kills: list[_Kill] = []
         self._stopped: set[int] = set()
+        self._asides: dict[int, Aside] = {}  # file operations in a child, by the descriptor that they answer on
+        self._poll = select.poll()
         self._events = bytearray()  # of this turn: they go out in one message
 
     def serve(self) -> None:
         """Answer until the agent closes its end."""
         decoder = channel.Decoder()
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
+        self._poll.register(self._sock, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
+            ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
             if self._wake in ready:
                 drain(self._wake)
                 self._reap()
+            for fd in ready & self._asides.keys():
+                self._hear(self._asides[fd])
             if self._sock.fileno() in ready:
                 raw, fds = channel.receive(self._sock)
                 if not raw:
@@ -273,6 +277,7 @@ class Session:
 
     def _timeout_ms(self) -> int | None:
         moments = [c.look_at for c in self._commands.values() if c.leader_gone] + [k.look_at for k in self._kills]
+        moments += [a.look_at for a in self._asides.values() if a.look_at is not None]
         return None if not moments else max(0, int((min(moments) - time.monotonic()) * 1000) + 1)
 
     def _answer(self, frame: channel.Frame) -> None:
@@ -284,6 +289,9 @@ class Session:
         try:
             if op == "spawn":
                 reply, fds = self._spawn(message)
+            elif op == "file" and message.get("aside"):
+                self._start_aside(message, frame.data)
+                return
             elif op == "file":
                 result, data = files.perform_in_mount(message["name"], self._root, message["args"], frame.data)
                 reply = {"result": result}
@@ -318,6 +326,31 @@ class Session:
         if self._events:
             self._sock.sendall(self._events)
             self._events.clear()
+
+    # File operations in a child
+
+    def _start_aside(self, message: dict[str, Any], data: bytes | None) -> None:
+        def work() -> dict[str, Any]:
+            try:
+                result, _ = files.perform_in_mount(message["name"], self._root, message["args"], data)
+            except Exception as error:
+                return {"error": _envelope(error)}
+            return {"result": result}
+
+        self._marks.lay_down()
+        aside = Aside(message["id"], work, message["limit_s"])
+        self._asides[aside.fd] = aside
+        self._poll.register(aside.fd, select.POLLIN)
+
+    def _hear(self, aside: Aside) -> None:
+        reply = aside.read()
+        if reply is None:
+            return
+        self._poll.unregister(aside.fd)
+        del self._asides[aside.fd]
+        aside.close()
+        self._flush()
+        channel.send(self._sock, {**reply, "id": aside.number})
 
     # Commands
 
@@ -365,6 +398,8 @@ class Session:
                 break
             if pid == 0:
                 break
+            for aside in self._asides.values():
+                aside.reaped = aside.reaped or aside.pid == pid
             command = self._leaders.pop(pid, None)
             if command is not None:
                 command.leader_gone = True
@@ -394,6 +429,8 @@ class Session:
                 self._event("waiting_on", command.key, processes=shown)
             command.look_at = now + command.pause_s
             command.pause_s = min(command.pause_s * 2, _POLL_LAST_S)
+        for aside in self._asides.values():
+            aside.expire(now)
         for kill in [k for k in self._kills if k.look_at <= now]:
             if kill.advance(now):
                 self._kills.remove(kill)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import log, telemetry
 from eos_agent.observe.lifecycle import Lifecycle
+from eos_agent.file_search import KILL_S, SEARCH_S
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.publication import describe_upper
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from layerstack.upper import Upper
 
 LOST = "session_lost"
+LONG_FILE_OPS = frozenset({"delete", "move"})
 
 
 def session_not_found(session_id: str, kind: str = OPERATION_FAILED) -> OperationError:
@@ -378,10 +380,31 @@ class Sessions:
         return self._shell
 
     async def file_op(self, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
-        """A file operation inside the mount of a session."""
+        """A file operation inside the mount of a session; one that may take long in a child of its runner, which hears of commands meanwhile."""
         async with self.use(session_id, kind=NOT_FOUND) as session:
             with telemetry.span("namespace.exec.file_op", op=name):
-                return (await session.runner.file_op(name, args, data))[0]
+                return (await session.runner.file_op(name, args, data, aside=name in LONG_FILE_OPS))[0]
+
+    async def search(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+        """The operation file_search: of the head in a session made for it, which ends with the page. The gate is not held while it looks."""
+        session_id, limit_s = args.pop("workspace_session_id", None), SEARCH_S + KILL_S
+        if session_id is None:
+            own = await self.create_implicit(agent=None, request_id=request_id)
+            try:
+                with telemetry.span("namespace.exec.file_op", op="search"):
+                    return (await own.runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
+            finally:
+                await asyncio.shield(self.settle(own))
+        async with self.use(session_id, kind=NOT_FOUND) as session:
+            pass
+        try:
+            with telemetry.span("namespace.exec.file_op", op="search"):
+                return (await session.runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
+        except OperationError as error:
+            if error.details.get("reason") != LOST:
+                raise
+            async with self.use(session_id, kind=NOT_FOUND):  # what became of it: published, destroyed or lost
+                raise
 
     async def rows(self) -> list[dict[str, Any]]:
         """The entries of list_workspace_sessions."""

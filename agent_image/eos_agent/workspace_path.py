@@ -46,20 +46,21 @@ def normalise(path: str, root: str, *, folded: bool, allow_root: bool) -> str:
     return "/".join(parts)
 
 
-def resolve(args: Mapping[str, Any], root: str, exists: Callable[[str], bool], *, allow_root: bool = False) -> str:
-    """The workspace-relative path that `path` or `path_b64` of a request means, as os.fsdecode gives it.
+def resolve(args: Mapping[str, Any], root: str, exists: Callable[[str], bool], *, allow_root: bool = False, argument: str = "path") -> str:
+    """The workspace-relative path that `path` or `path_b64` of a request means (or another `argument` than path), as os.fsdecode gives it.
 
     The literal reading wins where something of that name is there (`exists` asks, without following links); otherwise the path is
     trimmed and its back-slashes are folded, as the reference does.
     """
-    encoded = args.get("path_b64")
+    encoded = args.get(f"{argument}_b64")
     if encoded:
         try:
             raw = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
-            raise OperationError(INVALID_REQUEST, "path_b64 is not base64", {"argument": "path_b64"}, reason="invalid_path") from None
+            name = f"{argument}_b64"
+            raise OperationError(INVALID_REQUEST, f"{name} is not base64", {"argument": name}, reason="invalid_path") from None
         return normalise(os.fsdecode(raw), root, folded=False, allow_root=allow_root)
-    path: str = args.get("path") or ""
+    path: str = args.get(argument) or ""
     try:  # a name that JSON brought as text is looked up by its UTF-8 bytes
         path = os.fsdecode(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:

@@ -315,9 +315,17 @@ class Runner:
         """SIGTERM, 100 ms, SIGKILL to all that descends from a command, also what left its group; returns when nothing of it lives."""
         await self._call({"op": "kill_tree", "key": key})
 
-    async def file_op(self, name: str, args: dict[str, Any], data: bytes | None = None) -> tuple[dict[str, Any], bytes | None]:
-        """Run eos_agent.files.perform_in_mount inside the mount. Its errors come back as OperationError."""
-        frame = await self._call({"op": "file", "name": name, "args": args}, data)
+    async def file_op(
+        self, name: str, args: dict[str, Any], data: bytes | None = None, *, aside: bool = False, limit_s: float | None = None
+    ) -> tuple[dict[str, Any], bytes | None]:
+        """Run eos_agent.files.perform_in_mount inside the mount. Its errors come back as OperationError.
+
+        With `aside` in a child of the runner, which goes on with all else; it is killed after `limit_s`.
+        """
+        message: dict[str, Any] = {"op": "file", "name": name, "args": args}
+        if aside:
+            message.update(aside=True, limit_s=limit_s)
+        frame = await self._call(message, data)
         return frame.message["result"], frame.data
 
     async def connect(self, port: int, *, timeout_s: float = 10.0) -> int:

@@ -1,0 +1,95 @@
+"""A file operation in a child of the runner: a long one holds nothing up, and one that does not come to its end can be killed.
+
+The child is a fork of the single-threaded runner, as hardened as that, and not dumpable like it. It writes one frame into a pipe and ends; the
+runner passes that frame on. Other processes of the session may kill it, as they may kill each other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from eos_agent import channel
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from layerstack import linux
+
+READ_BYTES = 256 * 1024
+
+
+class Aside:
+    """One operation under way. `fd` becomes readable when its child has something to say or is gone; closed by `close`."""
+
+    def __init__(self, number: int, work: Callable[[], dict[str, Any]], limit_s: float | None) -> None:
+        """Fork; `work` gives the reply of request `number`, without its id.
+
+        Args:
+            limit_s: how long it may take before it is killed; None for what must come to its end.
+        Raises:
+            OSError: no process could be made.
+        """
+        self.number = number
+        self.look_at = None if limit_s is None else time.monotonic() + limit_s
+        self.reaped = False
+        self._killed = False
+        self._decoder = channel.Decoder()
+        self._reply: dict[str, Any] | None = None
+        self.fd, writable = os.pipe2(os.O_CLOEXEC)
+        try:
+            self.pid = os.fork()
+        except BaseException:
+            os.close(self.fd)
+            raise
+        finally:
+            if getattr(self, "pid", -1) != 0:
+                os.close(writable)
+        if self.pid == 0:
+            _live(writable, work)
+
+    def read(self) -> dict[str, Any] | None:
+        """Take what is there. The reply once the child is done, an error when it ended without one; None: not yet."""
+        raw = os.read(self.fd, READ_BYTES)
+        if raw:
+            try:
+                for frame in self._decoder.feed(raw):
+                    self._reply = frame.message
+            except channel.BadFrame:
+                self._reply = None
+            return None
+        if self._reply is not None:
+            return self._reply
+        if self._killed:
+            return _failed("it was not done in time, and was killed", "operation_too_slow")
+        return _failed("its process was killed", "operation_killed")
+
+    def expire(self, now: float) -> None:
+        """Kill it when its time is over."""
+        if self.look_at is not None and self.look_at <= now:
+            self.look_at = None
+            self._killed = True
+            if not self.reaped:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _failed(why: str, reason: str) -> dict[str, Any]:
+    error = OperationError(OPERATION_FAILED, f"file operation: {why}", {"retryable": reason == "operation_killed"}, reason=reason)
+    return {"error": {"kind": error.kind, "message": error.message, "details": error.details}}
+
+
+def _live(writable: int, work: Callable[[], dict[str, Any]]) -> None:
+    """The life of the child. Nothing of the runner may go on in it: least of all its socket."""
+    try:
+        os.dup2(writable, 3, inheritable=False)
+        linux.close_range(4)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        left = memoryview(channel.encode(work()))
+        while left:
+            left = left[os.write(3, left) :]
+    finally:
+        os._exit(0)
