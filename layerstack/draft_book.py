@@ -60,13 +60,16 @@ class DraftBook:
 
     def discard(self, draft_id: str) -> int:
         """See `Store.discard_draft`."""
-        with self._store.lock:
-            self._store.check_open()
+        store = self._store
+        with store.lock:
+            store.check_open()
             draft = self.get(draft_id)
             if self._users.get(draft_id):
                 text = f"draft {draft_id}: a session or a reader stands on it; end that first"
                 raise Busy(text, reason="draft_in_use", details={"draft_id": draft_id})
             self._remove(draft_id)
+        store.step("draft.fsync_removed")
+        durable.fsync_dir(f"{store.root}/drafts")
         return draft.bytes
 
     def consume(self, draft_id: str) -> None:

@@ -409,11 +409,12 @@ class Store:
         return self.draft_book.get(draft_id)
 
     def discard_draft(self, draft_id: str) -> int:
-        """Delete a draft; returns its bytes.
+        """Delete a draft; returns its bytes. Durable on return: no power cut brings it back.
 
         Raises:
             NotFound: there is none (draft_not_found).
             Busy: a session, a preview or a comparison stands on it (draft_in_use).
+            OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of that failed.
         """
         return self.draft_book.discard(draft_id)
 
