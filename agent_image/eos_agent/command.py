@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import telemetry
+from eos_agent.carriage import collapse
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_agent.transcript import ANSWER_MAX_BYTES, Transcript
 from layerstack import durable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from eos_agent.session import Session
 
 READ_BYTES = 64 * 1024
+TAIL_BYTES = 8 * 1024
 DRAIN_S = 0.1
 CLOSE_LATER_S = 0.002
 
@@ -322,12 +324,13 @@ class Command:
             return "cancelled"
         return "ok" if self.exit_code == 0 else "error"
 
-    def result(self, start: int | None = None, limit: int | None = None, *, always_id: bool = True) -> dict[str, Any]:
+    def result(self, start: int | None = None, limit: int | None = None, *, always_id: bool = True, raw: bool = False) -> dict[str, Any]:
         """The command result object.
 
         Args:
             start: first row; None is the cursor that results of running commands move.
             always_id: False leaves `command_session_id` out when the command is done and all of its output is in this result.
+            raw: show also what a carriage return overwrote; rows have the same numbers either way.
         """
         if start is None and self.lost is not None:
             raise self.lost
@@ -337,6 +340,7 @@ class Command:
         if start is None and begin == total - 1 and self._seen_open and self._seen_open == self.output.open_bytes:
             begin = total  # the unfinished row was shown and has not grown
         rows = self.output.read(begin, limit, self.answer_bytes)
+        output = rows.text if raw else collapse(rows.text)
         now = time.monotonic()
         end = self.ended if self.ended is not None and not running else now
         found: dict[str, Any] = {
@@ -347,16 +351,16 @@ class Command:
             "start_offset": rows.start,
             "end_offset": rows.end,
             "total_lines": total,
-            "original_token_count": math.ceil(len(rows.text.encode()) / 4),
-            "output": rows.text,
+            "original_token_count": math.ceil(len(output.encode()) / 4),
+            "output": output,
         }
-        if always_id or running or rows.end < total or self.output.dropped:
+        if always_id or running or rows.end < total or self.output.dropped or output != rows.text:
             found["command_session_id"] = self.id
         found["workspace_session_id"] = self.session.id
         if self.errors is not None:
             at = self._cursor_errors if start is None else start
             stderr = self.errors.read(at, limit, self.answer_bytes)
-            found["stderr"] = stderr.text
+            found["stderr"] = stderr.text if raw else collapse(stderr.text)
             found["stderr_end_offset"], found["stderr_total_lines"] = stderr.end, self.errors.total_rows
             if start is None and running:
                 self._cursor_errors = stderr.end
@@ -365,6 +369,11 @@ class Command:
             found["dropped"] = {"start_offset": rows.dropped[0], "end_offset": rows.dropped[1], "bytes": rows.dropped[2]}
         elif rows.end < total and limit is None:
             found["truncated"] = True
+        if "truncated" in found:
+            found["total_bytes"] = self.output.total_bytes
+        if start is None and not running and rows.end < total:
+            tail = self.output.tail(rows.end, TAIL_BYTES)
+            found["tail"] = {"start_offset": tail.start, "output": tail.text if raw else collapse(tail.text)}
         if running and self.finished:
             found["finalizing"] = True
         if running and not self.finished and self.leader_code is not None:

@@ -89,7 +89,7 @@ class Commands:
         with self._cancellations.starting(request_id):
             command = await self.start(args, request_id)
         await command.wait(command.started + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
-        return command.result(always_id=False)
+        return command.result(always_id=False, raw=args["raw"])
 
     async def start(self, args: dict[str, Any], request_id: str) -> Command:
         """Admit and spawn.
@@ -296,7 +296,7 @@ class Commands:
             none = dict.fromkeys(("start_offset", "end_offset", "total_lines", "original_token_count"), 0)
             return {"status": "ok", "exit_code": None, **zero, **none, "output": "", "command_session_id": command_id}
         most: int = self._settings.get("runtime.command.read_lines_max", 1000)
-        return command.result(args["start_offset"], min(max(1, args["limit"]), most))
+        return command.result(args["start_offset"], min(max(1, args["limit"]), most), raw=args["raw"])
 
     def list(self, args: dict[str, Any]) -> dict[str, Any]:
         session_id, after, limit = args.get("workspace_session_id"), args.get("after"), args.get("limit", 200)

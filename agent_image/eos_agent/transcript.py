@@ -19,6 +19,7 @@ HEAD_SEGMENTS = 8
 MAX_BYTES = 64 << 20
 MEMORY_BYTES = 8 * 1024
 INDEX_STEP = 4096
+TAIL_ROWS = 100
 
 
 class Rows(NamedTuple):
@@ -121,6 +122,11 @@ class Transcript:
     def open_bytes(self) -> int:
         """Length of the unfinished last row, 0 when there is none."""
         return self._open_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all rows so far with their ends, dropped ones included."""
+        return self._size + (self._dropped[2] if self._dropped else 0)
 
     @property
     def on_disk(self) -> bool:
@@ -227,6 +233,21 @@ class Transcript:
             at += len(piece)
         text = "\n".join(rows)
         return Rows(text, start, at, dropped)
+
+    def tail(self, after: int, max_bytes: int) -> Rows:
+        """The last rows, at most `max_bytes` of them and none before `after`; of a longer last row its end."""
+        total = self.total_rows
+        found = self.read(max(after, total - TAIL_ROWS), max_bytes=ROW_MAX_BYTES * TAIL_ROWS)
+        lines, start = found.text.split("\n"), found.start
+        if found.dropped is not None:  # the marker stands for many rows
+            lines, start = lines[1:], found.dropped[1]
+        used = 0
+        keep = len(lines)
+        while keep and (used := used + len(lines[keep - 1].encode()) + 1) <= max_bytes + 1:
+            keep -= 1
+        if keep == len(lines) and lines:
+            return Rows(lines[-1][-(max_bytes // 4) :], total - 1, total)
+        return Rows("\n".join(lines[keep:]), start + keep, total)
 
     def _piece(self, row: int, roof: int, max_bytes: int, some: bool) -> tuple[list[str], int]:
         """Rows from `row` that lie in one segment and fit into `max_bytes`, and their size; the first one always, unless there are `some`."""

@@ -72,6 +72,16 @@ def head_and_tail(text: str, first_line: int, more: Callable[[int], str]) -> str
     return f"{head.rstrip(chr(10))}\n{mark}\n{tail}"
 
 
+def _with_tail(reply: Object, output: str, tail: Object, first_line: int, more: Callable[[int], str]) -> str:
+    """The beginning of an output that was cut, and its end."""
+    head = output[:HEAD]
+    head = head[: head.rfind("\n") + 1] or head
+    end = str(tail.get("output") or "")[-TAIL:]
+    line = first_line + head.count("\n")
+    mark = f"[... lines {line} to {tail.get('start_offset')} left out, of {reply.get('total_bytes')} bytes in all; {more(line)} ...]"
+    return f"{head.rstrip(chr(10))}\n{mark}\n{end}"
+
+
 def _command(args: Object, reply: Object) -> str:
     command_id = reply.get("command_session_id")
     status = reply.get("status")
@@ -95,7 +105,10 @@ def _command(args: Object, reply: Object) -> str:
             return "run it again with the output in a file to read the rest"
         return f"read_command_lines command_session_id={command_id} start_offset={line} has the rest"
 
-    if output:
+    tail = reply.get("tail")
+    if output and is_object(tail):
+        lines += ["", _with_tail(reply, output, tail, int(start or 0), more), ""]
+    elif output:
         lines += ["", head_and_tail(output, int(start or 0), more), ""]
     if reply.get("stderr"):
         lines += ["stderr:", head_and_tail(str(reply["stderr"]), 0, lambda _line: "run it again with stderr in a file"), ""]
@@ -105,7 +118,7 @@ def _command(args: Object, reply: Object) -> str:
 
 def _command_notes(reply: Object, command_id: object, end: object, total: object) -> list[str]:
     notes: list[str] = []
-    if reply.get("truncated"):
+    if reply.get("dropped"):
         notes.append("part of the output was dropped: the transcript is bounded")
     if end != total and command_id and reply.get("status") != "running":
         notes.append(f"more output: read_command_lines command_session_id={command_id} start_offset={end}")
