@@ -11,7 +11,7 @@ _FILE_CHANGE = (
     ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
 )
 
-_ENCODING = Argument("encoding", "string", help="utf-8, latin-1 or base64.", default="utf-8", value="NAME", ours=True)
+_ENCODING = Argument("encoding", "string", help="utf-8 when absent; or latin-1, base64.", value="NAME", ours=True)
 _BEYOND = ResultField("path_b64", "string", "when path is no UTF-8", ours=True)
 
 CONTRACT_FILES: tuple[Operation, ...] = (
@@ -74,7 +74,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ),
             SESSION._replace(help="Session to write in. Omit to publish at once."),
             AGENT,
-            _ENCODING._replace(help="How content is given: utf-8, latin-1 or base64.", hidden=True),
+            _ENCODING._replace(help="How content is given: utf-8 when absent; or latin-1, base64.", hidden=True),
             PATH_B64,
         ),
         idempotent=True,
@@ -110,7 +110,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ),
             SESSION._replace(help="Session to edit in. Omit to publish at once."),
             AGENT,
-            _ENCODING._replace(help="utf-8, or latin-1: bytewise, for text that is not UTF-8.", hidden=True),
+            _ENCODING._replace(help="utf-8 when absent; latin-1: bytewise, for text that is not UTF-8.", hidden=True),
             PATH_B64,
         ),
         related=("file_read", "file_write"),
