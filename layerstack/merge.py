@@ -1,8 +1,8 @@
 """Three-way merge of one text by lines: pure, memory linear in the text, work bounded by a budget.
 
 A line ends at LF only: CR belongs to its line and a missing last newline to the last one, so both survive. Nothing is decoded.
-`diff` trims the common prefix and suffix, anchors on lines that occur once on both sides, runs Myers on what is left under the budget,
-and calls a gap 'replaced' when the budget is gone. `merge` groups the regions of two diffs that overlap or touch, as git does.
+`diff` trims the common prefix and suffix, anchors on lines that occur once on both sides, runs Myers on small gaps and on what is left
+under the budget, and calls a gap 'replaced' when the budget is gone. `merge` groups the regions of two diffs that overlap or touch, as git does.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ BUDGET = 400_000
 """Inner steps of Myers' algorithm for one diff: about 0.2 s of pure Python."""
 GRAM = 8
 """Where single lines repeat, runs of so many lines are tried as anchors."""
+SMALL = 1 << 14
+"""Product of the lines of both sides up to which a gap gets the shortest script outright, while half of the budget is left."""
 MAX_DISTANCE = 600
-"""Edit distance of one gap; bounds the trace to its square / 2 numbers."""
+"""Edit distance of one gap, above which it is replaced."""
 
 _FAR = 1 << 60
 
@@ -158,8 +160,9 @@ def diff(a: array[int], b: array[int], budget: Budget | None = None) -> list[Reg
         alo, ahi, blo, bhi = gap
         if alo == ahi or blo == bhi or not budget.spend((ahi - alo + bhi - blo) >> 4):
             continue
-        pairs = _anchors(a, b, gap)
-        if not pairs and min(ahi - alo, bhi - blo) > 4 * GRAM:  # lines repeat, but runs of GRAM lines hardly do
+        small = (ahi - alo) * (bhi - blo) <= SMALL and budget.steps > BUDGET // 2
+        pairs = [] if small else _anchors(a, b, gap)
+        if not small and not pairs and min(ahi - alo, bhi - blo) > 4 * GRAM:  # lines repeat, but runs of GRAM lines hardly do
             runs = _anchors(_grams(a, alo, ahi), _grams(b, blo, bhi), Region(0, ahi - alo - GRAM, 0, bhi - blo - GRAM))
             pairs = [(alo + i, blo + j) for i, j in runs if a[alo + i] == b[blo + j]]
         if pairs:
@@ -254,56 +257,90 @@ def _grams(a: array[int], lo: int, hi: int) -> list[int]:
 
 
 def _myers(a: list[int], b: list[int], budget: Budget) -> list[tuple[int, int]]:
-    """Matched pairs of two short sequences; none when MAX_DISTANCE or the budget is exceeded."""
-    n, m = len(a), len(b)
-    row: dict[int, int] = {1: 0}
-    trace: list[dict[int, int]] = []
-    for d in range(min(n + m, MAX_DISTANCE) + 1):
-        if not budget.spend(d + 1):
-            return []
-        previous, row = row, {}
-        trace.append(row)
-        for k in range(-d, d + 1, 2):
-            if k == -d or (k != d and previous.get(k - 1, -1) < previous.get(k + 1, -1)):
-                x = previous.get(k + 1, 0)
-            else:
-                x = previous[k - 1] + 1
-            y = x - k
-            if x > n or y > m:
-                row[k] = x
-                continue
-            start = x
-            while x < n and y < m and a[x] == b[y]:
-                x += 1
-                y += 1
-            budget.steps -= (x - start) >> 3
-            row[k] = x
-            if x >= n and y >= m:
-                return _walk_back(n, m, trace)
-    return []
+    """Matched pairs of two short sequences, on that shortest way which git takes too. A part that is over MAX_DISTANCE or the budget has none.
 
-
-def _walk_back(n: int, m: int, trace: list[dict[int, int]]) -> list[tuple[int, int]]:
-    """The matched pairs on the path that ended at (n, m)."""
-    x, y, d = n, m, len(trace) - 1
+    Source: Myers, "An O(ND) difference algorithm and its variations", 1986, section 4b; memory is linear.
+    """
     out: list[tuple[int, int]] = []
-    while d > 0:
-        row, k = trace[d - 1], x - y
-        down = k == -d or (k != d and row.get(k - 1, -1) < row.get(k + 1, -1))
-        from_x = row.get(k + 1, 0) if down else row[k - 1]
-        from_y = from_x - (k + 1 if down else k - 1)
-        stop = from_x if down else from_x + 1
-        while x > stop:
-            x -= 1
-            y -= 1
-            out.append((x, y))
-        x, y, d = from_x, from_y, d - 1
-    while x > 0 and y > 0:
-        x -= 1
-        y -= 1
-        out.append((x, y))
-    out.reverse()
+    size = len(a) + len(b) + 3
+    forward, backward = [0] * (2 * size), [0] * (2 * size)
+    todo: list[tuple[int, int, int, int]] = [(0, len(a), 0, len(b))]
+    while todo:
+        alo, ahi, blo, bhi = todo.pop()
+        while alo < ahi and blo < bhi and a[alo] == b[blo]:
+            out.append((alo, blo))
+            alo += 1
+            blo += 1
+        while alo < ahi and blo < bhi and a[ahi - 1] == b[bhi - 1]:
+            ahi -= 1
+            bhi -= 1
+            out.append((ahi, bhi))
+        if alo == ahi or blo == bhi:
+            continue
+        middle = _middle(a, b, Region(alo, ahi, blo, bhi), forward, backward, size, budget)
+        if middle is not None:
+            todo.append((alo, middle[0], blo, middle[1]))
+            todo.append((middle[0], ahi, middle[1], bhi))
+    out.sort()
     return out
+
+
+def _middle(
+    a: list[int], b: list[int], box: Region, ahead: list[int], back: list[int], zero: int, budget: Budget
+) -> tuple[int, int] | None:
+    """Where a shortest way through the box passes its middle, None beyond MAX_DISTANCE or the budget.
+
+    Args:
+        ahead, back: scratch: how far the ways from either end come on each diagonal; diagonal 0 is at `zero`.
+    """
+    alo, ahi, blo, bhi = box
+    lowest, highest = alo - bhi, ahi - blo
+    start, end = alo - blo, ahi - bhi
+    odd = (start - end) & 1
+    ahead_lo = ahead_hi = start
+    back_lo = back_hi = end
+    ahead[zero + start], back[zero + end] = alo, ahi
+    for cost in range(1, MAX_DISTANCE // 2 + 1):
+        if not budget.spend(2 * cost):
+            return None
+        ahead_lo, ahead_hi = _widen(ahead, zero, ahead_lo, ahead_hi, lowest, highest, -1)
+        for k in range(ahead_hi, ahead_lo - 1, -2):
+            at = zero + k
+            x = ahead[at - 1] + 1 if ahead[at - 1] >= ahead[at + 1] else ahead[at + 1]
+            first = x
+            while x < ahi and x - k < bhi and a[x] == b[x - k]:
+                x += 1
+            budget.steps -= (x - first) >> 3
+            ahead[at] = x
+            if odd and back_lo <= k <= back_hi and back[at] <= x:
+                return x, x - k
+        back_lo, back_hi = _widen(back, zero, back_lo, back_hi, lowest, highest, _FAR)
+        for k in range(back_hi, back_lo - 1, -2):
+            at = zero + k
+            x = back[at - 1] if back[at - 1] < back[at + 1] else back[at + 1] - 1
+            first = x
+            while x > alo and x - k > blo and a[x - 1] == b[x - k - 1]:
+                x -= 1
+            budget.steps -= (first - x) >> 3
+            back[at] = x
+            if not odd and ahead_lo <= k <= ahead_hi and x <= ahead[at]:
+                return x, x - k
+    return None
+
+
+def _widen(reach: list[int], zero: int, lo: int, hi: int, lowest: int, highest: int, never: int) -> tuple[int, int]:
+    """The diagonals of the next step: one more at each end, one less where the box ends."""
+    if lo > lowest:
+        lo -= 1
+        reach[zero + lo - 1] = never
+    else:
+        lo += 1
+    if hi < highest:
+        hi += 1
+        reach[zero + hi + 1] = never
+    else:
+        hi -= 1
+    return lo, hi
 
 
 def _slide(a: Numbers, b: Numbers, regions: list[Region]) -> list[Region]:
