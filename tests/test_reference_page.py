@@ -21,7 +21,7 @@ def named() -> dict[str, list[str]]:
     return found
 
 
-def tests_of(path: str) -> set[str]:
+def functions_of(path: str) -> set[str]:
     return {f"{path}::{node.name}" for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
@@ -32,12 +32,12 @@ def test_each_fault_of_the_reference_has_a_row_with_tests_that_exist() -> None:
         assert tests, f"{row} names no test"
         for name in tests:
             path = name.partition("::")[0]
-            assert (ROOT / path).is_file() and name in tests_of(path), f"{row}: no test {name}"
+            assert (ROOT / path).is_file() and name in functions_of(path), f"{row}: no test {name}"
 
 
 def test_each_test_of_a_fault_is_named_by_its_row() -> None:
     found = named()
     for path in FILES:
-        for name in tests_of(path):
+        for name in functions_of(path):
             if match := re.search(r"::test_([wl]\d+)_", name):
                 assert name in found[match[1].upper()], f"docs/reference-faults.md does not name {name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
