@@ -97,6 +97,7 @@ def sweep_drafts(root: str) -> None:
 def collect(store: Store) -> None:
     """Delete layers that neither the head, an openable version, a lease nor a draft names, and scrap of failed operations."""
     store.check_open()
+    store.step("gc.sweep")
     store.scrap.sweep()
     with store.lock:
         keep = named_by_history(store.root, store.head)
@@ -107,5 +108,7 @@ def collect(store: Store) -> None:
         for name in os.listdir(f"{store.root}/layers"):
             if name not in keep and owner_of(store.root, name) is None:
                 store.forget_layers([name])
+                store.step("gc.remove_layer")
                 discard(f"{store.root}/layers/{name}")
+        store.step("gc.sweep_metadata")
         sweep_metadata(store.root)

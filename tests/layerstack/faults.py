@@ -4,11 +4,30 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from layerstack import capture, durable, gc, index, lease, linux, merge, resolve, rules, squash, states, store, tree, upper
+from layerstack import (
+    capture,
+    drafts,
+    durable,
+    gc,
+    index,
+    lease,
+    linux,
+    merge,
+    pins,
+    resolve,
+    rollback,
+    rules,
+    squash,
+    states,
+    store,
+    tree,
+    upper,
+)
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
@@ -109,8 +128,15 @@ def gc_ignores_drafts() -> None:
         finally:
             del opened.draft_book.all, opened.leases.all
 
+    def given(opened: store.Store) -> None:
+        setattr(opened.draft_book, "all", lambda: ())  # noqa: B010
+        try:
+            give_back(opened)
+        finally:
+            del opened.draft_book.all
+
     setattr(gc, "collect", without)  # noqa: B010
-    setattr(gc, "give_back", lambda root, head, drafts: give_back(root, head, ()))  # noqa: B010
+    setattr(gc, "give_back", given)  # noqa: B010
 
 
 def merge_takes_ours() -> None:
@@ -307,6 +333,49 @@ def no_sync_at_all() -> None:
     setattr(linux, "sync_file_range", nothing)  # noqa: B010
 
 
+def _no_sync_of_data_by(module: Any) -> None:
+    """What a function of the module, or one that it calls, writes into files is not synced; names are."""
+
+    def skip(fd: int, *args: Any) -> bool:
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != module.__file__:
+            frame = frame.f_back  # type: ignore[assignment]
+        return frame is not None and not stat.S_ISDIR(os.fstat(fd).st_mode)
+
+    for owner, name in ((os, "fsync"), (linux, "sync_file_range")):
+        _without(owner, name, skip)
+
+
+def no_sync_of_a_draft() -> None:
+    """The bytes of a draft's files and of draft.json are not synced."""
+    _no_sync_of_data_by(drafts)
+
+
+def no_sync_of_a_pin() -> None:
+    """The bytes of a pin's file are not synced."""
+    _no_sync_of_data_by(pins)
+
+
+def no_sync_of_a_squash() -> None:
+    """The metadata of a folded layer and the manifests that name it are not synced."""
+    _no_sync_of_data_by(squash)
+
+
+def no_sync_of_a_rollback() -> None:
+    """The files and the metadata of the layer that a rollback makes are not synced."""
+    _no_sync_of_data_by(rollback)
+
+
 FOR_THE_POWER_CUT: dict[str, Callable[[], None]] = {
-    f.__name__: f for f in (no_sync_of_the_layer, no_sync_of_the_directory_of_the_manifest, no_sync_of_metadata, no_sync_at_all)
+    f.__name__: f
+    for f in (
+        no_sync_of_the_layer,
+        no_sync_of_the_directory_of_the_manifest,
+        no_sync_of_metadata,
+        no_sync_of_a_draft,
+        no_sync_of_a_pin,
+        no_sync_of_a_squash,
+        no_sync_of_a_rollback,
+        no_sync_at_all,
+    )
 }

@@ -7,8 +7,10 @@ is the last acknowledged one or the one that was under way, work is in a draft o
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
@@ -54,7 +56,7 @@ class Places(NamedTuple):
 def prepare(folder: str, mounts: str, form_name: str) -> Places:
     """Make the base in `folder`, as a provider would have it mounted, and the mount points."""
     places = Places(os.path.join(folder, "store"), mounts, FORMS[form_name])
-    for name in ("a", "b", "c", "d", "e", "f", "g", "h", "look", "empty"):
+    for name in ("a", "b", "c", "d", "e", "f", "g", "h", "k", "look", "empty"):
         os.makedirs(os.path.join(mounts, name), exist_ok=True)
     base = os.path.join(places.root, "base", "B000001-base")
     os.makedirs(base)
@@ -98,6 +100,18 @@ def put(folder: str, name: str, data: bytes) -> None:
         file.write(data)
 
 
+def get(folder: str, name: str) -> bytes:
+    with open(os.path.join(folder, name), "rb") as file:
+        return file.read()
+
+
+def replace(folder: str, name: str, old: bytes, new: bytes) -> None:
+    """In a text that holds `old` once."""
+    text = get(folder, name)
+    assert text.count(old) == 1
+    put(folder, name, text.replace(old, new))
+
+
 def line(number: int, text: bytes) -> bytes:
     lines = TEXT.splitlines(keepends=True)
     lines[number] = text
@@ -121,10 +135,16 @@ def play(
     def at(name: str) -> str:
         return os.path.join(places.mounts, name)
 
+    hooks: dict[str, Callable[[], object]] = {}
+
+    def hooked(name: str) -> None:
+        step(name)
+        hooks.pop(name, lambda: None)()
+
     journal.note("create")
     Store.create(places.root, workspace_root="/workspace", base_root_hash="0" * 64, form=places.form, step=step)
     acknowledge("head", "1")
-    store = Store.open(places.root, step=step)
+    store = Store.open(places.root, step=hooked)
     if trees is not None:
         trees[1] = look(places, store.snapshot())
 
@@ -171,6 +191,7 @@ def play(
 
     with shown(d, at("d")) as m:  # based on version 1: merged by lines, in a rewritten clone
         put(m, "notes.txt", line(15, b"work of d\n"))
+        os.unlink(f"{m}/gone.txt")  # as a did
     journal.note("work", "work of d")
     d.publish(owner="d", request_id="4")
     published(4)
@@ -197,9 +218,13 @@ def play(
     g, h = (store.open_upper(name, origin=f"workspace_session:{name}") for name in ("g", "h"))
     with shown(g, at("g")) as m:
         put(m, "kept", b"work of g\n")
+        replace(m, "notes.txt", b"line 9\n", b"line 9 by g\n")
+        put(m, "new/deep/gone at once", b"")
+        os.unlink(f"{m}/new/deep/gone at once")
     with shown(h, at("h")) as m:
         put(m, "d/h", b"work of h\n")
-        os.unlink(f"{m}/new/deep/file")
+        shutil.rmtree(f"{m}/new")
+        put(m, "new/deep/again", b"made again\n")
     journal.note("work", "work of g")
     third = g.to_draft(reason="put aside")
     assert third is not None
@@ -216,9 +241,10 @@ def play(
     h.publish(owner="h", request_id="7")
     published(9)
 
-    journal.note("pinning", "8")
-    store.pins.pin(8)
-    acknowledge("pinned", "8")
+    for pinned in ("9", "8"):  # with 9 the work of h outlives the rollback and the next squash
+        journal.note("pinning", pinned)
+        store.pins.pin(int(pinned))
+        acknowledge("pinned", pinned)
     journal.note("rollback")
     store.rollback(4, owner="r", request_id="8")
     published(10)
@@ -226,11 +252,49 @@ def play(
     store.pins.unpin(8)
     acknowledge("unpinned", "8")
 
+    journal.note("update")
+    store.update_file("notes.txt", lambda old: (old or b"") + b"a last line\n", owner="u", request_id="9")
+    published(11)
+    try:
+        store.open_upper("no", origin="workspace_session:no", draft_id=second.draft_id, draft_base="head")
+    except PublishRejected:
+        acknowledge("rejected")
+    k = store.open_upper("k", origin="workspace_session:k", draft_id=third.draft_id, draft_base="head")
+    with shown(k, at("k")) as m:
+        assert b"line 9 by g\n" in get(m, "notes.txt") and get(m, "notes.txt").endswith(b"a last line\n")
+        put(m, "k", b"work of k\n")
+
+    def overtaken() -> None:
+        """While k is published somebody else is faster."""
+        journal.note("update")
+        store.update_file("by the way", lambda old: b"x\n", owner="u", request_id="10")
+        published(12)
+        journal.note("work", "work of k")
+
+    hooks["publish.sync_layer"] = overtaken
+    journal.note("discarding", third.draft_id)
+    journal.note("work", "work of k")
+    k.publish(owner="k", request_id="11")
+    published(13)
+    acknowledge("discarded", third.draft_id)
+
+    def refuse() -> None:
+        raise OSError(errno.EIO, "the disk lets nothing go")
+
+    hooks["squash.remove_layers"] = refuse  # so that the gc has something to collect
+    journal.note("squash")
+    folded = store.squash().blocks
+    assert folded and not hooks, folded
+    published(14)
+    os.makedirs(os.path.join(places.root, "staging/left/over"))
+
     f = store.open_upper("f", origin="workspace_session:f")
     with shown(f, at("f")) as m:
         put(m, "thrown", b"thrown away\n")
     f.discard()
     store.gc()
+    gone = {i for block in folded for i in block.replaced_layer_ids}
+    assert gone.isdisjoint(os.listdir(os.path.join(places.root, "layers"))) and not os.listdir(os.path.join(places.root, "staging"))
     store.close()
     acknowledge("closed")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,8 +22,11 @@ from tests.layerstack.scenario import Expected, Journal, Places
 from tests.trees import Tree
 
 DISK_BYTES = 64 << 20
-UNCUT = ("seal.", "upper.", *(() if os.environ.get("EOS_SOAK", "") not in ("", "0") else ("session.", "publish.")))
+SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")
+UNCUT = ("seal.", "upper.", *(() if SOAK else ("session.", "publish.")))
 """Steps before which nothing new was acknowledged and nothing of the store's own is renamed; the latter two are cut at in a soak."""
+OFTEN = 10_000 if SOAK else 2
+"""How many times one step is cut at."""
 ACKNOWLEDGED = "acknowledged"
 
 
@@ -85,9 +89,11 @@ def play_and_cut(folder: str, *, steps: Callable[[str], bool] = named) -> tuple[
     os.sync()  # the base is there before the store is
     journal = Journal(os.path.join(folder, "journal"))
     cuts: list[Cut] = []
+    passed: Counter[str] = Counter()
 
     def cut(where: str) -> None:
-        if where.startswith(ACKNOWLEDGED) or steps(where):
+        passed[where] += 1
+        if where.startswith(ACKNOWLEDGED) or (steps(where) and passed[where] <= OFTEN):
             copy = os.path.join(folder, f"cut-{len(cuts)}")
             copy_disk(backing, copy)
             cuts.append(Cut(copy, journal.read(), where))
