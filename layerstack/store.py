@@ -504,6 +504,21 @@ class Store:
             squash.reclaim(self)
         gc.collect(self)
 
+    @contextlib.contextmanager
+    def checking(self, *, base: bool = False) -> Generator[Check]:
+        """Is everything what was written? For the length of the block no layer is removed; publishes and squashes go on.
+
+        Args:
+            base: read the base too.
+        """
+        with self.lock:
+            there = {*self._head.layer_ids, *os.listdir(f"{self.root}/layers")}
+            lease = self.leases.take("fsck", self._head.version, tuple(sorted(there)))
+        try:
+            yield Check(self.root, base=base, store=self)
+        finally:
+            self.release(lease)
+
     # ---- for the modules that write
 
     def new_layer(self, layer_id: LayerId, version: int, index: Index, about: dict[str, Any]) -> Layer:
@@ -525,21 +540,6 @@ class Store:
             stem = f"{self.root}/.layer-metadata/{layer_id}"
             about = documents.read(f"{stem}.json")
             squashed = layer_id.startswith("S")
-    @contextlib.contextmanager
-    def checking(self, *, base: bool = False) -> Generator[Check]:
-        """Is everything what was written? For the length of the block no layer is removed; publishes and squashes go on.
-
-        Args:
-            base: read the base too.
-        """
-        with self.lock:
-            there = {*self._head.layer_ids, *os.listdir(f"{self.root}/layers")}
-            lease = self.leases.take("fsck", self._head.version, tuple(sorted(there)))
-        try:
-            yield Check(self.root, base=base, store=self)
-        finally:
-            self.release(lease)
-
             try:
                 with open(f"{stem}.index", "rb") as file:
                     data = file.read()

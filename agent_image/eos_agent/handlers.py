@@ -96,6 +96,7 @@ class Handlers:
             "pin_version": self._changing(history.pin_version),
             "unpin_version": self._history(history.unpin_version),
             "rollback_to": self._changing(history.rollback_to),
+            "fsck": self._fsck,
             "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
             "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
             "destroy_workspace_session": lambda args, _: sessions.destroy(args),
@@ -138,7 +139,6 @@ class Handlers:
         if request.op == "cancel_request":
             return await self.commands.cancel_request(request.args)
         if request.op == "squash_layerstack":
-            "fsck": self._fsck,
             with telemetry.span("layerstack.squash"), telemetry.Phases(telemetry.SQUASHING):
                 return await self.squashes.perform()
         if request.op == "export_stream":
@@ -198,6 +198,11 @@ class Handlers:
                 return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args, request.request_id))
 
         return handler
+
+    async def _fsck(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
+        from eos_agent import fsck
+
+        return await self.exports.run(lambda: fsck.page(self.store, args))
 
     async def _list_sessions(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
         return {"sessions": await self.sessions.rows()}
@@ -267,8 +272,3 @@ class Handlers:
         """At each sample, in its thread."""
         inside = observe_daemon.own_figures()
         self.diagnostics.look(ts, **inside, about=lambda: observe_daemon.measure({"ownership": {}, "transcripts": self.settings.transcripts}))
-    async def _fsck(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
-        from eos_agent import fsck
-
-        return await self.exports.run(lambda: fsck.page(self.store, args))
-
