@@ -315,8 +315,8 @@ class Telemetry:
 
     @property
     def kept(self) -> int:
-        """Records on disk."""
-        return 0 if self._segments is None else self._segments.lines
+        """Records that can be read."""
+        return 0 if self._segments is None else self._segments.lines + len(self._pending)
 
     def _work(self) -> None:
         while not self._closing.is_set():

@@ -65,7 +65,7 @@ def _entries(store: Store, layer_id: object, limit: int) -> tuple[list[dict[str,
             raise OperationError(INVALID_REQUEST, f"layer not found: {shown}", {"argument": "layer_id"}, reason="layer_not_found")
         found: list[dict[str, Any]] = []
         size = 0
-        listed = _base(store.root, layer) if layer.is_base else _listed(layer)
+        listed = _base(store.root, layer) if layer.is_base else changed_paths(layer)
         for path, kind in listed:
             size += len(path) + 40
             if len(found) == limit or size > MAX_BYTES:
@@ -74,7 +74,7 @@ def _entries(store: Store, layer_id: object, limit: int) -> tuple[list[dict[str,
     return found, False
 
 
-def _listed(layer: Layer) -> Iterator[tuple[str, str]]:
+def changed_paths(layer: Layer) -> Iterator[tuple[str, str]]:
     """What the layer changes, in order of path; directories that are only on the way are no entries."""
     for path in layer.keys:
         record = layer.get(path)
