@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ from layerstack.index import Layer
 from layerstack.index_file import Indexed, build, checksum, dump, known_digests
 from layerstack.manifest import Manifest, published_id
 from layerstack.paths import parent as parent_of
-from layerstack.quota import size_of
+from layerstack.quota import holders, size_of
 from layerstack.resolve import Edit, Ignored, Plan, plan
 from layerstack.staging import Names
 from layerstack.states import DIRECTORY, FILE, WHITEOUT
@@ -92,6 +92,11 @@ class Author(NamedTuple):
     rollback_to: int | None = None
     """The version whose tree this is."""
 
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Holders of the leases that end with the publish."""
+        return holders(self.session_id, self.draft_id)
+
 
 def describe(layer: Layer) -> TheirsLayer:
     """The layer as a conflict names it."""
@@ -130,27 +135,33 @@ def count_routes(indexed: Indexed, base: Chain, ignored: Ignored) -> tuple[int, 
     return routes[False], routes[True]
 
 
-def preview(store: Store, tree: MemoryTree, *, base: Chain, version: int, dropped: tuple[str, ...]) -> Preview:
-    """What `publish` would answer for a sealed tree in memory, which is used up."""
+def preview(
+    store: Store, tree: MemoryTree, *, base: Chain, version: int, dropped: tuple[str, ...], leaving: Collection[str] = ()
+) -> Preview:
+    """What `publish` would answer for a sealed tree in memory, which is used up; `leaving` are holders of leases that would end with it."""
     with store.reading() as snapshot:
-        return _preview(store, tree, base, version, dropped, snapshot.manifest)
+        found, size = _preview(store, tree, base, version, dropped, snapshot.manifest)
+    refused = store.quota.refusal(size, leaving) if found.would_publish else None
+    return found if refused is None else found._replace(would_publish=False, refused=refused)
 
 
-def _preview(store: Store, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest) -> Preview:
+def _preview(
+    store: Store, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest
+) -> tuple[Preview, Callable[[], int]]:
+    """The answer without limits, and how to learn the size of the layer."""
     ignored = store.ignored(version)
     indexed = build(tree, base, hashes=False)
     planned = _plan(store, tree, indexed, base, version, head, ignored)
     if planned.conflicts:
         source, other = count_routes(indexed, base, ignored)
-        return Preview(False, False, head.version, source, other, planned.conflicts, planned.notices, dropped)
+        return Preview(False, False, head.version, source, other, planned.conflicts, planned.notices, dropped), int
     if planned.edits:
         over = store.chain(head)
         settle(tree, planned.edits, head=over, version=version)
         indexed = build(tree, over, hashes=False)
     source, other = count_routes(indexed, base, ignored)
     no_op = not indexed.changed
-    refused = None if no_op else store.quota.refusal(lambda: size_of(tree, indexed))
-    return Preview(not no_op and refused is None, no_op, head.version, source, other, (), planned.notices, dropped, refused)
+    return Preview(not no_op, no_op, head.version, source, other, (), planned.notices, dropped), lambda: size_of(tree, indexed)
 
 
 def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest, ignored: Ignored) -> Plan:
@@ -189,12 +200,12 @@ def publish(store: Store, work: Work, author: Author, *, merge: bool = True, exa
         for _ in range(ROUNDS):
             with store.reading() as snapshot:
                 ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
-                published = _commit(store, work, ready, final=False, exact=exact)
+                published = _commit(store, work, ready, author, final=False, exact=exact)
             if published is not None:
                 return published
         with store.lock, store.reading() as snapshot:
             ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
-            published = _commit(store, work, ready, final=True, exact=exact)
+            published = _commit(store, work, ready, author, final=True, exact=exact)
             assert published is not None
             return published
 
@@ -231,7 +242,7 @@ def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manif
         indexed = build(tree, store.chain(head), known=known_digests(tree, indexed))
     if not indexed.changed:
         return _Ready(tree, indexed, head, planned, None)
-    store.quota.admit(head, lambda: _wanted(work, indexed))
+    store.quota.admit(head, lambda: _wanted(work, indexed), author.leaving)
     metadata = _write_metadata(store, work, tree, indexed, head, author, scrap)
     files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
     folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
@@ -281,7 +292,7 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
     return Metadata(stem, about)
 
 
-def _commit(store: Store, work: Work, ready: _Ready, *, final: bool, exact: bool) -> Published | None:
+def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: bool, exact: bool) -> Published | None:
     """The renames and the manifest; None when the head moved in a way that meets the work."""
     if exact and ready.head.version != work.version:
         raise HeadMoved
@@ -305,7 +316,7 @@ def _commit(store: Store, work: Work, ready: _Ready, *, final: bool, exact: bool
                 if lost or any(moved.meets(index) for moved in newer for index in (ready.indexed.records, work.indexed.records)):
                     assert not final
                     return None
-                store.quota.admit(head, lambda: _wanted(work, ready.indexed))
+                store.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)
                 store.shelf.drop(layer)
                 version = head.version + 1
                 layer = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)

@@ -10,7 +10,7 @@ With `fold_at` the head is folded when it has grown too long, before it is refus
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerstack import squash
@@ -53,30 +53,36 @@ class Quota:
         self.on_fold: Callable[[str, Squashed | OSError | None], object] | None = None
         """Told, in the publisher's thread, why a fold starts (None), and then what came of it."""
 
-    def used_bytes(self) -> int:
-        """What counts against `bytes`. Cost: O(layers of the head), and of those that leases keep beside them."""
+    def used_bytes(self, leaving: Collection[str] = ()) -> int:
+        """What counts against `bytes`. Cost: O(layers of the head), and of those that leases keep beside them.
+
+        Args:
+            leaving: holders of leases that end with the publish that asks, and keep nothing any more.
+        """
         store = self._store
         head, loaded = store.head, store.loaded_layers()
         if len(loaded) == len(head.layers):
             return _sum(loaded)
-        ids = set(head.layer_ids).union(*(lease.layer_ids for lease in store.leases.boundaries()))
+        ids = set(head.layer_ids).union(*(lease.layer_ids for lease in store.leases.boundaries() if lease.holder not in leaving))
         return _sum(layer for layer in loaded if layer.id in ids)
 
     def used_layers(self) -> int:
         """What counts against `layers`."""
         return len(self._store.head.layers) - 1
 
-    def refusal(self, size: Callable[[], int]) -> LayerStackError | None:
+    def refusal(self, size: Callable[[], int], leaving: Collection[str] = ()) -> LayerStackError | None:
         """Why one layer more of so many bytes would be refused now, or None; the size is asked for only where it matters."""
         try:
-            self.admit(self._store.head, size)
+            self.admit(self._store.head, size, leaving)
         except (QuotaExceeded, LayerLimit) as error:
             return error
         return None
 
-    def admit(self, head: Manifest, size: Callable[[], int]) -> None:
+    def admit(self, head: Manifest, size: Callable[[], int], leaving: Collection[str] = ()) -> None:
         """May one layer of that size go on top of `head`?
 
+        Args:
+            leaving: holders of leases that end with the publish.
         Raises:
             LayerLimit: the kernel could not mount it. QuotaExceeded: reason quota_layers or quota_bytes.
         """
@@ -84,7 +90,7 @@ class Quota:
         if self.layers is not None and len(head.layers) > self.layers:
             raise QuotaExceeded("layers", limit=self.layers, used=len(head.layers) - 1, wanted=1)
         if self.bytes is not None:
-            used, wanted = self.used_bytes(), size()
+            used, wanted = self.used_bytes(leaving), size()
             if wanted and used + wanted > self.bytes:
                 raise QuotaExceeded("bytes", limit=self.bytes, used=used, wanted=wanted)
 
@@ -155,6 +161,11 @@ def why_not(root: str, mountinfo: str = "/proc/self/mountinfo") -> str:
                     return f"this {kind} is mounted without project quotas"
                 return f"this {kind} has project quotas, which are not used"
     return "its file system is not known"
+
+
+def holders(session_id: str | None, draft_id: str | None) -> tuple[str, ...]:
+    """The leases that end with the publish of a session, or of a draft."""
+    return tuple(f"{kind} {name}" for kind, name in (("session", session_id), ("draft", draft_id)) if name is not None)
 
 
 def size_of(tree: Tree, indexed: Indexed) -> int:

@@ -49,7 +49,7 @@ from layerstack.manifest import BASE_ID, FIRST_VERSION, LayerId, Manifest, refer
 from layerstack.pins import Pins
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, Preview, Published, preview
-from layerstack.quota import Quota
+from layerstack.quota import Quota, holders
 from layerstack.rebase import CARRIED, open_rebased
 from layerstack.resolve import Ignored
 from layerstack.rollback import rollback
@@ -426,7 +426,7 @@ class Store:
             assert isinstance(layer.tree, DiskTree)
             tree = MemoryTree.load(layer.tree)
             seal(tree, base)
-            return preview(self, tree, base=base, version=manifest.version, dropped=())
+            return preview(self, tree, base=base, version=manifest.version, dropped=(), leaving=holders(None, draft_id))
         finally:
             self.release(lease)
             self.draft_book.leave(draft_id)

@@ -26,6 +26,7 @@ from layerstack.lease import Lease
 from layerstack.manifest import LayerId
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
+from layerstack.quota import holders
 from layerstack.states import make_directory
 from layerstack.tree import DiskTree, MemoryTree
 
@@ -88,6 +89,10 @@ class Upper:
     def workdir(self) -> str:
         return f"{self.directory}/work"
 
+    @property
+    def _leaving(self) -> tuple[str, ...]:
+        return holders(self.session_id, self._identity.draft_id)
+
     def _live(self) -> None:
         self._store.check_open()
         if self._ended:
@@ -123,7 +128,9 @@ class Upper:
                 self._fold(tree, folded)
                 seal(folded, self._base)
                 tree = folded
-            return preview(store, tree, base=self._base, version=self._manifest.version, dropped=self._dropped + dropped)
+            return preview(
+                store, tree, base=self._base, version=self._manifest.version, dropped=self._dropped + dropped, leaving=self._leaving
+            )
 
     def publish(self, *, owner: str, request_id: str, agent: str | None = None) -> Published:
         """Publish everything since the base version as one layer. The upper ends; its lease is given back.
@@ -156,7 +163,7 @@ class Upper:
 
     def _publish(self, author: Author) -> Published:
         store = self._store
-        if store.quota.refusal(self.size_bytes) is not None:  # before sealing: the session goes on as it is
+        if store.quota.refusal(self.size_bytes, self._leaving) is not None:  # before sealing: the session goes on as it is
             refused = self.preview().refused
             if refused is not None:
                 raise refused

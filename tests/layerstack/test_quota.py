@@ -167,6 +167,24 @@ def test_layers_that_a_lease_keeps_count_until_it_ends_and_a_folded_one_adds_not
 
 
 @on_a_stack(BASE)
+def test_what_only_the_publisher_keeps_does_not_count_against_its_own_work(s: Stack) -> None:
+    for path, size in (("big", 900), ("big", 800), ("other", 10)):
+        write(s, path, size)
+    session = s.session()
+    put(session.at("mine"), "m" * 500)
+    s.store.squash()
+    assert s.store.quota.used_bytes() == 1710  # the session is mounted on both of the layers that were folded
+    s.store.quota.bytes = 1311
+    assert refused(lambda: write(s, "more", 1)) == {"reason": "quota_bytes", "limit": 1311, "used": 1710, "wanted": 1}
+    s.store.quota.bytes = 1309
+    assert session.upper.preview().refused is not None
+    assert refused(session.publish) == {"reason": "quota_bytes", "limit": 1309, "used": 810, "wanted": 500}
+    s.store.quota.bytes = 1310
+    assert session.publish().manifest.version == 6
+    assert s.store.quota.used_bytes() == 1310
+
+
+@on_a_stack(BASE)
 def test_of_two_publishes_at_once_with_room_for_one_the_other_is_refused_and_keeps_its_work(s: Stack) -> None:
     for quota, told in (("bytes", {"limit": 1500, "used": 1000, "wanted": 1000}), ("layers", {"limit": 3, "used": 3, "wanted": 1})):
         s.store.quota.bytes = s.store.quota.layers = None
