@@ -156,11 +156,6 @@ def plan(store: Store, chain: Chain) -> list[_Run]:
     return runs
 
 
-def foldable(store: Store) -> int:
-    """How many layers of the head lie in runs that could be folded now."""
-    return sum(len(run.layers) for run in plan(store, store.chain(store.head)))
-
-
 def gain(store: Store) -> int:
     """By how many layers a squash would shorten the head now."""
     return sum(len(run.layers) - 1 for run in plan(store, store.chain(store.head)))

@@ -485,10 +485,6 @@ class Store:
         """
         return squash.squash(self)
 
-    def foldable(self) -> int:
-        """How many layers a squash would replace now."""
-        return squash.foldable(self)
-
     # ---- figures
 
     def layer_stats(self) -> dict[str, Any]:
