@@ -111,8 +111,13 @@ class Store:
 
         After a crash it is called again. Durable on return: manifest.json is written last.
         Raises:
-            Invalid: a store with another base, workspace or form is there (reason store_exists).
+            Invalid: a store with another base, workspace or form is there (reason store_exists); the store would lie in its workspace, or the
+                workspace in the store (store_in_workspace).
         """
+        inner, outer = os.path.realpath(root) + "/", os.path.realpath(workspace_root) + "/"
+        if inner.startswith(outer) or outer.startswith(inner):
+            details = {"store": root, "workspace_root": workspace_root}
+            raise Invalid(f"{root} and its workspace {workspace_root} lie inside one another", reason="store_in_workspace", details=details)
         body = {"workspace_root": workspace_root, "layer_stack_root": root, "base_root_hash": base_root_hash, "form": form.name}
         if os.path.exists(f"{root}/{MANIFEST}"):
             there = documents.read(f"{root}/{WORKSPACE}")
