@@ -1,40 +1,38 @@
-"""The agent's small HTTP surface: GET /health and POST /files/list; anything else is 404. One request per connection."""
+"""The agent's small HTTP surface: GET /health, POST /files/list, ANY /forward/...; anything else is 404. One request per connection."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import socket
 from typing import Any
 
 from eos_agent import log
+from eos_agent.exchange import Wire, keep_alive
 from eos_agent.failures import operation_error
+from eos_agent.forward import PREFIX, Forwarder, Route, parse_route
 from eos_agent.handlers import Handlers, Stream
+from eos_agent.http_answer import JSON, TEXT, Refused, answer, refused
+from eos_agent.http_message import MAX_HEAD_BYTES, BadMessage, RequestHead, parse_request
 from eos_agent.protocol import INVALID_REQUEST, UNAUTHORIZED, OperationError, Request, decode_object, encode, new_request_id
 
-MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 1024 * 1024
 READ_TIMEOUT_S = 30
 CROWDED_READ_S = 2  # for the connections over the limit, which are read only so that they see the refusal
 WRITE_TIMEOUT_S = 30
-WORDS = {
-    200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 413: "Payload Too Large",
-    429: "Too Many Requests", 503: "Service Unavailable",
-}  # fmt: skip
+LINGER_S = 1.0
+TOKEN_FIELD = "x-eos-token"  # beside Authorization, which may be meant for the server behind /forward
 BY_KIND = {"server_busy": 429, "server_shutting_down": 503}
 
 
-class Refused(Exception):
-    """An answer that ends the request: status and body."""
-
-    def __init__(self, status: int, body: bytes = b"", kind: str = "text/plain; charset=utf-8") -> None:
-        super().__init__(status)
-        self.status, self.body, self.kind = status, body or WORDS[status].lower().encode(), kind
-
-
 class HttpServer:
-    """Listens on http_host:http_port. The token is wanted on /files/list by the local provider and with `daemon.http.auth: token`."""
+    """Listens on http_host:http_port.
+
+    The token is wanted on /files/list and /forward by the local provider and with `daemon.http.auth: token`. From a process of the sandbox
+    itself it is wanted on /files/list and /forward/isolated in any case.
+    """
 
     def __init__(self, handlers: Handlers, token: str) -> None:
         self._handlers = handlers
@@ -42,43 +40,46 @@ class HttpServer:
         self._wants_token = handlers.settings.local or handlers.settings.get("daemon.http.auth", "none") == "token"
         self._max_connections: int = handlers.settings.get("daemon.server.max_concurrent_connections", 64)
         self.open = 0
+        self.forwarding = 0  # of these; they have a limit of their own, so that they keep nobody out
         self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._own_ports: set[int] = set()
+        self._forwarder = Forwarder(handlers.settings, lambda: handlers.sessions, self._own_ports)
         self.draining = False
 
     async def listen(self) -> tuple[str, int]:
         settings = self._handlers.settings
         self._server = await asyncio.start_server(
-            self._serve, settings.http_host, settings.http_port, limit=MAX_HEAD_BYTES, family=socket.AF_INET
+            self._accept, settings.http_host, settings.http_port, limit=MAX_HEAD_BYTES, family=socket.AF_INET
         )
         host, port = self._server.sockets[0].getsockname()[:2]
+        self._own_ports.add(int(port))
         return str(host), int(port)
 
     def close(self) -> None:
+        """No new connections; those that are open, tunnels too, end now."""
         self.draining = True
         if self._server is not None:
             self._server.close()
+        for task in self._connections:
+            task.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
         try:
             try:
-                crowded = self.open > self._max_connections
-                async with asyncio.timeout(CROWDED_READ_S if crowded else READ_TIMEOUT_S):
-                    method, target, headers = await _head(reader)
-                    body = await _body(reader, headers)
-                if crowded:
-                    raise Refused(429)
-                status, content, kind = 200, *await self._answer(method, target, headers, body, writer)
-            except Refused as refused:
-                status, content, kind = refused.status, refused.body, refused.kind
-            head = (
-                f"HTTP/1.1 {status} {WORDS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-            )
-            writer.write(head.encode() + content)
-            writer.close()
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await writer.wait_closed()
-        except (ConnectionError, TimeoutError, asyncio.IncompleteReadError):
+                await self._one(Wire(reader, writer))
+            except BadMessage as bad:
+                writer.write(_shown(refused(bad.status, "bad_request", bad.why, kind=INVALID_REQUEST)))
+            except Refused as why:
+                writer.write(_shown(why))
+            await _end(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):  # TimeoutError is one
             pass
         except Exception as error:
             log.failure("http_failed", error)
@@ -86,40 +87,82 @@ class HttpServer:
             self.open -= 1
             writer.transport.abort()
 
-    async def _answer(
-        self, method: str, target: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
-    ) -> tuple[bytes, str]:
-        if self.draining:
-            raise Refused(503)
-        path = target.partition("?")[0]
+    async def _one(self, client: Wire) -> None:
+        crowded = self.open - self.forwarding > self._max_connections
+        body = b""
+        try:
+            async with asyncio.timeout(CROWDED_READ_S if crowded else READ_TIMEOUT_S):
+                request = parse_request(await _head(client.reader))
+                length = request.body
+                if crowded:
+                    raise Refused(429)
+                if self.draining:
+                    raise Refused(503)
+                if not request.target.startswith(PREFIX):
+                    body = await _body(client.reader, length.length)
+        except TimeoutError:
+            raise Refused(408) from None
+        if request.target.startswith(PREFIX):
+            await self._forward(request, client)
+        else:
+            client.writer.write(answer(200, await self._answer(request, body, client.writer), JSON))
+
+    async def _answer(self, request: RequestHead, body: bytes, writer: asyncio.StreamWriter) -> bytes:
+        path = request.target.partition("?")[0]
         if path == "/health":
-            _check_caller(headers)
-            if method != "GET":
-                raise Refused(405)
-            return encode({"status": "ok", "service": "daemon_http", "observability": self._handlers.telemetry.lost}), "application/json"
+            _check_caller(request)
+            _check_method(request, "GET")
+            return encode({"status": "ok", "service": "daemon_http", "observability": self._handlers.telemetry.lost})
         if path == "/files/list":
-            _check_caller(headers)
-            if method != "POST":
-                raise Refused(405)
-            self._authenticate(headers, writer)
-            return await self._list(body), "application/json"
+            _check_caller(request)
+            _check_method(request, "POST")
+            self._authenticate(request, writer, always_for_own=True)
+            return await self._list(body)
         raise Refused(404)
 
-    def _authenticate(self, headers: dict[str, str], writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, request: RequestHead, client: Wire) -> None:
+        _check_host(request)
+        route: Route = parse_route(request.target)
+        secrets = self._authenticate(request, client.writer, always_for_own=route.session_id is not None)
+        if request.fields.words("expect") not in ([], ["100-continue"]):
+            raise Refused(417)
+        if self.forwarding >= self._max_connections:
+            raise refused(429, "max_concurrent_connections", f"{self._max_connections} requests are being forwarded, which is the limit")
+        keep_alive(client.writer)
+        self.forwarding += 1
+        network = "shared" if route.session_id is None else "isolated"
+        try:
+            with self._handlers.telemetry.request(new_request_id(), "daemon_http.forward", network_profile=network, port=route.port):
+                await self._forwarder.forward(request, route, client, secrets)
+        finally:
+            self.forwarding -= 1
+
+    def _authenticate(self, request: RequestHead, writer: asyncio.StreamWriter, *, always_for_own: bool) -> list[str]:
+        """Names of the fields that carry our token, which go no further.
+
+        Raises:
+            Refused: 401.
+        """
+        secrets = [TOKEN_FIELD]
+        shown = [value.encode() for value in request.fields.all(TOKEN_FIELD)]
+        for value in request.fields.all("authorization"):
+            scheme, _, given = value.partition(" ")
+            if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token):
+                shown.append(self._token)
+                secrets.append("authorization")
         peer = writer.get_extra_info("peername")
-        if not self._wants_token and peer and not is_own_address(peer[0]):
-            return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
-            error = OperationError(UNAUTHORIZED, "the agent's token is missing or wrong", reason="unauthorized")
-            raise Refused(401, encode(error.envelope()), "application/json")
+        wanted = self._wants_token or not peer or (always_for_own and is_own_address(peer[0]))
+        if wanted and not any(hmac.compare_digest(given, self._token) for given in shown):
+            message = "the agent's token is missing or wrong"
+            raise refused(401, "unauthorized", message, kind=UNAUTHORIZED, extra=(("WWW-Authenticate", "Bearer"),))
+        return secrets
 
     async def _list(self, body: bytes) -> bytes:
         request_id = new_request_id()
         try:
             args = decode_object(body) if body.strip() else {}
         except OperationError as error:
-            raise Refused(400, encode(error.envelope()), "application/json") from None
+            raise Refused(400, encode(error.envelope()), JSON) from None
         try:
             found = await self._handlers.perform(Request("file_list", request_id, self._handlers.settings.sandbox_id, args, {}))
             assert not isinstance(found, Stream)
@@ -130,51 +173,66 @@ class HttpServer:
             malformed = shown.kind == INVALID_REQUEST and shown.details.get("reason") in ("wrong_type", "missing_argument")
             status = 400 if malformed else BY_KIND.get(shown.kind, 200)
             if status != 200:
-                raise Refused(status, encode(shown.envelope()), "application/json") from None
+                raise Refused(status, encode(shown.envelope()), JSON) from None
             return encode(shown.envelope())
         return encode(found)
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]]:
+def _shown(why: Refused) -> bytes:
+    return answer(why.status, why.body, why.kind, *why.extra)
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
     try:
-        raw = await reader.readuntil(b"\r\n\r\n")
+        return await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise Refused(400) from None
-    first, *lines = raw.decode("latin-1").split("\r\n")[:-2]
-    words = first.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise Refused(400)
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not name or name != name.strip():
-            raise Refused(400)
-        headers[name.lower()] = value.strip()
-    return words[0], words[1], headers
+        raise BadMessage(f"the head is longer than {MAX_HEAD_BYTES} bytes", 431) from None
 
 
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
-    if "transfer-encoding" in headers:
-        raise Refused(400, encode(_bad("a body needs Content-Length here")), "application/json")
-    length = headers.get("content-length", "0")
-    if not length.isdecimal() or len(length) > 20:
-        raise Refused(400)
-    if int(length) > MAX_BODY_BYTES:
-        raise Refused(400, encode(_bad(f"the body exceeds the byte limit of {MAX_BODY_BYTES}")), "application/json")
-    return await reader.readexactly(int(length))
+async def _body(reader: asyncio.StreamReader, length: int | None) -> bytes:
+    if length is None:
+        raise Refused(400, encode(_bad("a body needs Content-Length here")), JSON)
+    if length > MAX_BODY_BYTES:
+        raise Refused(400, encode(_bad(f"the body exceeds the byte limit of {MAX_BODY_BYTES}")), JSON)
+    return await reader.readexactly(length)
+
+
+async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Let the peer have what was written, and read on for a moment what it still sends: a reset would take the answer from it."""
+    async with asyncio.timeout(WRITE_TIMEOUT_S):
+        if writer.can_write_eof():
+            writer.write_eof()
+        await writer.drain()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while await reader.read(1 << 16):
+                pass
+    writer.close()
+    async with asyncio.timeout(WRITE_TIMEOUT_S):
+        await writer.wait_closed()
 
 
 def _bad(message: str) -> dict[str, Any]:
     return OperationError(INVALID_REQUEST, message, reason="bad_request").envelope()
 
 
-def _check_caller(headers: dict[str, str]) -> None:
-    """Host must be loopback or an address literal, and so must Origin when there is one: a page of the web reaches no listener by a name."""
-    if not _plain_host(headers.get("host", "localhost")):
+def _check_method(request: RequestHead, method: str) -> None:
+    if request.method != method:
+        raise Refused(405, b"", TEXT, ("Allow", method))
+
+
+def _check_host(request: RequestHead) -> None:
+    """Host must be loopback or an address literal: a page of the web reaches no listener by a name."""
+    if not _plain_host(request.fields.get("host") or "localhost"):
         raise Refused(403)
-    origin = headers.get("origin")
-    if origin is not None and not _plain_host(origin.partition("://")[2]):
-        raise Refused(403)
+
+
+def _check_caller(request: RequestHead) -> None:
+    """As `_check_host`, and so must be Origin when there is one."""
+    _check_host(request)
+    for origin in request.fields.all("origin"):
+        if not _plain_host(origin.partition("://")[2]):
+            raise Refused(403)
 
 
 def _plain_host(host: str) -> bool:

@@ -27,7 +27,12 @@ async def server_of_the_sandbox(port: int, *, timeout_s: float) -> socket.socket
     sockets: list[tuple[str, socket.socket]] = []
     for address in (LOOPBACK, LOOPBACK_6):
         try:
-            sockets.append((address, socket.socket(family_of(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)))
+            sockets.append(
+                (
+                    address,
+                    socket.socket(family_of(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP),
+                )
+            )
         except OSError as error:
             if error.errno != errno.EAFNOSUPPORT:
                 raise

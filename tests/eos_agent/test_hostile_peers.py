@@ -17,6 +17,7 @@ from eos_agent import http, server
 from eos_agent.http import HttpServer
 from eos_agent.protocol import Request, encode_request
 from eos_agent.server import Server
+from eos_agent.telemetry import Telemetry
 from tests.eos_agent.agent_process import TOKEN
 
 HUGE = "x" * (8 << 20)
@@ -29,6 +30,7 @@ class Answers:
         def get(key: str, default: Any) -> Any:
             return daemon.get(key.rpartition(".")[2], default)
 
+        self.telemetry = Telemetry(None)
         self.settings = SimpleNamespace(
             sandbox_id="eos-test",
             local=False,

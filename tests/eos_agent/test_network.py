@@ -196,6 +196,7 @@ def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_
             await live.runner.terminate()
         again = [await box.session(network="isolated") for _ in range(2)]
         addresses += [live.runner.address for live in again]
+        left: list[str] = []
         for _ in range(2000):  # the kernel removes a namespace behind everybody's back
             left = ports_of(box.zygote.pid)
             if len(left) == 2:
