@@ -1,7 +1,8 @@
 """A file operation in a child of the runner: a long one holds nothing up, and one that does not come to its end can be killed.
 
-The child is a fork of the single-threaded runner, as hardened as that, and not dumpable like it. It writes one frame into a pipe and ends; the
-runner passes that frame on. Other processes of the session may kill it, as they may kill each other.
+The child is a fork of the single-threaded runner, as hardened as that, and not dumpable like it. It writes frames into a pipe and ends; the last
+one is the answer, which the runner passes on: those before say what the answer is should it not come any further. Other processes of the
+session may kill it, as they may kill each other.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from layerstack import linux
 READ_BYTES = 256 * 1024
 
 
+Work = Callable[[Callable[[dict[str, Any]], None]], dict[str, Any]]
+
+
 class Aside:
     """One operation under way. `fd` becomes readable when its child has something to say or is gone; closed by `close`."""
 
-    def __init__(self, number: int, work: Callable[[], dict[str, Any]], limit_s: float | None) -> None:
-        """Fork; `work` gives the reply of request `number`, without its id.
+    def __init__(self, number: int, work: Work, limit_s: float | None) -> None:
+        """Fork.
 
         Args:
+            work: gives the reply of request `number`, without its id; what it tells its argument is the reply until then.
             limit_s: how long it may take before it is killed; None for what must come to its end.
         Raises:
             OSError: no process could be made.
@@ -81,15 +86,19 @@ def _failed(why: str, reason: str) -> dict[str, Any]:
     return {"error": {"kind": error.kind, "message": error.message, "details": error.details}}
 
 
-def _live(writable: int, work: Callable[[], dict[str, Any]]) -> None:
+def _live(writable: int, work: Work) -> None:
     """The life of the child. Nothing of the runner may go on in it: least of all its socket."""
     try:
         os.dup2(writable, 3, inheritable=False)
         linux.close_range(4)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        left = memoryview(channel.encode(work()))
-        while left:
-            left = left[os.write(3, left) :]
+        _tell(work(_tell))
     finally:
         os._exit(0)
+
+
+def _tell(reply: dict[str, Any]) -> None:
+    left = memoryview(channel.encode(reply))
+    while left:
+        left = left[os.write(3, left) :]

@@ -1,7 +1,8 @@
 """Search the text of a tree line by line, for a literal or a regular expression: a page at a time, bounded in time, memory and output.
 
 It runs in a child of its session's runner (eos_agent.aside), alone in its process: a timer's signal ends a regular expression in the middle of
-a match, which Python's `re` looks for every few thousand steps, and should it not, the runner kills the child.
+a match. Python's `re` looks for signals every few thousand steps, but one step can be a run over a whole line: before a long line the page so far
+is told, and when the runner has to kill the child that is its answer.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ LEAD_CHARACTERS = 60
 BLOCK_BYTES = 4 << 20
 """A longer line is searched in pieces: what lies across a cut is not found."""
 BINARY_PROBE_BYTES = 8192
+LONG_CHARACTERS = 32 * 1024
 MEMORY_BYTES = 192 << 20
 """Above what the process has when it starts; an expression that backtracks over a long line remembers each step."""
 PATTERN_BYTES = 8192
@@ -77,6 +79,7 @@ def place_of(cursor: str) -> Place:
 
 
 Find = Callable[[str], "re.Match[str] | None"]
+Tell = Callable[[dict[str, Any]], None]
 
 
 def compile_pattern(pattern: str, *, regex: bool) -> bytes | Find:
@@ -153,9 +156,11 @@ def _alternatives(glob: str) -> Iterator[str]:
             pending += [at[: found.start()] + part + at[found.end() :] for part in found[1].split(",")]
 
 
-def search(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
+def search(root_fd: int, root: str, args: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
     """The operation file_search, one page. Sets a timer of this process and its memory limit: a process that does nothing else.
 
+    Args:
+        tell: is given what the answer is should this process be killed from now on, a result or an error.
     Raises:
         OperationError: invalid_request; pattern, glob, cursor or path, and search_too_slow or search_too_large for a line that an
             expression does not come to an end with.
@@ -164,12 +169,14 @@ def search(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     start = place_of(args["cursor"]) if args.get("cursor") else None
     top = resolve(args, root, lambda p: exists(root_fd, p), allow_root=True)
     chosen = compile_glob(args.get("glob"), top)
-    page = _Page(find, start)
+    limit_s = args.get("limit_s", SEARCH_S)
+    page = _Page(find, start, limit_s, tell or (lambda _answer: None))
     _bound_memory(MEMORY_BYTES)
     signal.signal(signal.SIGALRM, _time_up)
-    signal.setitimer(signal.ITIMER_REAL, args.get("limit_s", SEARCH_S), 1.0)  # again and again: one may fall where it is lost
+    signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)  # again and again: one may fall where it is lost
     try:
-        for path, fd in _files(root_fd, top, start, chosen, ignored=args["include_ignored"], page=page):
+        named = bool(args.get("glob")) and not args["glob"].startswith("!")
+        for path, fd in _files(root_fd, top, start, chosen, ignored=args["include_ignored"], named=named, page=page):
             try:
                 page.read(path, fd)
             except OSError:
@@ -178,11 +185,11 @@ def search(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
         page.stopped = full.why
     except _TimeUp:
         _stop_timer()
-        page.out_of("time", "search_too_slow", f"no line was searched to its end within {args.get('limit_s', SEARCH_S):g} s")
+        page.out_of("time")
     except MemoryError:
         _bound_memory(None)
         _stop_timer()
-        page.out_of("memory", "search_too_large", "the expression needs too much memory for one line")
+        page.out_of("memory")
     _stop_timer()
     return page.result()
 
@@ -216,8 +223,8 @@ class _Full(Exception):
 class _Page:
     """What one call found, and where it is."""
 
-    def __init__(self, find: bytes | Find, start: Place | None) -> None:
-        self._find, self._start = find, start
+    def __init__(self, find: bytes | Find, start: Place | None, limit_s: float, tell: Tell) -> None:
+        self._find, self._limit_s, self._tell = find, limit_s, tell
         self._matches: list[dict[str, Any]] = []
         self._size = 0
         self._searched = 0
@@ -284,13 +291,28 @@ class _Page:
         number = 0
         try:
             for number, text in enumerate(lines):
+                if len(text) > LONG_CHARACTERS:
+                    self._reach(path, block, offset, line, number)
+                    self._tell(self._if_killed())
                 found = find(text[:-1] if text.endswith("\r") else text)
                 if found is not None:
                     self._found(path, line + number, text.removesuffix("\r"), found.start())
         except (_TimeUp, MemoryError, _Full):
-            done = sum(len(raw) + 1 for raw in block.split(b"\n", number)[:number])
-            self.at, self._moved = Place(path, offset + done, line + number), self._moved or number > 0
+            self._reach(path, block, offset, line, number)
             raise
+
+    def _reach(self, path: str, block: bytes, offset: int, line: int, number: int) -> None:
+        """All lines of the block before line `number` of it, from 0, are done."""
+        done = sum(len(raw) + 1 for raw in block.split(b"\n", number)[:number])
+        self.at, self._moved = Place(path, offset + done, line + number), self._moved or number > 0
+
+    def _if_killed(self) -> dict[str, Any]:
+        if not self._moved and not self._matches:
+            return self._stuck("time").envelope()
+        self.stopped = "time"
+        answer = {"result": self.result()}
+        self.stopped = None
+        return answer
 
     def _found(self, path: str, line: int, text: str, column: int) -> None:
         if len(self._matches) >= PAGE_MATCHES:
@@ -308,23 +330,22 @@ class _Page:
         self._matches.append(match)
         self._size += size
 
-    def out_of(self, what: str, reason: str, message: str) -> None:
-        """The page ends here; an error when it did not get on at all, since the next one would not either."""
+    def out_of(self, what: str) -> None:
+        """The page ends here for want of `time` or `memory`; an error when it did not get on at all, since the next one would not either."""
         self.stopped = what
-        if self._moved or self._matches:
-            return
+        if not self._moved and not self._matches:
+            raise self._stuck(what)
+
+    def _stuck(self, what: str) -> OperationError:
+        if what == "time":
+            reason, message = "search_too_slow", f"no line was searched to its end within {self._limit_s:g} s"
+        else:
+            reason, message = "search_too_large", "the expression needs too much memory for one line"
         if self.at is None:
-            raise OperationError(OPERATION_FAILED, message, reason=reason)
-        raise OperationError(
-            INVALID_REQUEST,
-            f"{message}: {shown(self.at.path)}, line {self.at.line}",
-            {
-                **path_json(self.at.path),
-                "line": self.at.line,
-                "hint": "use a simpler expression (no nested repeats), regex false, or a glob or path that leaves this file out",
-            },
-            reason=reason,
-        )
+            return OperationError(OPERATION_FAILED, message, reason=reason)
+        hint = "use a simpler expression (no nested repeats), regex false, or a glob or path that leaves this file out"
+        details = {**path_json(self.at.path), "line": self.at.line, "hint": hint}
+        return OperationError(INVALID_REQUEST, f"{message}: {shown(self.at.path)}, line {self.at.line}", details, reason=reason)
 
     def result(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -339,16 +360,17 @@ class _Page:
 
 
 def _files(
-    root_fd: int, top: str, start: Place | None, chosen: Callable[[str], bool], *, ignored: bool, page: _Page
+    root_fd: int, top: str, start: Place | None, chosen: Callable[[str], bool], *, ignored: bool, named: bool, page: _Page
 ) -> Iterator[tuple[str, int]]:
     """The regular files at or below `top` from `start` on, open: directories in byte order of names, `.git` and what .gitignore excludes left
-    out unless `top` lies in it."""
+    out unless `top` lies in it. `named`: the glob says which files, so only directories are left out."""
     if top and not _is_directory(root_fd, top):
         with parent_of(root_fd, top) as (parent, name), opened_regular(top, name, parent) as fd:
             yield top, fd
         return
     rules = IgnoreRules(lambda path: _small_file(root_fd, path))
     below_ignored = ignored or (bool(top) and rules.ignored(top, True))
+    all_files = below_ignored or named
     with directory(root_fd, top) as top_fd:
         stack = [_Folder(top, os.dup(top_fd), _resume(top, start))]
         try:
@@ -376,7 +398,7 @@ def _files(
                                 _resume(path, start),
                             )
                         )
-                    elif stat.S_ISREG(found.st_mode) and chosen(path) and (below_ignored or not rules.ignored(path, False)):
+                    elif stat.S_ISREG(found.st_mode) and chosen(path) and (all_files or not rules.ignored(path, False)):
                         with opened(entry, FILE_FLAGS, folder.fd) as fd:
                             yield path, fd
                 except OSError:

@@ -32,7 +32,7 @@ from eos_agent.file_access import (
 )
 from eos_agent.file_changes import delete, move, stat_path
 from eos_agent.file_encoding import BASE64, UTF8, encoding_of, read_window
-from eos_agent.file_search import search
+from eos_agent.file_search import Tell, search
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_agent.workspace_path import resolve, shown
 from layerstack.changes import path_json
@@ -42,7 +42,9 @@ MAX_LIST_ENTRIES = 2000
 EDIT_ROUNDS = 20
 
 
-def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes | None = None) -> tuple[dict[str, Any], bytes | None]:
+def perform_in_mount(
+    name: str, root: str, args: Mapping[str, Any], data: bytes | None = None, tell: Tell | None = None
+) -> tuple[dict[str, Any], bytes | None]:
     """One file operation below `root`, as the caller sees it there.
 
     Args:
@@ -50,6 +52,7 @@ def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes 
         args: the operation's checked arguments; `max_bytes` and `max_entries` carry the configured limits. A search sets a timer and limits
             of its process: it belongs into one of its own.
         data: the content to write.
+        tell: of a search, see there.
     Returns:
         The result object, and bytes that go beside it (none of the present operations has any).
     Raises:
@@ -61,6 +64,8 @@ def perform_in_mount(name: str, root: str, args: Mapping[str, Any], data: bytes 
         operation = _OPERATIONS.get(name)
         if operation is not None:
             return operation(root_fd, root, args), None
+        if name == "search":
+            return search(root_fd, root, args, tell), None
         if name == "write":
             return _write(root_fd, root, args, data or b""), None
     raise OperationError(OPERATION_FAILED, f"no such file operation: {name}", reason="unknown_op")
@@ -232,5 +237,4 @@ _OPERATIONS: dict[str, Callable[[int, str, Mapping[str, Any]], dict[str, Any]]] 
     "stat": stat_path,
     "delete": delete,
     "move": move,
-    "search": search,
 }

@@ -330,9 +330,9 @@ class Session:
     # File operations in a child
 
     def _start_aside(self, message: dict[str, Any], data: bytes | None) -> None:
-        def work() -> dict[str, Any]:
+        def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
             try:
-                result, _ = files.perform_in_mount(message["name"], self._root, message["args"], data)
+                result, _ = files.perform_in_mount(message["name"], self._root, message["args"], data, tell)
             except Exception as error:
                 return {"error": _envelope(error)}
             return {"result": result}
