@@ -202,7 +202,7 @@ class Edited(NamedTuple):
 def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, encoding: str = UTF8) -> Edited:
     """`raw` after all edits in order. Only what an edit names changes: BOM and every other line end stay.
 
-    Edits match text with LF ends; a line end that an edit brings takes the ending of the line that it replaces, or of its neighbour.
+    Edits match text with LF ends; a line end that an edit brings takes the ending of the line that it replaces or divides; between lines, of the one before.
     Raises:
         OperationError: invalid_request; too large, not UTF-8, no match, several matches without `replace_all`, no net change.
     """
@@ -279,7 +279,9 @@ class _Lines:
             if gone == added:
                 ends += replaced
             else:
-                neighbour = replaced or self.crlf[max(0, before - 1) : before] or self.crlf[before : before + 1]
+                own, above = self.crlf[before : before + 1], self.crlf[max(0, before - 1) : before]
+                between = self.text[found + prefix - 1 : found + prefix] == "\n"  # lines come in, none is divided
+                neighbour = replaced or (above or own if between else own or above)
                 ends += [neighbour[0] if neighbour else True] * added
             seen = before + gone
             pieces += (self.text[at:found], new)

@@ -86,7 +86,9 @@ def test_an_edit_changes_only_what_it_names() -> None:
 
 def test_a_line_that_is_added_takes_the_ending_of_its_neighbour() -> None:
     assert edit(b"a\r\nb\r\n", ("a", "a\nnew")) == b"a\r\nnew\r\nb\r\n"
-    assert edit(b"a\r\nb\n\nc", ("b", "b\nnew")) in (b"a\r\nb\r\nnew\n\nc", b"a\r\nb\nnew\n\nc")
+    assert edit(b"a\r\nb\n\nc", ("b", "b\nnew")) == b"a\r\nb\nnew\n\nc"
+    assert edit(b"a\nb\r\nc", ("b", "b\nnew")) == b"a\nb\r\nnew\r\nc"
+    assert edit(b"a\nb\r\nc", ("c", "c\nnew")) == b"a\nb\r\nc\r\nnew"
     assert edit(b"a\nb\n", ("b", "b\nc")) == b"a\nb\nc\n"
 
 
