@@ -280,7 +280,7 @@ class _Lines:
                 ends += replaced
             else:
                 own, above = self.crlf[before : before + 1], self.crlf[max(0, before - 1) : before]
-                between = self.text[found + prefix - 1 : found + prefix] == "\n"  # lines come in, none is divided
+                between = prefix + suffix == len(old) and self.text[found + prefix - 1 : found + prefix] == "\n"  # no line is divided
                 neighbour = replaced or (above or own if between else own or above)
                 ends += [neighbour[0] if neighbour else True] * added
             seen = before + gone
