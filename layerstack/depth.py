@@ -25,6 +25,8 @@ class Depth(NamedTuple):
     """Of the head, the base included."""
     foldable: int
     """How many of them a squash would replace."""
+    entries: int
+    """How many paths those list together: what the squash would cost."""
     directory: str
     """The directory that most of those touch; "" is the root."""
     sharing: int
@@ -52,7 +54,8 @@ class Depths:
                 of_run.update(touched)
             sharing.update({directory: count for directory, count in of_run.items() if count > 1})
         directory, count = sharing.most_common(1)[0] if sharing else ("", 0)
-        return Depth(len(head.layers), sum(len(run.layers) for run in runs), directory, count)
+        foldable = [layer for run in runs for layer in run.layers]
+        return Depth(len(head.layers), len(foldable), sum(len(layer.index or ()) for layer in foldable), directory, count)
 
 
 def _touched(layer: Layer) -> frozenset[str]:

@@ -23,6 +23,8 @@ NOT_MOVED = "unsupported:kernel_gate_not_proven"
 HELD = "pinned:lease_holder_not_swept"
 QUIET_S, PATIENCE_S = 0.25, 1.0
 """A squash of our own waits until nothing was published for so long, and no longer than this after it was due."""
+ENTRIES_PER_LAYER = 256
+"""Paths that a fold may take up for each layer that it replaces, when it is due for the sake of one directory: some milliseconds each."""
 
 
 class Policy(NamedTuple):
@@ -31,7 +33,8 @@ class Policy(NamedTuple):
     at_layers: int | None = None
     """So many layers can be folded."""
     at_sharing: int | None = None
-    """So many that can be folded touch one directory."""
+    """So many that can be folded touch one directory, unless the fold is too dear: a publish of a few files must not be paid by a fold of all
+    that was folded before. More layers make it cheap for each."""
 
     @property
     def least(self) -> int:
@@ -42,7 +45,8 @@ class Policy(NamedTuple):
         """The rule by which a squash is due, or None."""
         if self.at_layers is not None and depth.foldable >= self.at_layers:
             return "layers"
-        return "shared_directory" if self.at_sharing is not None and depth.sharing >= self.at_sharing else None
+        cheap = depth.entries <= ENTRIES_PER_LAYER * depth.foldable
+        return "shared_directory" if self.at_sharing is not None and depth.sharing >= self.at_sharing and cheap else None
 
 
 class Squashes:
@@ -121,7 +125,7 @@ class Squashes:
                 continue
             depth = await self._pool.run(depths.measure)
             why = policy.due(depth)
-            seen = {"layers": depth.layers, "foldable": depth.foldable, "sharing": depth.sharing}
+            seen = {"layers": depth.layers, "foldable": depth.foldable, "entries": depth.entries, "sharing": depth.sharing}
             self._event("evaluate", **seen, due=why is not None)
             if why is None:
                 continue

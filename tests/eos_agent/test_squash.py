@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from eos_agent.squash import Policy
+from layerstack.depth import Depth
 from tests.eos_agent.agent_process import WAIT_S, Agent, Failed
 
 pytestmark = pytest.mark.needs("overlay")
@@ -129,6 +131,20 @@ def test_layers_that_touch_one_directory_are_folded_by_the_number_of_these(start
     assert layer_ids(agent) == "SB"
     (triggered,) = events(agent, "triggered")
     assert (triggered["why"], triggered["sharing"], triggered["foldable"]) == ("shared_directory", 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("depth", "due"),
+    [
+        (Depth(17, 16, 16 * 256, "d", 15), None),
+        (Depth(17, 16, 16 * 256, "d", 16), "shared_directory"),
+        (Depth(17, 16, 16 * 256 + 1, "d", 16), None),  # one of them is big: it is not folded for the sake of fifteen small ones
+        (Depth(41, 40, 40 * 256, "d", 16), "shared_directory"),
+        (Depth(101, 100, 10**6, "", 0), "layers"),
+    ],
+)
+def test_a_directory_is_no_reason_for_a_fold_that_costs_more_than_its_layers_did(depth: Depth, due: str | None) -> None:
+    assert Policy(100, 16).due(depth) == due
 
 
 def test_a_squash_that_fails_says_so_and_the_next_one_goes_on_from_there(start_agent: Callable[..., Agent]) -> None:

@@ -175,29 +175,35 @@ def test_many_publishes_at_once_at_the_limit_fold_once_and_all_go_through(s: Sta
 @on_a_stack({f"{name}/0": "0" for name in ("a", "a/in", "b")}, forms=("user",))
 def test_the_depth_of_a_directory_is_how_many_layers_that_can_be_folded_change_its_entries(s: Stack) -> None:
     depths = Depths(s.store)
-    assert depths.measure() == (1, 0, "", 0)
+
+    def measured() -> tuple[int, int, str, int]:
+        depth = depths.measure()
+        return depth.layers, depth.foldable, depth.directory, depth.sharing
+
+    assert measured() == (1, 0, "", 0)
     for path in ("a/1", "b/1", "a/in/1", "a/2"):
         write(s, path)
-    assert depths.measure() == (5, 4, "a", 2)  # what holds "a" on the way to "a/in" does not touch it
+    assert measured() == (5, 4, "a", 2)  # what holds "a" on the way to "a/in" does not touch it
     keeper = s.session()  # on the layer of a/2
     for path in ("a/3", "b/2"):
         write(s, path)
-    assert depths.measure() == (7, 5, "", 0)  # a/3 and a/1 are on different sides of it
+    assert measured() == (7, 5, "", 0)  # a/3 and a/1 are on different sides of it
     keeper.umount()
     keeper.upper.discard()
-    assert depths.measure() == (7, 6, "a", 3)
+    assert measured() == (7, 6, "a", 3)
     removing = s.session()
     os.unlink(removing.at("b/0"))
     os.chmod(removing.at("a/in/1"), 0o600)
     os.unlink(removing.at("a/1"))
     removing.publish()
-    assert depths.measure() == (8, 7, "a", 4)
+    assert measured() == (8, 7, "a", 4)
     write(s, "new/1")  # a new directory is a new entry of the root
     write(s, "top")
     s.store.squash()
-    assert depths.measure() == (2, 0, "", 0)
+    assert measured() == (2, 0, "", 0)
     write(s, "a/9")
-    assert depths.measure() == (3, 2, "a", 2)
+    assert measured() == (3, 2, "a", 2)
+    assert depths.measure().entries == sum(len(layer.index or ()) for layer in s.store.layers_of(s.store.head))
 
 
 @on_a_stack(BASE)
