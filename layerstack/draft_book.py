@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from layerstack import drafts, durable
 from layerstack.chain import Chain
 from layerstack.drafts import Draft
-from layerstack.errors import Busy, NotFound
+from layerstack.errors import Busy, NotFound, StoreCorrupt
 from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.lease import Lease
@@ -63,14 +63,23 @@ class DraftBook:
         store = self._store
         with store.lock:
             store.check_open()
-            draft = self.get(draft_id)
+            size = self._size(draft_id)
             if self._users.get(draft_id):
                 text = f"draft {draft_id}: a session or a reader stands on it; end that first"
                 raise Busy(text, reason="draft_in_use", details={"draft_id": draft_id})
             self._remove(draft_id)
+            store.damaged.pop(f"{drafts.folder_of(store, draft_id)}/draft.json", None)
         store.step("draft.fsync_removed")
         durable.fsync_dir(f"{store.root}/drafts")
-        return draft.bytes
+        return size
+
+    def _size(self, draft_id: str) -> int:
+        """Bytes of a draft; of one that is set apart, by looking at its files: to discard it is a way to settle it."""
+        try:
+            return self.get(draft_id).bytes
+        except StoreCorrupt:
+            found = os.walk(f"{drafts.folder_of(self._store, draft_id)}/layer")
+            return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in found for name in names)
 
     def consume(self, draft_id: str) -> None:
         """Its work was published with a session that stood on it: it goes with the last session that uses it, or at the next open."""

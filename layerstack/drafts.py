@@ -153,14 +153,16 @@ def load(store: Store, draft_id: str) -> Draft:
 
 
 def all_of(store: Store) -> list[Draft]:
-    """Every draft, oldest first."""
+    """Every draft, oldest first; those whose draft.json is damaged are set apart."""
     found: list[Draft] = []
     for name in os.listdir(f"{store.root}/drafts"):
         try:
             found.append(load(store, name))
         except NotFound:
             continue  # being made, or just discarded
-        except StoreCorrupt:
+        except StoreCorrupt as error:
             if os.path.isdir(f"{folder_of(store, name)}/layer"):
-                raise
+                store.set_apart(error)
+            continue
+        store.damaged.pop(f"{folder_of(store, name)}/draft.json", None)
     return sorted(found, key=lambda draft: (draft.created_unix_ms, draft.draft_id))

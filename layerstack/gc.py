@@ -6,15 +6,14 @@ Scrap that cannot be removed stays and stops nothing: it is tried again at the n
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from layerstack import documents, durable
+from layerstack.errors import StoreCorrupt
 from layerstack.manifest import Manifest, listed, lists_the_end_of
 from layerstack.tree import discard
 
 if TYPE_CHECKING:
-    from layerstack.drafts import Draft
     from layerstack.store import Store
 
 SUFFIXES = (".json", ".index", ".digest", ".blame")
@@ -28,22 +27,34 @@ def sweep_root(root: str) -> None:
                 os.unlink(f"{folder}/{name}")
 
 
-def give_back(root: str, head: Manifest, drafts: Iterable[Draft]) -> None:
-    """Layers that neither a manifest nor a draft names were renamed in by publishes that never finished, and go back or go."""
-    named = named_by_history(root, head)
-    for draft in drafts:
+def give_back(store: Store) -> None:
+    """Layers that neither a manifest nor a draft names were renamed in by publishes that never finished, and go back or go.
+
+    One whose own metadata is damaged may be the only copy of work: it is set apart.
+    """
+    named = named_by_history(store)
+    for draft in store.drafts():
         named.update(draft.layer_ids)
-    for name in sorted(os.listdir(f"{root}/layers")):
-        if name not in named:
-            give_back_layer(root, name)
+    for name in sorted(os.listdir(f"{store.root}/layers")):
+        if name in named:
+            continue
+        try:
+            give_back_layer(store.root, name, keep=bool(store.damaged))
+        except StoreCorrupt as error:
+            store.set_apart(error)
 
 
-def give_back_layer(root: str, layer_id: str) -> None:
+def give_back_layer(root: str, layer_id: str, *, keep: bool = False) -> None:
     """If the layer, which no manifest names, is a session's only copy of its work, it goes back into that session's folder, where recovery
-    makes a draft of it. Anything else is a copy made for the publish, and goes."""
+    makes a draft of it. Anything else is a copy made for the publish, and goes.
+
+    Args:
+        keep: nobody can say what is named: only a session's own work goes back.
+    """
     path, home = f"{root}/layers/{layer_id}", owner_of(root, layer_id)
     if home is None:
-        discard(path)
+        if not keep:
+            discard(path)
     elif not os.path.lexists(f"{home}/upper"):
         durable.rename_new(path, f"{home}/upper")
         durable.fsync_dir(home)
@@ -60,8 +71,9 @@ def owner_of(root: str, layer_id: str) -> str | None:
     return home if documents.read(f"{home}/session.json")["token"] == about["upper"] else None
 
 
-def named_by_history(root: str, head: Manifest) -> set[str]:
-    """Layers that the head and earlier versions name; manifests of versions that never came to be are deleted."""
+def named_by_history(store: Store) -> set[str]:
+    """Layers that the head and earlier versions name; manifests of versions that never came to be are deleted, damaged ones set apart."""
+    root, head = store.root, store.head
     named, layers = set[str](head.layer_ids), listed(head.layers)
     for name in os.listdir(f"{root}/manifests"):
         stem, dot, suffix = name.partition(".")
@@ -74,7 +86,10 @@ def named_by_history(root: str, head: Manifest) -> set[str]:
         with open(path, "rb") as file:
             data = file.read()
         if not lists_the_end_of(data, layers):
-            named.update(Manifest.load(data, source=path).layer_ids)
+            try:
+                named.update(Manifest.load(data, source=path).layer_ids)
+            except StoreCorrupt as error:
+                store.set_apart(error)
     return named
 
 
@@ -100,13 +115,13 @@ def collect(store: Store) -> None:
     store.step("gc.sweep")
     store.scrap.sweep()
     with store.lock:
-        keep = named_by_history(store.root, store.head)
+        keep = named_by_history(store)
         for lease in store.leases.all():
             keep.update(lease.layer_ids)
         for draft in store.drafts():
             keep.update(draft.layer_ids)
         for name in os.listdir(f"{store.root}/layers"):
-            if name not in keep and owner_of(store.root, name) is None:
+            if name not in keep and not store.damaged and owner_of(store.root, name) is None:
                 store.forget_layers([name])
                 store.step("gc.remove_layer")
                 discard(f"{store.root}/layers/{name}")

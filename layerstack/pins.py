@@ -46,8 +46,7 @@ class Pins:
     def load(self) -> None:
         """At open: read and check each file, take its lease. A store that never had a pin has no folder for them.
 
-        Raises:
-            StoreCorrupt: a file is damaged, or the version that it names is gone.
+        A file that is damaged, or whose version is gone, is set apart.
         """
         if not os.path.isdir(self._folder):
             return
@@ -55,15 +54,20 @@ class Pins:
             stem, _, suffix = name.partition(".")
             if not stem.isdecimal() or suffix != "json":
                 continue
-            path = f"{self._folder}/{name}"
             try:
-                pin = Pin(**documents.read(path))
-            except TypeError as error:
-                raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None
-            manifest = f"{self._store.root}/manifests/{pin.version}.json"
-            if str(pin.version) != stem or not os.path.exists(manifest):
-                raise StoreCorrupt(f"{path}: pins version {pin.version}, which is gone", details={"file": path})
-            self._hold(pin)
+                self._hold(self._read(f"{self._folder}/{name}", stem))
+            except StoreCorrupt as error:
+                self._store.set_apart(error)
+
+    def _read(self, path: str, stem: str) -> Pin:
+        """Raises StoreCorrupt, also when the version's own file is damaged: it names the one that is."""
+        try:
+            pin = Pin(**documents.read(path))
+        except TypeError as error:
+            raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None
+        if str(pin.version) != stem or not os.path.exists(f"{self._store.root}/manifests/{pin.version}.json"):
+            raise StoreCorrupt(f"{path}: pins version {pin.version}, which is gone", details={"file": path})
+        return pin
 
     def pin(self, version: int, *, agent: str | None = None, request_id: str | None = None) -> Pin:
         """Keep a version openable until `unpin`, over restarts too. Durable on return; once more changes nothing.
@@ -90,6 +94,7 @@ class Pins:
                 with durable.suppress_errno(*range(1, 134)):
                     os.unlink(f"{self._folder}/{version}.json")
                 raise
+            store.damaged.pop(f"{self._folder}/{version}.json", None)
             return pin
 
     def unpin(self, version: int) -> bool:
@@ -97,14 +102,17 @@ class Pins:
         store = self._store
         with self._lock:
             store.check_open()
-            if version not in self._held:
+            path = f"{self._folder}/{version}.json"
+            if version not in self._held and path not in store.damaged:
                 return False
             store.step("unpin.unlink")
             with durable.suppress_errno(2):
-                os.unlink(f"{self._folder}/{version}.json")
+                os.unlink(path)
             store.step("unpin.fsync_dir")
             durable.fsync_dir(self._folder)
-            self._drop(version)
+            store.damaged.pop(path, None)
+            if version in self._held:
+                self._drop(version)
             return True
 
     def relist(self) -> None:

@@ -28,8 +28,9 @@ FREE_TRIES, FREE_PAUSE_S = 100, 0.03
 def load_all(store: Store) -> Manifest:
     """Read and check every file of the store, changing nothing. Returns the head; its layers, and those of drafts, are in memory then.
 
+    Damaged documents that the head does not need are set apart.
     Raises:
-        StoreCorrupt: details.file names what is missing, damaged or of an unknown format.
+        StoreCorrupt: details.file names what is missing, damaged or of an unknown format, and the head cannot be without.
     """
     head = _manifest(f"{store.root}/manifest.json")
     for layer in head.layers:  # newest first: what an older one touched rises no mark of the shelf
@@ -40,7 +41,7 @@ def load_all(store: Store) -> Manifest:
         for layer_id in draft.layer_ids:
             store.shelf_layer(layer_id)
     for name in os.listdir(f"{store.root}/sessions"):
-        documents.read(f"{store.root}/sessions/{name}/session.json")
+        _session(store, name)
     for draft in kept:
         store.draft_book.hold(draft)
     return head
@@ -61,8 +62,26 @@ def _check_versions(store: Store, head: Manifest) -> None:
         at = bisect.bisect_left(layers, -version, key=lambda layer: -layer.version)
         with open(path, "rb") as file:
             data = file.read()
-        if data != dump_listed(version, whole[starts[at] :]) and Manifest.load(data, source=path).version != version:
-            raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
+        if data == dump_listed(version, whole[starts[at] :]):
+            continue
+        try:
+            if Manifest.load(data, source=path).version != version:
+                raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
+        except StoreCorrupt as error:
+            store.set_apart(error)
+
+
+def _session(store: Store, name: str) -> dict[str, Any] | None:
+    """What session.json says; None when it is set apart."""
+    path = f"{store.root}/sessions/{name}/session.json"
+    try:
+        body = documents.read(path)
+        if body.get("session_id") != name:
+            raise StoreCorrupt(f"{path}: belongs to session {body.get('session_id')}", details={"file": path})
+    except StoreCorrupt as error:
+        store.set_apart(error)
+        return None
+    return body
 
 
 def _manifest(path: str) -> Manifest:
@@ -78,6 +97,7 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
 
     Returns:
         The new drafts; and sessions that could not be made drafts for want of disk or of the draft that they stand on, with the reason.
+        Sessions that are set apart are neither.
         Those keep their folder and a lease.
     Raises:
         StoreBusy: something still writes into the upperdir of a dead session.
@@ -88,14 +108,16 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
     gc.sweep_root(root)
     gc.sweep_drafts(root)
     squash.finish(store)
-    gc.give_back(root, store.head, store.drafts())
+    gc.give_back(store)
     gc.sweep_metadata(root)
     done = {member["upper"] for layer in store.loaded_layers() for member in layer.members} | {draft.upper for draft in store.drafts()}
     recovered: list[Draft] = []
     unrecovered: list[tuple[str, str]] = []
     for name in sorted(os.listdir(f"{root}/sessions")):
         folder = f"{root}/sessions/{name}"
-        body = documents.read(f"{folder}/session.json")
+        body = _session(store, name)
+        if body is None:
+            continue
         if body["token"] in done:
             with durable.suppress_errno(*range(1, 134)):
                 store.scrap.throw_away(folder)  # published, or a draft already: the crash came between that and this
@@ -104,7 +126,7 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
         lease = store.leases.take(f"session {name}", body["base_version"], body["layers"])
         try:
             draft = _dead_upper(store, name, body, lease).to_draft(reason="recovered")
-        except (OSError, NotFound) as error:
+        except (OSError, NotFound, StoreCorrupt) as error:
             unrecovered.append((name, str(error)))
             continue
         if draft is not None:

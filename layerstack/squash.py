@@ -144,7 +144,12 @@ def boundaries(store: Store, layers: Sequence[Layer]) -> set[str]:
 
 
 def plan(store: Store, chain: Chain) -> list[_Run]:
-    """The maximal runs of two or more layers that are neither the base nor the newest layer of a lease."""
+    """The maximal runs of two or more layers that are neither the base nor the newest layer of a lease.
+
+    None while damaged work is set apart: on which version it stands nobody knows.
+    """
+    if store.damaged:
+        return []
     layers, stops = chain.published, boundaries(store, chain.published)
     runs: list[_Run] = []
     start = 0
@@ -308,6 +313,8 @@ def _settle(store: Store, squashed: Sequence[Layer], rewritten: Sequence[tuple[s
             if draft.layer_ids != ids:
                 drafts.rewrite(store, draft, ids)
                 folders.append(drafts.folder_of(store, draft.draft_id))
+        if store.damaged:
+            return False  # one that was damaged meanwhile may name any layer
         store.step("squash.fsync")
         durable.fsync_dirs(store.root, folders, followed=True)
     except OSError:
@@ -343,7 +350,13 @@ def is_closed(store: Store, version: int) -> bool:
 
 
 def finish(store: Store) -> None:
-    """At open, and after a disk that refused it: what was left undone between the commit of a squash and its end."""
+    """At open, and after a disk that refused it: what was left undone between the commit of a squash and its end.
+
+    Not while damaged work is set apart: files would be replaced that somebody may still want to look at.
+    """
+    if store.damaged:
+        store.unsettled = True
+        return
     store.unsettled = False
     layers = store.layers_of(store.head)
     squashed = [layer for layer in layers if layer.id.startswith("S")]

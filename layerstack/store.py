@@ -84,6 +84,8 @@ class Store:
         self.recovered: tuple[Draft, ...] = ()
         self.unrecovered: tuple[tuple[str, str], ...] = ()
         """Dead sessions whose work could not be made a draft for want of disk: (session id, why). Tried again at the next open."""
+        self.damaged: dict[str, str] = {}
+        """What is set apart: file -> what is wrong with it. See `set_apart`."""
         self.unsynced = False
         """Is the last fsync of the head still to be done? Set and read under the lock."""
         self.update_lock = threading.Lock()
@@ -146,7 +148,8 @@ class Store:
 
         Raises:
             StoreBusy: another process has it open.
-            StoreCorrupt: a file is missing, damaged or of an unknown format; details.file names it. Nothing was changed.
+            StoreCorrupt: a file that the head needs is missing, damaged or of an unknown format; details.file names it. Nothing was changed.
+                What only a session, a draft, a pin or an earlier version needs is set apart: see `damaged`.
             Unsupported: the store has the other form of xattrs than this process can use.
         """
         import fcntl
@@ -521,6 +524,15 @@ class Store:
             self.release(lease)
 
     # ---- for the modules that write
+
+    def set_apart(self, error: StoreCorrupt) -> None:
+        """A document that one session, draft, pin or earlier version has for itself is damaged: the others go on without it.
+
+        It stays where it is, with the work beside it, and `damaged` lists it. What it stood on nobody can say any more, so that as long as one
+        is listed no layer is removed and nothing is folded.
+        """
+        file = str(error.details["file"])
+        self.damaged[file] = error.message.removeprefix(f"{file}: ")
 
     def new_layer(self, layer_id: LayerId, version: int, index: Index, about: dict[str, Any]) -> Layer:
         """A layer that is about to be renamed into `layers/`."""

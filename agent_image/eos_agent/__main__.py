@@ -86,6 +86,8 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
         log.log("draft_recovered", draft=draft.draft_id, origin=draft.origin, paths=draft.paths, bytes=draft.bytes)
     for session_id, why in store.unrecovered:
         log.log("draft_pending", session=session_id, why=why)
+    for file, what in store.damaged.items():
+        log.log("set_apart", file=file, what=what)
     return store
 
 

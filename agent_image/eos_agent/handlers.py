@@ -209,7 +209,9 @@ class Handlers:
 
     async def _list_drafts(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
         drafts = await self.pool.run(self.store.drafts)
-        return {"drafts": [draft.to_json() for draft in drafts]}
+        from eos_agent import damaged
+
+        return {"drafts": [*(draft.to_json() for draft in drafts), *damaged.drafts(self.store)]}
 
     async def _discard_draft(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
         draft_id = args["draft_id"]

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import log, telemetry
+from eos_agent import damaged, log, telemetry
 from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.file_search import KILL_S, SEARCH_S
 from eos_agent.pool import Pool
@@ -76,7 +76,7 @@ class Sessions:
         self.pending: dict[str, str] = {}
         for draft in store.drafts():
             self._remember(draft)
-        for session_id, why in store.unrecovered:
+        for session_id, why in (*store.unrecovered, *damaged.sessions(store)):
             self._pend(session_id, why)
 
     def _remember(self, draft: Draft) -> None:

@@ -1,0 +1,82 @@
+"""The operation fsck of a real agent, and what it says of work that is set apart."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pytest
+
+from eos_agent import fsck
+
+from .agent_process import Agent, Failed
+from .test_history import refused
+
+pytestmark = pytest.mark.needs("overlay")
+
+
+def pages(agent: Agent, **args: Any) -> list[dict[str, Any]]:
+    found = [agent.call("fsck", **args)]
+    while found[-1]["next"] is not None:
+        found.append(agent.call("fsck", cursor=found[-1]["next"], **args))
+    return found
+
+
+def test_a_check_in_pages_looks_at_everything_once(agent: Agent) -> None:
+    for n in range(3):
+        agent.call("file_write", path=f"f{n}", content=f"{n}\n")
+    whole = pages(agent)
+    assert [page["damage"] for page in whole] == [[]] and whole[0]["checked"]["layers"] == 3
+    parts = agent.call("fsck", cursor="pins")
+    assert parts["checked"]["layers"] == 3 and parts["next"] is None
+    assert agent.call("fsck", cursor="layer zzz")["checked"]["layers"] == 0
+    assert refused(lambda: agent.call("fsck", cursor="nonsense")).reason == "invalid_cursor"
+    layers = sorted(os.listdir(f"{agent.store}/layers"))
+    with open(f"{agent.store}/layers/{layers[0]}/f0", "w") as file:
+        file.write("torn")
+    found = agent.call("fsck")["damage"]
+    assert [damage["file"] for damage in found] == [f"layers/{layers[0]}/f0", f"layers/{layers[0]}"]
+    assert agent.call("fsck", cursor=f"layer {layers[0]}")["damage"] == [], "it goes on after the cursor"
+    assert agent.call("fsck", base=True)["damage"][0]["file"] == "base/B000001-base", "the base of these tests has no true hash"
+
+
+def test_a_name_that_is_no_text_is_told_with_its_bytes() -> None:
+    from layerstack.fsck import Damage
+
+    said = fsck.damage_json(Damage("layers/L/" + os.fsdecode(b"\xff"), "w", "h"))
+    assert said == {"file": "layers/L/\ufffd", "file_b64": "bGF5ZXJzL0wv/w==", "what": "w", "found_by": "h"}
+
+
+def test_work_whose_document_is_damaged_is_shown_and_keeps_nobody_else_out(agent: Agent) -> None:
+    session, other = agent.session(), agent.session()
+    agent.run("echo mine > README.md", session)
+    agent.call("file_write", path="README.md", content="theirs\n")
+    with pytest.raises(Failed):
+        agent.call("publish_workspace_session", workspace_session_id=session)
+    agent.run("echo other > other", other)
+    agent.kill()
+    agent.start()
+    drafts = {draft["origin"]: draft["draft_id"] for draft in agent.call("list_drafts")["drafts"]}
+    assert len(drafts) == 2
+    kept, live = drafts[f"workspace_session:{session}"], agent.session()
+    agent.run("echo third > third", live)
+    agent.kill()
+    for name in (f"drafts/{kept}/draft.json", f"sessions/{live}/session.json"):
+        with open(f"{agent.store}/{name}", "r+b") as file:
+            file.truncate(40)
+    agent.start()
+    rows = {draft["draft_id"]: draft for draft in agent.call("list_drafts")["drafts"]}
+    assert len(rows) == 2 and rows[kept]["reason"] == "damaged" and "JSON" in rows[kept]["why"], rows
+    assert refused(lambda: agent.session(draft_id=kept)).reason == "store_corrupt"
+    lost = refused(lambda: agent.call("file_read", path="third", workspace_session_id=live))
+    assert lost.reason == "session_lost" and lost.details["draft_pending"] is True and "session.json" in lost.message
+    (warning,) = agent.call("snapshot")["warnings"]
+    assert f"drafts/{kept}/draft.json" in warning and f"sessions/{live}/session.json" in warning
+    assert {damage["file"] for damage in agent.call("fsck")["damage"]} == {f"drafts/{kept}/draft.json", f"sessions/{live}/session.json"}
+    assert len([line for line in agent.log if re.search(r'"event": "set_apart"', line)]) == 2
+    assert agent.call("file_read", path="README.md")["content"] == "theirs"
+    assert agent.call("discard_draft", draft_id=kept)["discarded"] is True
+    assert kept not in {draft["draft_id"] for draft in agent.call("list_drafts")["drafts"]}
+    with open(f"{agent.store}/sessions/{live}/upper/third") as file:
+        assert file.read() == "third\n"
