@@ -40,8 +40,9 @@ class Fleet:
             reply = await self._ask(record, "snapshot", {})
             if isinstance(reply, str):
                 return unreachable(record, reply)
-            if counted_outside(record):
-                reply["resources"] = {"latest": (await self._latest(record.id))[2], "history": []}
+            latest = (await self._latest(record.id))[2] if counted_outside(record) else None
+            if latest is not None:
+                reply["resources"] = {"latest": latest, "history": []}
             return reply
 
         return {"sandboxes": await asyncio.gather(*(node(record) for record in self._records))}
@@ -50,14 +51,17 @@ class Fleet:
         """The newest point of each sandbox."""
 
         async def row(record: Record) -> dict[str, Any]:
+            said: list[str] = []
             if counted_outside(record):
-                availability, errors, current = await self._latest(record.id)
-                return {"availability": availability, "errors": errors, "current": current}
+                availability, said, current = await self._latest(record.id)
+                if current is not None:
+                    return {"availability": availability, "errors": said, "current": current}
             reply = await self._ask(record, "resources", {"window_ms": NEWEST_WINDOW_MS})
             if isinstance(reply, str):
-                return {"availability": "unavailable", "errors": [reply], "current": None}
+                return {"availability": "unavailable", "errors": [*said, reply], "current": None}
             series: list[dict[str, Any]] = reply.get("series") or []
-            return {"availability": reply["availability"], "errors": reply["errors"], "current": series[-1] if series else None}
+            word = second_best(reply["availability"]) if said else reply["availability"]
+            return {"availability": word, "errors": [*said, *reply["errors"]], "current": series[-1] if series else None}
 
         rows = await asyncio.gather(*(row(record) for record in self._records))
         words = {row["availability"] for row in rows} or {"available"}
@@ -84,6 +88,11 @@ class Fleet:
 def counted_outside(record: Record) -> bool:
     """Does an engine count what it uses?"""
     return record.provider == "docker"
+
+
+def second_best(availability: str) -> str:
+    """Of an agent's own samples where an engine's were wanted."""
+    return "partial" if availability == "available" else availability
 
 
 def cut(text: str) -> str:

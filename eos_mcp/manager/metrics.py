@@ -21,6 +21,9 @@ COUNTERS = ("cpu_usec", "io_rbytes", "io_wbytes")
 POINTS_MAX = 500
 """Of one answer."""
 STALE_MS = 10_000
+REST_S = 30.0
+"""How long an engine is not asked again about a container of which it counts nothing."""
+NOTHING = "the engine counts nothing of this sandbox"
 OFF = "resource samples are switched off (observability.resource_stats.enabled)"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -38,6 +41,7 @@ class Metrics:
         self._records, self._provider = records, provider
         self._rings: dict[str, Ring] = {}
         self._problems: dict[str, str] = {}
+        self._rest_until: dict[str, float] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -61,12 +65,16 @@ class Metrics:
                     log("sample_failed", sandbox_id=record.id, error=type(error).__name__)
 
     def _sample(self, record: Record) -> None:
+        if time.monotonic() < self._rest_until.get(record.id, 0.0):
+            return
         try:
             sample = self._provider(record.provider).usage(record)
         except OperationError as error:
             self._problems[record.id] = error.message[:1000]
             return
         if sample is None:
+            self._problems[record.id] = NOTHING
+            self._rest_until[record.id] = time.monotonic() + REST_S
             return
         with self._lock:
             now = next((each for each in self._records() if each.id == record.id), None)
@@ -89,6 +97,7 @@ class Metrics:
         """A sandbox is gone: so is its ring."""
         with self._lock, contextlib.suppress(OSError):
             self._problems.pop(sandbox_id, None)
+            self._rest_until.pop(sandbox_id, None)
             ring = self._rings.pop(sandbox_id, None) or Ring(os.path.join(self._directory, f"{sandbox_id}.ring"))
             if _NAME.fullmatch(sandbox_id):
                 os.unlink(ring.path)

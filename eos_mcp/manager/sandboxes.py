@@ -358,21 +358,25 @@ class Manager:
         return fleet.Fleet(ready, asking, lambda sandbox_id: self.run(self.metrics.latest, sandbox_id))
 
     async def _cgroup(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        """A session, and a sandbox that no engine counts, are the agent's to tell."""
+        """A session, and a sandbox of which no engine counts anything, are the agent's to tell."""
         given = _checked("cgroup", args)
-        record = self.registry.get(arguments.text(given, "sandbox_id", "cgroup"))
+        record = self.registry.get(arguments.text(args, "sandbox_id", "cgroup"))
         await self.target(record.id)
-        scope, window_ms = given["scope"], given["window_ms"]
-        if scope != "sandbox" or not fleet.counted_outside(record):
-            asked = {"scope": scope, "window_ms": window_ms}
-            return await self.forwarder.request(record.id, "cgroup", asked, request_id=request_id, timeout_s=ANSWER_S)
-        availability, errors, series = await self.run(self.metrics.series, record.id, window_ms)
+        availability, errors, series = "", list[str](), list[dict[str, Any]]()
+        if given["scope"] == "sandbox" and fleet.counted_outside(record):
+            availability, errors, series = await self.run(self.metrics.series, record.id, given["window_ms"])
+        if not series:
+            asked = {name: given[name] for name in ("scope", "window_ms")}
+            reply = await self.forwarder.request(record.id, "cgroup", asked, request_id=request_id, timeout_s=ANSWER_S)
+            if errors and not is_error(reply):
+                reply["availability"], reply["errors"] = fleet.second_best(reply["availability"]), [*errors, *reply["errors"]]
+            return reply
         topology: dict[str, Any] | None = None
         try:
             reply = await self.forwarder.request(record.id, "topology", {}, request_id=f"{request_id}:topology", timeout_s=ASK_TOPOLOGY_S)
             topology = reply.get("topology")
         except OperationError as error:
-            availability, errors = "partial" if series else "unavailable", [*errors, error.message[: fleet.ERROR_TEXT_MAX]]
+            availability, errors = "partial", [*errors, fleet.cut(error.message)]
         return {
             "view": "cgroup",
             "scope": "sandbox",
