@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import json
 import os
 import subprocess
@@ -166,10 +167,14 @@ def test_p3_a_rejection_says_who_won_where_and_what_all_three_sides_have(sandbox
 
 
 def test_p4_thirteen_sessions_at_once_are_thirteen_layers_or_one_layer_and_twelve_drafts(sandbox: Sandbox) -> None:
+    def work(n: int) -> str:
+        session = sandbox.session()
+        sandbox.write(f"p4/{n}", f"{n}\n", session)
+        return session
+
     with concurrent.futures.ThreadPoolExecutor(13) as pool:
-        sessions = list(pool.map(lambda _: sandbox.session(), range(13)))
-        list(pool.map(lambda n: sandbox.write(f"p4/{n}", f"{n}\n", sessions[n]), range(13)))
-        done = list(pool.map(lambda session: publish(sandbox, session), sessions))
+        sessions = list(pool.map(work, range(13)))
+        done = list(pool.map(functools.partial(publish, sandbox), sessions))
     versions = sorted(one["revision"]["manifest_version"] for one in done)
     assert versions == list(range(versions[0], versions[0] + 13))
     assert sandbox.shell("cat p4/* | sort -n | tr '\\n' ' '")["output"].split() == [str(n) for n in range(13)]
@@ -236,7 +241,7 @@ def test_p11_a_base_with_a_submodule_and_a_worktree_is_published_from_by_ten_at_
     for n, session in enumerate(sessions):
         sandbox.shell(f"echo {n} > sub/{n}; echo {n} > tree/{n}; git -C sub status --porcelain > /dev/null", session)
     with concurrent.futures.ThreadPoolExecutor(10) as pool:
-        done = list(pool.map(lambda session: publish(sandbox, session), sessions))
+        done = list(pool.map(functools.partial(publish, sandbox), sessions))
     assert sorted(one["revision"]["manifest_version"] for one in done) == list(range(2, 12))
     look = "git -C sub status --porcelain | wc -l; git -C tree status --porcelain | wc -l; git fsck 2>&1 | grep -c corrupt; git log --oneline | wc -l"
     assert sandbox.shell(look)["output"].split() == ["10", "10", "0", "2"]
