@@ -26,7 +26,7 @@ BRIDGE = "eos-shared0"
 INTERFACE = "eth0"
 GATEWAY, PREFIX = "10.244.0.1", 24
 _BRIDGE_INDEX = 1000  # above what a new namespace has of itself: lo, and tunnels where their modules are loaded
-_HOSTS = range(2, 255)
+HOSTS = range(2, 255)
 _NETWORK = GATEWAY.rpartition(".")[0]
 _NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
 _ISOLATED = netlink.nested(netlink.IFLA_PROTINFO, netlink.attribute(netlink.IFLA_BRPORT_ISOLATED, b"\1"))
@@ -40,7 +40,7 @@ class PoolExhausted(OSError):
     """Every address is in use."""
 
     def __init__(self) -> None:
-        super().__init__(errno.EADDRNOTAVAIL, f"isolated_ip_pool_exhausted: all {len(_HOSTS)} addresses are in use by live sessions")
+        super().__init__(errno.EADDRNOTAVAIL, f"isolated_ip_pool_exhausted: all {len(HOSTS)} addresses are in use by live sessions")
 
 
 class Switch:
@@ -53,7 +53,7 @@ class Switch:
             OSError: EPERM without CAP_NET_ADMIN; EOPNOTSUPP where the kernel has no bridges.
         """
         self._netlink = Netlink(_socket_of_new_namespace())
-        self._free = deque(_HOSTS)
+        self._free = deque(HOSTS)
         self._taken: dict[int, int] = {}
         self._indexes = itertools.count(_BRIDGE_INDEX + 1)
         try:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import socket
 import struct
 import threading
@@ -730,6 +731,37 @@ def test_sessions_that_cannot_be_reached_are_told_apart(shared_agent: Agent) -> 
         assert status(sock.recv(1000)) == 401
     for one in (session, isolated):
         shared_agent.call("destroy_workspace_session", workspace_session_id=one)
+
+
+@pytest.mark.needs("overlay")
+def test_an_agent_that_stops_hangs_up_on_tunnels_and_has_written_no_token_anywhere(agent: Agent) -> None:
+    web_side = Http(agent)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        path = f"/forward/shared/{listener.getsockname()[1]}/"
+        with web_side.connect() as sock:
+            sock.sendall(request(path, f"Authorization: Bearer {TOKEN}", "Connection: Upgrade", "Upgrade: x"))
+            peer = listener.accept()[0]
+            peer.settimeout(30)
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += read_exactly(peer, 1)
+            peer.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\nhello")
+            shown = b""
+            while not shown.endswith(b"hello"):
+                shown += read_exactly(sock, 1)
+            for bad in ("/forward/nowhere", f"/forward/shared/0/{TOKEN}"):
+                assert status(web_side.ask(bad)) == 400
+            assert agent.stop() == 0
+            for end in (sock, peer):
+                with end, contextlib.suppress(ConnectionResetError):
+                    assert end.recv(1) == b""
+    assert TOKEN.encode() not in head and TOKEN not in "".join(agent.log)
+    for folder, _, names in os.walk(agent.folder):
+        for name in names:
+            path = os.path.join(folder, name)
+            if path != agent.settings["token_file"] and os.path.isfile(path):
+                with open(path, "rb") as file:
+                    assert TOKEN.encode() not in file.read(), path
 
 
 BULK = """

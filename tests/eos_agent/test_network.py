@@ -6,10 +6,12 @@ import asyncio
 import ctypes
 import os
 import socket
+from typing import Any
 
 import pytest
 
-from eos_agent import netlink
+from eos_agent import netlink, network
+from eos_agent.protocol import OperationError
 
 from .box import Box, Live, in_box
 
@@ -207,6 +209,50 @@ def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_
     addresses, before, left = in_box(scenario, form=form)
     assert addresses == [f"10.244.0.{n}" for n in (2, 3, 4, 5, 6)]
     assert before == ["eos-iws-1001", "eos-iws-1002", "eos-iws-1003"] and left == ["eos-iws-1004", "eos-iws-1005"]
+
+
+@both_forms
+def test_when_all_addresses_are_in_use_the_next_session_is_refused_by_name_until_one_ends(form: str) -> None:
+    def three(_top: str) -> None:
+        network.HOSTS = range(2, 5)  # the zygote is forked from this process
+
+    async def scenario(box: Box) -> tuple[str, dict[str, Any], str | None]:
+        lives = [await box.session(network="isolated") for _ in range(3)]
+        try:
+            await box.session("more", network="isolated")
+        except OperationError as error:
+            await lives[1].runner.terminate()
+            return error.message, error.details, (await box.session(network="isolated")).runner.address
+        raise AssertionError("there was a fourth address")
+
+    message, details, address = in_box(scenario, form=form, before_fork=three)
+    assert "isolated_ip_pool_exhausted" in message and address == "10.244.0.3"
+    assert (details["reason"], details["step"], details["errno"]) == ("setup_failed", "join the network", "EADDRNOTAVAIL")
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.parametrize("provider", ["local", "docker"])
+def test_where_the_kernel_gives_no_bridge_there_is_a_loopback_locally_and_a_refusal_in_docker(provider: str) -> None:
+    def one_namespace(_top: str) -> None:
+        with open("/proc/sys/user/max_net_namespaces", "w") as limit:  # of this user namespace: the session's, and none for the bridge
+            limit.write("1")
+
+    async def scenario(box: Box) -> tuple[Any, Any]:
+        try:
+            live = await box.session(network="isolated")
+        except OperationError as error:
+            return error.message, error.details
+        await serve(live, "alone")
+        with socket.socket(fileno=await live.runner.connect(8000)) as sock:
+            return live.runner.address, await asyncio.get_running_loop().sock_recv(sock, 100)
+
+    found = in_box(scenario, form="user", provider=provider, before_fork=one_namespace)
+    if provider == "local":
+        assert found == (None, b"alone")
+    else:
+        message, details = found
+        assert "manager.docker.net_admin" in message
+        assert (details["step"], details["errno"]) == ("join the network", "ENOSPC")
 
 
 def ports_of(zygote: int) -> list[str]:
