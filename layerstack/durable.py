@@ -143,6 +143,12 @@ def write_out(fds: Iterable[int]) -> None:
                 os.fsync(fd)
 
 
+def begin_write_out(fd: int, offset: int, size: int) -> None:
+    """Have a part of a file sent to the device meanwhile, so that a later fsync finds little to do. A hint: nothing is promised."""
+    with contextlib.suppress(OSError, AttributeError):
+        linux.sync_file_range(fd, linux.SYNC_FILE_RANGE_WRITE, offset, size)
+
+
 @contextlib.contextmanager
 def replacing(path: str, *, mode: int = 0o644, step: Step = no_step, name: str = "") -> Generator[IO[bytes]]:
     """Write a file that takes the place of `path` in one rename; on an exception `path` is as it was and nothing is left behind.

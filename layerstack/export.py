@@ -5,6 +5,9 @@
     end       a frame of length 0
     trailer   one JSON line: {"entries", "files", "symlinks", ..., "tar_bytes", "content_bytes", "sha256"}, or {"error": ...}
 
+In format 2 each file has its SHA-256 in the record `EOS.sha256`, as it was when it was published, and the trailer's is that of the tar without
+the content of files: nothing of them is read to be hashed, and large ones go from the file to the socket by sendfile(2). Format 1 hashes all.
+
 Every directory that an entry lies in comes before it. Nothing of the base crosses, no special file exists in a layer. Deletions and
 opaque directories are typed by `EOS.kind`; second names of one file of the delta are hard links to its first name.
 """
@@ -16,15 +19,17 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from layerstack import pax
 from layerstack.errors import LayerStackError, StoreCorrupt
 from layerstack.manifest import Manifest
 
-FORMAT = 1
+FORMAT, FORMAT_OF_DIGESTS = 1, 2
 FRAME_BYTES = 1 << 20
+RANGE_BYTES, RANGE_MAX = 1 << 18, 1 << 24
+"""In format 2 a file of so many bytes is not read here but given as ranges, and how long one of them is at most."""
 
 _KEPT_PARENTS = 4096
 
@@ -43,7 +48,21 @@ class Entry(Protocol):
     @property
     def mtime_ns(self) -> int: ...
     @property
+    def layer_id(self) -> str: ...
+    @property
     def real_path(self) -> str: ...
+
+
+Digests = Callable[[str, str], bytes | None]
+"""(layer, path) -> SHA-256 of that file's content, or None where it is not known; asked in byte order of paths."""
+
+
+class FileRange(NamedTuple):
+    """Bytes of an open file that come next; the descriptor is good until the next piece is asked for."""
+
+    fd: int
+    offset: int
+    size: int
 
 
 class Version(Protocol):
@@ -62,7 +81,7 @@ class ExportEntry(NamedTuple):
     real_path: str | None
 
 
-def fold(version: Version, *, xattrs: bool = False) -> Iterator[ExportEntry]:
+def fold(version: Version, *, xattrs: bool = False, digests: Digests | None = None) -> Iterator[ExportEntry]:
     """The delta above the base in byte order of paths, one winner per path; a deletion only where its directory still is one.
 
     Memory: a few thousand paths, and one name for each file that has several.
@@ -108,10 +127,16 @@ def fold(version: Version, *, xattrs: bool = False) -> Iterator[ExportEntry]:
                     yield ExportEntry(pax.Header(raw, pax.HARD_LINK, entry.mode & 0o7777, 0, entry.mtime_ns, first), None)
                     continue
             more = _xattrs(entry.real_path) if xattrs else {}
-            header = pax.Header(raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more)
+            digest = b"" if digests is None else (digests(entry.layer_id, path) or _sha256(entry.real_path)).hex().encode()
+            header = pax.Header(raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more, sha256=digest)
             yield ExportEntry(header, entry.real_path)
         else:
             raise StoreCorrupt(f"a layer holds a special file at {path}", details={"path": path})
+
+
+def _sha256(path: str) -> bytes:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _xattrs(path: str) -> dict[bytes, bytes]:
@@ -158,76 +183,94 @@ class _Count:
         self.numbers["opaques"] += header.kind == pax.OPAQUE
         self.numbers["content_bytes"] += header.size
 
-    def bytes(self, data: bytes) -> None:
-        self.digest.update(data)
-        self.numbers["tar_bytes"] += len(data)
-
     def to_json(self) -> dict[str, Any]:
         return {**self.numbers, "sha256": self.digest.hexdigest()}
 
 
-def tar(entries: Iterator[ExportEntry], count: _Count | None = None) -> Iterator[bytes]:
+def tar(entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: bool = True) -> Iterator[bytes | FileRange]:
     """The pax tar of `entries` in pieces of at most FRAME_BYTES; small entries share a piece.
 
+    Args:
+        whole: the digest of `count` is that of all bytes. Else it leaves out the content of files, and large ones are given as ranges.
     Raises:
         StoreCorrupt: a file is shorter or longer than its entry says. Layers do not change.
     """
+    count = _Count() if count is None else count
     waiting = bytearray()
 
     def full() -> bytes:
         data = bytes(waiting)
         waiting.clear()
-        if count is not None:
-            count.bytes(data)
+        count.numbers["tar_bytes"] += len(data)
+        if whole:
+            count.digest.update(data)
         return data
 
+    def frame(data: bytes) -> None:
+        """Bytes of the tar that are no content."""
+        nonlocal waiting
+        waiting += data
+        if not whole:
+            count.digest.update(data)
+
     for header, real_path in entries:
-        waiting += pax.encode(header)
-        if count is not None:
-            count.entry(header)
+        frame(pax.encode(header))
+        count.entry(header)
         if real_path is not None and header.size:
             fd = os.open(real_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 left = header.size
+                if not whole and left >= RANGE_BYTES:
+                    yield full()
+                    _check_size(real_path, header, os.fstat(fd).st_size)
+                    while left:
+                        piece = FileRange(fd, header.size - left, min(left, RANGE_MAX))
+                        count.numbers["tar_bytes"] += piece.size
+                        yield piece
+                        left -= piece.size
                 while left:
                     if len(waiting) >= FRAME_BYTES:
                         yield full()
-                    piece = os.read(fd, min(left, FRAME_BYTES - len(waiting)))
-                    if not piece:
-                        raise StoreCorrupt(
-                            f"{real_path} lost {left} of its {header.size} bytes", details={"path": os.fsdecode(header.path)}
-                        )
-                    left -= len(piece)
-                    if waiting:
-                        waiting += piece
-                    elif len(piece) == FRAME_BYTES:
-                        if count is not None:
-                            count.bytes(piece)
-                        yield piece
-                    else:
-                        waiting += piece
+                    data = os.read(fd, min(left, FRAME_BYTES - len(waiting)))
+                    if not data:
+                        _check_size(real_path, header, header.size - left)
+                    left -= len(data)
+                    waiting += data
             finally:
                 os.close(fd)
-            waiting += pax.padding(header.size)
+            frame(pax.padding(header.size))
         if len(waiting) >= FRAME_BYTES // 2:
             yield full()
-    waiting += pax.END
+    frame(pax.END)
     yield full()
 
 
-def stream(version: Version, *, live_workspace_sessions: Sequence[str] = (), offset: int = 0, xattrs: bool = False) -> Iterator[bytes]:
+def _check_size(real_path: str, header: pax.Header, size: int) -> None:
+    if size != header.size:
+        raise StoreCorrupt(f"{real_path} has {size} bytes instead of {header.size}", details={"path": os.fsdecode(header.path)})
+
+
+def stream(
+    version: Version,
+    *,
+    live_workspace_sessions: Sequence[str] = (),
+    offset: int = 0,
+    xattrs: bool = False,
+    digests: Digests | None = None,
+) -> Iterator[bytes | FileRange]:
     """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
     Args:
         live_workspace_sessions: named in the first line when there are any: their private work is not part of a version.
         offset: bytes of the tar that the other side has; they are made and hashed again, but not sent.
+        digests: those of files; with them it is format 2, without format 1.
     Yields:
-        Byte strings of any length. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
+        Byte strings of any length, in format 2 also ranges of files. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
         so that the other side never takes a part for the whole.
     """
     manifest = version.manifest
     header: dict[str, Any] = {
-        "format": FORMAT,
+        "format": FORMAT if digests is None else FORMAT_OF_DIGESTS,
         "manifest_version": manifest.version,
         "root_hash": manifest.root_hash,
         "layers_exported": [layer.layer_id for layer in manifest.layers[:-1]],
@@ -241,14 +284,18 @@ def stream(version: Version, *, live_workspace_sessions: Sequence[str] = (), off
     skip = offset
     trailer: dict[str, Any]
     try:
-        for piece in tar(fold(version, xattrs=xattrs), count):
-            if skip >= len(piece):
-                skip -= len(piece)
+        for piece in tar(fold(version, xattrs=xattrs, digests=digests), count, whole=digests is None):
+            size = piece.size if isinstance(piece, FileRange) else len(piece)
+            if skip >= size:
+                skip -= size
                 continue
-            part = piece[skip:] if skip else piece
+            length = struct.pack(">I", size - skip)
+            if isinstance(piece, FileRange):
+                yield length
+                yield FileRange(piece.fd, piece.offset + skip, size - skip)
+            else:
+                yield length + (piece[skip:] if skip else piece)
             skip = 0
-            yield struct.pack(">I", len(part))
-            yield part
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "EIO")
         details: dict[str, Any] = {"reason": "os_error", "errno": name}

@@ -145,11 +145,16 @@ def _escape(path: str) -> bytes:
     return raw
 
 
-def _unescape(raw: bytes) -> str:
+def unescaped(raw: bytes) -> bytes:
+    """The bytes of a path as it stands in a line."""
     if b"\\" in raw:
         parts = raw.split(b"\\\\")
-        raw = b"\\".join(part.replace(b"\\t", b"\t").replace(b"\\n", b"\n") for part in parts)
-    return os.fsdecode(raw)
+        raw = b"\\".join([part.replace(b"\\t", b"\t").replace(b"\\n", b"\n") for part in parts])
+    return raw
+
+
+def _unescape(raw: bytes) -> str:
+    return os.fsdecode(unescaped(raw))
 
 
 def dump(indexed: Indexed) -> bytes:

@@ -218,9 +218,10 @@ def statfs_type(path: str) -> int:
     return int(struct.unpack_from("l", buffer)[0]) & 0xFFFFFFFF
 
 
-def sync_file_range(fd: int, flags: int) -> None:
-    """sync_file_range(2) of the whole file: writes its data out, promises nothing about names and sizes."""
-    if _need("sync_file_range").sync_file_range(ctypes.c_int(fd), ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(flags)) < 0:
+def sync_file_range(fd: int, flags: int, offset: int = 0, size: int = 0) -> None:
+    """sync_file_range(2), by default of the whole file: writes its data out, promises nothing about names and sizes."""
+    call = _need("sync_file_range").sync_file_range
+    if call(ctypes.c_int(fd), ctypes.c_int64(offset), ctypes.c_int64(size), ctypes.c_uint(flags)) < 0:
         fail("sync_file_range")
 
 

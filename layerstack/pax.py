@@ -22,6 +22,7 @@ _EXTENDED = b"x"
 KIND = b"EOS.kind"
 WHITEOUT = b"whiteout"
 OPAQUE = b"opaque"
+SHA256 = b"EOS.sha256"
 XATTR = b"SCHILY.xattr."
 
 MAX_RECORDS = 1 << 20
@@ -47,6 +48,8 @@ class Header(NamedTuple):
     kind: bytes = b""
     """`whiteout` on an empty file, `opaque` on a directory, else empty."""
     xattrs: Mapping[bytes, bytes] = {}
+    sha256: bytes = b""
+    """Of a file's content, 64 hex digits; or empty."""
 
 
 def padding(size: int) -> bytes:
@@ -68,6 +71,8 @@ def encode(header: Header) -> bytes:
         records[b"mtime"] = _time(header.mtime_ns)
     if header.kind:
         records[KIND] = header.kind
+    if header.sha256:
+        records[SHA256] = header.sha256
     for key in sorted(header.xattrs):
         records[XATTR + key] = header.xattrs[key]
     plain = _ustar(name, header.type, header.mode, header.size, header.mtime_ns // _BILLION, header.target)
@@ -164,10 +169,13 @@ class Decoder:
             raise Malformed(f"entry of unknown kind {tag!r}")
         if size and kind != FILE:
             raise Malformed("content of an entry that has none")
+        digest = records.get(SHA256, b"")
+        if digest and (len(digest) != 64 or digest.strip(b"0123456789abcdef") or kind != FILE or tag):
+            raise Malformed("a digest that is none, or of what has no content")
         xattrs = {key[len(XATTR) :]: value for key, value in records.items() if key.startswith(XATTR)}
         if kind == DIRECTORY:
             name = name[:-1] if name.endswith(b"/") else name
-        return Header(name, kind, _octal(block[100:108]) & 0o7777, size, mtime_ns, target, tag, xattrs)
+        return Header(name, kind, _octal(block[100:108]) & 0o7777, size, mtime_ns, target, tag, xattrs, digest)
 
     def records(self, data: bytes) -> None:
         """The records that the last block announced.

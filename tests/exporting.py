@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from layerstack import linux, overlay, pax
-from layerstack.export import stream
+from layerstack.export import FileRange, stream
 from layerstack.form import FORMS
+from layerstack.index_cursor import Digests
 from layerstack.projection import Snapshot
 from layerstack.store import Store
 from tests.trees import Tree, read_tree, write_tree
@@ -60,10 +61,30 @@ def made(*entries: tuple[pax.Header, bytes], **more: Any) -> bytes:
     return pack(tar_of(entries), count=len(entries), **more)
 
 
+def made_by_digests(*entries: tuple[pax.Header, bytes], **more: Any) -> bytes:
+    """The same in format 2: each file with its digest, and the trailer's leaves out their content."""
+    digest, told = hashlib.sha256(), list[tuple[pax.Header, bytes]]()
+    for header, data in entries:
+        plain = header.type == pax.FILE and not header.kind
+        told.append((header._replace(sha256=hashlib.sha256(data).hexdigest().encode()) if plain else header, data))
+        digest.update(pax.encode(told[-1][0]) + pax.padding(len(data)))
+    digest.update(pax.END)
+    first, last = {"format": 2, **more.pop("header", {})}, {"sha256": digest.hexdigest(), **more.pop("trailer", {})}
+    return made(*told, header=first, trailer=last, **more)
+
+
 class Unpacked(NamedTuple):
     header: dict[str, Any]
     tar: bytes
     trailer: dict[str, Any]
+
+
+def joined(pieces: Iterable[bytes | FileRange]) -> bytes:
+    """What goes over the wire."""
+    out = bytearray()
+    for piece in pieces:
+        out += os.pread(piece.fd, piece.size, piece.offset) if isinstance(piece, FileRange) else piece
+    return bytes(out)
 
 
 def unpack(data: bytes) -> Unpacked:
@@ -108,7 +129,14 @@ class Stack:
         return self.store.snapshot()
 
     def export(self, **more: Any) -> bytes:
-        return b"".join(stream(self.snapshot(), **more))
+        return joined(stream(self.snapshot(), **more))
+
+    def export_by_digests(self, **more: Any) -> bytes:
+        digests = Digests(self.store.root)
+        try:
+            return self.export(digests=digests, **more)
+        finally:
+            digests.close()
 
     def look(self) -> Tree:
         """The head as the kernel shows it."""

@@ -31,13 +31,14 @@ from eos_agent.telemetry import Telemetry
 from eos_agent.text import MAX_WINDOW_BYTES, MAX_WINDOW_LINES
 
 if TYPE_CHECKING:
+    from layerstack.export import FileRange
     from layerstack.store import Store
 
 
 class Stream(NamedTuple):
-    """An answer that is not one line: pieces of bytes, written as they come; nothing else follows on the connection."""
+    """An answer that is not one line: pieces of bytes or of files, sent as they come; nothing else follows on the connection."""
 
-    pieces: AsyncGenerator[bytes]
+    pieces: AsyncGenerator[bytes | FileRange]
 
 
 UNTRACED = frozenset({"sandbox_daemon_ready", *(operation.name for operation in OBSERVABILITY)})
@@ -225,7 +226,7 @@ class Handlers:
         self.sessions.forget_draft(draft_id)
         return {"draft_id": draft_id, "discarded": True, "bytes": size}
 
-    def _export(self, args: dict[str, Any]) -> AsyncGenerator[bytes]:
+    def _export(self, args: dict[str, Any]) -> AsyncGenerator[bytes | FileRange]:
         """The folded delta of a version (default: the head), from `offset` of its tar on; contract section 10."""
         numbers: dict[str, int | None] = {}
         for name in ("version", "offset"):
@@ -234,24 +235,29 @@ class Handlers:
                 raise OperationError(INVALID_REQUEST, f"{name} must be a number from 0", {"argument": name}, reason="wrong_type")
             numbers[name] = value
         span = telemetry.span("layerstack.export", offset=numbers["offset"] or 0)
-        return self._export_pieces(numbers["version"], numbers["offset"] or 0, args.get("xattrs") is True, span)
+        given = (numbers["version"], numbers["offset"] or 0, args.get("xattrs") is True, args.get("digests") is True)
+        return self._export_pieces(*given, span)
 
     async def _export_pieces(
-        self, version: int | None, offset: int, xattrs: bool, span: telemetry.Span | telemetry.Nothing
-    ) -> AsyncGenerator[bytes]:
-        from layerstack import export
+        self, version: int | None, offset: int, xattrs: bool, by_digests: bool, span: telemetry.Span | telemetry.Nothing
+    ) -> AsyncGenerator[bytes | FileRange]:
+        from layerstack import export, index_cursor
 
         broken: BaseException | None = None
         try:
             lease = self.store.lease(version)  # held for as long as somebody reads
             with telemetry.within(span):
                 snapshot = await self.exports.run(lease.__enter__)
+            digests: index_cursor.Digests | None = None
             try:
                 live = list(self.sessions.live)
-                pieces = export.stream(snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs)
+                digests = index_cursor.Digests(self.store.root) if by_digests else None
+                pieces = export.stream(snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs, digests=digests)
                 while piece := await self.exports.run(lambda: next(pieces, b"")):
                     yield piece
             finally:
+                if digests is not None:
+                    digests.close()
                 with telemetry.within(span):
                     await self.exports.run(lambda: lease.__exit__(None, None, None))
         except BaseException as error:

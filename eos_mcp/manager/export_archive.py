@@ -63,7 +63,7 @@ def apply_archive(
                     counts["whiteouts_emitted"] += 1
                     continue
                 hygiene.look(header)
-                out.write(pax.encode(header._replace(kind=b"", xattrs={})))
+                out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"")))
                 if header.kind == pax.OPAQUE:
                     out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_MARK, pax.FILE, 0o644)))
                 if header.type == pax.SYMLINK:

@@ -14,10 +14,13 @@ from eos_mcp.manager.export_stream import ExportStream, refused, shown
 from eos_mcp.manager.export_tree import Tree, pieces
 from eos_mcp.manager.hygiene import Hygiene
 from layerstack import pax
+from layerstack.durable import begin_write_out
 
 LISTED_MAX = 1000
 """Changes that a dry run lists; it counts all."""
 COLLISIONS_MAX = 20
+WRITE_OUT_BYTES = 8 << 20
+"""So much of a file is sent to the disk while the rest is still received; in the end there is little left to wait for."""
 
 _NEVER = 1 << 62
 
@@ -214,7 +217,7 @@ class Receiver:
             compared = self.target.open_file(header.path)
         fd = self._new(n) if compared is None and self.stage is not None else None
         try:
-            done = 0
+            done = begun = written = 0
             for piece in self.stream.content():
                 if compared is not None:
                     if _same(compared, piece, done):
@@ -228,6 +231,10 @@ class Receiver:
                     compared = None
                 if fd is not None:
                     _write(fd, piece)
+                    written += len(piece)
+                    if written - begun >= WRITE_OUT_BYTES:
+                        begin_write_out(fd, begun, written - begun)
+                        begun = written
             if compared is not None and old is not None:
                 was = stat.S_IMODE(old.st_mode)
                 self.counts["skipped_unchanged"] += 1

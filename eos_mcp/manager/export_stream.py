@@ -130,7 +130,10 @@ class ExportStream:
         self._content_left = self._padding = 0
         self._parents: dict[bytes, bytes | None] = {}
         self.header = self._line("header")
-        if self.header.get("format") != 1 or type(self.header.get("manifest_version")) is not int:
+        self._by_file = self.header.get("format") == 2  # each file has a digest of its own, the trailer's is of all but their content
+        self._content: pax.Header | None = None
+        self._content_digest = hashlib.sha256()
+        if self.header.get("format") not in (1, 2) or type(self.header.get("manifest_version")) is not int:
             raise refused("the stream's first line is not one that this version understands", "bad_stream")
         self.index = PathIndex()
 
@@ -146,15 +149,16 @@ class ExportStream:
 
     def _hash(self, piece: memoryview) -> None:
         """In order; at most one piece is on its way."""
+        digest = self._content_digest if self._by_file else self._digest
         if self._hashing is not None:
             self._hashing.result()
             self._hashing = None
         if len(piece) < HASHED_ASIDE_BYTES:
-            self._digest.update(piece)
+            digest.update(piece)
             return
         if self._hasher is None:
             self._hasher = ThreadPoolExecutor(1, "export-digest")
-        self._hashing = self._hasher.submit(self._digest.update, piece)
+        self._hashing = self._hasher.submit(digest.update, piece)
 
     def _read(self, n: int) -> bytes:
         with _reading():
@@ -203,7 +207,8 @@ class ExportStream:
                 mine = memoryview(data)[: self._frame_left]
                 self._length = data[len(mine) :]
                 self._frame_left -= len(mine)
-                self._hash(mine)
+                if not self._by_file:
+                    self._hash(mine)
                 self.tar_bytes += len(mine)
                 if self.tar_bytes > self._limits.max_decompressed_bytes:
                     self._too_large()
@@ -231,6 +236,8 @@ class ExportStream:
             part = self._piece[: n - len(out)]
             out += part
             self._piece = self._piece[len(part) :]
+        if self._by_file:
+            self._digest.update(out)
         return bytes(out)
 
     # entries
@@ -253,7 +260,7 @@ class ExportStream:
                 else:
                     self._check(header, last)
                     last = header.path
-                    self._content_left = header.size
+                    self._content_left, self._content = header.size, header
                     self._padding = -header.size % pax.BLOCK
                     yield header
         except pax.Malformed as error:
@@ -282,6 +289,8 @@ class ExportStream:
                 )
         if header.type == pax.SYMLINK and (not header.target or b"\0" in header.target):
             raise refused(f"symlink {shown(path)} has no proper target", "bad_entry", path=shown(path))
+        if self._by_file and (header.type == pax.FILE and not header.kind) != bool(header.sha256):
+            raise refused(f"file {shown(path)} comes without its digest", "bad_entry", path=shown(path))
         letter = b"w" if header.kind == pax.WHITEOUT else LETTERS[header.type]
         self.index.add(path, letter)
         if letter == b"d":
@@ -306,11 +315,20 @@ class ExportStream:
             part = self._piece[: self._content_left]
             self._piece = self._piece[len(part) :]
             self._content_left -= len(part)
+            if self._by_file:
+                self._hash(part)
             yield part
 
     def _pass_content(self) -> None:
         for _ in self.content():
             pass
+        if self._by_file and self._content is not None and self._content.sha256:
+            self._hash(memoryview(b""))
+            if self._content_digest.hexdigest().encode() != self._content.sha256:
+                path = shown(self._content.path)
+                raise refused(f"the content of {path} is not what was published", "stream_corrupt", path=path, retryable=True)
+            self._content_digest = hashlib.sha256()
+            self._content = None
         if self._padding:
             self._take(self._padding)
             self._padding = 0

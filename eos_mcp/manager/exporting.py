@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,33 +14,46 @@ from eos_mcp.gateway.forward import STREAM_SILENCE_S, Forwarder
 from eos_mcp.manager import export
 
 CHUNK = 1 << 20
+"""Bytes of a line that are asked for at a time."""
 
 
 class BlockingReader:
     """The bytes of one connection, each read with a deadline."""
 
     def __init__(self, connection: socket.socket, received: bytes, *, silence_s: float = STREAM_SILENCE_S) -> None:
-        connection.settimeout(silence_s)
+        self._whole = 0
+        if os.name == "posix":  # the kernel keeps the deadline, so that it can fill a piece in one call
+            connection.setblocking(True)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(silence_s), int(silence_s % 1 * 1e6)))
+            self._whole = socket.MSG_WAITALL
+        else:
+            connection.settimeout(silence_s)
         self._connection = connection
         self._held = memoryview(received)
 
     def read(self, n: int, /) -> bytes:
-        """1 to n bytes; empty at the end.
+        """1 to n bytes, all of them but for a deadline; empty at the end.
 
         Raises:
             TimeoutError: silence; OSError: the connection was lost.
         """
         if not self._held:
-            return self._connection.recv(min(n, CHUNK))
+            return self._receive(n, self._whole)
         piece, self._held = bytes(self._held[:n]), self._held[n:]
         return piece
+
+    def _receive(self, n: int, flags: int) -> bytes:
+        try:
+            return self._connection.recv(n, flags)
+        except BlockingIOError:
+            raise TimeoutError from None
 
     def readline(self, limit: int, /) -> bytes:
         """Up to and with the next newline, at most `limit` bytes."""
         line = bytearray()
         while not line.endswith(b"\n") and len(line) < limit:
             if not self._held:
-                self._held = memoryview(self._connection.recv(CHUNK))
+                self._held = memoryview(self._receive(CHUNK, 0))
                 if not self._held:
                     break
             end = bytes(self._held).find(b"\n") + 1 or len(self._held)
@@ -80,7 +94,9 @@ class Exports:
             limits = export.ExportLimits(
                 self.settings.max_stream_bytes, self.settings.max_decompressed_bytes, self.settings.max_apply_entries
             )
-            wanted = {"version": args["version"]} if isinstance(args.get("version"), int) else {}
+            wanted: dict[str, Any] = {"digests": True}
+            if isinstance(args.get("version"), int):
+                wanted["version"] = args["version"]
             dry_run = args.get("dry_run") is True
             async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:
                 reader = BlockingReader(*stream.hand_over())

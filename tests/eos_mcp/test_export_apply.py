@@ -26,7 +26,7 @@ from eos_mcp.manager.export import ExportLimits, Guards, apply, check_destinatio
 from eos_mcp.manager.export_receive import folded
 from layerstack import durable, linux, pax
 from tests import children
-from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, made, pack, symlink, tar_of, unpack
+from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, made, made_by_digests, pack, symlink, tar_of, unpack
 from tests.hands import WEIGHTS, Hand, Op
 from tests.trees import DIRECTORY, FILE, Entry, Tree, difference, read_tree
 
@@ -363,6 +363,13 @@ def spoilt() -> Iterable[tuple[str, bytes, str]]:
     yield "a flipped byte", good.replace(b"xxx", b"xyx", 1), "stream_corrupt"
     yield "another digest", made(file(b"f"), trailer={"sha256": "0" * 64}), "stream_corrupt"
     yield "another count", made(file(b"f"), trailer={"entries": 2}), "stream_corrupt"
+    by_digests = made_by_digests(file(b"f", b"x" * 5000), file(b"g", b"y" * 300_000))
+    yield "a flipped byte of a small file", by_digests.replace(b"xxx", b"xyx", 1), "stream_corrupt"
+    yield "a flipped byte of a large file", by_digests.replace(b"yyy", b"yxy", 1), "stream_corrupt"
+    yield "another mode", by_digests.replace(b"0000644", b"0000646", 1), "bad_stream"
+    yield "no digest", made(file(b"f"), header={"format": 2}), "bad_entry"
+    yield "a digest of all, where one of the rest is due", made_by_digests(file(b"f", b"x"), trailer={"sha256": "1" * 64}), "stream_corrupt"
+    yield "a digest of nothing", made((pax.Header(b"l", pax.SYMLINK, target=b"t", sha256=b"0" * 64), b"")), "bad_stream"
     yield "a damaged header", pack(b"\1" * 512 + tar[512:], count=1), "bad_stream"
     yield "a wrong check sum", pack(b"g" + tar[1:], count=1), "bad_stream"
     yield "no end", pack(tar[:-1024], count=1), "bad_stream"
@@ -525,6 +532,18 @@ def test_a_destination_that_turns_bad_while_the_sandbox_prepares_is_refused(tmp_
     (tmp_path / "d").symlink_to("/nonexistent")
     error = failure(made(file(b"f", b"1")), tmp_path / "d")
     assert error.kind == "invalid_request" and (tmp_path / "d").is_symlink()
+
+
+@pytest.mark.parametrize("fmt", ["dir", "tar"])
+def test_both_formats_of_the_stream_make_the_same(tmp_path: Path, fmt: str) -> None:
+    delta = [entry for entry in DELTA if fmt == "dir" or b".wh." not in entry[0].path]
+    entries = (*delta, file(b"zz-large", os.urandom(2_500_000)), file(b"zz-none"))
+    one, other = (run(data, tmp_path / name, fmt) for data, name in ((made(*entries), "a"), (made_by_digests(*entries), "b")))
+    assert one == other
+    if fmt == "dir":
+        assert shape(tmp_path / "a") == shape(tmp_path / "b")
+    else:
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 # size

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from layerstack import pax
-from layerstack.export import fold, stream
-from tests.exporting import Stack, file, tar_of, unpack
+from layerstack.export import RANGE_BYTES, RANGE_MAX, FileRange, fold, stream
+from layerstack.index import record
+from layerstack.index_cursor import OPEN_AT_ONCE, Digests
+from layerstack.index_file import Indexed, Row, dump
+from tests.exporting import Stack, file, joined, tar_of, unpack
 from tests.trees import DIRECTORY, FILE, Entry, Tree
 
 Call = Callable[..., Any]
@@ -135,11 +142,16 @@ def test_two_streams_of_one_version_are_equal_and_go_on_at_any_offset(exported: 
     exported(look)
 
 
+def no_digest(layer_id: str, path: str) -> None:
+    """The layer's index knows none: the file is read."""
+
+
 @pytest.mark.needs("overlay")
-def test_a_file_that_lost_bytes_ends_the_stream_with_an_error_and_no_digest(exported: Call) -> None:
+@pytest.mark.parametrize("size", [10, RANGE_BYTES + 1])
+@pytest.mark.parametrize("digests", [None, no_digest])
+def test_a_file_that_lost_bytes_ends_the_stream_with_an_error_and_no_digest(exported: Call, digests: Any, size: int) -> None:
     def look(stack: Stack) -> dict[str, Any]:
-        pieces = stream(stack.snapshot())
-        out = next(pieces)
+        stack.publish(lambda root: Path(root, "first").write_bytes(bytes(size)))
         entry = stack.snapshot().stat("first")
         assert entry is not None
         os.truncate(entry.real_path, 2)
@@ -153,11 +165,81 @@ def test_a_file_that_lost_bytes_ends_the_stream_with_an_error_and_no_digest(expo
             def changed(self) -> Any:
                 yield "first", entry, False
 
-        out = b"".join(stream(Shrunk()))
-        return unpack(out).trailer
+        return unpack(joined(stream(Shrunk(), digests=digests))).trailer
 
     trailer = exported(look)
     assert "sha256" not in trailer and trailer["error"]["details"]["reason"] == "store_corrupt"
+
+
+@pytest.mark.needs("overlay")
+def test_in_format_2_each_file_has_the_digest_of_its_index_and_the_rest_is_what_the_trailer_vouches_for(exported: Call) -> None:
+    def look(stack: Stack) -> None:
+        stack.publish(lambda root: Path(root, "src", "big").write_bytes(os.urandom(RANGE_MAX + RANGE_BYTES)))
+        plain, whole = unpack(stack.export()), unpack(stack.export_by_digests())
+        assert (plain.header["format"], whole.header["format"]) == (1, 2)
+        digest, members = hashlib.sha256(), dict[str, tuple[str, dict[str, str]]]()
+        with tarfile.open(fileobj=io.BytesIO(whole.tar)) as archive:
+            at = 0
+            for member in archive:
+                digest.update(whole.tar[at : member.offset_data])
+                at = member.offset_data + member.size
+                content = archive.extractfile(member) if member.isreg() else None
+                found = hashlib.sha256(content.read()).hexdigest() if content is not None and "EOS.kind" not in member.pax_headers else None
+                assert member.pax_headers.get("EOS.sha256") == found, member.name
+                members[member.name] = (str(member.type), {**member.pax_headers, "EOS.sha256": ""})
+            digest.update(whole.tar[at:])
+        assert whole.trailer["sha256"] == digest.hexdigest()
+        with tarfile.open(fileobj=io.BytesIO(plain.tar)) as archive:
+            assert members == {member.name: (str(member.type), {**member.pax_headers, "EOS.sha256": ""}) for member in archive}
+        for offset in (1, 700, len(whole.tar) - RANGE_BYTES - 3000, len(whole.tar) - RANGE_MAX, len(whole.tar)):
+            rest = unpack(stack.export_by_digests(offset=offset))
+            assert rest.tar == whole.tar[offset:] and rest.trailer == whole.trailer
+
+    exported(look)
+
+
+@pytest.mark.needs("overlay")
+def test_large_files_are_given_as_ranges_and_nobody_reads_them(exported: Call) -> None:
+    def look(stack: Stack) -> None:
+        sizes = {"below": RANGE_BYTES - 1, "at": RANGE_BYTES, "long": 2 * RANGE_MAX + 5}
+        stack.publish(lambda root: [Path(root, name).write_bytes(bytes(size)) for name, size in sizes.items()])
+        digests = Digests(stack.store.root)
+        pieces = [piece for piece in stream(stack.snapshot(), digests=digests) if isinstance(piece, FileRange)]
+        digests.close()
+        assert [(piece.offset, piece.size) for piece in pieces] == [
+            (0, RANGE_BYTES),
+            (0, RANGE_MAX),
+            (RANGE_MAX, RANGE_MAX),
+            (2 * RANGE_MAX, 5),
+        ]
+
+    exported(look)
+
+
+@given(
+    st.lists(
+        st.lists(st.binary(min_size=1, max_size=6).filter(lambda name: b"\0" not in name and b"/" not in name), unique=True), min_size=1
+    )
+)
+def test_every_digest_of_many_index_files_is_found_in_one_pass(layers: list[list[bytes]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(f"{folder}/.layer-metadata")
+        wanted: dict[tuple[bytes, str], bytes | None] = {}
+        for n, names in enumerate(layers * (OPEN_AT_ONCE // len(layers) + 2)):
+            rows: list[Row] = []
+            for at, name in enumerate(sorted(names)):
+                digest = hashlib.sha256(b"%d %s" % (n, name)).digest() if at % 3 else None
+                rows.append(Row(os.fsdecode(name), record("f" if at % 3 else "d"), 0o644, 1, digest))
+                wanted[name, f"L{n}"] = digest
+            Path(folder, ".layer-metadata", f"L{n}.index").write_bytes(dump(Indexed({}, tuple(rows), "", 0, 0)))
+            wanted[b"between", f"L{n}"] = wanted.get((b"between", f"L{n}"))
+        digests = Digests(folder)
+        try:
+            for name, layer_id in sorted(wanted):
+                assert digests(layer_id, os.fsdecode(name)) == wanted[name, layer_id]
+                assert len(os.listdir("/proc/self/fd")) < OPEN_AT_ONCE + 200
+        finally:
+            digests.close()
 
 
 def test_a_header_that_was_encoded_is_decoded_to_itself() -> None:
@@ -168,6 +250,7 @@ def test_a_header_that_was_encoded_is_decoded_to_itself() -> None:
         pax.Header("é".encode() * 80, pax.SYMLINK, 0o777, 0, 0, b"t" * 400),
         pax.Header(b"h", pax.HARD_LINK, 0o600, 0, 1 << 62, b"\xfe"),
         pax.Header(b"w", pax.FILE, 0, 0, 0, kind=pax.WHITEOUT),
+        pax.Header(b"s", pax.FILE, 0o644, 9, 5, sha256=b"0123456789abcdef" * 4),
         pax.Header(b"o", pax.DIRECTORY, 0o755, 0, 123, kind=pax.OPAQUE, xattrs={b"user.a": b"\0=\n\xff", b"user.b": b""}),
     ]
     for header in cases:
