@@ -8,13 +8,14 @@ import sys
 import tempfile
 import time
 
-from benchmarks import bulk_rows, mcp_rows, rows, session_rows, store_rows
+from benchmarks import bulk_rows, mcp_rows, rows, session_rows, store_rows, telemetry_rows
 from benchmarks.harness import Row, table
 from benchmarks.place import place
 from layerstack import durable
 
 ROWS = {
     "exec": rows.exec_in_session,
+    "telemetry": telemetry_rows.telemetry,
     "session": rows.session_create,
     "fifty": session_rows.fifty,
     "one_shot": rows.one_shot,
