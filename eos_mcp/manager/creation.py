@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import protocol
@@ -13,14 +13,13 @@ from eos_agent.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp.config import ConfigError, agent_config, check_profile_fits
 from eos_mcp.gateway.log import log
 from eos_mcp.manager import base, roots
-from eos_mcp.manager.registry import Record
+from eos_mcp.manager.registry import Record, quota_of
 from eos_mcp.providers.provider import Plan, Provider, new_token, wait_ready
 
 if TYPE_CHECKING:
     from eos_mcp.manager.sandboxes import Manager
 
 Progress = Callable[[str], None]
-SESSIONS_UNLIMITED = "unsupported: what live sessions and drafts write is limited by the disk alone"
 
 
 class Creation:
@@ -105,7 +104,7 @@ class Creation:
             image=plan.image,
             token=plan.token,
             created_unix_ms=plan.created_unix_ms,
-            quota=enforced(plan.sections["runtime"]["layerstack"]),
+            quota=quota_of(plan.sections),
         )
         manager.registry.put(record)
         try:
@@ -145,9 +144,3 @@ class Creation:
             self.manager.registry.put(record.but(state="failed"))
         else:
             self.manager.registry.remove(record.id)
-
-
-def enforced(layerstack: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the record says of the configured quotas: that they hold for what is published, and for nothing else. None: there are none."""
-    found = {"bytes": layerstack["quota_bytes"], "layers": layerstack["quota_layers"]}
-    return None if found == {"bytes": None, "layers": None} else {**found, "published": "enforced", "sessions": SESSIONS_UNLIMITED}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -18,6 +18,9 @@ from layerstack import durable
 
 FORMAT = 1
 State = Literal["creating", "ready", "stopping", "stopped", "failed"]
+
+
+SESSIONS_UNLIMITED = "unsupported: what live sessions and drafts write is limited by the disk alone"
 
 
 class RegistryError(Exception):
@@ -79,6 +82,13 @@ class Record(Part):
 
     def but(self, **changes: Any) -> Record:
         return self.model_copy(update=changes)
+
+
+def quota_of(sections: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a record says of the quotas in the agent's sections: that they hold for what is published, and for nothing else. None: there are none."""
+    layerstack = sections["runtime"]["layerstack"]
+    found = {"bytes": layerstack.get("quota_bytes"), "layers": layerstack.get("quota_layers")}
+    return None if found == {"bytes": None, "layers": None} else {**found, "published": "enforced", "sessions": SESSIONS_UNLIMITED}
 
 
 class Registry:

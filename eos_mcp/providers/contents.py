@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from eos_mcp.config_model import Docker
+from eos_mcp.manager.registry import quota_of
 from eos_mcp.providers.provider import Plan
 from eos_mcp.providers.volumes import files_archive
 
@@ -39,6 +40,9 @@ def labels(plan: Plan, docker: Docker, instance_id: str) -> dict[str, str]:
         "eos.resource_profile": docker.resource_profile,
         **{f"eos.resource.{key}": json.dumps(value) for key, value in profile.items() if key != "name"},
     }
+    quota = quota_of(plan.sections)
+    if quota is not None:
+        found["eos.quota"] = json.dumps(quota)
     if docker.token_label:
         found["eos.auth_token"] = plan.token
     return found

@@ -358,6 +358,7 @@ class DockerProvider:
                 readonly=labels["eos.shared_base.readonly"] == "true",
             ),
             resource_profile={"name": labels["eos.resource_profile"], **profile},
+            quota=json.loads(labels.get("eos.quota", "null")),
             provider="docker",
             image=labels.get("eos.image", ""),
             token=token,

@@ -24,7 +24,7 @@ from typing import Any
 from agent_image import build
 from eos_agent.protocol import INTERNAL_ERROR, OperationError, os_error
 from eos_mcp.config import Config
-from eos_mcp.manager.registry import Endpoint, Record, SharedBase
+from eos_mcp.manager.registry import Endpoint, Record, SharedBase, quota_of
 from eos_mcp.manager.ring import Sample
 from eos_mcp.providers import local_probe
 from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent
@@ -160,6 +160,7 @@ class LocalProvider:
             daemon=endpoint[0] if endpoint else None,
             daemon_http=endpoint[1] if endpoint else None,
             shared_base=SharedBase(source=source, target=f"{settings['layer_stack_root']}/base", root_hash=str(settings["base_root_hash"])),
+            quota=quota_of(settings["config"]),
             provider="local",
             image=HOST_IMAGE if settings.get("rootfs") is None else f"{ROOTFS_PREFIX}{settings['rootfs']}",
             token=token,

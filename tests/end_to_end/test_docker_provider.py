@@ -170,7 +170,11 @@ def test_another_gateway_with_a_lost_registry_adopts_containers_of_its_own_insta
     async def stranger(host: Host) -> list[Any]:
         return list((await host.do("list_sandboxes"))["sandboxes"])
 
-    record = place.play(first)
+    yaml = f"{place.root}/quota.yml"
+    with open(yaml, "w") as file:
+        file.write("runtime: {layerstack: {quota_bytes: 1000000}}\n")
+    record = place.play(first, yaml=yaml)
+    assert record["quota"]["bytes"] == 1_000_000
     os.unlink(f"{place.state}/registry.json")
     mine, place.instance_id = place.instance_id, "somebody-else"
     assert place.play(stranger) == []

@@ -47,6 +47,9 @@ def test_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions
         record = desk.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)["quota"]
         unsupported = record.pop("sessions")
         assert record == {"bytes": 1500, "layers": 3, "published": "enforced"} and unsupported.startswith("unsupported: ")
+        desk.stop()
+        (desk.state / "registry.json").unlink()  # adopted by what lies on disk, it says the same
+        assert desk.do("manager", "list_sandboxes")["sandboxes"][0]["quota"] == {**record, "sessions": unsupported}
         found = told(sandbox)
         assert found.pop("sessions").startswith(unsupported + "; this ")
         assert found == {**record, "used_bytes": 0, "used_layers": 0}

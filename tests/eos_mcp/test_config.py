@@ -62,6 +62,8 @@ def test_a_mistake_in_the_gateways_sections_keeps_it_from_starting_and_names_the
             "runtime: {layerstack: {autosquash_policies: {squash_at_n_layers: 2}}}",
             "runtime.layerstack.autosquash_policies.squash_at_n_layers: ",
         ),
+        ("runtime: {layerstack: {quota_bytes: 0}}", "runtime.layerstack.quota_bytes: "),
+        ("runtime: {layerstack: {quota_layers: many}}", "runtime.layerstack.quota_layers: "),
         ("runtime: {command: {max_active: 1025}}", "runtime.command.max_active: "),
         ("runtime: {command: {max_transcript_bytes: 10485759}}", "runtime.command.max_transcript_bytes: "),
         ("runtime: {command: {read_lines_default: 1001}}", "runtime.command: read_lines_default must not exceed"),
