@@ -169,6 +169,10 @@ def _published(publish: Object) -> str:
 
 def _file_read(args: Object, reply: Object) -> str:
     content = str(reply.get("content") or "")
+    if reply.get("encoding") == "base64":
+        first, count = int(reply["offset"]), int(reply["bytes_read"])
+        more = f"\n\nmore: file_read with offset={reply['next_offset']}" if reply.get("next_offset") is not None else ""
+        return f"{reply.get('path')}: bytes {first} to {first + count - 1} of {reply.get('total_bytes')}, in base64\n\n{content}{more}"
     start, shown = int(reply.get("start_line") or 1), int(reply.get("num_lines") or 0)
     following = reply.get("next_offset")
     if len(content) > TEXT_LIMIT:
@@ -185,9 +189,37 @@ def _file_read(args: Object, reply: Object) -> str:
     return f"{lines}\n\n{content}{tail}"
 
 
+def _file_search(args: Object, reply: Object) -> str:
+    found = rows(reply.get("matches"))
+    skipped = reply.get("skipped")
+    left_out = ", ".join(f"{count} {why}" for why, count in skipped.items() if count) if is_object(skipped) else ""
+    lines = [f"{len(found)} matches; {reply.get('files_searched')} files searched" + (f", left out: {left_out}" if left_out else "")]
+    path: object = None
+    for match in found:
+        if match.get("path") != path:
+            path = match.get("path")
+            lines += ["", str(path)]
+        lines.append(f"{match.get('line')}: {match.get('text')}")
+    if reply.get("next") is not None:
+        lines += ["", f"more ({reply.get('stopped')}): call again with cursor={reply['next']}"]
+    return "\n".join(lines)
+
+
+def _where(args: Object) -> str:
+    return f"in session {args['workspace_session_id']} (private until published)" if args.get("workspace_session_id") else "and published"
+
+
+def _file_delete(args: Object, reply: Object) -> str:
+    return f"deleted {reply.get('kind')} {reply.get('path')} {_where(args)}"
+
+
+def _file_move(args: Object, reply: Object) -> str:
+    return f"moved {reply.get('kind')} {reply.get('from')} to {reply.get('to')} {_where(args)}"
+
+
 def _file_change(args: Object, reply: Object) -> str:
     verb = {"create": "created", "update": "replaced", "edit": "edited"}.get(str(reply.get("type")), str(reply.get("type")))
-    where = f"in session {args['workspace_session_id']} (private until published)" if args.get("workspace_session_id") else "and published"
+    where = _where(args)
     text = f"{verb} {reply.get('path')} {where}: {reply.get('bytes_written')} bytes"
     if "replacements" in reply:
         text += f", {reply.get('edits_applied')} edits, {reply['replacements']} replacements"
@@ -362,6 +394,9 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "file_write": _file_change,
     "file_edit": _file_change,
     "file_list": _file_list,
+    "file_search": _file_search,
+    "file_delete": _file_delete,
+    "file_move": _file_move,
     "file_blame": _blame,
     "diff_draft": _diff,
     "diff_versions": _diff,
