@@ -53,6 +53,12 @@ class _Seal:
     def expand(self, path: str, merges: str | None) -> None:
         """`merges`: the path of the chain that this directory merges with, None when with nothing."""
         tree = self.tree
+        if (foreign := tree.foreign(path)) is not None:
+            times = tree.state(path).times
+            for name in foreign:
+                tree.whiteout(join(path, name))
+            tree.unmark_opaque(path)
+            tree.set_times(path, times)
         redirect, opaque = tree.redirect(path), tree.opaque(path)
         if opaque:
             merges = None
@@ -141,18 +147,21 @@ class _Seal:
                 over = not cut and self.chain.holder(child) is not None
                 self._special(child, over=over)
                 alive, moved = alive or over, True
-            elif not cut and self._as_below(child):
-                tree.unlink(child)
-                moved = True
+            elif not cut and (under := self.chain.find(child)) is not None:
+                own = tree.state(child)
+                if own.hides:
+                    tree.whiteout(child)
+                    alive, moved = True, True
+                elif equal(under, own):
+                    tree.unlink(child)
+                    moved = True
+                else:
+                    alive = True
             else:
                 alive = True
         if moved:
             tree.set_times(path, state.times)
         return alive
-
-    def _as_below(self, path: str) -> bool:
-        below = self.chain.find(path)
-        return below is not None and equal(below, self.tree.state(path))
 
     def _unopaque(self, path: str, children: list[Child], names: set[str], gone: set[str]) -> list[Child]:
         """Whiteouts for the names that are gone, marks one level down, then the mark goes. -> the children that are left to look at."""

@@ -15,6 +15,7 @@ from layerstack import linux
 from layerstack.changes import ABSENT, Fingerprint
 from layerstack.durable import suppress_errno
 from layerstack.form import Form
+from layerstack.whiteout import is_plain_file_whiteout
 
 Meta = tuple[int, int, int]
 """Permission bits with setuid, setgid and sticky; owner; group."""
@@ -87,6 +88,11 @@ class State:
                     found[namespace + name[len(escaped) :]] = os.getxattr(self.path, name, follow_symlinks=False)
             self._xattrs = found
         return self._xattrs
+
+    @property
+    def hides(self) -> bool:
+        """Is the file a whiteout, in the form that needs no device?"""
+        return self.kind == FILE and self.body is None and is_plain_file_whiteout(self.path, self.size, self.form)
 
     def data(self, limit: int | None = None) -> bytes:
         """The bytes of a file, at most `limit` of them; without one the caller has looked at `size`."""

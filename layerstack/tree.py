@@ -29,7 +29,7 @@ from layerstack.states import (
     set_xattrs,
     write_copy,
 )
-from layerstack.whiteout import get_mark, is_opaque, is_whiteout, make_whiteout, set_opaque
+from layerstack.whiteout import get_mark, has_plain_file_whiteouts, is_opaque, is_whiteout, make_whiteout, set_opaque
 
 PART = "part-"
 """What a name begins with under which an entry is completed aside; it is gone within the call, or with the process."""
@@ -50,6 +50,7 @@ class Tree(Protocol):
     def scan(self, path: str) -> list[Child]: ...
     def state(self, path: str) -> State: ...
     def opaque(self, path: str) -> bool: ...
+    def foreign(self, path: str) -> list[str] | None: ...
     def redirect(self, path: str) -> str | None: ...
     def put(self, path: str, state: State, *, times: bool = True) -> None: ...
     def whiteout(self, path: str) -> None: ...
@@ -96,6 +97,12 @@ class DiskTree:
 
     def opaque(self, path: str) -> bool:
         return is_opaque(self.full(path), self.form)
+
+    def foreign(self, path: str) -> list[str] | None:
+        """In a directory marked for them, the names of whiteouts that are plain files; None in any other."""
+        if not has_plain_file_whiteouts(self.full(path), self.form):
+            return None
+        return [name for name, kind in self.scan(path) if kind == FILE and self.state(join(path, name)).hides]
 
     def redirect(self, path: str) -> str | None:
         value = get_mark(self.full(path), self.form.redirect)
@@ -196,11 +203,12 @@ class DiskTree:
 
 
 class _Node:
-    __slots__ = ("children", "opaque", "redirect", "state")
+    __slots__ = ("children", "foreign", "opaque", "redirect", "state")
 
     def __init__(self, state: State | None, *, opaque: bool = False, redirect: str | None = None) -> None:
         self.state = state  # None: a whiteout, or a special file
         self.opaque, self.redirect = opaque, redirect
+        self.foreign: list[str] | None = None
         self.children: dict[str, tuple[str, _Node]] | None = None
 
 
@@ -221,7 +229,7 @@ class MemoryTree:
         tree = cls(source.state(""), source.form)
 
         def fill(path: str, node: _Node) -> None:
-            node.opaque, node.redirect = source.opaque(path), source.redirect(path)
+            node.opaque, node.redirect, node.foreign = source.opaque(path), source.redirect(path), source.foreign(path)
             node.children = {}
             for name, kind in source.scan(path):
                 child = join(path, name)
@@ -260,6 +268,9 @@ class MemoryTree:
     def opaque(self, path: str) -> bool:
         return self._node(path).opaque
 
+    def foreign(self, path: str) -> list[str] | None:
+        return self._node(path).foreign
+
     def redirect(self, path: str) -> str | None:
         return self._node(path).redirect
 
@@ -276,7 +287,7 @@ class MemoryTree:
         self._node(path).opaque = True
 
     def unmark_opaque(self, path: str) -> None:
-        self._node(path).opaque = False
+        self._node(path).opaque, self._node(path).foreign = False, None
 
     def unmark_redirect(self, path: str) -> None:
         self._node(path).redirect = None

@@ -1,0 +1,107 @@
+"""Whiteouts that are no devices: what the kernel shows of an upperdir that has them is what is published, in plain form."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from layerstack.fsck import check
+from tests.layerstack.stack import Session, Stack, on_a_stack, put
+
+BASE: dict[str, str | bytes | None] = {
+    "f": "f\n",
+    "top": "t\n",
+    "d/a": "a\n",
+    "d/b": "b\n",
+    "d/full": "x\n",
+    "e/g": "g\n",
+    "e/deep/h": "h\n",
+    "m/x": "x\n",
+}
+
+
+def seen(view: str) -> dict[str, str]:
+    """{path: text, or its kind} of everything that can be opened: a name that is listed and cannot is a ghost of the kernel's."""
+    found: dict[str, str] = {}
+    for folder, folders, files in os.walk(view):
+        for name in (*folders, *files):
+            full = f"{folder}/{name}"
+            try:
+                mode = os.lstat(full).st_mode
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(mode):
+                with open(full) as file:
+                    found[os.path.relpath(full, view)] = file.read()
+            else:
+                found[os.path.relpath(full, view)] = "/"
+    return found
+
+
+def hide(stack: Stack, full: str) -> None:
+    """A whiteout that is a plain file."""
+    put(full, b"")
+    os.setxattr(full, stack.form.whiteout, b"y")
+
+
+def laid(stack: Stack) -> Session:
+    """An offline upperdir as a transport without devices leaves it, mounted again."""
+    a = stack.session()
+    put(a.at("new/x"), "new\n")
+    os.mkdir(a.at("m/made"))
+    a.umount()
+    upper = a.upper.upperdir
+    for name in ("d", "e", "e/deep"):
+        os.makedirs(f"{upper}/{name}", exist_ok=True)
+        os.chmod(f"{upper}/{name}", stat.S_IMODE(os.stat(f"{stack.base}/{name}").st_mode))
+        os.setxattr(f"{upper}/{name}", stack.form.opaque, b"x")
+    hide(stack, f"{upper}/d/a")
+    hide(stack, f"{upper}/d/nothing")  # over a name that is not there
+    hide(stack, f"{upper}/e/deep/h")
+    hide(stack, f"{upper}/f")  # in a directory without the mark
+    put(f"{upper}/d/full", "not empty, so a file\n")
+    os.setxattr(f"{upper}/d/full", stack.form.whiteout, b"y")
+    put(f"{upper}/d/mine", b"")
+    os.setxattr(f"{upper}/d/mine", stack.form.escaped + "whiteout", b"user's own")
+    os.rename(f"{upper}/new", f"{upper}/e/moved")
+    a.mount()
+    return a
+
+
+@on_a_stack({**BASE})
+def test_what_the_kernel_shows_of_whiteouts_that_are_plain_files_is_what_is_published(stack: Stack) -> None:
+    a = laid(stack)
+    view = seen(a.view)
+    assert "d/a" not in view and "f" not in view and "e/deep/h" not in view and "d/nothing" not in view
+    assert view["d/full"] == "not empty, so a file\n" and view["d/mine"] == "" and view["d/b"] == "b\n" and view["e/deep"] == "/"
+    assert os.getxattr(a.at("d/mine"), stack.form.whiteout) == b"user's own"
+    a.umount()
+    foreseen = a.upper.preview()
+    done = a.publish()
+    assert (foreseen.source_count, foreseen.ignored_count) == (done.source_count, done.ignored_count)
+    assert {path: text.removeprefix("/") or text for path, text in stack.shows().items()} == view
+    layer = f"{stack.root}/layers/{done.layer_id}"
+    for path in ("d/a", "f", "e/deep/h"):
+        status = os.lstat(f"{layer}/{path}")
+        assert stat.S_ISCHR(status.st_mode) and status.st_rdev == 0, path
+    assert not os.path.lexists(f"{layer}/d/nothing")
+    with stack.mounted() as mounted:
+        assert os.getxattr(f"{mounted}/d/mine", stack.form.whiteout) == b"user's own"
+    for session in stack.sessions:
+        session.umount()
+    stack.store.close()
+    assert list(check(stack.root)) == []
+    stack.store = type(stack.store).open(stack.root)
+
+
+@on_a_stack({**BASE})
+def test_a_draft_of_whiteouts_that_are_plain_files_shows_the_same_when_it_is_opened_again(stack: Stack) -> None:
+    a = laid(stack)
+    view = seen(a.view)
+    a.umount()
+    draft = a.upper.to_draft(reason="r")
+    assert draft is not None
+    again = stack.session(draft_id=draft.draft_id)
+    assert seen(again.view) == view
+    again.publish()
+    assert {path: text.removeprefix("/") or text for path, text in stack.shows().items()} == view
