@@ -10,7 +10,7 @@ With `fold_at` the head is folded when it has grown too long, before it is refus
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerstack import squash
@@ -52,9 +52,10 @@ class Quota:
         """Fold before a publish from so many layers on, and where a limit is reached. None: nothing is folded without being asked."""
         self.on_fold: Callable[[str, Squashed | OSError | None], object] | None = None
         """Told, in the publisher's thread, why a fold starts (None), and then what came of it."""
+        self._counted: tuple[Manifest | None, int] = (None, 0)
 
     def used_bytes(self, leaving: Collection[str] = ()) -> int:
-        """What counts against `bytes`. Cost: O(layers of the head), and of those that leases keep beside them.
+        """What counts against `bytes`. Cost: that of the layers which are new in the head; O(all of them) after a squash, while old ones are kept.
 
         Args:
             leaving: holders of leases that end with the publish that asks, and keep nothing any more.
@@ -62,9 +63,21 @@ class Quota:
         store = self._store
         head, loaded = store.head, store.loaded_layers()
         if len(loaded) == len(head.layers):
-            return _sum(loaded)
+            return self._of_head(head)
         ids = set(head.layer_ids).union(*(lease.layer_ids for lease in store.leases.boundaries() if lease.holder not in leaving))
         return _sum(layer for layer in loaded if layer.id in ids)
+
+    def _of_head(self, head: Manifest) -> int:
+        """As long as nothing else is kept. The last head and its sum are remembered."""
+        last, total = self._counted
+        if last is not head:
+            if last is not None and last.layers == head.layers[1:]:
+                newest = self._store.shelf_layer(head.layers[0].layer_id)
+                total += _adds(newest, head.layer_ids if "linked" in newest.about else ())
+            else:
+                total = _sum(self._store.layers_of(head))
+            self._counted = (head, total)
+        return total
 
     def used_layers(self) -> int:
         """What counts against `layers`."""
@@ -184,6 +197,11 @@ def _sum(layers: Iterable[Layer]) -> int:
         if layer.about.get("members") and versions <= seen:
             continue
         seen |= versions
-        linked: Mapping[str, Any] = layer.about.get("linked") or {}
-        total += int(layer.about.get("bytes") or 0) - sum(int(linked[layer_id]) for layer_id in linked if layer_id in kept)
+        total += _adds(layer, kept)
     return total
+
+
+def _adds(layer: Layer, kept: Container[str]) -> int:
+    """Bytes of a layer that are not files of other layers which are kept."""
+    linked: Mapping[str, Any] = layer.about.get("linked") or {}
+    return int(layer.about.get("bytes") or 0) - sum(int(linked[layer_id]) for layer_id in linked if layer_id in kept)
