@@ -31,6 +31,7 @@ class Fingerprint(NamedTuple):
 
     @property
     def executable(self) -> bool | None:
+        """Is any execute bit set? None for what is no file."""
         return None if self.kind != "file" or self.mode is None else bool(self.mode & 0o111)
 
     def to_json(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class LayerStackError(Exception):
 
     @property
     def message(self) -> str:
+        """What was tried, on what, and what was found; for people, its wording may change."""
         return str(self.args[0]) if self.args else type(self).__name__
 
 

@@ -17,14 +17,17 @@ class Form(NamedTuple):
 
     @property
     def opaque(self) -> str:
+        """On a directory: nothing below it shows through."""
         return self.namespace + "opaque"
 
     @property
     def redirect(self) -> str:
+        """On a directory that was renamed: where its content is looked for in the lower layers."""
         return self.namespace + "redirect"
 
     @property
     def metacopy(self) -> str:
+        """On a file whose content is still in a lower layer; no mount of ours makes one."""
         return self.namespace + "metacopy"
 
     @property

@@ -34,6 +34,7 @@ class LayerRef(NamedTuple):
 
     @property
     def is_base(self) -> bool:
+        """Is it the tree below all layers?"""
         return self.layer_id == BASE_ID
 
 
@@ -65,6 +66,7 @@ class Manifest(NamedTuple):
 
     @property
     def layer_ids(self) -> tuple[LayerId, ...]:
+        """Newest first, the base last."""
         return tuple([layer.layer_id for layer in self.layers])
 
     @property
@@ -89,8 +91,10 @@ class Manifest(NamedTuple):
 
     @classmethod
     def from_json(cls, value: object, *, source: str = "manifest") -> Manifest:
-        """Raises:
-        StoreCorrupt: not a manifest, or of an unknown schema; `details.file` is `source`.
+        """The manifest of a parsed document.
+
+        Raises:
+            StoreCorrupt: not a manifest, or of an unknown schema; `details.file` is `source`.
         """
 
         def wrong(what: str) -> StoreCorrupt:

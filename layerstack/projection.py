@@ -50,6 +50,7 @@ class Snapshot:
 
     @property
     def version(self) -> int:
+        """Its number."""
         return self.manifest.version
 
     @property

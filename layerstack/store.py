@@ -235,6 +235,7 @@ class Store:
         return found
 
     def layers_of(self, manifest: Manifest) -> list[Layer]:
+        """Newest first, each read from disk at first use. Raises StoreCorrupt."""
         return [self.shelf_layer(layer_id) for layer_id in manifest.layer_ids]
 
     def chain(self, manifest: Manifest) -> Chain:

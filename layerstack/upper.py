@@ -70,6 +70,7 @@ class Upper:
 
     @property
     def session_id(self) -> str:
+        """As `Store.open_upper` was told it; names the folder."""
         return self._identity.session_id
 
     @property
@@ -79,14 +80,17 @@ class Upper:
 
     @property
     def directory(self) -> str:
+        """Where all of it lies; it goes with the upper's end."""
         return f"{self._store.root}/sessions/{self.session_id}"
 
     @property
     def upperdir(self) -> str:
+        """Where the live writes lie: overlayfs' own, not to be written to beside a mount."""
         return f"{self.directory}/upper"
 
     @property
     def workdir(self) -> str:
+        """What overlayfs wants beside the upperdir."""
         return f"{self.directory}/work"
 
     @property

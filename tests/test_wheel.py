@@ -62,8 +62,10 @@ def test_the_installation_has_every_file_of_the_packages_with_its_mode(installed
             for file in files:
                 path = Path(folder, file)
                 wanted[str(Path(package, path.relative_to(ROOT / source)))] = os.access(path, os.X_OK)
-    for name in ("eos_mcp/demo/project/dot-gitignore", "eos_mcp/demo/history/1/bin/tally", "agent_image/Dockerfile", "eos_agent/py.typed"):
+    for name in ("eos_mcp/demo/project/dot-gitignore", "eos_mcp/demo/history/1/bin/tally", "agent_image/Dockerfile"):
         assert name in wanted
+    for package in ("layerstack", "eos_agent", "eos_mcp"):
+        assert f"{package}/py.typed" in wanted
     missing = [name for name in wanted if not (installed.site / name).is_file()]
     assert not missing, missing
     if os.geteuid():
