@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from layerstack import durable, history
+from layerstack import durable, export, history, linux
 from layerstack.depth import Depths
 from layerstack.errors import LayerLimit, NotFound
 from layerstack.manifest import LOWER_LIMIT
@@ -32,6 +32,11 @@ def grow(s: Stack, layers: int) -> None:
     """Publish one-file layers until the head has so many, the base included."""
     while len(s.store.head.layers) < layers:
         write(s, f"n/{len(s.store.head.layers)}")
+
+
+def exports(s: Stack) -> list[bytes]:
+    """The head's export, as far as it comes as bytes: small files do."""
+    return [piece for piece in export.stream(s.store.snapshot()) if isinstance(piece, bytes)]
 
 
 def looks_right(s: Stack, first: str = "n/1") -> None:
@@ -255,3 +260,41 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
     s.reopen()
     check([1, 4, 5, 7, 8])
     assert not any(os.path.exists(f"{s.root}/manifests/{version}.json") for version in inside)
+
+
+@on_a_stack(BASE, forms=("trusted",))
+def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_go_on_after_space_is_freed(s: Stack) -> None:
+    small = f"{s.folder}/small"
+    os.mkdir(small)
+    linux.mount("none", small, "tmpfs", 0, "size=2m,mode=755")
+    with contextlib.ExitStack() as undo:
+        undo.callback(linux.umount, small)
+        stack = undo.enter_context(contextlib.closing(Stack(s.form.name, BASE, folder=small)))
+        stack.store.quota.bytes = 10**6  # which is not what is in the way
+        for name in ("a", "b", "c"):
+            write(stack, name)
+        session = stack.session()
+        put(session.at("mine"), "mine\n")
+        write(stack, "z")
+        before, head, used = stack.layer_dirs(), stack.store.head, stack.store.quota.used_bytes()
+        exported = exports(stack)
+        with open(f"{small}/filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while filler.write(bytes(4096)):
+                pass
+        for attempt in (
+            session.publish,
+            stack.store.squash,
+            lambda: write(stack, "y"),
+            lambda: stack.store.rollback(2, owner="o", request_id="r"),
+        ):
+            with pytest.raises(OSError) as caught:
+                attempt()
+            assert caught.value.errno == errno.ENOSPC
+            assert (stack.layer_dirs(), stack.store.head) == (before, head) and stack.store.quota.used_bytes() == used
+        assert exports(stack) == exported
+        os.unlink(f"{small}/filler")
+        assert os.listdir(f"{stack.root}/staging") == []
+        assert len(stack.store.squash().blocks) == 1
+        session.publish()
+        assert write(stack, "y") == head.version + 3
+        assert stack.shows().keys() == {"a", "b", "c", "d", "d/f", "e", "e/x", "mine", "y", "z"}
