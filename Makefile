@@ -21,7 +21,7 @@ help:
 	@echo "make test    every test that this machine can run, linters included"
 	@echo "make lint    ruff, mypy, pyright"
 	@echo "make bench   figures of this machine, each beside its baseline"
-	@echo "make soak    thousands of random histories, as long as they take"
+	@echo "make soak    thousands of random histories, every durable act, every refused call: an hour or two"
 	@echo "make bare    make demo and make test on a machine with nothing on it, as root and as an ordinary user"
 	@echo "make lock    resolve the dependencies again into requirements.lock"
 
@@ -49,7 +49,7 @@ bench: .venv/dev.stamp
 	$(PY) -m benchmarks $(ARGS)
 
 soak: .venv/dev.stamp
-	$(PY) -m pytest --soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
+	$(PY) -m pytest --soak --timeout=7200 -o faulthandler_timeout=7100 $(ARGS)
 
 bare:
 	.ci/bare

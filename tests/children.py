@@ -22,7 +22,7 @@ from layerstack import linux
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TIMEOUT_S = 170.0 if os.environ.get("EOS_SOAK", "") in ("", "0") else 86400.0
+TIMEOUT_S, SOAK_TIMEOUT_S = 170.0, 7_000.0
 """How long a child may take: less than pytest's own limit, so that it is killed and waited for."""
 
 ORDINARY_UID = 65534
@@ -44,6 +44,11 @@ class ChildDied(Exception):
         self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
         super().__init__(f"child ended by signal {self.signal}" if self.signal else f"child exited with {self.code}")
+
+
+def timeout_s() -> float:
+    """The limit of this run. Asked for at each call: `--soak` is known only after this module was imported."""
+    return TIMEOUT_S if os.environ.get("EOS_SOAK", "") in ("", "0") else SOAK_TIMEOUT_S
 
 
 def enter_mount_namespace() -> None:
@@ -115,7 +120,7 @@ def _serve(
 
 
 def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """function(*args, **kwargs) in a child in the given form of namespace (see `enter`), for as long as TIMEOUT_S says.
+    """function(*args, **kwargs) in a child in the given form of namespace (see `enter`), for as long as `timeout_s` says.
 
     Raises:
         ChildFailed: the function raised.
@@ -131,7 +136,7 @@ def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs:
         _serve(function, args, kwargs, form, write_fd, parent)
     os.close(write_fd)
     try:
-        received = _read_all(read_fd, pid, timeout_s=TIMEOUT_S)
+        received = _read_all(read_fd, pid, limit_s=timeout_s())
     finally:
         os.close(read_fd)
     _, status = os.waitpid(pid, 0)
@@ -143,8 +148,8 @@ def call(form: str | None, function: Callable[P, T], /, *args: P.args, **kwargs:
     return value  # type: ignore[no-any-return]
 
 
-def _read_all(fd: int, pid: int, *, timeout_s: float) -> bytes:
-    end = time.monotonic() + timeout_s
+def _read_all(fd: int, pid: int, *, limit_s: float) -> bytes:
+    end = time.monotonic() + limit_s
     parts: list[bytes] = []
     while True:
         left = end - time.monotonic()
@@ -157,7 +162,7 @@ def _read_all(fd: int, pid: int, *, timeout_s: float) -> bytes:
         if not ready:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            raise TimeoutError(f"a child of the test was not done after {timeout_s:.0f} s")
+            raise TimeoutError(f"a child of the test was not done after {limit_s:.0f} s")
         part = os.read(fd, 1 << 16)
         if not part:
             return b"".join(parts)

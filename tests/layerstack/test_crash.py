@@ -222,13 +222,13 @@ def _check_names(form: str, acts: list[str]) -> None:
     assert len(named_steps()) > 60, "the names are not found any more"
 
 
-@pytest.mark.timeout(0 if SOAK else 180)
+@pytest.mark.timeout(7200 if SOAK else 180)
 @pytest.mark.needs("overlay", "root")
 def test_a_process_killed_at_any_durable_act_loses_nothing_as_root(short_dir: str) -> None:
     _check_names("trusted", children.call("trusted", kill_everywhere, "trusted", short_dir, STRIDE))
 
 
-@pytest.mark.timeout(0 if SOAK else 180)
+@pytest.mark.timeout(7200 if SOAK else 180)
 @pytest.mark.needs("userns")
 def test_a_process_killed_at_any_durable_act_loses_nothing_in_a_user_namespace(short_dir: str) -> None:
     os.chmod(short_dir, 0o777)

@@ -9,6 +9,7 @@ import pytest
 
 from tests import children
 from tests.layerstack import machine
+from tests.layerstack.stack import FORM_PARAMS
 
 OUTCOMES = (
     "published",
@@ -21,6 +22,9 @@ OUTCOMES = (
     "rollbacks",
     "pins",
     "drafts rebased",
+    "squashes on a bad disk",
+    "held",
+    "exported",
 )
 """What a run must have met, or it proves little."""
 
@@ -38,9 +42,22 @@ def test_any_order_of_sessions_shows_what_the_model_shows_in_a_user_namespace(sh
     assert not [what for what in OUTCOMES if not seen[what]], seen
 
 
+SLICES, EXAMPLES, STEPS = 10, 250, 40
+"""Of a soak, in each form: so many runs of so many histories each. A run takes half a minute to two."""
+FIRST_SEED = int(os.environ.get("EOS_SOAK_SEED", "0")) or time.time_ns() // 1_000_000_000
+
+
 @pytest.mark.soak
 @pytest.mark.needs("overlay")
-@pytest.mark.parametrize("form", ["trusted", "user"])
-def test_thousands_of_histories_show_what_the_model_shows(short_dir: str, form: str) -> None:
+@pytest.mark.parametrize("part", range(SLICES))
+@pytest.mark.parametrize("form", FORM_PARAMS)
+def test_thousands_of_histories_show_what_the_model_shows(short_dir: str, form: str, part: int) -> None:
+    """Each run of it draws others; EOS_SOAK_SEED draws those of an earlier run again."""
     os.chmod(short_dir, 0o777)
-    children.call(form, machine.run, form, short_dir, examples=5000, steps=40, seed=time.time_ns())
+    try:
+        seen = children.call(form, machine.run, form, short_dir, examples=EXAMPLES, steps=STEPS, seed=FIRST_SEED + part)
+    except Exception as error:
+        error.add_note(f"EOS_SOAK_SEED={FIRST_SEED}, part {part}")
+        raise
+    print(f"{form}, seed {FIRST_SEED + part}: {dict(seen)}")
+    assert seen["examples"] >= EXAMPLES and not [what for what in OUTCOMES if not seen[what]], seen
