@@ -13,6 +13,7 @@ from eos_agent.http_body import PIECE_BYTES, frame, pieces
 from eos_agent.http_message import CHUNKED, BadMessage, Body, RequestHead, ResponseHead, encode_head, parse_response
 
 BODY_STALL_S = 60.0  # a client that sends nothing of the body that it announced
+GONE_POLL_S = 5.0
 LAST_BYTES_S = 10.0  # for what a tunnel still holds when both sides have ended
 READ_STALL_S = 600.0  # a client that takes nothing of an answer
 _TCP_CLOSE = 7  # include/net/tcp_states.h, the first byte of struct tcp_info
@@ -187,12 +188,16 @@ class Exchange:
         upgrade = response.fields.get("upgrade") or self._request.upgrade or ""
         self._start(response, [("Connection", "Upgrade"), ("Upgrade", upgrade)])
         loop = asyncio.get_running_loop()
-        ways = [
-            loop.create_task(_pump(self._client.reader, self._server.writer)),
-            loop.create_task(_pump(self._server.reader, self._client.writer)),
-        ]
+        there = loop.create_task(_pump(self._client.reader, self._server.writer))
+        back = loop.create_task(_pump(self._server.reader, self._client.writer))
+        ways = {there, back}
         try:
-            await asyncio.gather(*ways)
+            left, once = ways, None
+            while left and not (back.done() and gone(self._server.writer)):
+                done, left = await asyncio.wait(left, timeout=once, return_when=asyncio.FIRST_COMPLETED)
+                for way in done:
+                    way.result()
+                once = GONE_POLL_S  # a side that has ended may be half-closed or gone for good
         finally:
             for way in ways:
                 way.cancel()

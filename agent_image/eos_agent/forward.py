@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
-from eos_agent import reach
+from eos_agent import exchange, reach
 from eos_agent.exchange import Exchange, Wire, gone
 from eos_agent.http_answer import Refused, as_envelope, refused
 from eos_agent.http_message import MAX_HEAD_BYTES, RequestHead
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 PREFIX = "/forward/"
 _PORT = re.compile(r"[0-9]{1,5}")
 _REPLACED = ("host", "expect", "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-prefix")
-_GONE_POLL_S = 5.0
 _STATUS = {"connect_failed": 502, "connect_timed_out": 504, "session_lost": 502}
 
 
@@ -88,8 +87,8 @@ class Forwarder:
             runner.gone.add_done_callback(abort)  # its sockets in our hands would keep a dead session's network
         watch = asyncio.get_running_loop().create_task(_end_with(client, writer))
         try:
-            exchange = Exchange(request, client, Wire(reader, writer), self._response_s)
-            await exchange.run(route.target, self._fields(request, route, secrets))
+            whole = Exchange(request, client, Wire(reader, writer), self._response_s)
+            await whole.run(route.target, self._fields(request, route, secrets))
         finally:
             watch.cancel()
             if runner is not None:
@@ -132,7 +131,7 @@ class Forwarder:
 async def _end_with(client: Wire, server: asyncio.StreamWriter) -> None:
     """Hang up on the server once the client is gone: a server that is silent for long would not notice, nor should we."""
     while not gone(client.writer):
-        await asyncio.sleep(_GONE_POLL_S)
+        await asyncio.sleep(exchange.GONE_POLL_S)
     client.writer.transport.abort()
     server.transport.abort()
 

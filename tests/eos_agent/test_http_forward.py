@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from eos_agent import exchange, forward, http
+from eos_agent import exchange, http
 from eos_agent.forward import Route, parse_route
 from eos_agent.http_answer import Refused
 from eos_agent.http_message import BadMessage, parse_request, parse_response
 from tests.eos_agent.agent_process import TOKEN, Agent
+from tests.eos_agent.bridge import wait_until_empty
 from tests.eos_agent.test_hostile_peers import web
+from tests.processes import children_of
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -568,7 +570,7 @@ def test_slow_clients_are_told_so(short_dir: str, monkeypatch: pytest.MonkeyPatc
 def test_a_client_that_left_frees_a_silent_server_and_one_that_only_ended_its_side_is_served(
     short_dir: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(forward, "_GONE_POLL_S", 0.02)
+    monkeypatch.setattr(exchange, "GONE_POLL_S", 0.02)
 
     async def case() -> bytes:
         asked, ended, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -583,7 +585,7 @@ def test_a_client_that_left_frees_a_silent_server_and_one_that_only_ended_its_si
                 assert await reader.read() == b""
                 ended.set()
 
-        async with web(short_dir) as (one, port), server(serve) as behind:
+        async with web(short_dir, response_timeout_s=3600) as (one, port), server(serve) as behind:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(request(f"/forward/shared/{behind}/"))
             await asked.wait()
@@ -710,8 +712,9 @@ def test_isolated_sessions_are_reached_by_their_ids_over_http_and_websocket_and_
         for found in agent.call("list_commands")["commands"]:
             agent.call("signal_command", command_session_id=found["command_session_id"], signal="KILL")
         assert sock.recv(1) == b""  # its server is gone
-    for session in ids:
-        agent.call("destroy_workspace_session", workspace_session_id=session, grace_s=20)
+        for session in ids:
+            agent.call("destroy_workspace_session", workspace_session_id=session, grace_s=20)
+        wait_until_empty(min(children_of(agent.pid)))  # our end of the tunnel is open: that must not keep the session's network
     shown = web_side.ask(f"/forward/isolated={ids[0]}/8000/")
     assert (status(shown), reason(shown)) == (404, "session_not_found")
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import socket
 from typing import Any
 
 import pytest
 
-from eos_agent import netlink, network
+from eos_agent import network
 from eos_agent.protocol import OperationError
 
 from .box import Box, Live, in_box
+from .bridge import ports_of, wait_until
 
 both_forms = pytest.mark.parametrize(
     "form", [pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")), pytest.param("user", marks=pytest.mark.needs("userns"))]
@@ -198,13 +197,7 @@ def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_
             await live.runner.terminate()
         again = [await box.session(network="isolated") for _ in range(2)]
         addresses += [live.runner.address for live in again]
-        left: list[str] = []
-        for _ in range(2000):  # the kernel removes a namespace behind everybody's back
-            left = ports_of(box.zygote.pid)
-            if len(left) == 2:
-                break
-            await asyncio.sleep(0.01)
-        return addresses, before, left
+        return addresses, before, wait_until(box.zygote.pid, 2)
 
     addresses, before, left = in_box(scenario, form=form)
     assert addresses == [f"10.244.0.{n}" for n in (2, 3, 4, 5, 6)]
@@ -253,21 +246,3 @@ def test_where_the_kernel_gives_no_bridge_there_is_a_loopback_locally_and_a_refu
         message, details = found
         assert "manager.docker.net_admin" in message
         assert (details["step"], details["errno"]) == ("join the network", "ENOSPC")
-
-
-def ports_of(zygote: int) -> list[str]:
-    """The ports of a zygote's bridge, seen through its own netlink socket."""
-    pidfd = os.pidfd_open(zygote)
-    try:
-        for name in os.listdir(f"/proc/{zygote}/fd"):
-            if not os.readlink(f"/proc/{zygote}/fd/{name}").startswith("socket:"):
-                continue
-            fd = ctypes.CDLL(None).syscall(438, pidfd, int(name), 0)  # pidfd_getfd(2)
-            assert fd >= 0
-            with socket.socket(fileno=fd) as sock:
-                if sock.family == socket.AF_NETLINK:
-                    links = netlink.Netlink(sock).links()
-                    return sorted(link.name for link in links if link.name.startswith("eos-iws-"))
-        return []
-    finally:
-        os.close(pidfd)
