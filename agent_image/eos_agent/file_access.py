@@ -107,6 +107,11 @@ def _bad_parent(path: str, at: str, name: str, dir_fd: int) -> OperationError:
     found = lstat(name, dir_fd)
     if found is not None and stat.S_ISLNK(found.st_mode):
         return not_a_file(path, "Symlink", at, os.readlink(name, dir_fd=dir_fd))
+    return below_a_file(path, at)
+
+
+def below_a_file(path: str, at: str) -> OperationError:
+    """`at`, on the way to `path`, is neither a directory nor a symlink."""
     return OperationError(
         INVALID_REQUEST,
         f"path is not a regular file: {shown(path)}, its parent {shown(at)} is no directory",

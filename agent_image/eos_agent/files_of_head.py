@@ -10,6 +10,7 @@ from eos_agent import text
 from eos_agent.file_access import (
     FILE_FLAGS,
     already_exists,
+    below_a_file,
     described,
     in_the_way,
     inside_itself,
@@ -26,6 +27,7 @@ from eos_agent.workspace_path import resolve
 from layerstack import reshape
 from layerstack.changes import path_json
 from layerstack.errors import AlreadyExists, LayerStackError, NotADirectory, NotAFile, NotEmpty, NotFound
+from layerstack.paths import ancestors
 from layerstack.publish import Author
 from layerstack.states import DIRECTORY, FILE, LINK
 
@@ -93,17 +95,27 @@ def _exists(snapshot: Snapshot, path: str) -> bool:
 
 
 def _refused(snapshot: Snapshot, path: str, error: NotAFile) -> OperationError:
-    """NotAFile with the place of the symlink and where it points."""
-    kind = str(error.details.get("kind", "Other"))
-    at = path
-    if kind == "Symlink":
-        parts = path.split("/")
-        for depth in range(1, len(parts) + 1):
-            at = "/".join(parts[:depth])
-            entry = snapshot.stat(at)
-            if entry is not None and entry.kind == "symlink":
-                return not_a_file(path, kind, at, os.readlink(entry.real_path))
-    return not_a_file(path, kind, at)
+    """NotAFile with the place of the symlink and where it points, or of the file that is no directory."""
+    parts = path.split("/")
+    for depth in range(1, len(parts) + 1):
+        at = "/".join(parts[:depth])
+        entry = snapshot.stat(at)
+        if entry is not None and entry.kind == "symlink":
+            return not_a_file(path, "Symlink", at, os.readlink(entry.real_path))
+        if entry is not None and entry.kind != "directory" and depth < len(parts):
+            return below_a_file(path, at)
+    return not_a_file(path, str(error.details.get("kind", "Other")))
+
+
+def _missing(snapshot: Snapshot, path: str) -> OperationError:
+    """Nothing is at `path`: it is not there, or something on the way is no directory."""
+    for ancestor in ancestors(path):
+        entry = snapshot.stat(ancestor)
+        if entry is None:
+            break
+        if entry.kind != "directory":
+            return below_a_file(path, ancestor)
+    return not_found(path)
 
 
 def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +126,7 @@ def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
         except NotAFile as error:
             raise _refused(snapshot, path, error) from None
         if entry is None:
-            raise not_found(path)
+            raise _missing(snapshot, path)
         if entry.kind != "file":
             target = os.readlink(entry.real_path) if entry.kind == "symlink" else None
             raise not_a_file(path, KINDS[entry.kind], target=target)
@@ -130,7 +142,7 @@ def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
         except NotAFile as error:
             raise _refused(snapshot, path, error) from None
         if path and entry is None:
-            raise not_found(path)
+            raise _missing(snapshot, path)
         if entry is not None and entry.kind != "directory":
             raise not_a_directory(path, KINDS.get(entry.kind, "File"))
         limit = list_limit(args)
@@ -147,7 +159,7 @@ def _stat(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
         except NotAFile as error:
             raise _refused(snapshot, path, error) from None
         if entry is None:
-            raise not_found(path)
+            raise _missing(snapshot, path)
         target = os.readlink(entry.real_path) if entry.kind == "symlink" else None
         return described(path, os.lstat(entry.real_path), target)
 

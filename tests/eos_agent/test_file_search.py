@@ -151,7 +151,7 @@ def test_symlinks_and_special_files_are_not_followed_or_opened(tree: Tree) -> No
         ("!*.min.js", {"a.py", "src/b.py", "src/deep/c.py", "t.ts", "#x"}),
         ("{a,t}.{py,ts}", {"a.py", "t.ts"}),
         ("#x", {"#x"}),
-        ("{}", set()),
+        ("{}", set[str]()),
         (None, {"a.py", "src/b.py", "src/deep/c.py", "src/x.min.js", "t.ts", "#x"}),
     ],
 )

@@ -213,3 +213,33 @@ def test_a_difference_lists_its_paths_then_the_patches_and_how_to_go_on() -> Non
         "more: call again with cursor=200",
     ]  # fmt: skip
     assert render.result("diff_versions", {}, {"entries": [], "next": None}) == "nothing differs"
+
+
+def test_a_search_is_told_by_file_with_what_was_left_out_and_how_to_go_on() -> None:
+    matches = [
+        {"path": "a.py", "line": 3, "column": 1, "text": "import x"},
+        {"path": "a.py", "line": 9, "column": 5, "text": "    x()"},
+        {"path": "b.py", "line": 1, "column": 1, "text": "x"},
+    ]
+    reply = {"matches": matches, "files_searched": 7, "skipped": {"binary": 2, "unreadable": 0}, "next": "CURSOR", "stopped": "matches"}
+    text = render.result("file_search", {"pattern": "x"}, reply)
+    assert text == (
+        "3 matches; 7 files searched, left out: 2 binary\n\na.py\n3: import x\n9:     x()\n\nb.py\n1: x\n\nmore (matches): call again with cursor=CURSOR"
+    )
+    assert render.result("file_search", {}, {"matches": [], "files_searched": 7, "next": None}) == "0 matches; 7 files searched"
+
+
+def test_what_was_deleted_or_moved_and_bytes_in_base64_are_told() -> None:
+    assert render.result("file_delete", {}, {"type": "delete", "path": "d", "kind": "directory"}) == "deleted directory d and published"
+    moved = {"type": "move", "kind": "file", "from": "a", "to": "b"}
+    assert render.result("file_move", {"workspace_session_id": "w1"}, moved) == "moved file a to b in session w1 (private until published)"
+    window = {"path": "f", "content": "AAE=", "encoding": "base64", "offset": 1, "bytes_read": 2, "total_bytes": 9, "next_offset": 3}
+    assert render.result("file_read", {}, window) == "f: bytes 1 to 2 of 9, in base64\n\nAAE=\n\nmore: file_read with offset=3"
+
+
+def test_of_an_output_that_was_cut_the_end_is_shown_too() -> None:
+    output = "".join(f"line {n}\n" for n in range(3000))
+    reply = command(output=output, end_offset=3000, total_lines=9000, command_session_id="namespace_execution_1", truncated=True)
+    text = render.result("exec_command", {}, {**reply, "total_bytes": 90_000, "tail": {"start_offset": 8998, "output": "8998\nthe end"}})
+    assert "line 0\n" in text and text.count("the end") == 1 and len(text) < 10_000
+    assert "to 8998 left out, of 90000 bytes in all; read_command_lines command_session_id=namespace_execution_1 start_offset=" in text
