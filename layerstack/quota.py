@@ -50,7 +50,7 @@ class Quota:
         """Layers of the head above the base; None: as many as the kernel mounts."""
         self.fold_at: int | None = None
         """Fold before a publish from so many layers on, and where a limit is reached. None: nothing is folded without being asked."""
-        self.on_fold: Callable[[str, Squashed | OSError | None], object] | None = None
+        self.on_fold: Callable[[str, Squashed | Exception | None], object] | None = None
         """Told, in the publisher's thread, why a fold starts (None), and then what came of it."""
         self._counted: tuple[Manifest | None, int] = (None, 0)
 
@@ -153,10 +153,10 @@ class Quota:
             self._tell(why, squash.squash(self._store, wait=wait))
         except SquashInFlight:
             return
-        except OSError as error:  # also one whose last sync failed: what it did shows in the head
+        except (OSError, LayerStackError) as error:  # also one whose last sync failed: what it did shows in the head
             self._tell(why, error)
 
-    def _tell(self, why: str, done: Squashed | OSError | None) -> None:
+    def _tell(self, why: str, done: Squashed | Exception | None) -> None:
         if self.on_fold is not None:
             self.on_fold(why, done)
 

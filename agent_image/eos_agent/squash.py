@@ -143,11 +143,11 @@ class Squashes:
                 if self._due.done():
                     self._due = None
 
-    def _folded(self, why: str, done: Squashed | OSError | None) -> None:
+    def _folded(self, why: str, done: Squashed | Exception | None) -> None:
         """A publish folded by itself: from the store, which tells the beginning and the end."""
         if done is None:
             self._event("triggered", why=why, layers=len(self._store.head.layers))
-        elif isinstance(done, OSError):
+        elif isinstance(done, Exception):
             self._failed(why, done)
         else:
             self._completed(why, done)

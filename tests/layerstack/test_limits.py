@@ -12,7 +12,7 @@ import pytest
 
 from layerstack import durable, export, history, linux
 from layerstack.depth import Depths
-from layerstack.errors import LayerLimit, NotFound
+from layerstack.errors import LayerLimit, NotFound, StoreCorrupt
 from layerstack.manifest import LOWER_LIMIT
 from layerstack.quota import FOLD_AT
 from layerstack.squash import Squashed
@@ -85,8 +85,8 @@ def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_bef
     store = s.store
     told: list[tuple[str, int | None]] = []
 
-    def on_fold(why: str, done: Squashed | OSError | None) -> None:
-        assert not isinstance(done, OSError)
+    def on_fold(why: str, done: Squashed | Exception | None) -> None:
+        assert not isinstance(done, Exception)
         told.append((why, None if done is None else len(done.blocks[0].replaced_layer_ids)))
 
     store.quota.fold_at, store.quota.on_fold = FOLD_AT, on_fold
@@ -145,6 +145,22 @@ def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: S
     store.step = durable.no_step
     write(s, "does not")
     assert len(store.head.layers) == 3
+
+
+@on_a_stack(BASE, forms=("user",))
+def test_a_damaged_layer_that_a_fold_meets_is_told_and_stops_no_publish_that_fits_without_it(s: Stack) -> None:
+    store = s.store
+    grow(s, 20)
+    store.quota.fold_at = 15
+    with open(f"{s.root}/.layer-metadata/{store.head.layer_ids[3]}.index", "r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"?")
+    failed: list[Exception] = []
+    store.quota.on_fold = lambda why, done: failed.append(done) if isinstance(done, Exception) else None
+    write(s, "fits")
+    assert len(store.head.layers) == 21
+    (error,) = failed
+    assert isinstance(error, StoreCorrupt) and error.details["file"].endswith(".index")
 
 
 @on_a_stack(BASE, forms=("user",))
