@@ -371,7 +371,7 @@ class Command:
             found["truncated"] = True
         if "truncated" in found:
             found["total_bytes"] = self.output.total_bytes
-        if start is None and not running and rows.end < total:
+        if start is None and rows.end < total:
             tail = self.output.tail(rows.end, TAIL_BYTES)
             found["tail"] = {"start_offset": tail.start, "output": tail.text if raw else collapse(tail.text)}
         if running and self.finished:
