@@ -138,6 +138,19 @@ def _loopfs() -> None:
         children.call("trusted", try_it)
 
 
+def _fuse() -> None:
+    _root()
+    with tempfile.TemporaryDirectory(prefix="eos-probe-", dir=scratch_root()) as folder:
+
+        def try_it() -> None:
+            fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+            linux.mount("eos-probe", folder, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0")
+            os.close(fd)
+            linux.umount(folder)
+
+        children.call("trusted", try_it)
+
+
 def _debootstrap() -> None:
     _root()
     images.debian_source()
@@ -157,6 +170,7 @@ PROBES: dict[str, Callable[[], None]] = {
     "dockerd": _dockerd,
     "inspector": _inspector,
     "loopfs": _loopfs,
+    "fuse": _fuse,
     "debootstrap": _debootstrap,
     "busybox": _busybox,
 }

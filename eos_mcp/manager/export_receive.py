@@ -117,6 +117,7 @@ class Receiver:
         self.counts["deletes_applied"] += 1
         if self._old(header.path) is not None:
             self._note("delete", header.path)
+            self._clash(self._other_spelling(header.path), header.path)
         self._add(Step(b"w", False, 0, None, header.path))
 
     def _directory(self, n: int, header: pax.Header) -> None:
@@ -287,18 +288,22 @@ class Receiver:
         """On a folding file system: two names of the delta, or one of it and another spelling in the destination, that are one file."""
         if not self._folds:
             return
-        key = folded(path)
-        other = self._folded.setdefault(key, n)
-        clash: bytes | None = self.stream.index.path(other) if other != n else None
-        if clash is None and self.target is not None and self._old(path) is not None:
-            above, _, name = path.rpartition(b"/")
-            if self._listing is None or self._listing[0] != above:
-                self._listing = (above, set(self.target.names(above)))
-            if name not in self._listing[1]:
-                same = [there for there in self._listing[1] if folded(there) == folded(name)]
-                clash = (above + b"/" if above else b"") + same[0] if same else None
-        if clash is not None and len(self._collisions) < COLLISIONS_MAX:
-            self._collisions.append([shown(clash), shown(path)])
+        other = self._folded.setdefault(folded(path), n)
+        self._clash(self.stream.index.path(other) if other != n else self._other_spelling(path), path)
+
+    def _clash(self, there: bytes | None, path: bytes) -> None:
+        if there is not None and len(self._collisions) < COLLISIONS_MAX:
+            self._collisions.append([shown(there), shown(path)])
+
+    def _other_spelling(self, path: bytes) -> bytes | None:
+        """On a folding file system: the path in the destination that answers to this one and is spelt in another way."""
+        if not self._folds or self.target is None or self._old(path) is None:
+            return None
+        above, _, name = path.rpartition(b"/")
+        if self._listing is None or self._listing[0] != above:
+            self._listing = (above, set(self.target.names(above)))
+        same = () if name in self._listing[1] else [there for there in self._listing[1] if folded(there) == folded(name)]
+        return (above + b"/" if above else b"") + same[0] if same else None
 
 
 def folds(stage: Stage | None) -> bool:
