@@ -99,13 +99,6 @@ class Staging:
         leaving = {os.path.basename(path) for path in self._leaving.copy()}
         return sum(name not in leaving for name in os.listdir(self.path))
 
-    def unheld(self) -> list[str]:
-        """Names of what no operation of this process holds, and nobody is removing."""
-        found = sorted(name for name in os.listdir(self.path) if not name.startswith(PART))
-        with self._lock:
-            held = {os.path.basename(path) for path in (*self._held, *self._leaving)}
-        return [name for name in found if name not in held]
-
     def sweep(self) -> None:
         """Remove, best effort, everything that no operation of this process holds: it is scrap by definition, the work is elsewhere."""
         found = [f"{self.path}/{name}" for name in os.listdir(self.path) if not name.startswith(PART)]

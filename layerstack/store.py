@@ -517,10 +517,10 @@ class Store:
             base: read the base too.
         """
         with self.lock:
-            there = {*self._head.layer_ids, *os.listdir(f"{self.root}/layers")}
+            there = {*self._head.layer_ids, *self._layers}  # others on disk are on their way out, or in
             lease = self.leases.take("fsck", self._head.version, tuple(sorted(there)))
         try:
-            yield Check(self.root, base=base, store=self)
+            yield Check(self.root, base=base, store=self, layers=lease.layer_ids)
         finally:
             self.release(lease)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from layerstack import documents, durable, fsck, fsck_base
+from layerstack import documents, durable, fsck, fsck_base, fsck_layers
 from layerstack.errors import StoreBusy, StoreCorrupt
 from layerstack.fsck import Damage, check
 from layerstack.store import Store
@@ -303,6 +304,30 @@ def test_documents_that_are_whole_but_in_anothers_place_are_named(stack: Stack) 
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
+def test_documents_whose_checksum_is_right_and_whose_values_are_nobodys_are_named(stack: Stack) -> None:
+    draft_id = rich(stack)
+    closed(stack)
+    live, layer = stack.sessions[-1].upper.session_id, stack.store.head.layer_ids[0]
+    folded = next(layer_id for layer_id in stack.store.head.layer_ids if layer_id.startswith("S"))
+    for name, key in (
+        (f"drafts/{draft_id}/draft.json", "layer_ids"),
+        (f"sessions/{live}/session.json", "base_version"),
+        (f".layer-metadata/{layer}.json", "digest"),
+        (f".layer-metadata/{folded}.json", "first_version"),
+        (f".layer-metadata/{folded}.json", "replaced"),
+        ("workspace.json", "form"),
+        ("workspace.json", "base_root_hash"),
+        (f"pins/{stack.store.pins.all().popitem()[0]}.json", "version"),
+    ):
+        good = get(f"{stack.root}/{name}")
+        for value in (None, {"a": [1]}, "text", 7.5):
+            documents.write(f"{stack.root}/{name}", {**documents.read(f"{stack.root}/{name}"), key: value})
+            assert found(stack.root, base=True), (name, key, value)
+        put(f"{stack.root}/{name}", good)
+    stack.store = Store.open(stack.root)
+
+
+@on_a_stack({**BASE}, forms=("trusted",))
 def test_what_a_crash_left_is_no_damage_and_is_listed(stack: Stack) -> None:
     rich(stack)
     closed(stack)
@@ -374,6 +399,24 @@ def test_a_check_of_an_open_store_goes_on_beside_publishes_squashes_and_discards
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
+def test_a_layer_that_is_on_its_way_out_when_the_check_begins_is_not_missed(stack: Stack) -> None:
+    """A squash has given its layers free, and has not removed them yet."""
+    for n in range(3):
+        stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
+    with contextlib.ExitStack() as held:
+        looking: list[fsck.Check] = []
+
+        def begin(step: str) -> None:
+            if step == "squash.remove_layers":
+                looking.append(held.enter_context(stack.store.checking()))
+
+        stack.store.step = begin
+        stack.store.squash()
+        assert list(looking[0]) == [] and looking[0].counts.layers == 1
+        stack.store.step = durable.no_step
+
+
+@on_a_stack({**BASE}, forms=("trusted",))
 def test_a_check_is_taken_up_again_after_any_of_its_parts(stack: Stack) -> None:
     rich(stack)
     with stack.store.checking() as looking:
@@ -391,7 +434,7 @@ def test_a_layer_that_lost_everything_is_told_in_bounded_many_lines(stack: Stack
     stack.store.close()
     durable.remove_tree(f"{stack.root}/layers/{done.layer_id}/many")
     told = list(check(stack.root))
-    assert len(told) == fsck.PER_TREE + 2 and "901 more" in told[-2].what
+    assert len(told) == fsck_layers.PER_TREE + 2 and "901 more" in told[-2].what
     durable.remove_tree(f"{stack.root}/layers/{done.layer_id}")
     (gone,) = {damage.file for damage in check(stack.root)}
     assert gone == f"layers/{done.layer_id}"
