@@ -33,11 +33,13 @@ from eos_agent.file_access import (
     parent_of,
     passing_name,
 )
-from eos_agent.workspace_path import resolve
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_agent.workspace_path import resolve, shown
 from layerstack import linux
 from layerstack.changes import path_json
 
 COPY_BYTES = 1 << 20
+COPY_NEEDED = "copy_needed"
 
 
 def stat_path(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +119,10 @@ def remove_tree(name: str, dir_fd: int) -> None:
 
 
 def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The operation file_move: rename(2), missing parents of the new path made; nothing is lost when two do it at once."""
+    """The operation file_move: rename(2), missing parents of the new path made; nothing is lost when two do it at once.
+
+    What the kernel does not rename is copied and deleted when `copy` is given, and else an error with reason COPY_NEEDED, since it takes long.
+    """
     source = resolve(args, root, lambda p: exists(root_fd, p), argument="from")
     target = resolve(args, root, lambda p: exists(root_fd, p), argument="to")
     if target == source or target.startswith(source + "/"):
@@ -141,6 +146,9 @@ def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
                     raise in_the_way(target) from None
                 if error.errno != errno.EXDEV:
                     raise
+                if not args.get("copy"):
+                    message = f"{shown(source)} cannot be renamed here, only copied and deleted"
+                    raise OperationError(OPERATION_FAILED, message, path_json(source), reason=COPY_NEEDED) from None
                 _move_by_copy(from_fd, old, to_fd, new, overwrite=args["overwrite"])
     return moved(source, target, KINDS[kind_of(found.st_mode)])
 

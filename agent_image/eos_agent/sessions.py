@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import damaged, log, telemetry
 from eos_agent.observe.lifecycle import Lifecycle
+from eos_agent.file_changes import COPY_NEEDED
 from eos_agent.file_search import KILL_S, SEARCH_S
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from layerstack.upper import Upper
 
 LOST = "session_lost"
-LONG_FILE_OPS = frozenset({"delete", "move"})
 
 
 def session_not_found(session_id: str, kind: str = OPERATION_FAILED) -> OperationError:
@@ -383,7 +383,12 @@ class Sessions:
         """A file operation inside the mount of a session; one that may take long in a child of its runner, which hears of commands meanwhile."""
         async with self.use(session_id, kind=NOT_FOUND) as session:
             with telemetry.span("namespace.exec.file_op", op=name):
-                return (await session.runner.file_op(name, args, data, aside=name in LONG_FILE_OPS))[0]
+                try:
+                    return (await session.runner.file_op(name, args, data, aside=name == "delete" and args["recursive"]))[0]
+                except OperationError as error:
+                    if error.details.get("reason") != COPY_NEEDED:
+                        raise
+                    return (await session.runner.file_op(name, {**args, "copy": True}, data, aside=True))[0]
 
     async def search(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
         """The operation file_search: of the head in a session made for it, which ends with the page. The gate is not held while it looks."""
