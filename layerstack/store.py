@@ -569,6 +569,9 @@ class Store:
             if digest != about["digest"].encode() + b"\n" or layer_id[-8:] != mark:
                 wrong = f"{stem}.json" if squashed else f"{stem}.digest"
                 raise StoreCorrupt(f"{wrong}: is not the layer's", details={"file": wrong, "layer_id": layer_id})
+            if about.get("index_sha256", checksum(data)) != checksum(data):  # layers of before this key do not have it
+                wrong = f"{stem}.index"
+                raise StoreCorrupt(f"{wrong}: is the index of another layer", details={"file": wrong, "layer_id": layer_id})
             version = about.get("version") or int(layer_id[1:].partition("-")[0])
             layer = Layer(LayerId(layer_id), tree, version, index, about)
         with self.lock:
@@ -590,9 +593,6 @@ class Store:
             known = [self._layers.pop(layer_id) for layer_id in layer_ids if layer_id in self._layers]
             self.shelf.drop(*(layer for layer in known if layer.index is not None))
 
-            if about.get("index_sha256", checksum(data)) != checksum(data):  # layers of before this key do not have it
-                wrong = f"{stem}.index"
-                raise StoreCorrupt(f"{wrong}: is the index of another layer", details={"file": wrong, "layer_id": layer_id})
     def become(self, manifest: Manifest, layers: Sequence[Layer]) -> None:
         """The head in memory follows the one on disk; the caller holds the lock."""
         for layer in layers:
