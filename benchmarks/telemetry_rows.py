@@ -13,12 +13,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Row, check, in_turn, token
+from benchmarks.harness import Row, Series, check, in_turn, token
 from benchmarks.place import Place, fill
 from eos_agent.protocol import KEEP_ALIVE_KEY, encode_request, new_request_id
 
 SANDBOX = "eos-bench"
-RUNS = 1500
+RUNS = 1000
+BLOCKS, PER_BLOCK = 30, 60
 
 
 def telemetry(place: Place) -> Iterator[Row]:
@@ -29,12 +30,30 @@ def telemetry(place: Place) -> Iterator[Row]:
             ours, beside = in_turn(sides, runs=RUNS, warm_up=50)
             what = f"exec of a random echo at the agent, {'pty' if tty else 'pipes'}"
             yield Row(what, ours, beside, "<= 1.02x", "three spans, encoded and written a moment later by a thread")
+        yield processor_time(traced, silent)
+
+
+def processor_time(traced: Agent, silent: Agent) -> Row:
+    """What the two agents themselves compute per exec, in blocks by turns."""
+    spent: dict[Agent, list[float]] = {traced: [], silent: []}
+    begun = {one: one.processor_ms() for one in spent}
+    for _ in range(BLOCKS):
+        for one in spent:
+            for _ in range(PER_BLOCK):
+                one.echo(False)
+        for one, series in spent.items():
+            now = one.processor_ms()
+            series.append((now - begun[one]) / PER_BLOCK)
+            begun[one] = now
+    ours, beside = (Series(name, tuple(spent[one])) for name, one in (("traced", traced), ("not traced", silent)))
+    return Row("processor time of the agent per exec", ours, beside, "2 % of the exec's time more", "as above, and samples every 2 s")
 
 
 class Agent:
     """One session of an agent, over one connection."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, pid: int) -> None:
+        self.pid = pid
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(path)
         self._file = self._socket.makefile("rb")
@@ -47,6 +66,11 @@ class Agent:
         if "error" in answer:
             raise RuntimeError(f"{op}: {answer['error']}")
         return answer
+
+    def processor_ms(self) -> float:
+        """Of all its threads since its start; see proc_pid_schedstat(5)."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
 
     def echo(self, tty: bool) -> None:
         want = token()
@@ -82,7 +106,7 @@ def agent(home: Path, *, enabled: bool) -> Generator[Agent]:
         while '"event": "ready"' not in (line := process.stderr.readline()):
             if not line:
                 raise RuntimeError("the agent did not start")
-        one = Agent(settings["socket_path"])
+        one = Agent(settings["socket_path"], process.pid)
         try:
             yield one
         finally:

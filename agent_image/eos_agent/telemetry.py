@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from eos_agent import log
 from eos_agent.protocol import OperationError
@@ -38,6 +38,9 @@ ID_MAX = 200
 """Of a request id, in characters: a longer one is known by its beginning and its hash."""
 _SPAN_IDS = re.compile(rb'"span":"(?:d|np)-(\d{1,18})"')
 _COUNTERS = re.compile(rb'"_counters":(\{[^{}]*\})')
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each line
+_quoted = json.encoder.encode_basestring_ascii
 
 Plain = str | int | float | bool | None
 
@@ -91,12 +94,11 @@ class Span:
             self.status = COMPLETED if error is None else CANCELLED if isinstance(error, asyncio.CancelledError) else ERROR
         self.owner.keep(self)
 
-    def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": "span", "ts": int(self.at * 1000 + self.dur_ms), "trace": self.trace, "span": self.id}
-        if self.parent is not None:
-            found["parent"] = self.parent
-        found |= {"name": self.name, "dur_ms": round(self.dur_ms, 3), "status": self.status, "attrs": self.attrs}
-        return {**found, "at": round(self.at * 1000, 3)}
+    def line(self, attrs: str, more: str = "") -> str:
+        parent = "" if self.parent is None else f',"parent":"{self.parent}"'
+        begin = f'{{"kind":"span","ts":{int(self.at * 1000 + self.dur_ms)},"trace":{_quoted(self.trace)},"span":"{self.id}"{parent}'
+        middle = f'"name":{_quoted(self.name)},"dur_ms":{self.dur_ms:.3f},"status":"{self.status}","attrs":{attrs}'
+        return f'{begin},{middle},"at":{self.at * 1000:.3f}{more}}}\n'
 
 
 class Nothing:
@@ -127,11 +129,10 @@ class Event:
         self.trace, self.parent, self.name, self.attrs = trace, parent, name, attrs
         self.at = time.time()
 
-    def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": "event", "ts": int(self.at * 1000), "trace": self.trace}
-        if self.parent is not None:
-            found["parent"] = self.parent
-        return {**found, "name": self.name, "attrs": self.attrs, "at": round(self.at * 1000, 3)}
+    def line(self, attrs: str, more: str = "") -> str:
+        parent = "" if self.parent is None else f',"parent":"{self.parent}"'
+        begin = f'{{"kind":"event","ts":{int(self.at * 1000)},"trace":{_quoted(self.trace)}{parent}'
+        return f'{begin},"name":{_quoted(self.name)},"attrs":{attrs},"at":{self.at * 1000:.3f}{more}}}\n'
 
 
 _current: ContextVar[Span | None] = ContextVar("eos_span", default=None)
@@ -341,19 +342,19 @@ class Telemetry:
                 self._lost["dropped_storage"] += len(lines) - segments.write(lines)
 
     def _line(self, record: Span | Event) -> bytes | None:
-        value = record.record()
-        line = _encode(value)
+        attrs = _ENCODER.encode(record.attrs) if record.attrs else "{}"
+        more = "" if self._lost == self._told else f',"_counters":{_ENCODER.encode(self._lost)}'
+        line = record.line(attrs, more)
         if len(line) > self._max_line:
             self._lost["truncated_records"] += 1
-            line = _encode({**value, "attrs": {}, "_truncated": len(line)})
+            more = f',"_truncated":{len(line)},"_counters":{_ENCODER.encode(self._lost)}'
+            line = record.line("{}", more)
             if len(line) > self._max_line:
                 self._lost["dropped_oversized"] += 1
                 return None
-        if self._lost != self._told:
-            told = _encode({**json.loads(line), "_counters": self._lost})
-            if len(told) <= self._max_line:
-                line, self._told = told, dict(self._lost)
-        return line
+        if more:
+            self._told = dict(self._lost)
+        return line.encode()
 
     def read(self) -> list[bytes]:
         """The lines of all records, oldest first; blocking."""
@@ -371,7 +372,3 @@ class Telemetry:
         self.flush()
         if self._segments is not None:
             self._segments.close()
-
-
-def _encode(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"

@@ -61,6 +61,27 @@ def everybody() -> dict[int, Seen]:
     return found
 
 
+def tree_of(root: int) -> dict[int, Seen]:
+    """`root` and what descends from it, by asking each for its children: where a machine has many other processes that is a tenth of the work.
+
+    A child that begins or ends meanwhile may be missing, with all below it. Where the kernel has no such files everybody is looked at.
+    """
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return {seen.pid: seen for seen in below(root, everybody())}
+    found: dict[int, Seen] = {}
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        seen = None if pid in found else look(pid)
+        if seen is None:
+            continue
+        found[pid] = seen
+        threads = [str(pid)] if seen.threads == 1 else entries(f"/proc/{pid}/task") or []
+        for thread in threads:
+            waiting += [int(child) for child in (read(f"/proc/{pid}/task/{thread}/children") or b"").split()]
+    return found
+
+
 def below(root: int, everyone: dict[int, Seen]) -> list[Seen]:
     """`root` and what descends from it, in order of pid; empty when it is gone."""
     children: dict[int, list[int]] = {}

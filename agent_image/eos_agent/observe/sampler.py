@@ -82,11 +82,11 @@ class Sampler:
     def sample(self) -> None:
         """One look at everything; blocking."""
         ts = int(time.time() * 1000)
-        everyone = processes.everybody() if self._local or self._sessions.live else {}
+        everyone = processes.tree_of(os.getpid()) if self._local or self._sessions.live else {}
         usage = None if self._local else of_cgroup()
         source = FROM_CGROUP
         if usage is None:
-            source, usage = FROM_PROCESSES, of_processes(processes.below(os.getpid(), everyone or processes.everybody()))
+            source, usage = FROM_PROCESSES, of_processes((everyone or processes.tree_of(os.getpid())).values())
         metrics: dict[str, Any] = {"metrics_source": source, "cgroup_path": "/", "cgroup_available": source == FROM_CGROUP}
         if source == FROM_PROCESSES:
             metrics = {**metrics, "cgroup_path": None, "cgroup_error": NO_CGROUP}
