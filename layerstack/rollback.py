@@ -38,12 +38,23 @@ def _once(store: Store, version: int, author: Author) -> Published:
         paths = delta(now.chain, wanted.chain)
         if not paths:
             return Published(True, now.manifest, None, 0, 0, (), ())
-        store.quota.admit(now.manifest, lambda: 0)  # how much it would add the layer itself tells
+        store.quota.admit(now.manifest, lambda: _copied(paths, now.chain, wanted.chain))
         store.step("rollback.build")
         tree = DiskTree(scrap("rollback"), store.form, aside=store.scrap.path)
         linked = _write(tree, paths, now.chain, wanted)
         work = Work(tree, build(tree, now.chain), now.version, now.chain, (), linked)
         return publish(store, work, author, merge=False, exact=True)
+
+
+def _copied(paths: list[str], now: Chain, target: Chain) -> int:
+    """Bytes of the files that will be copied: those of the base. The others are links to what is there."""
+    sizes: dict[tuple[int, int], int] = {}
+    for path in paths:
+        difference = at(now, target, path)
+        new = None if difference is None else difference.new
+        if new is not None and new.kind == FILE and not new.linkable:
+            sizes[new.inode] = new.size
+    return sum(sizes.values())
 
 
 def _write(tree: DiskTree, paths: list[str], now: Chain, wanted: Snapshot) -> dict[str, int]:

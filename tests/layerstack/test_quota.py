@@ -146,6 +146,24 @@ def test_several_names_of_one_file_count_once_and_a_rollback_links_what_is_there
 
 
 @on_a_stack(BASE)
+def test_a_rollback_that_would_copy_more_of_the_base_than_fits_is_refused_before_it_copies(s: Stack) -> None:
+    session = s.session()
+    os.unlink(session.at("top"))
+    os.unlink(session.at("d/f"))
+    put(session.at("new"), "123")
+    session.publish()
+    steps: list[str] = []
+    s.store.step = steps.append
+    s.store.quota.bytes = 6
+    told = refused(lambda: s.store.rollback(1, owner="o", request_id="r"))
+    assert told == {"reason": "quota_bytes", "limit": 6, "used": 3, "wanted": 4}
+    assert steps == ["rollback.compare"]
+    s.store.quota.bytes = 7
+    s.store.rollback(1, owner="o", request_id="r")
+    assert s.store.quota.used_bytes() == 7 and s.shows()["top"] == "1\n"
+
+
+@on_a_stack(BASE)
 def test_layers_that_a_lease_keeps_count_until_it_ends_and_a_folded_one_adds_nothing_to_them(s: Stack) -> None:
     for size in (100, 200, 300):
         write(s, "a", size)
