@@ -16,9 +16,9 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import damaged, log, telemetry
-from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.file_changes import COPY_NEEDED
 from eos_agent.file_search import KILL_S, SEARCH_S
+from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.publication import describe_upper
