@@ -9,11 +9,10 @@ before the squash.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from array import array
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +21,7 @@ from layerstack.chain import Chain
 from layerstack.changes import path_json
 from layerstack.errors import InvalidPath, LayerStackError, NotFound
 from layerstack.index import Layer
-from layerstack.merge import BUDGET, MERGE_LIMIT, Budget, diff, is_text
+from layerstack.merge import BUDGET, MERGE_LIMIT, Budget, diff, is_text, numbering, scan_lines
 from layerstack.paths import ancestors, check, join
 from layerstack.states import DIRECTORY, FILE, LINK, State, same
 
@@ -297,7 +296,7 @@ class _Walk:
     def __init__(self, store: Store, path: str) -> None:
         self.store, self.path = store, path
         self.steps_left, self.lines_left = WORK, LINES
-        self.numbers: defaultdict[bytes, int] = defaultdict(itertools.count().__next__)
+        self.numbers = numbering()
 
     def scan(self, state: State) -> array[int] | None:
         """The lines of a text, or None: it is none."""
@@ -306,11 +305,7 @@ class _Walk:
         data = state.data()
         if not is_text(data):
             return None
-        lines = data.split(b"\n")
-        last = lines.pop()
-        if last:
-            lines.append(last + b"\0")  # without its newline it is another line, and no text holds a NUL
-        return array("I", map(self.numbers.__getitem__, lines))
+        return scan_lines(data, self.numbers)[0]
 
     def lines(self, texts: Sequence[_Text], base: State | None) -> list[tuple[int, str]]:
         """(count, owner) for the lines of the newest text, in order."""

@@ -7,10 +7,12 @@ under the budget, and calls a gap 'replaced' when the budget is gone. `merge` gr
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from operator import lt
 from typing import NamedTuple
 
 from layerstack.changes import Hunk
@@ -20,6 +22,8 @@ MERGE_LIMIT = 8 << 20
 
 BUDGET = 400_000
 """Inner steps of Myers' algorithm for one diff: about 0.2 s of pure Python."""
+SCANNED = 1 << 20
+"""Bytes of a text that are cut into lines at a time."""
 GRAM = 8
 """Where single lines repeat, runs of so many lines are tried as anchors."""
 SMALL = 1 << 14
@@ -79,7 +83,7 @@ def merge(base: bytes, ours: bytes, theirs: bytes) -> Merged:
         return Merged(ours, ())
     if base == ours:
         return Merged(theirs, ())
-    ids: dict[bytes, int] = {}
+    ids = numbering()
     base_lines, base_at = scan_lines(base, ids)
     our_lines, our_at = scan_lines(ours, ids)
     their_lines, their_at = scan_lines(theirs, ids)
@@ -126,13 +130,24 @@ def _joins(region: Region, lo: int, hi: int) -> bool:
     return region.alo <= hi or (hi < 0 and region.alo == lo)
 
 
-def scan_lines(data: bytes, ids: dict[bytes, int]) -> tuple[array[int], array[int]]:
+def numbering() -> defaultdict[bytes, int]:
+    """A new number for each line that it is asked about first."""
+    return defaultdict(itertools.count().__next__)
+
+
+def scan_lines(data: bytes, ids: defaultdict[bytes, int]) -> tuple[array[int], array[int]]:
     """(numbers, starts): a number for each line (equal lines, equal numbers) and where each begins, with the end of the text last."""
     numbers, starts, at, size = array("I"), array("Q"), 0, len(data)
     while at < size:
-        end = data.find(b"\n", at) + 1 or size
-        starts.append(at)
-        numbers.append(ids.setdefault(data[at:end], len(ids)))
+        end = data.find(b"\n", min(at + SCANNED, size - 1)) + 1 or size
+        lines = data[at:end].split(b"\n")
+        last = lines.pop()
+        starts.extend(itertools.accumulate([len(line) + 1 for line in lines], initial=at))
+        if last:
+            lines.append(last + b"\0")  # without its newline it is another line, and no text holds a NUL
+        else:
+            starts.pop()
+        numbers.extend(map(ids.__getitem__, lines))
         at = end
     starts.append(size)
     return numbers, starts
@@ -161,23 +176,22 @@ def diff(a: array[int], b: array[int], budget: Budget | None = None) -> list[Reg
         if alo == ahi or blo == bhi or not budget.spend((ahi - alo + bhi - blo) >> 4):
             continue
         small = (ahi - alo) * (bhi - blo) <= SMALL and budget.steps > BUDGET // 2
-        pairs = [] if small else _anchors(a, b, gap)
+        pairs, alone = [] if small else _anchors(a, b, gap), True
         if not small and not pairs and min(ahi - alo, bhi - blo) > 4 * GRAM:  # lines repeat, but runs of GRAM lines hardly do
             runs = _anchors(_grams(a, alo, ahi), _grams(b, blo, bhi), Region(0, ahi - alo - GRAM, 0, bhi - blo - GRAM))
-            pairs = [(alo + i, blo + j) for i, j in runs if a[alo + i] == b[blo + j]]
+            pairs, alone = [(alo + i, blo + j) for i, j in runs if a[alo + i] == b[blo + j]], False
         if pairs:
             parts: list[tuple[int, int, int] | Region] = []
-            at_a, at_b, run = alo, blo, 0
-            for i, j in pairs:
+            at_a, at_b, n = alo, blo, 0
+            while n < len(pairs):
+                i, j = pairs[n]
                 if at_a < i or at_b < j:
                     parts.append(Region(at_a, i, at_b, j))
-                    run = 0
-                if run:
-                    parts[-1] = (i - run, j - run, run + 1)
-                else:
-                    parts.append((i, j, 1))
-                run += 1
-                at_a, at_b = i + 1, j + 1
+                # Equal lines behind an anchor would be trimmed off the next gap. They lead over any anchor of one line, which has one place.
+                run = _common(a, b, i, j, min(ahi - i, bhi - j)) if alone else 1
+                parts.append((i, j, run))
+                at_a, at_b = i + run, j + run
+                n = bisect_left(pairs, (at_a, 0), n + 1)
             if at_a < ahi or at_b < bhi:
                 parts.append(Region(at_a, ahi, at_b, bhi))
             todo.extend(reversed(parts))
@@ -194,14 +208,45 @@ def diff(a: array[int], b: array[int], budget: Budget | None = None) -> list[Reg
 def _trim(a: Numbers, b: Numbers, gap: Region) -> tuple[Region, tuple[int, int, int], tuple[int, int, int]]:
     """The gap without its common prefix and suffix, and these two."""
     alo, ahi, blo, bhi = gap
-    n = 0
-    while alo + n < ahi and blo + n < bhi and a[alo + n] == b[blo + n]:
-        n += 1
+    n = _common(a, b, alo, blo, min(ahi - alo, bhi - blo))
     before = (alo, blo, n)
-    alo, blo, n = alo + n, blo + n, 0
-    while ahi - n > alo and bhi - n > blo and a[ahi - n - 1] == b[bhi - n - 1]:
-        n += 1
+    alo, blo = alo + n, blo + n
+    n = _common_end(a, b, ahi, bhi, min(ahi - alo, bhi - blo))
     return Region(alo, ahi - n, blo, bhi - n), before, (ahi - n, bhi - n, n)
+
+
+def _common(a: Numbers, b: Numbers, i: int, j: int, most: int) -> int:
+    """How many lines, at most so many, are equal from lines i and j on; found by slices, each of which is compared at once."""
+    if not most or a[i] != b[j]:
+        return 0
+    done, step = 1, 16
+    while step and done < most:
+        size = min(step, most - done)
+        if a[i + done : i + done + size] == b[j + done : j + done + size]:
+            done += size
+            step *= 2
+        elif size == 1:
+            break
+        else:
+            most, step = done + size, size // 2  # the first difference is in there
+    return done
+
+
+def _common_end(a: Numbers, b: Numbers, i: int, j: int, most: int) -> int:
+    """The same backwards from before lines i and j."""
+    if not most or a[i - 1] != b[j - 1]:
+        return 0
+    done, step = 1, 16
+    while step and done < most:
+        size = min(step, most - done)
+        if a[i - done - size : i - done] == b[j - done - size : j - done]:
+            done += size
+            step *= 2
+        elif size == 1:
+            break
+        else:
+            most, step = done + size, size // 2
+    return done
 
 
 def _regions(match: list[tuple[int, int, int]], size_a: int, size_b: int) -> list[Region]:
@@ -219,17 +264,13 @@ def _regions(match: list[tuple[int, int, int]], size_a: int, size_b: int) -> lis
 
 def _anchors(a: Numbers, b: Numbers, gap: Region) -> list[tuple[int, int]]:
     """Pairs of lines that occur exactly once on both sides of the gap: the longest run of them that rises on both sides."""
-    where: dict[int, int] = {}
-    for i in range(gap.alo, gap.ahi):
-        x = a[i]
-        where[x] = -1 if x in where else i
-    seen: dict[int, int] = {}
-    for j in range(gap.blo, gap.bhi):
-        x = b[j]
-        if x in where:
-            seen[x] = -1 if x in seen else j
-    pairs = [(where[x], j) for x, j in seen.items() if j >= 0 and where[x] >= 0]  # seen is in the order of b
-    if all(before[0] < after[0] for before, after in pairwise(pairs)):
+    of_a, of_b = a[gap.alo : gap.ahi], b[gap.blo : gap.bhi]
+    once = {x for x, n in Counter(of_a).items() if n == 1} & {x for x, n in Counter(of_b).items() if n == 1}
+    if not once:
+        return []
+    where = dict(zip(of_a, range(gap.alo, gap.ahi), strict=True))
+    pairs = [(where[x], j) for j, x in enumerate(of_b, gap.blo) if x in once]
+    if all(map(lt, pairs, pairs[1:])):
         return pairs  # nothing moved
     tails: list[int] = []
     tops: list[int] = []

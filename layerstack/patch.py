@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from layerstack.merge import MERGE_LIMIT, Region, diff, is_text, scan_lines
+from layerstack.merge import MERGE_LIMIT, Region, diff, is_text, numbering, scan_lines
 from layerstack.states import FILE, LINK, State
 
 CONTEXT = 3
@@ -84,7 +84,7 @@ def _quoted(name: bytes) -> bytes:
 
 def _hunks(old: bytes, new: bytes, limit: int) -> tuple[list[bytes], bool]:
     """(hunks that fit into `limit` bytes, were some cut?)."""
-    ids: dict[bytes, int] = {}
+    ids = numbering()
     a, a_at = scan_lines(old, ids)
     b, b_at = scan_lines(new, ids)
 

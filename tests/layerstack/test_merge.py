@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layerstack.changes import Hunk
-from layerstack.merge import BUDGET, Budget, diff, is_text, merge, scan_lines
+from layerstack.merge import BUDGET, Budget, diff, is_text, merge, numbering, scan_lines
 
 Triple = tuple[bytes, bytes, bytes]
 
@@ -66,7 +66,7 @@ FOUR = [b"a\n", b"b\n", b"c\n", b"d\n"]
 
 
 def our_regions(old: bytes, new: bytes) -> list[tuple[int, ...]]:
-    ids: dict[bytes, int] = {}
+    ids = numbering()
     return [tuple(region) for region in diff(scan_lines(old, ids)[0], scan_lines(new, ids)[0])]
 
 
