@@ -218,10 +218,19 @@ class _Server:
         return struct.pack("<QII", 0, 0, 0)
 
 
+def open_device(folder: str) -> int:
+    """/dev/fuse; a node of its own in `folder` where a bare /dev has none."""
+    path = "/dev/fuse"
+    if not os.path.exists(path):
+        path = f"{folder}/fuse"
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(10, 229))
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
 @contextlib.contextmanager
 def mounted(target: str, backing: str) -> Generator[None]:
     """For the length of the block the tree of `backing` is at `target`, folding; in a mount namespace of one's own, as root."""
-    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    fd = open_device(os.path.dirname(target))
     linux.mount("eos-folding", target, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions")
     pid = children.fork()
     if pid == 0:

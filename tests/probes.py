@@ -18,7 +18,7 @@ if __name__ == "__main__":  # run as a file: the checkout is what `tests` is fou
     sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from layerstack import linux
-from tests import children, images, inspector
+from tests import children, folding, images, inspector
 
 
 class Power(NamedTuple):
@@ -143,10 +143,11 @@ def _fuse() -> None:
     with tempfile.TemporaryDirectory(prefix="eos-probe-", dir=scratch_root()) as folder:
 
         def try_it() -> None:
-            fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-            linux.mount("eos-probe", folder, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0")
+            fd, target = folding.open_device(folder), os.path.join(folder, "mnt")
+            os.mkdir(target)
+            linux.mount("eos-probe", target, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0")
             os.close(fd)
-            linux.umount(folder)
+            linux.umount(target)
 
         children.call("trusted", try_it)
 
