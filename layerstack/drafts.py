@@ -67,7 +67,7 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
     """Make a draft of sealed work: its tree is renamed, not copied. Durable on return.
 
     Raises:
-        OSError: the disk refused; the work is where it was.
+        OSError: the disk refused; the work is where it was or, if it refused that too, in a draft.
     """
     draft = Draft(
         new_id(),
@@ -106,7 +106,9 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
             raise
     except BaseException:
         with durable.suppress_errno(*range(1, 134)):
-            if not os.path.lexists(f"{folder}/layer"):  # it may be the only copy of the work
+            if os.path.lexists(f"{folder}/layer"):  # the only copy of the work: it could not be put back, and is a draft from now on
+                store.draft_book.adopt(draft)
+            else:
                 durable.remove_tree(folder)
         raise
     return draft

@@ -38,6 +38,8 @@ class Pins:
         self._lock = threading.Lock()
         """Held for the length of a change on disk; taken before the store's lock."""
         self._held: dict[int, tuple[Pin, Lease]] = {}
+        self.unsynced = False
+        """Did the disk refuse to sync the folder? The pins in memory are then those that it may have after a power cut."""
 
     def all(self) -> dict[int, Pin]:
         """By version."""
@@ -74,13 +76,16 @@ class Pins:
 
         Raises:
             NotFound: the version cannot be opened (version_not_found).
-            OSError: the disk refused; it is pinned no more than before.
+            OSError: the disk refused; it is pinned no more than before, or the same call again makes it durable.
         """
         store = self._store
         with self._lock:
             store.check_open()
+            self._settle()
             if version in self._held:
-                return self._held[version][0]
+                if os.path.lexists(f"{self._folder}/{version}.json"):
+                    return self._held[version][0]
+                self._drop(version)  # an `unpin` that did not come to its end
             pin = Pin(version, agent, request_id, time.time_ns() // 1_000_000)
             self._hold(pin)
             try:
@@ -90,15 +95,21 @@ class Pins:
                     durable.fsync_dir(store.root)
                 documents.write(f"{self._folder}/{version}.json", pin._asdict(), step=store.step, name="pin")
             except BaseException:
-                self._drop(version)
                 with durable.suppress_errno(*range(1, 134)):
                     os.unlink(f"{self._folder}/{version}.json")
+                if os.path.lexists(f"{self._folder}/{version}.json"):
+                    self.unsynced = True
+                else:
+                    self._drop(version)
                 raise
             store.damaged.pop(f"{self._folder}/{version}.json", None)
             return pin
 
     def unpin(self, version: int) -> bool:
-        """Let the version go: from now on a squash may close it. False when it was not pinned. Durable on return."""
+        """Let the version go: from now on a squash may close it. False when it was not pinned. Durable on return.
+
+        Raises OSError: the disk refused; it is pinned until the same call has passed.
+        """
         store = self._store
         with self._lock:
             store.check_open()
@@ -109,7 +120,8 @@ class Pins:
             with durable.suppress_errno(2):
                 os.unlink(path)
             store.step("unpin.fsync_dir")
-            durable.fsync_dir(self._folder)
+            self.unsynced = True
+            self._settle()
             store.damaged.pop(path, None)
             if version in self._held:
                 self._drop(version)
@@ -127,6 +139,12 @@ class Pins:
         with self._store.lock:
             manifest = self._store.manifest(pin.version)
             self._held[pin.version] = (pin, self._store.leases.take(f"pin {pin.version}", pin.version, manifest.layer_ids))
+
+    def _settle(self) -> None:
+        """Sync what a change before this one could not."""
+        if self.unsynced:
+            durable.fsync_dir(self._folder)
+            self.unsynced = False
 
     def _drop(self, version: int) -> None:
         with self._store.lock:

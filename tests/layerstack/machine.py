@@ -22,21 +22,21 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from layerstack import capture, durable, history, linux, overlay, pax
+from layerstack import capture, durable, history, linux, overlay, pax, reshape
 from layerstack.changes import Conflict, Fingerprint
 from layerstack.delta import delta
-from layerstack.errors import Busy, PublishRejected
+from layerstack.errors import AlreadyExists, Busy, LayerStackError, NotADirectory, NotAFile, NotEmpty, PublishRejected
 from layerstack.export import fold
 from layerstack.form import FORMS, Form
 from layerstack.projection import Snapshot
-from layerstack.publish import Published
+from layerstack.publish import Author, Published
 from layerstack.squash import Squashed, is_closed
 from layerstack.store import Store
 from layerstack.upper import Upper
 from tests.hands import Hand, Op, few_ops
 from tests.layerstack.tables import disagreement
 from tests.model import ModelStack, Verdict
-from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors, difference, read_tree, trees, write_tree
+from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors, difference, names, read_tree, trees, write_tree
 
 MOST_SESSIONS = 4
 MOST_DRAFTS = 4
@@ -76,6 +76,11 @@ def fingerprint(entry: Entry | None) -> Fingerprint:
 def same(what: str, got: Tree, want: Tree) -> None:
     """AssertionError that names the first paths that differ."""
     assert got == want, f"{what}: {difference(got, want)}"
+
+
+def within(path: str, top: str) -> bool:
+    """Is it `top`, or below?"""
+    return path == top or path.startswith(top + "/")
 
 
 class StackMatchesModel(RuleBasedStateMachine):
@@ -383,6 +388,54 @@ class StackMatchesModel(RuleBasedStateMachine):
         if added:
             entry = tree[path]
             self.model.versions[self.model.head + 1] = {**tree, path: entry._replace(body=entry.body + added)}
+        self.check_head()
+
+    @rule(which=which)
+    def delete_path(self, which: int) -> None:
+        """Something of the head, with all that is in it, deleted without a session."""
+        tree = self.model.tree()
+        paths = sorted((path for path in tree if path), key=os.fsencode)
+        if not paths:
+            return
+        path = paths[which * 7 % len(paths)]
+        done = reshape.delete_path(self.store, path, Author("delete", f"delete-{self.count}", None), recursive=True)
+        assert not done.published.no_op and done.kind == tree[path].kind
+        self.model.versions[self.model.head + 1] = {p: e for p, e in tree.items() if not within(p, path)}
+        self.tally["deleted"] += 1
+        self.check_head()
+
+    @rule(which=which, where=which, name=names, overwrite=st.booleans())
+    def move_path(self, which: int, where: int, name: str, overwrite: bool) -> None:
+        """Something of the head moved without a session, as rename(2) does, or refused as rename(2) refuses it."""
+        tree = self.model.tree()
+        paths = sorted((path for path in tree if path), key=os.fsencode)
+        folders = sorted((path for path, entry in tree.items() if entry.is_dir), key=os.fsencode)
+        if not paths:
+            return
+        source, folder = paths[which * 7 % len(paths)], folders[where * 7 % len(folders)]
+        target = f"{folder}/{name}" if folder else name
+        if within(target, source):
+            return
+        over, directory = tree.get(target), tree[source].is_dir
+        refused: type[LayerStackError] | None = None
+        if over is not None:
+            full = over.is_dir and any(within(p, target) and p != target for p in tree)
+            refused = AlreadyExists if not overwrite else NotAFile if over.is_dir and not directory else NotEmpty if full else None
+            if refused is None and directory and not over.is_dir:
+                refused = NotADirectory
+
+        def move() -> reshape.Reshaped:
+            return reshape.move_path(self.store, source, target, Author("move", f"move-{self.count}", None), overwrite=overwrite)
+
+        if refused is not None:
+            with pytest.raises(refused):
+                move()
+            return
+        assert not move().published.no_op
+        rest = {p: e for p, e in tree.items() if not within(p, source) and not within(p, target)}
+        moved = {target + p[len(source) :]: e for p, e in tree.items() if within(p, source)}
+        self.model.versions[self.model.head + 1] = {**rest, **moved}
+        self.tally["moved"] += 1
         self.check_head()
 
     @rule()

@@ -25,13 +25,14 @@ def disagreement(store: Store) -> str:
     if not set(listed) <= set(drafts):
         return f"drafts on disk {sorted(drafts)}, listed {sorted(listed)}"
     for draft in store.drafts():
-        held = next(lease for lease in store.leases.all() if lease.holder == f"draft {draft.draft_id}")
-        if not store.unsettled and (held.version, held.layer_ids) != (draft.base_version, draft.layer_ids):
-            return f"{draft.draft_id} names {draft.layer_ids}, its lease {held.layer_ids}"
+        base = next(lease for lease in store.leases.all() if lease.holder == f"draft {draft.draft_id}")
+        if not store.unsettled and (base.version, base.layer_ids) != (draft.base_version, draft.layer_ids):
+            return f"{draft.draft_id} names {draft.layer_ids}, its lease {base.layer_ids}"
     folder = f"{root}/pins"
     pins = [name.partition(".")[0] for name in (os.listdir(folder) if os.path.isdir(folder) else ()) if not name.startswith(".")]
-    if sorted(pins) != sorted(leases.get("pin", ())) or sorted(map(int, pins)) != sorted(store.pins.all()):
-        return f"pins on disk {sorted(pins)}, leases {sorted(leases.get('pin', ()))}, listed {sorted(store.pins.all())}"
+    held = sorted(leases.get("pin", ()))
+    if not (set(pins) <= set(held) if store.pins.unsynced else sorted(pins) == held) or sorted(map(int, held)) != sorted(store.pins.all()):
+        return f"pins on disk {sorted(pins)}, leases {held}, listed {sorted(store.pins.all())}"
     sessions = set(
         os.listdir(f"{root}/sessions")
     )  # a folder without a lease is one that the disk would not let go: the next open looks at it
