@@ -187,6 +187,7 @@ class Exchange:
         """Bytes both ways until both have ended; one side that ends is told to the other, which goes on."""
         upgrade = response.fields.get("upgrade") or self._request.upgrade or ""
         self._start(response, [("Connection", "Upgrade"), ("Upgrade", upgrade)])
+        keep_alive(self._server.writer)
         loop = asyncio.get_running_loop()
         there = loop.create_task(_pump(self._client.reader, self._server.writer))
         back = loop.create_task(_pump(self._server.reader, self._client.writer))

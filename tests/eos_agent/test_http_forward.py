@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from eos_agent import exchange, http
+from eos_agent.exchange import Wire
 from eos_agent.forward import Route, parse_route
 from eos_agent.http_answer import Refused
 from eos_agent.http_message import BadMessage, parse_request, parse_response
@@ -410,6 +411,36 @@ def test_after_101_bytes_pass_both_ways_and_each_side_ends_its_own(short_dir: st
             return found
 
     assert asyncio.run(case()) == b"early SENT EARLY PING" + b" last words" * 2000
+
+
+def test_a_tunnel_is_over_when_the_server_is_gone_and_the_client_says_nothing(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "GONE_POLL_S", 0.02)
+
+    async def case() -> bytes:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\nlast")
+            writer.write_eof()
+            await reader.read()
+
+        incoming: asyncio.Queue[Wire] = asyncio.Queue()
+        front = await asyncio.start_server(lambda reader, writer: incoming.put_nowait(Wire(reader, writer)), "127.0.0.1", 0)
+        async with asyncio.timeout(60), server(serve) as behind:
+            reader, writer = await asyncio.open_connection("127.0.0.1", front.sockets[0].getsockname()[1])
+            writer.write(request("/", "Connection: Upgrade", "Upgrade: x"))
+            client, beyond = await incoming.get(), Wire(*await asyncio.open_connection("127.0.0.1", behind))
+            head = parse_request(await client.reader.readuntil(b"\r\n\r\n"))
+            run = asyncio.create_task(exchange.Exchange(head, client, beyond, 60).run("/", []))
+            found = await reader.read()
+            assert not run.done()  # it has only ended its own side, as far as anybody knows
+            beyond.writer.transport.abort()  # what the end of a session does
+            await run
+            for one in (writer, client.writer):
+                one.close()
+            front.close()
+            return found
+
+    assert asyncio.run(case()).endswith(b"last")
 
 
 def test_an_upgrade_that_nobody_asked_for_is_no_answer(short_dir: str) -> None:
