@@ -1,4 +1,4 @@
-"""The page of the reference's faults names tests that exist, and a test for each of them."""
+"""The page of faults and complaints names tests that exist, and a test for each of them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = [*(f"W{n}" for n in range(1, 12)), *(f"L{n}" for n in range(1, 8))]
-FILES = ("tests/layerstack/test_reference_faults.py", "tests/eos_agent/test_reference_faults.py")
+CASES = ["F2", "F4", "F7", "F9", "F17", "F20", "F21", "F22", "P2", "P3", "P4", "P10", "P11"]
+ROWS = [*(f"W{n}" for n in range(1, 12)), *(f"L{n}" for n in range(1, 8)), *CASES]
+FILES = (
+    "tests/layerstack/test_reference_faults.py",
+    "tests/eos_agent/test_reference_faults.py",
+    "tests/layerstack/test_field_cases.py",
+    "tests/end_to_end/test_field_cases.py",
+)
 
 
 def named() -> dict[str, list[str]]:
     """Row of the page -> the tests that it names."""
     found: dict[str, list[str]] = {}
     for line in (ROOT / "docs/reference-faults.md").read_text().splitlines():
-        if match := re.match(r"\| ([WL]\d+) \|", line):
+        if match := re.match(r"\| ([WLFP]\d+) \|", line):
             assert match[1] not in found, f"{match[1]} stands there twice"
             found[match[1]] = re.findall(r"`(tests/[^`]+::[^`]+)`", line)
     return found
@@ -25,7 +31,7 @@ def functions_of(path: str) -> set[str]:
     return {f"{path}::{node.name}" for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
-def test_each_fault_of_the_reference_has_a_row_with_tests_that_exist() -> None:
+def test_each_fault_and_each_complaint_has_a_row_with_tests_that_exist() -> None:
     found = named()
     assert list(found) == ROWS
     for row, tests in found.items():
@@ -35,9 +41,9 @@ def test_each_fault_of_the_reference_has_a_row_with_tests_that_exist() -> None:
             assert (ROOT / path).is_file() and name in functions_of(path), f"{row}: no test {name}"
 
 
-def test_each_test_of_a_fault_is_named_by_its_row() -> None:
+def test_each_test_of_one_is_named_by_its_row() -> None:
     found = named()
     for path in FILES:
         for name in functions_of(path):
-            if match := re.search(r"::test_([wl]\d+)_", name):
+            if match := re.search(r"::test_([wlfp]\d+)_", name):
                 assert name in found[match[1].upper()], f"docs/reference-faults.md does not name {name}"
