@@ -266,6 +266,9 @@ def test_a_child_that_does_not_come_to_its_end_is_killed_and_one_that_was_killed
 
 # In a sandbox
 
+BESIDE_THE_RUNNER = 'until [ "$(cat /proc/[0-9]*/comm | grep -cxF "$(cat /proc/1/comm)")" -gt 1 ]; do :; done'
+"""Until the session has a second process like its first one: a search under way."""
+
 
 @pytest.fixture(scope="module")
 def searched(shared_agent: Agent) -> Generator[tuple[Agent, str]]:
@@ -294,10 +297,10 @@ def test_the_head_and_a_session_are_searched_alike_and_apart(searched: tuple[Age
 
 
 @pytest.mark.needs("overlay")
-def test_a_search_holds_up_neither_commands_nor_files_of_its_session_and_is_no_commands_child(searched: tuple[Agent, str]) -> None:
+def test_a_search_holds_up_neither_commands_nor_files_of_its_session(searched: tuple[Agent, str]) -> None:
     """A FIFO in the place of a directory would be the simplest brake; a search opens none. So it runs beside a loop of commands."""
     agent, session = searched
-    agent.run("seq 1 60000 > new/numbers; for i in 1 2 3 4 5 6 7 8; do cat new/numbers new/numbers > new/n$i; done", session)
+    agent.run("seq 1 60000 > new/numbers; for i in 1 2; do cat new/numbers new/numbers > new/n$i; done", session)
     connection = agent.connect()
     try:
         line = agent.line("file_search", pattern="(?:[0-9]+)+x", regex=True, workspace_session_id=session)
@@ -315,14 +318,30 @@ def test_a_search_holds_up_neither_commands_nor_files_of_its_session_and_is_no_c
 
 
 @pytest.mark.needs("overlay")
+def test_a_search_that_starts_beside_a_command_is_none_of_its_processes(searched: tuple[Agent, str]) -> None:
+    agent, session = searched
+    agent.run("printf %040d 0 | tr 0 a > new/line", session)
+    command = agent.run("read x; exit 7", session, yield_time_ms=0)["command_session_id"]
+    connection = agent.connect()
+    try:
+        args = {"pattern": "(a+)+b", "regex": True, "path": "new/line", "workspace_session_id": session}
+        connection.socket.sendall(agent.line("file_search", **args))
+        assert agent.run(BESIDE_THE_RUNNER, session, tty=False)["status"] == "ok"
+        ended = agent.call("write_command_stdin", command_session_id=command, stdin="\n", yield_time_ms=20_000)
+        assert (ended["status"], ended["exit_code"]) == ("error", 7) and "left_behind" not in ended
+        assert not select.select([connection.socket], [], [], 0)[0]  # it still looks
+    finally:
+        connection.close()
+
+
+@pytest.mark.needs("overlay")
 def test_a_search_whose_session_ends_meanwhile_says_what_became_of_it(shared_agent: Agent) -> None:
     session = shared_agent.session()
     shared_agent.run("printf %040d 0 | tr 0 a > line", session)
     connection = shared_agent.connect()
     try:
         connection.socket.sendall(shared_agent.line("file_search", pattern="(a+)+b", regex=True, workspace_session_id=session))
-        beside_the_runner = 'until [ "$(cat /proc/[0-9]*/comm | grep -cxF "$(cat /proc/1/comm)")" -gt 1 ]; do :; done'
-        assert shared_agent.run(beside_the_runner, session, tty=False)["status"] == "ok"
+        assert shared_agent.run(BESIDE_THE_RUNNER, session, tty=False)["status"] == "ok"
         shared_agent.call("destroy_workspace_session", workspace_session_id=session)
         error = json.loads(connection.file.readline())["error"]
         assert (error["kind"], error["details"]["reason"]) == ("not_found", "session_not_found")
