@@ -218,7 +218,7 @@ class Store:
         return self._head
 
     def manifest(self, version: int | None) -> Manifest:
-        """Raises NotFound (reason version_not_found) for a version that is not openable."""
+        """The layers of a version, the head by default. Raises NotFound (reason version_not_found) when it is not openable."""
         head = self._head
         if version is None or version == head.version:
             return head
@@ -414,7 +414,7 @@ class Store:
         return self.draft_book.all()
 
     def draft(self, draft_id: str) -> Draft:
-        """Raises NotFound, reason draft_not_found."""
+        """One draft. Raises NotFound (reason draft_not_found)."""
         return self.draft_book.get(draft_id)
 
     def discard_draft(self, draft_id: str) -> int:

@@ -118,7 +118,7 @@ def test_every_public_noun_and_every_member_of_one_says_what_it_is() -> None:
             if name.startswith("_") or name == "to_json" or not inspect.isfunction(function):
                 continue
             promise = (inspect.getdoc(function) or "").partition("\n")[0]
-            if not promise or promise in ("Raises:", "Args:", "Returns:"):
+            if not promise or promise.startswith(("Raises", "Args", "Returns:")):
                 silent.append(f"{noun}.{name}")
     assert not silent, silent
 
