@@ -187,7 +187,7 @@ class Store:
                 self._lock_fd = -1
 
     def check_open(self) -> None:
-        """Raises Invalid (reason store_closed) when another process may have the store by now: nothing may be written any more."""
+        """Nothing may be written once another process may have the store: raises Invalid (reason store_closed) after `close`."""
         if self._lock_fd < 0:
             raise Invalid(f"{self.root}: the store was closed", reason="store_closed", details={"store": self.root})
 
