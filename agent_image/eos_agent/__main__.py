@@ -158,6 +158,7 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     await forker.close()
     pool.close()
     exports.close()
+    handlers.checks.close()
     store.scrap.later = None
     sweeper.close()
     recorder.close()

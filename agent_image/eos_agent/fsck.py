@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_agent.pool import Pool
+from eos_agent.protocol import INVALID_REQUEST, SERVER_SHUTTING_DOWN, OperationError
 from layerstack import fsck
 from layerstack.changes import path_json
 from layerstack.errors import LayerStackError, StoreCorrupt
@@ -42,11 +44,31 @@ def note_json(note: Note) -> dict[str, Any]:
     return {"kind": note.kind, **_file(note.file), "what": note.what}
 
 
-def page(store: Store, args: dict[str, Any]) -> dict[str, Any]:
+class Checks:
+    """The pages that somebody asked for, one at a time, in a thread of their own: a large layer keeps nobody else waiting."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pool = Pool(1)
+        self._stopped = threading.Event()
+
+    async def page(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The operation fsck; see `page`."""
+        return await self._pool.run(lambda: page(self._store, args, stopped=self._stopped.is_set))
+
+    def close(self) -> None:
+        """A page that is under way ends at the next entry, with an error."""
+        self._stopped.set()
+        self._pool.close()
+
+
+def page(store: Store, args: dict[str, Any], *, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """The operation fsck: what is left of the store after the cursor, as far as it goes in a page's time.
 
+    Args:
+        stopped: asked after each entry.
     Raises:
-        OperationError: invalid_request; the cursor is not one that this gave.
+        OperationError: invalid_request; the cursor is not one that this gave. server_shutting_down when it was stopped.
     """
     after = args.get("cursor")
     if after is not None and after.partition(" ")[0] not in fsck.ORDER:
@@ -56,7 +78,11 @@ def page(store: Store, args: dict[str, Any]) -> dict[str, Any]:
         parts, found, last = looking.parts(after), list[dict[str, Any]](), after
         left = len(parts)
         for part in parts:
-            found += [damage_json(damage) for damage in looking.of(part) if damage is not None]
+            for damage in looking.of(part):
+                if damage is not None:
+                    found.append(damage_json(damage))
+                elif stopped():
+                    raise OperationError(SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining")
             last, left = part, left - 1
             if time.monotonic() > deadline or len(found) + len(looking.notes) >= PAGE_LINES:
                 break

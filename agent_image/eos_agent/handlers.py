@@ -11,6 +11,7 @@ from eos_agent.arguments import check_arguments
 from eos_agent.commands import Commands
 from eos_agent.file_encoding import bytes_of, encoding_of
 from eos_agent.files import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
+from eos_agent.fsck import Checks
 from eos_agent.observability import OBSERVABILITY
 from eos_agent.observe import daemon as observe_daemon
 from eos_agent.observe import events as observe_events
@@ -72,6 +73,7 @@ class Handlers:
         self.sampler = Sampler(settings, sessions, pool)
         self.sampler.on_sample = self._diagnose
         self.connections_in_use: Callable[[], int] = lambda: 0
+        self.checks = Checks(store)
         self.squashes = Squashes(sessions, exports)
         self.squashes.on_event = self._happened
         self._table: dict[str, Handler] = {
@@ -97,7 +99,7 @@ class Handlers:
             "pin_version": self._changing(history.pin_version),
             "unpin_version": self._history(history.unpin_version),
             "rollback_to": self._changing(history.rollback_to),
-            "fsck": self._fsck,
+            "fsck": lambda args, _: self.checks.page(args),
             "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
             "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
             "destroy_workspace_session": lambda args, _: sessions.destroy(args),
@@ -199,11 +201,6 @@ class Handlers:
                 return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args, request.request_id))
 
         return handler
-
-    async def _fsck(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
-        from eos_agent import fsck
-
-        return await self.exports.run(lambda: fsck.page(self.store, args))
 
     async def _list_sessions(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
         return {"sessions": await self.sessions.rows()}

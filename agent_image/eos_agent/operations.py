@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from eos_agent.file_operations import CONTRACT_FILES, MORE_FILES
 from eos_agent.observability import OBSERVABILITY
-from eos_agent.operation import AGENT, AGENT_SETS, CURSOR, NO_BUDGET, PATH_B64, RUNTIME_SETS, SESSION, Argument, Family, Operation, ResultField
+from eos_agent.operation import (
+    AGENT,
+    AGENT_SETS,
+    CURSOR,
+    NO_BUDGET,
+    PATH_B64,
+    RUNTIME_SETS,
+    SESSION,
+    Argument,
+    Family,
+    Operation,
+    ResultField,
+)
 
 RUNTIME_FAMILIES = (
     Family("command", "Commands", "Run commands and talk to them.", "Start a command in a workspace session, feed it, read it, stop it."),

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from eos_agent import fsck
+from eos_agent.protocol import OperationError
+from tests.layerstack.stack import Stack, on_a_stack
 
 from .agent_process import Agent, Failed
 from .test_history import refused
@@ -80,3 +82,18 @@ def test_work_whose_document_is_damaged_is_shown_and_keeps_nobody_else_out(agent
     assert kept not in {draft["draft_id"] for draft in agent.call("list_drafts")["drafts"]}
     with open(f"{agent.store}/sessions/{live}/upper/third") as file:
         assert file.read() == "third\n"
+
+
+@on_a_stack({"f": "base\n"}, forms=("trusted",))
+def test_a_page_ends_at_the_next_entry_when_the_agent_leaves(stack: Stack) -> None:
+    stack.store.update_file("new", lambda old: b"x\n", owner="o", request_id="r")
+    asked: list[bool] = []
+
+    def stopped() -> bool:
+        asked.append(True)
+        return len(asked) == 2
+
+    with pytest.raises(OperationError) as caught:
+        fsck.page(stack.store, {}, stopped=stopped)
+    assert caught.value.kind == "server_shutting_down" and len(asked) == 2
+    assert stack.store.leases.all() == (), "the lease is given back"
