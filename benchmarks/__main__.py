@@ -1,17 +1,29 @@
-"""`python -m benchmarks [ROW ...]`: prints the table; no figure is asserted, machines are shared and noisy."""
+"""`python -m benchmarks [ROW ...]`: prints the table; no figure is asserted, machines are shared and noisy. `store` stands for all rows of the library."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
-import tempfile
 import time
 
-from benchmarks import bulk_rows, mcp_rows, rows, session_rows, store_rows, telemetry_rows
+from benchmarks import bulk_rows, history_rows, mcp_rows, merge_rows, rows, session_rows, store_rows, telemetry_rows
+from benchmarks.disk import journaled
 from benchmarks.harness import Row, table
 from benchmarks.place import place
-from layerstack import durable
+
+STORE = {
+    "publish": store_rows.publish,
+    "open": store_rows.open_store,
+    "store_memory": store_rows.memory,
+    "capture": store_rows.capture,
+    "squash": history_rows.squash,
+    "blame": history_rows.blame,
+    "merge": merge_rows.merge,
+    "export": bulk_rows.export,
+}
+"""These run on a disk with a journal."""
 
 ROWS = {
     "exec": rows.exec_in_session,
@@ -19,32 +31,35 @@ ROWS = {
     "session": rows.session_create,
     "fifty": session_rows.fifty,
     "one_shot": rows.one_shot,
-    "publish": store_rows.publish,
     "files": session_rows.files,
     "create": rows.create_sandbox,
     "cli": rows.cli_process,
     "second_create": bulk_rows.second_create,
-    "export": bulk_rows.export,
     "memory": session_rows.memory,
     "mcp_start": mcp_rows.first_answer,
     "mcp_call": mcp_rows.call,
+    **STORE,
 }
 
 
 def main(argv: list[str]) -> int:
-    unknown = [name for name in argv if name not in ROWS]
+    wanted = [name for given in argv or ROWS for name in (STORE if given == "store" else (given,))]
+    unknown = [name for name in wanted if name not in ROWS]
     if unknown:
-        print(f"unknown row: {unknown[0]}; there are: {', '.join(ROWS)}", file=sys.stderr)
+        print(f"unknown row: {unknown[0]}; there are: store, {', '.join(ROWS)}", file=sys.stderr)
         return 2
     done: list[Row] = []
-    for name in argv or ROWS:
-        start = time.monotonic()
-        with place() as here:
-            done += ROWS[name](here)
-        print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    disk = "with" if durable.keeps_order(tempfile.gettempdir()) else "without"
+    load = os.getloadavg()[0]
+    with contextlib.ExitStack() as stack:
+        disk, about = stack.enter_context(journaled()) if any(name in STORE for name in wanted) else (None, "not used")
+        for name in wanted:
+            start = time.monotonic()
+            with place(disk if name in STORE else None) as here:
+                done += ROWS[name](here)
+            print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     system = f"Linux {platform.release()}, Python {platform.python_version()}"
-    print(f"{platform.machine()}, {os.cpu_count()} processors, {system}, a file system {disk} an ordered journal\n")
+    print(f"{platform.machine()}, {os.cpu_count()} processors, {system}, load {load:.1f} before and {os.getloadavg()[0]:.1f} after.")
+    print(f"Disk of the rows {', '.join(STORE)}: {about}.\n")
     print(table(done))
     return 0
 

@@ -53,8 +53,9 @@ def fill(directory: Path, files: int) -> None:
 
 
 @contextlib.contextmanager
-def place() -> Generator[Place]:
-    home = Path(tempfile.mkdtemp(prefix="eos-bench-"))
+def place(folder: str | None = None) -> Generator[Place]:
+    """In a new directory of the given one, or where temporary files go."""
+    home = Path(tempfile.mkdtemp(prefix="eos-bench-", dir=folder))
     try:
         yield Place(home)
     finally:
