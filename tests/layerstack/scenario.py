@@ -408,7 +408,7 @@ def _check_work(places: Places, store: Store, notes: list[tuple[str, str]], head
             demand(draft_id in shown_by, f"{draft_id} was acknowledged and is gone")
             for piece in texts.split(","):
                 demand(_holds(shown_by[draft_id], piece.encode() + b"\n"), f"{piece!r} is gone from its draft")
-        elif what == "discarded" and not power_cut:
+        elif what == "discarded":
             demand(value not in shown_by, f"{value} was discarded and is back")
         elif what == "work" and not power_cut:
             text = value.encode() + b"\n"
