@@ -32,12 +32,11 @@ class Segments:
         self._lock = threading.Lock()
         self._fd = -1
         self._size = 0
-        self.lines = 0
+        self.lines: int
         """Lines that are kept now, about: those of a deleted file are counted until the next start."""
-        self._older_lines = 0
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        self.lines = self._older_lines = sum(data.count(b"\n") for data in self._read()[:1])
-        self.lines += self._read()[1].count(b"\n")
+        older, newer = (data.count(b"\n") for data in self._read())
+        self.lines, self._older_lines = older + newer, older
 
     @property
     def older(self) -> str:

@@ -342,18 +342,19 @@ class Telemetry:
                 self._lost["dropped_storage"] += len(lines) - segments.write(lines)
 
     def _line(self, record: Span | Event) -> bytes | None:
-        attrs = _ENCODER.encode(record.attrs) if record.attrs else "{}"
-        more = "" if self._lost == self._told else f',"_counters":{_ENCODER.encode(self._lost)}'
-        line = record.line(attrs, more)
+        attrs, more = _ENCODER.encode(record.attrs) if record.attrs else "{}", ""
+        line = record.line(attrs)
         if len(line) > self._max_line:
             self._lost["truncated_records"] += 1
-            more = f',"_truncated":{len(line)},"_counters":{_ENCODER.encode(self._lost)}'
-            line = record.line("{}", more)
+            attrs, more = "{}", f',"_truncated":{len(line)}'
+            line = record.line(attrs, more)
             if len(line) > self._max_line:
                 self._lost["dropped_oversized"] += 1
                 return None
-        if more:
-            self._told = dict(self._lost)
+        if self._lost != self._told:
+            longer = record.line(attrs, f'{more},"_counters":{_ENCODER.encode(self._lost)}')
+            if len(longer) <= self._max_line:
+                line, self._told = longer, dict(self._lost)
         return line.encode()
 
     def read(self) -> list[bytes]:

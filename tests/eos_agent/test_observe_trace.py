@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -244,6 +245,19 @@ def test_a_hostile_request_id_has_a_trace_of_its_own(shared_agent: Agent, reques
     assert "drafts" in answer
     assert [node["span"]["attrs"] for node in found["spans"]] == [{"op": "list_drafts"}]
     assert len(trace_id(request_id)) <= 200
+
+
+def test_what_was_lost_is_told_by_health_and_snapshot(start_agent: Start) -> None:
+    agent = start_agent(observability={"max_line_bytes": 256})
+    for request_id, kept in (("a", ["daemon.dispatch"]), ("b" * 199, [])):
+        agent.call("list_drafts", request_id=request_id)
+        assert names(agent, request_id) == kept
+    lost = agent.call("snapshot")["daemon"]["event_store"]
+    assert lost == {"dropped_storage": 0, "dropped_oversized": 1, "truncated_records": 1}
+    with open(agent.settings["endpoint_path"]) as file:
+        host, port = json.load(file)["http"]
+    with urllib.request.urlopen(f"http://{host}:{port}/health", timeout=30) as answer:
+        assert json.load(answer) == {"status": "ok", "service": "daemon_http", "observability": lost}
 
 
 def test_a_killed_agent_goes_on_in_the_same_files(start_agent: Start) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import time
@@ -43,6 +42,7 @@ class Sampler:
         self._interval_s: float = settings.get("observability.resource_stats.sample_interval_ms", 2000) / 1000
         self._path = f"{settings.runtime_dir}/observability/resources.ndjson"
         self._max_bytes: int = settings.get("observability.resource_stats.max_disk_bytes", 1 << 20)
+        self._window_ms: int = settings.get("observability.views.resource_window_ms", 600_000)
         self._segments: Segments | None = None
         self._last: Sample | None = None
         self._of_sessions: dict[str, deque[Sample]] = {}
@@ -126,7 +126,7 @@ class Sampler:
         segments = self._segments
         if segments is None:
             return []
-        since = time.time() * 1000 - window_ms
+        since = time.time() * 1000 - min(window_ms, self._window_ms)
         mark = f'"scope":"{scope}"'.encode()
         found: list[dict[str, Any]] = []
         size = 0
@@ -142,7 +142,7 @@ class Sampler:
 
     def of_session(self, session_id: str, window_ms: int) -> list[dict[str, Any]]:
         """The points of a live session: the last minute or so."""
-        since = time.time() * 1000 - window_ms
+        since = time.time() * 1000 - min(window_ms, self._window_ms)
         samples = list(self._of_sessions.get(session_id, ()))
         found: list[dict[str, Any]] = []
         for before, sample in zip([None, *samples], samples, strict=False):
@@ -157,6 +157,5 @@ class Sampler:
         return [point(int(time.time() * 1000), of_processes(members), None, source, scope=session_id)] if members else []
 
     def latest_of(self, session_id: str) -> dict[str, Any] | None:
-        with contextlib.suppress(IndexError):
-            return self.of_session(session_id, 1 << 40)[-1]
-        return None
+        points = self.of_session(session_id, self._window_ms)
+        return points[-1] if points else None
