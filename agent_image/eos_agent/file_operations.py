@@ -25,7 +25,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         (
             PATH,
             Argument("offset", "integer", help="First line, from 1.", default=1, minimum=1),
-            Argument("limit", "integer", help="Most lines.", default=2000, minimum=1),
+            Argument("limit", "integer", help="Most lines, or bytes.", default=2000, minimum=1, maximum=262144),
             SESSION,
             _ENCODING,
             PATH_B64,

@@ -126,9 +126,12 @@ def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
         return lambda _path: True
     wanted = not glob.startswith("!")
     patterns = list(_alternatives(glob if wanted else glob[1:]))
-    size = len(os.fsencode(glob))
+    try:
+        size = len(os.fsencode(glob))
+    except UnicodeEncodeError:
+        size = GLOB_BYTES + 1
     if size > GLOB_BYTES or len(patterns) > GLOB_ALTERNATIVES or "\n" in glob:
-        message = f"glob is too long, or has more than {GLOB_ALTERNATIVES} alternatives"
+        message = f"glob is no text, too long, or has more than {GLOB_ALTERNATIVES} alternatives"
         raise OperationError(INVALID_REQUEST, message, {"argument": "glob"}, reason="invalid_pattern")
     text = os.fsencode("\n".join("\\" + p if p.startswith(("#", "!")) else p for p in patterns))
     rules = IgnoreRules(lambda path: text if path == ".gitignore" else None)

@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown tool": ("exec_comand", {}, "exec_command"),
     "a null for an optional argument": ("exec_command", {"sandbox_id": "s", "cmd": "x", "timeout_ms": None}, "timeout_ms"),
     "a string for a number": ("file_read", {"sandbox_id": "s", "path": "a", "limit": "9"}, "limit"),
-    "a number out of bounds": ("file_read", {"sandbox_id": "s", "path": "a", "limit": 2001}, "2000"),
+    "a number out of bounds": ("file_read", {"sandbox_id": "s", "path": "a", "limit": 262145}, "262144"),
     "a value that is no choice": ("create_workspace_session", {"sandbox_id": "s", "network_profile": "none"}, "isolated"),
     "a missing argument": ("exec_command", {"sandbox_id": "s"}, "cmd"),
     "a missing sandbox": ("exec_command", {"cmd": "x"}, "sandbox_id"),
