@@ -94,19 +94,16 @@ def test_f9_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessi
         sandbox.destroy()
 
 
-def test_a_closed_reader_sees_no_quota_in_a_record_and_without_one_nobody_does(
-    person: Callable[[str], Person], cache_of: Callable[[Person], Path]
-) -> None:
-    for text in (QUOTA + "gateway: {results: contract}\n", "gateway: {results: extended}\n"):
-        who = person("root")
-        config = who.home / "quota.yml"
-        config.write_text(text)
-        desk = Desk(who, cache_of(who), SANDBOX_GATEWAY_CONFIG_YAML=str(config))
-        made = desk.do("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", str(desk.workspace))
-        try:
-            listed = desk.do("manager", "list_sandboxes")["sandboxes"]
-            assert all("quota" not in record for record in (made, *listed))
-            shown = desk.do("observability", "layerstack", "--sandbox-id", made["id"])
-            assert shown.get("quota") is None and ("quota" in shown) == ("contract" not in text)
-        finally:
-            desk.do("manager", "destroy_sandbox", "--sandbox-id", made["id"])
+def test_a_closed_reader_sees_no_quota(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> None:
+    who = person("root")
+    config = who.home / "quota.yml"
+    config.write_text(QUOTA + "gateway: {results: contract}\n")
+    desk = Desk(who, cache_of(who), SANDBOX_GATEWAY_CONFIG_YAML=str(config))
+    made = desk.do("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", str(desk.workspace))
+    try:
+        listed = desk.do("manager", "list_sandboxes")["sandboxes"]
+        assert all("quota" not in record for record in (made, *listed))
+        assert "quota" not in desk.do("observability", "layerstack", "--sandbox-id", made["id"])
+        assert "quota" not in desk.do("observability", "snapshot", "--sandbox-id", made["id"])["stack"]
+    finally:
+        desk.do("manager", "destroy_sandbox", "--sandbox-id", made["id"])
