@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 
-from benchmarks import bulk_rows, history_rows, mcp_rows, merge_rows, rows, session_rows, store_rows, telemetry_rows
+from benchmarks import bulk_rows, history_rows, mcp_rows, merge_rows, network_rows, rows, session_rows, store_rows, telemetry_rows
 from benchmarks.disk import journaled
 from benchmarks.harness import Row, table
 from benchmarks.place import place
@@ -30,6 +30,8 @@ ROWS = {
     "telemetry": telemetry_rows.telemetry,
     "session": rows.session_create,
     "fifty": session_rows.fifty,
+    "isolated": network_rows.isolated,
+    "forward": network_rows.forward,
     "one_shot": rows.one_shot,
     "files": session_rows.files,
     "create": rows.create_sandbox,

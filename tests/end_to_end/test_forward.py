@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from eos_agent.netlink import Netlink
-from tests.end_to_end.desk import Desk, Sandbox
+from tests.end_to_end.desk import Container, Desk, Sandbox
 from tests.people import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
@@ -140,10 +140,17 @@ def test_isolated_sessions_serve_the_same_port_and_only_the_host_reaches_each(sa
 
 
 @pytest.mark.parametrize("sandbox", [BUSYBOX], indirect=True)
-def test_a_server_of_a_shared_session_in_docker_is_reached_without_a_token(sandbox: Sandbox) -> None:
+def test_servers_in_docker_are_reached_without_a_token_and_after_a_restart_at_the_new_port(sandbox: Sandbox) -> None:
+    assert isinstance(sandbox, Container)
     session = sandbox.session()
     serve(sandbox, session, "shared")
     assert Web(sandbox).wait("/forward/shared/8000/index.html?x=1", token=False) == "shared"
+    assert sandbox.do("create_workspace_session", "--network-profile", "isolated")["address"] == "10.244.0.2"
+    sandbox.restart()
+    made = sandbox.do("create_workspace_session", "--network-profile", "isolated")
+    assert made["address"] == "10.244.0.2"  # nothing of the network before is left
+    serve(sandbox, made["workspace_session_id"], "again")
+    assert Web(sandbox).wait(f"/forward/isolated={made['workspace_session_id']}/8000/index.html", token=False) == "again"
 
 
 @pytest.mark.parametrize("sandbox", [ROOT], indirect=True)
