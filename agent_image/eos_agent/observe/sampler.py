@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from eos_agent import log
 from eos_agent.observe import processes
 from eos_agent.observe.answer import MAX_BYTES, MAX_RECORDS
-from eos_agent.observe.usage import Usage, of_cgroup, of_processes, point
+from eos_agent.observe.usage import Moved, Usage, of_cgroup, of_processes, point
 from eos_agent.segments import Segments, decode
 
 if TYPE_CHECKING:
@@ -82,11 +82,12 @@ class Sampler:
     def sample(self) -> None:
         """One look at everything; blocking."""
         ts = int(time.time() * 1000)
+        moved: Moved = {}
         everyone = processes.tree_of(os.getpid()) if self._local or self._sessions.live else {}
         usage = None if self._local else of_cgroup()
         source = FROM_CGROUP
         if usage is None:
-            source, usage = FROM_PROCESSES, of_processes((everyone or processes.tree_of(os.getpid())).values())
+            source, usage = FROM_PROCESSES, of_processes((everyone or processes.tree_of(os.getpid())).values(), moved)
         metrics: dict[str, Any] = {"metrics_source": source, "cgroup_path": "/", "cgroup_available": source == FROM_CGROUP}
         if source == FROM_PROCESSES:
             metrics = {**metrics, "cgroup_path": None, "cgroup_error": NO_CGROUP}
@@ -99,7 +100,7 @@ class Sampler:
             members = processes.below(pid, everyone)
             if members:
                 kept = self._of_sessions.setdefault(session_id, deque(maxlen=KEPT_OF_SESSION))
-                kept.append(Sample(ts, of_processes(members)))
+                kept.append(Sample(ts, of_processes(members, moved)))
         for session_id in list(self._of_sessions):
             if session_id not in live:
                 del self._of_sessions[session_id]
