@@ -196,12 +196,12 @@ def load(path: str) -> dict[str, Folded]:
 
 def _texts(chain: Chain, path: str) -> list[_Text]:
     """What the layers above the base made of the path, newest first. Those that only hold it as a directory's container are no part of it."""
-    rank = {layer.id: at for at, layer in enumerate(chain.published)}
     hits = {layer.id: layer for layer in chain.shelf.by_path.get(path, ())}
     for ancestor in ancestors(path):
-        hits.update((layer.id, layer) for layer in chain.shelf.by_cover.get(ancestor, ()))
+        for layer in chain.shelf.by_cover.get(ancestor, ()):
+            hits[layer.id] = layer
     found: list[_Text] = []
-    for layer in sorted((hit for hit in hits.values() if hit.id in rank), key=lambda hit: rank[hit.id]):
+    for layer in chain.sorted(hits.values()):
         record = layer.get(path)
         if record is None or record.kind not in (FILE, DIRECTORY, LINK):
             found.append(_Text(layer, path, False))

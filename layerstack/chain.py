@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from layerstack.errors import NotFound
 from layerstack.form import Form
@@ -34,6 +34,11 @@ class Chain:
         if self.published[0].version <= version:
             return self
         return Chain([layer for layer in self.published if layer.version <= version], self.shelf, self.form)
+
+    def sorted(self, layers: Iterable[Layer]) -> list[Layer]:
+        """Those of the given layers that are published ones of this version, newest first."""
+        rank = self._rank
+        return sorted((layer for layer in layers if layer.id in rank), key=lambda layer: rank[layer.id])
 
     def _complete(self) -> None:
         """After each look-up on the shelf: a layer that was dropped before it would have been passed over, and older content shown."""

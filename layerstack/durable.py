@@ -256,9 +256,13 @@ def _remove(path: str) -> None:
     except (IsADirectoryError, PermissionError) as error:
         if error.errno not in (errno.EISDIR, errno.EPERM, errno.EACCES):
             raise
+    _remove_directory(path)
+
+
+def _remove_directory(path: str) -> None:
     for name, is_directory in _opened_up(path):
         if is_directory:
-            _remove(f"{path}/{name}")
+            _remove_directory(f"{path}/{name}")
         else:
             os.unlink(f"{path}/{name}")
     os.rmdir(path)
