@@ -31,7 +31,7 @@ SEARCH_S = 8.0
 KILL_S = 4.0
 """How much later the process is killed that did not heed its own timer."""
 PAGE_MATCHES = 200
-PAGE_BYTES = 24_000
+PAGE_BYTES = 20_000
 TEXT_CHARACTERS = 240
 LEAD_CHARACTERS = 60
 BLOCK_BYTES = 4 << 20

@@ -7,6 +7,7 @@ masked and uses the standard library alone; errors are OperationError as they go
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import errno
 import os
@@ -33,7 +34,7 @@ from eos_agent.file_access import (
 from eos_agent.file_changes import delete, move, stat_path
 from eos_agent.file_encoding import BASE64, UTF8, encoding_of, read_window
 from eos_agent.file_search import Tell, search
-from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.workspace_path import resolve, shown
 from layerstack.changes import path_json
 
@@ -204,6 +205,22 @@ def list_limit(args: Mapping[str, Any]) -> int:
     return min(limit, roof)
 
 
+def list_after(args: Mapping[str, Any]) -> bytes:
+    """The name that the listing goes on after, from the cursor of the page before; none is after b""."""
+    try:
+        name = base64.b64decode((args.get("cursor") or "").encode(), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        message = "cursor is not one that file_list gave"
+        raise OperationError(INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor") from None
+    return name
+
+
+def list_page(path: str, entries: list[dict[str, Any]], last: bytes | None) -> dict[str, Any]:
+    """The result of file_list; `last` is the name of the last entry when there are more."""
+    more = {} if last is None else {"next": base64.urlsafe_b64encode(last).decode("ascii")}
+    return {**path_json(path), "entries": entries, "truncated": last is not None, **more}
+
+
 def list_entry(directory: str, name: str, kind: str, size: int | None) -> dict[str, Any]:
     """One row of a listing; a name that is not UTF-8 has the whole path in `path_b64` beside it."""
     entry: dict[str, Any] = {"name": shown(name), "kind": kind, "size": size if kind == "file" else None}
@@ -215,10 +232,10 @@ def list_entry(directory: str, name: str, kind: str, size: int | None) -> dict[s
 
 def _list(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     path = resolve(args, root, lambda p: exists(root_fd, p), allow_root=True)
-    limit = list_limit(args)
+    limit, after = list_limit(args), list_after(args)
     with directory(root_fd, path) as fd:
         with os.scandir(fd) as scan:
-            names = sorted(os.fsencode(entry.name) for entry in scan)
+            names = sorted(raw for entry in scan if (raw := os.fsencode(entry.name)) > after)
         entries: list[dict[str, Any]] = []
         for raw in names[:limit]:
             name = os.fsdecode(raw)
@@ -227,7 +244,7 @@ def _list(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
                 continue
             kind = {"Directory": "directory", "Symlink": "symlink", "File": "file"}.get(kind_of(found.st_mode), "other")
             entries.append(list_entry(path, name, kind, found.st_size))
-    return {**path_json(path), "entries": entries, "truncated": len(names) > limit}
+    return list_page(path, entries, names[limit - 1] if len(names) > limit else None)
 
 
 _OPERATIONS: dict[str, Callable[[int, str, Mapping[str, Any]], dict[str, Any]]] = {

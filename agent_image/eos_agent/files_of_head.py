@@ -21,7 +21,7 @@ from eos_agent.file_access import (
     not_found,
 )
 from eos_agent.file_encoding import UTF8, encoding_of
-from eos_agent.files import MAX_EDIT_BYTES, edit_result, list_entry, list_limit, read_content
+from eos_agent.files import MAX_EDIT_BYTES, edit_result, list_after, list_entry, list_limit, list_page, read_content
 from eos_agent.protocol import OperationError
 from eos_agent.workspace_path import resolve
 from layerstack import reshape
@@ -145,10 +145,10 @@ def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
             raise _missing(snapshot, path)
         if entry is not None and entry.kind != "directory":
             raise not_a_directory(path, KINDS.get(entry.kind, "File"))
-        limit = list_limit(args)
-        found = snapshot.list(path)
+        limit, after = list_limit(args), list_after(args)
+        found = [entry for entry in snapshot.list(path) if os.fsencode(os.path.basename(entry.path)) > after]
     entries = [list_entry(path, os.path.basename(e.path), e.kind, e.size) for e in found[:limit]]
-    return {**path_json(path), "entries": entries, "truncated": len(found) > limit}
+    return list_page(path, entries, os.fsencode(os.path.basename(found[limit - 1].path)) if len(found) > limit else None)
 
 
 def _stat(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,8 @@ def _delete(store: Store, root: str, args: Mapping[str, Any], author: Author) ->
 
 def _move(store: Store, root: str, args: Mapping[str, Any], author: Author) -> dict[str, Any]:
     with store.reading() as snapshot:
-        source, target = (resolve(args, root, lambda p: _exists(snapshot, p), argument=name) for name in ("from", "to"))
+        source = resolve(args, root, lambda p: _exists(snapshot, p), argument="from")
+        target = resolve(args, root, lambda p: _exists(snapshot, p), argument="to")
     if target == source or target.startswith(source + "/"):
         raise inside_itself(source, target)
     try:

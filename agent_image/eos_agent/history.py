@@ -35,7 +35,13 @@ def file_blame(store: Store, root: str, args: dict[str, Any]) -> dict[str, Any]:
             raise
         message = f"no auditability record for path: {shown(given)}"
         raise OperationError(NOT_FOUND, message, {"path": shown(given)}, reason="no_auditability_record") from None
-    return {**path_json(path), "ranges": [part._asdict() for part in store.blame(path)]}
+    offset: int = args.get("offset", 1)
+    parts = [part._asdict() for part in store.blame(path)]
+    parts = [part for part in parts if part["start_line"] + part["line_count"] > offset]
+    if parts and parts[0]["start_line"] < offset:
+        parts[0]["line_count"] -= offset - parts[0]["start_line"]
+        parts[0]["start_line"] = offset
+    return {**path_json(path), "ranges": parts}
 
 
 def cursor(args: dict[str, Any]) -> int:

@@ -208,7 +208,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument(
                 "network_profile",
                 "string",
-                help="isolated: a network of its own, without a way out; /forward/isolated=ID/PORT/ of daemon_http reaches its servers.",
+                help="isolated: a network of its own, without a way out.",
                 default="shared",
                 choices=("shared", "isolated"),
             ),

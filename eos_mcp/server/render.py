@@ -186,6 +186,8 @@ def _file_read(args: Object, reply: Object) -> str:
     if not shown:
         return f"{reply.get('path')}: no lines from {start} on; it has {reply.get('total_lines')} lines, {reply.get('total_bytes')} bytes"
     tail = f"\n\nmore: file_read with offset={following}" if following is not None else ""
+    if reply.get("line_cut_characters"):
+        tail = f"\n\n({reply['line_cut_characters']} more characters of this line: read them with a command, such as cut -c){tail}"
     return f"{lines}\n\n{content}{tail}"
 
 
@@ -231,7 +233,7 @@ def _file_list(args: Object, reply: Object) -> str:
     if not entries:
         return f"{reply.get('path') or '.'}: empty"
     names = [_name(entry) for entry in entries]
-    end = "\n(cut: more entries; list a subdirectory)" if reply.get("truncated") else ""
+    end = f"\nmore: call again with cursor={reply.get('next')}" if reply.get("truncated") else ""
     return f"{reply.get('path') or '.'}: {len(entries)} entries\n" + "\n".join(names) + end
 
 
@@ -344,6 +346,8 @@ def _blame(args: Object, reply: Object) -> str:
         first, count = row.get("start_line"), row.get("line_count")
         last = first + count - 1 if isinstance(first, int) and isinstance(count, int) else first
         lines.append(f"{first}-{last}  {row.get('owner')}" if first != last else f"{first}  {row.get('owner')}")
+    if reply.get("truncated"):
+        lines.append(f"more: call again with offset={reply.get('next_offset')}")
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from mcp.server import ServerRequestContext
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OperationError, is_error, new_request_id
 from eos_mcp import catalog
 from eos_mcp.catalog import Operation
-from eos_mcp.server import render, schema
+from eos_mcp.server import fitting, render, schema
 from eos_mcp.server.gateway_client import Gateway
 from eos_mcp.server.options import EOS, Options
 
@@ -44,6 +44,7 @@ class Tools:
         self._options, self._gateway = options, gateway
         members = schema.operations(options) if operations is None else operations
         self._operations = {operation.name: operation for operation in members}
+        self._for_models = options.program == EOS and options.tool_set in ("agent", "all")
         definitions = [schema.definition(o, sandbox_optional=options.sandbox_id is not None) for o in members]
         self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
         self.closing = False
@@ -87,6 +88,11 @@ class Tools:
         except anyio.get_cancelled_exc_class():
             await self._cancelled(call)
             raise
+        if self._for_models:
+            shorter = fitting.fit(operation.name, reply)
+            if operation.name == "exec_command" and shorter.get("truncated") and "command_session_id" not in reply:
+                shorter = {**shorter, "command_session_id": await self._handle(call)}
+            return shorter, render.result(operation.name, checked, shorter)
         text = render.result(operation.name, checked, reply)
         if operation.name == "exec_command" and render.was_cut(reply) and "command_session_id" not in reply:
             text = render.result(operation.name, checked, {**reply, "command_session_id": await self._handle(call)})
