@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from eos_agent.protocol import OperationError
-from eos_mcp.config import Config
+from eos_mcp.config import Config, ConfigError
+from eos_mcp.config_model import Observability
 from eos_mcp.gateway.log import log
 from eos_mcp.manager.registry import Record
 from eos_mcp.manager.ring import Ring, Sample
@@ -34,8 +35,9 @@ class Metrics:
     def __init__(
         self, config: Config, directory: str, records: Callable[[], Iterable[Record]], provider: Callable[[str], Provider]
     ) -> None:
-        stats = config.observability.resource_stats
-        self.enabled = config.observability.enabled and stats.enabled
+        chosen = _chosen(config)
+        stats = chosen.resource_stats
+        self.enabled = chosen.enabled and stats.enabled
         self._interval_s = stats.sample_interval_ms / 1000
         self._directory = directory
         self._records, self._provider = records, provider
@@ -133,6 +135,14 @@ class Metrics:
         if problem or age_ms > max(STALE_MS, 3000 * self._interval_s):
             return "partial", [problem or f"the newest sample is {age_ms} ms old"]
         return "available", []
+
+
+def _chosen(config: Config) -> Observability:
+    """What the document says; one that is wrong is told by the creation of a sandbox, and until then it is as if it said nothing."""
+    try:
+        return config.observability
+    except ConfigError:
+        return Observability()
 
 
 def _point(sample: Sample, before: Sample | None) -> dict[str, Any]:

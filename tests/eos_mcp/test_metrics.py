@@ -160,6 +160,10 @@ def test_samples_that_are_switched_off_are_told_too(tmp_path: Path) -> None:
     off.close()
 
 
+def test_a_wrong_document_of_the_agents_keeps_no_gateway_from_starting(tmp_path: Path) -> None:
+    assert metrics(tmp_path, Engine([None]), [], yaml="runtime: {workspace: {surprise: 1}}").enabled
+
+
 def test_an_id_that_is_no_name_reaches_no_file(tmp_path: Path) -> None:
     watched = metrics(tmp_path, Engine([sample(1)]), [])
     (tmp_path / "x.ring").write_bytes(b"keep")
