@@ -167,7 +167,12 @@ MORE_FILES: tuple[Operation, ...] = (
         idempotent=True,
         related=("file_read",),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 file_list --path src",),
-        result=(ResultField("path", "string"), ResultField("entries", "array"), ResultField("truncated", "boolean"), ResultField("next", "string", "cursor of the next page, when there is one")),
+        result=(
+            ResultField("path", "string"),
+            ResultField("entries", "array"),
+            ResultField("truncated", "boolean"),
+            ResultField("next", "string", "cursor of the next page, when there is one"),
+        ),
         sets=AGENT_SETS,
         ours=True,
         promise="Sorted by name bytes; symlinks are listed, not followed.",

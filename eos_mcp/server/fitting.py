@@ -71,6 +71,8 @@ def _streams(reply: Reply, *, ends: bool) -> Reply:
     if ends and "tail" not in found:
         last = _last(lines[count:])
         found["tail"] = {"start_offset": int(reply["end_offset"]) - len(last), "output": "\n".join(last)[-TAIL:]}
+        if start == 0:
+            found.setdefault("total_bytes", len(output.encode(errors="replace")))
     return found
 
 

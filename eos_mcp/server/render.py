@@ -78,7 +78,8 @@ def _with_tail(reply: Object, output: str, tail: Object, first_line: int, more: 
     head = head[: head.rfind("\n") + 1] or head
     end = str(tail.get("output") or "")[-TAIL:]
     line = first_line + head.count("\n")
-    mark = f"[... lines {line} to {tail.get('start_offset')} left out, of {reply.get('total_bytes')} bytes in all; {more(line)} ...]"
+    size = f", of {reply['total_bytes']} bytes in all" if reply.get("total_bytes") else ""
+    mark = f"[... lines {line} to {tail.get('start_offset')} left out{size}; {more(line)} ...]"
     return f"{head.rstrip(chr(10))}\n{mark}\n{end}"
 
 

@@ -455,3 +455,27 @@ def test_any_order_of_changes_leaves_the_head_and_a_session_alike(agent: Agent) 
         if n % 40 == 39:
             assert tree() == tree(workspace_session_id=session), n
     assert done > 30 and refused_by >= {"already_exists", "directory_not_empty", "file_not_found", "invalid_path", "not_a_file"}
+
+
+@pytest.mark.needs("overlay")
+@pytest.mark.parametrize("private", [False, True])
+def test_a_listing_goes_on_from_its_cursor_and_a_blame_from_a_line(agent: Agent, private: bool) -> None:
+    agent.run("mkdir many; cd many; touch $(seq 1 25); touch \"$(printf 'caf\\351')\"; echo x > '+/=' 2>/dev/null; echo x > ' a'")
+    at: dict[str, Any] = {"workspace_session_id": agent.session()} if private else {}
+    whole = agent.call("file_list", path="many", **at)["entries"]
+    seen: list[Any] = []
+    more: dict[str, Any] = {}
+    while True:
+        page = agent.call("file_list", path="many", limit=4, **more, **at)
+        seen += page["entries"]
+        assert ("next" in page) is page["truncated"]
+        if not page["truncated"]:
+            break
+        more = {"cursor": page["next"]}
+    assert seen == whole and len(seen) == 27
+    assert refused(lambda: agent.call("file_list", path="many", cursor="\u00e9", **at)).reason == "invalid_cursor"
+    agent.call("file_edit", request_id="r", path="src/app.py", edits=[{"old_string": "three", "new_string": "3"}])
+    ranges = [(1, 2, "original"), (3, 1, "operation:r"), (4, 4, "original")]
+    for offset, expected in ((1, ranges), (2, [(2, 1, "original"), *ranges[1:]]), (3, ranges[1:]), (7, [(7, 1, "original")]), (8, [])):
+        found = agent.call("file_blame", path="src/app.py", offset=offset)["ranges"]
+        assert [(part["start_line"], part["line_count"], part["owner"]) for part in found] == expected
