@@ -327,7 +327,7 @@ def test_a_counter_that_began_anew_has_no_negative_difference() -> None:
 
 def test_sums_over_processes_are_of_those_that_can_be_seen() -> None:
     everyone = processes.everybody()
-    assert os.getpid() in everyone and processes.below(os.getpid(), everyone)[0].pid == os.getpid()
+    assert os.getpid() in everyone and everyone[os.getpid()] in processes.below(os.getpid(), everyone)
     assert processes.below(2**22 + 1, everyone) == [] and processes.look(2**22 + 1) is None
     measured = of_processes([everyone[os.getpid()], everyone[os.getpid()]._replace(pid=2**22 + 1)])
     assert measured.mem_cur is not None and measured.mem_cur > 1 << 20 and measured.cpu_usec
