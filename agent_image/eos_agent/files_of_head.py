@@ -181,8 +181,11 @@ def _delete(store: Store, root: str, args: Mapping[str, Any], author: Author) ->
 
 def _move(store: Store, root: str, args: Mapping[str, Any], author: Author) -> dict[str, Any]:
     with store.reading() as snapshot:
-        source = resolve(args, root, lambda p: _exists(snapshot, p), argument="from")
-        target = resolve(args, root, lambda p: _exists(snapshot, p), argument="to")
+
+        def there(path: str) -> bool:
+            return _exists(snapshot, path)
+
+        source, target = resolve(args, root, there, argument="from"), resolve(args, root, there, argument="to")
     if target == source or target.startswith(source + "/"):
         raise inside_itself(source, target)
     try:

@@ -26,14 +26,15 @@ def tokens(reply: dict[str, Any]) -> float:
 
 
 def test_what_is_short_is_as_it_came() -> None:
-    for name, reply in (
+    replies: list[tuple[str, dict[str, Any]]] = [
         ("exec_command", command("short")),
         ("file_read", {"path": "a", "content": "x" * BUDGET, "start_line": 1, "num_lines": 1, "total_lines": 1}),
         ("file_list", {"path": "", "entries": [{"name": "a", "kind": "file", "size": 1}], "truncated": False}),
         ("exec_command", {"error": {"kind": "not_found", "message": "m", "details": {}}}),
         ("exec_command", {"output": 7}),
         ("list_drafts", {"drafts": []}),
-    ):
+    ]
+    for name, reply in replies:
         assert fit(name, reply) == reply
 
 
