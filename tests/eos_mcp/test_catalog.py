@@ -144,9 +144,8 @@ def test_a_path_can_come_as_bytes_instead() -> None:
     for o in catalog.RUNTIME:
         path = o.argument("path")
         if path is not None and (path.required or path.default is not None):
-            others: dict[str, Any] = {
-                name: value for name, value in (("content", ""), ("edits", []), ("pattern", "x")) if o.argument(name) is not None
-            }
+            needed: dict[str, Any] = {"content": "", "edits": [], "pattern": "x"}
+            others = {name: value for name, value in needed.items() if o.argument(name) is not None}
             assert catalog.check_arguments(o, {"path_b64": "Y2Fm6Q==", **others})["path"] == ""
     assert refused("file_read", {"path_b64": ""}).message == "path is required for file_read"
 
