@@ -26,7 +26,8 @@ OPAQUE_MARK = b".wh..wh..opq"
 NAMED_MAX = 20
 ZSTD_LEVEL = 3
 ZSTD_THREADS = 4
-"""Each has jobs of 1 MiB in flight: the whole process stays below 64 MiB."""
+ZSTD_JOB_BYTES = 1 << 19
+"""The least that there is: with two threads 7 MiB are in flight, with jobs of 1 MiB 11, and the whole gateway is to stay below 64."""
 
 
 def apply_archive(
@@ -176,7 +177,7 @@ def _packed(sink: IO[bytes], fmt: str) -> Generator[Any]:
     import zstandard
 
     jobs = min(os.cpu_count() or 1, ZSTD_THREADS)
-    how = zstandard.ZstdCompressionParameters(compression_level=ZSTD_LEVEL, write_checksum=True, threads=jobs, job_size=1 << 20)
+    how = zstandard.ZstdCompressionParameters(compression_level=ZSTD_LEVEL, write_checksum=True, threads=jobs, job_size=ZSTD_JOB_BYTES)
     packer = zstandard.ZstdCompressor(compression_params=how)
     with packer.stream_writer(sink, closefd=False) as out:
         yield out
