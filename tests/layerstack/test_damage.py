@@ -10,7 +10,7 @@ import pytest
 
 from layerstack import blame, documents, index_file
 from layerstack.durable import no_step
-from layerstack.errors import Invalid, StoreCorrupt
+from layerstack.errors import Invalid, NotFound, StoreCorrupt
 from layerstack.fsck import check
 from layerstack.manifest import FIRST_VERSION, Manifest, reference
 from layerstack.store import Store
@@ -201,6 +201,42 @@ def test_what_damaged_work_may_stand_on_stays_until_it_is_settled(stack: Stack) 
     assert get(stack.session(draft_id=recovered.draft_id).at("work")) == "of the dead\n"
     assert get(stack.session(draft_id=draft.draft_id).at("draft")) == "kept\n"
     assert stack.store.squash().blocks
+
+
+@on_a_stack({**BASE}, forms=("trusted",))
+def test_a_squash_that_was_cut_off_waits_for_what_is_damaged(stack: Stack) -> None:
+    """Its end replaces and deletes files by what drafts and versions say: not while one of them cannot be read."""
+    a = stack.session()
+    put(a.at("draft"), "kept\n")
+    a.umount()
+    for n in range(3):
+        stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
+    draft = a.upper.to_draft(reason="r")
+    assert draft is not None
+
+    def killed(step: str) -> None:
+        if step == "squash.close_versions":
+            raise KeyboardInterrupt
+
+    stack.store.step = killed
+    with pytest.raises(KeyboardInterrupt):
+        stack.store.squash()
+    stack.store.step = no_step
+    path = f"{stack.root}/drafts/{draft.draft_id}/draft.json"
+    good = get(path)
+    put(path, good[:-5])
+    versions, layers = sorted(os.listdir(f"{stack.root}/manifests")), stack.layer_dirs()
+    stack.reopen()
+    assert list(stack.store.damaged) == [path] and stack.layer_dirs() == layers
+    assert sorted(os.listdir(f"{stack.root}/manifests")) == versions
+    stack.store.gc()
+    assert stack.store.squash().blocks == () and stack.layer_dirs() == layers
+    with pytest.raises(NotFound):
+        stack.store.snapshot(3)
+    put(path, good)
+    stack.reopen()
+    assert stack.store.damaged == {} and len(stack.layer_dirs()) == 1 and not os.path.exists(f"{stack.root}/manifests/3.json")
+    assert get(stack.session(draft_id=draft.draft_id).at("draft")) == "kept\n"
 
 
 @on_a_stack({**BASE}, forms=("trusted",))

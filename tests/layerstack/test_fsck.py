@@ -14,6 +14,7 @@ import pytest
 from layerstack import documents, durable, fsck, fsck_base, fsck_layers
 from layerstack.errors import StoreBusy, StoreCorrupt
 from layerstack.fsck import Damage, check
+from layerstack.manifest import Manifest
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
@@ -414,6 +415,25 @@ def test_a_layer_that_is_on_its_way_out_when_the_check_begins_is_not_missed(stac
         stack.store.squash()
         assert list(looking[0]) == [] and looking[0].counts.layers == 1
         stack.store.step = durable.no_step
+
+
+@on_a_stack({**BASE}, forms=("trusted",))
+def test_what_changes_between_two_looks_is_no_damage(stack: Stack) -> None:
+    """Versions are closed by a squash after the check has listed them and before it reads them."""
+    for n in range(3):
+        stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
+    with stack.store.checking() as looking:
+        stack.store.update_file("t", lambda old: b"t\n", owner="o", request_id="r")
+        read = looking.manifest
+
+        def late(name: str) -> Manifest:
+            if name.startswith("manifests/"):
+                stack.store.squash()
+            return read(name)
+
+        looking.manifest = late  # type: ignore[method-assign]
+        assert list(looking) == []
+        assert not os.path.exists(f"{stack.root}/manifests/2.json"), "nothing was closed"
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
