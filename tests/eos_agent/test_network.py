@@ -80,18 +80,15 @@ def test_three_sessions_have_three_addresses_and_each_reaches_its_own_server_and
         seen = [await python(live, "print(own())") for live in lives]
         script = "print(*(socket.create_connection((a, 8000), 20).recv(9).decode() for a in ('127.0.0.1', own())), ping('10.244.0.1'))"
         own = [await python(live, script) for live in lives]
-        tried: list[str] = []
-        for live in lives:
-            others = [address for address in seen if address != live.runner.address]
-            script = f"""
-for address in {others!r}:
+        others = f"""
+for address in set({seen!r}) - {{own()}}:
     try:
         socket.create_connection((address, 8000), 0.7)
         print("reached")
     except OSError as error:
         print(type(error).__name__)
 """
-            tried += (await python(live, script)).split()
+        tried = " ".join(await asyncio.gather(*(python(live, others) for live in lives))).split()
         loop, heard = asyncio.get_running_loop(), list[bytes]()
         for live in lives:
             with socket.socket(fileno=await live.runner.connect(8000)) as sock:
