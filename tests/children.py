@@ -6,6 +6,7 @@ back as ChildFailed with the child's own traceback in the text.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import select
@@ -89,10 +90,17 @@ def enter(form: str | None) -> None:
 
 
 def fork() -> int:
-    """os.fork without Python 3.12's warning about threads: ours are C threads of pytest's faulthandler, which hold no lock of the child."""
+    """os.fork without Python 3.12's warning about threads: ours are C threads of pytest's faulthandler, which hold no lock of the child.
+
+    What is garbage in the parent is left to it. A compressor of zstd that the child's collector came upon would wait for ever for its
+    threads, which are in the parent alone.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+        pid = os.fork()
+    if pid == 0:
+        gc.freeze()
+    return pid
 
 
 def _serve(
