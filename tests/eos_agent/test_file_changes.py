@@ -403,6 +403,9 @@ def test_a_directory_of_the_base_moves_in_an_ordinary_users_session(start_agent:
     assert refused(lambda: agent.call("file_stat", path="src", workspace_session_id=session)).kind == "not_found"
     agent.call("publish_workspace_session", workspace_session_id=session)
     assert [e["name"] for e in agent.call("file_list", path="lib/src")["entries"]] == ["app.py"]
+    for at in ({}, {"workspace_session_id": agent.session()}):
+        found = agent.call("file_search", pattern="f(i|ou)", regex=True, **at)["matches"]
+        assert [(match["path"], match["text"]) for match in found] == [("lib/src/app.py", "four"), ("lib/src/app.py", "five")]
 
 
 @pytest.mark.needs("overlay")
