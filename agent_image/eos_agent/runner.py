@@ -22,13 +22,14 @@ from eos_agent.aside import Aside
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
 from eos_agent.processes import Marks, Process, alone, bears, list_processes
-from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
+from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError, os_error
 from eos_agent.spawn import cwd_not_found, exec_failed, find_program, plumb, start
 from layerstack import linux
 from layerstack.errors import LayerStackError
 
 TERM_GRACE_S = 0.1
 KILL_LIMIT_S = 5.0
+MAX_ASIDES = 8
 _POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
 _SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/sh", ["/bin/sh", "-c"]))
 
@@ -337,6 +338,13 @@ class Session:
                 return {"error": _envelope(error)}
             return {"result": result}
 
+        if len(self._asides) >= MAX_ASIDES:
+            raise OperationError(
+                SERVER_BUSY,
+                f"{MAX_ASIDES} searches are under way in this session, which is the limit",
+                {"limit": MAX_ASIDES, "retryable": True},
+                reason="too_many_file_operations",
+            )
         self._marks.lay_down()
         aside = Aside(message["id"], work, message["limit_s"])
         self._asides[aside.fd] = aside

@@ -16,6 +16,7 @@ from eos_agent.aside import Aside, Work
 from eos_agent.file_search import KILL_S, PAGE_BYTES, PAGE_MATCHES, Place, Tell, compile_glob, place_of
 from eos_agent.files import perform_in_mount
 from eos_agent.protocol import OperationError
+from eos_agent.runner import MAX_ASIDES
 
 from .agent_process import Agent, Failed
 
@@ -347,3 +348,23 @@ def test_a_search_whose_session_ends_meanwhile_says_what_became_of_it(shared_age
         assert (error["kind"], error["details"]["reason"]) == ("not_found", "session_not_found")
     finally:
         connection.close()
+
+
+@pytest.mark.needs("overlay")
+def test_searches_of_one_session_at_once_have_a_limit_that_the_refusal_names(shared_agent: Agent) -> None:
+    session = shared_agent.session()
+    shared_agent.run("printf %040d 0 | tr 0 a > line", session)
+    args = {"pattern": "(a+)+b", "regex": True, "workspace_session_id": session}
+    connections = [shared_agent.connect() for _ in range(MAX_ASIDES + 1)]
+    try:
+        for connection in connections:
+            connection.socket.sendall(shared_agent.line("file_search", **args))
+        (first, *_), _, _ = select.select([connection.socket for connection in connections], [], [])
+        refused = next(connection for connection in connections if connection.socket is first)
+        error = json.loads(refused.file.readline())["error"]
+        assert (error["kind"], error["details"]["limit"], error["details"]["retryable"]) == ("server_busy", MAX_ASIDES, True)
+        assert shared_agent.run("echo others go on", session)["output"] == "others go on"
+        shared_agent.call("destroy_workspace_session", workspace_session_id=session)
+    finally:
+        for connection in connections:
+            connection.close()
