@@ -74,6 +74,10 @@ class ObservabilitySnapshot(Section):
 
 
 class LocalDaemon(Section):
+    """`resource_profile`: a name of `manager.docker.resource_profiles` or a built-in one, for the sessions of local sandboxes; None: most of the
+    machine's memory and 4096 processes for each."""
+
+    resource_profile: NonEmpty | None = None
     ready_timeout_s: PositiveSeconds = 30
     stop_timeout_s: PositiveSeconds = 5
 
@@ -199,6 +203,17 @@ class Manager(Section):
     observability_snapshot: ObservabilitySnapshot = ObservabilitySnapshot()
     local_daemon: LocalDaemon = LocalDaemon()
     docker: Docker = Docker()
+
+    @model_validator(mode="after")
+    def _profile(self) -> Self:
+        name = self.local_daemon.resource_profile
+        if name is not None and name not in {**BUILT_IN_PROFILES, **self.docker.resource_profiles}:
+            raise ValueError(f"local_daemon.resource_profile: no profile is called {name}")
+        return self
+
+    def local_profile(self) -> ResourceProfile | None:
+        name = self.local_daemon.resource_profile
+        return None if name is None else {**BUILT_IN_PROFILES, **self.docker.resource_profiles}[name]
 
     @field_validator("workspace_roots")
     @classmethod

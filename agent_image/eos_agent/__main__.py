@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import log, namespaces, settings, telemetry, zygote
+from eos_agent import cgroups, log, namespaces, settings, telemetry, zygote
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -28,11 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args == ["--version"]:
         sys.stdout.write(f"sandbox-daemon {VERSION}\n")
         return 0
-    if len(args) != 3 or args[:2] != ["serve", "--settings"]:
-        sys.stderr.write("usage: sandbox-daemon serve --settings FILE\n")
+    if len(args) != 3 or args[0] not in ("serve", "reap") or args[1] != "--settings":
+        sys.stderr.write("usage: sandbox-daemon serve|reap --settings FILE\n")
         return 2
     try:
-        return serve(settings.load(args[2]))
+        found = settings.load(args[2])
+        return serve(found) if args[0] == "serve" else reap(found)
     except settings.SettingsError as error:
         log.log("settings_refused", message=str(error))
         return 1
@@ -46,6 +47,14 @@ def serve(found: settings.Settings) -> int:
     """Run until SIGTERM. Everything that needs a single thread comes first."""
     ordinary = os.geteuid() != 0
     token = found.token()
+    groups = open_groups(found)
+    try:
+        return _serve(found, token, ordinary, groups)
+    finally:
+        groups.close()
+
+
+def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups.Groups) -> int:
     for path in (found.runtime_dir, found.layer_stack_root, found.scratch_root, os.path.dirname(found.socket_path)):
         os.makedirs(path, mode=0o700, exist_ok=True)
     if found.local:
@@ -56,12 +65,40 @@ def serve(found: settings.Settings) -> int:
         if found.base_dir is not None:
             namespaces.bind_base(found.base_dir, os.path.join(found.layer_stack_root, "base"))
     host = zygote.HostSpec(found.provider, found.workspace_root, found.hidden_paths, found.private_dirs, found.rootfs, found.runtime_dir)
-    zygote_pid, zygote_socket = zygote.fork_zygote(host)
+    zygote_pid, zygote_socket = zygote.fork_zygote(host, groups)
     store = open_store(found, ordinary)
     try:
-        return asyncio.run(_run(found, token, store, zygote_pid, zygote_socket))
+        record = cgroup_record(found)
+        swept = cgroups.reap(record, found.sandbox_id, found.layer_stack_root, but=groups)
+        if swept:
+            log.line(f"boot reap removed {swept} cgroups of an earlier agent")
+        groups.record(record)
+        code = asyncio.run(_run(found, token, store, zygote_pid, zygote_socket, groups))
+        groups.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(record)
+        return code
     finally:
         store.close()
+
+
+def cgroup_record(found: settings.Settings) -> str:
+    return os.path.join(found.runtime_dir, "cgroups.json")
+
+
+def open_groups(found: settings.Settings) -> cgroups.Groups:
+    """The agent's cgroups, as its settings want them."""
+    wanted: cgroups.Wanted | None = None
+    if found.limits is not None and "none" not in found.limits:
+        wanted = cgroups.Wanted(*(cgroups.Limits.of(found.limits.get(key, {})) for key in ("workload", "session")))
+    why = str(found.limits["none"]) if found.limits is not None and "none" in found.limits else None
+    return cgroups.open_groups(found.sandbox_id, found.layer_stack_root, wanted, why_none=why, whole=not found.local)
+
+
+def reap(found: settings.Settings) -> int:
+    """What an agent that was killed left in the cgroup tree; for whoever removes its sandbox. Exit code 0 also when nothing was left."""
+    cgroups.reap(cgroup_record(found), found.sandbox_id, found.layer_stack_root)
+    return 0
 
 
 def open_store(found: settings.Settings, ordinary: bool) -> Store:
@@ -105,7 +142,9 @@ def _sweep_scratch(found: settings.Settings) -> int:
     return len(names)
 
 
-async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: int, zygote_socket: socket.socket) -> int:
+async def _run(
+    found: settings.Settings, token: str, store: Store, zygote_pid: int, zygote_socket: socket.socket, groups: cgroups.Groups
+) -> int:
     from eos_agent.commands import Commands
     from eos_agent.environment import base_environment
     from eos_agent.handlers import Handlers
@@ -116,7 +155,7 @@ async def _run(found: settings.Settings, token: str, store: Store, zygote_pid: i
     from eos_agent.squash import Policy
     from layerstack import durable
 
-    forker = zygote.Zygote(zygote_pid, zygote_socket)
+    forker = zygote.Zygote(zygote_pid, zygote_socket, groups)
     await forker.start()
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
     sweeper = Pool(1)

@@ -165,7 +165,19 @@ class Command:
         if self.errors is not None:
             self.errors.finish()
         self.exit_code = 124 if self.timed_out else 130 if self.cancelled else self.leader_code
+        if self.leader_code:
+            self._tell_of_memory()
         self.on_finished(self)
+
+    def _tell_of_memory(self) -> None:
+        """Whether a failure may come from the limit of memory: the kernel counts whom it killed for that, by session and not by command."""
+        group = self.session.runner.group
+        kills = group.new_oom_kills()
+        if kills:
+            limit = group.memory_max_bytes()
+            self.outcome["oom_kills"] = kills
+            room = "its sandbox" if limit is None else f"its {limit} bytes"
+            self.outcome.setdefault("hint", f"the kernel killed {kills} of the session's processes: {room} of memory were used up")
 
     def lose(self) -> None:
         """The session's processes are gone and nobody reports: end without an exit code."""

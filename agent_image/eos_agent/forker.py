@@ -13,7 +13,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from eos_agent import channel, runner, view
+from eos_agent import cgroups, channel, runner, view
 from eos_agent.harden import Hardening
 from eos_agent.network import Network
 from layerstack import linux
@@ -26,13 +26,13 @@ IDLE_MS = 20
 """After so long without an event a spare is made, or as soon as a session has ended: its maker then waits for the disk."""
 
 
-def main(host: HostSpec, sock: socket.socket, parent: int) -> NoReturn:
+def main(host: HostSpec, sock: socket.socket, parent: int, groups: cgroups.Groups) -> NoReturn:
     """The life of the zygote, from the line after fork(2)."""
     status = 1
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:  # else the agent died before the line above
-            _serve(host, sock)
+            _serve(host, sock, groups)
         status = 0
     except BaseException as error:
         os.write(2, f"zygote: {error!r}\n".encode())
@@ -40,13 +40,13 @@ def main(host: HostSpec, sock: socket.socket, parent: int) -> NoReturn:
         os._exit(status)
 
 
-def _serve(host: HostSpec, sock: socket.socket) -> None:
+def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     os.setsid()  # an interrupt typed at the agent's terminal is the agent's business
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.chdir("/")
-    sock = keep_only(sock)
+    sock = keep_only(sock, groups)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     wake = runner.wake_on_child()
@@ -55,16 +55,14 @@ def _serve(host: HostSpec, sock: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()
-    _Zygote(sock, wake, scene, hardening).serve()
+    _Zygote(sock, wake, scene, hardening, groups).serve()
 
 
-def keep_only(sock: socket.socket) -> socket.socket:
-    """Close every descriptor but 0, 1, 2 and this one, which becomes 3: no child may hold a copy of another session's socket."""
-    fd = sock.detach()
-    if fd != 3:
-        os.dup2(fd, 3, inheritable=False)
-    linux.close_range(4)
-    return socket.socket(fileno=3)
+def keep_only(sock: socket.socket, groups: cgroups.Groups) -> socket.socket:
+    """Close every descriptor but 0, 1, 2, this one, which becomes 3, and those of the cgroups: no child may hold a copy of another session's socket."""
+    fd, *others = runner.keep(sock.detach(), *groups.fds())
+    groups.inherit(others)
+    return socket.socket(fileno=fd)
 
 
 def _prepare(host: HostSpec) -> view.Scene | view.SetupFailed:
@@ -81,13 +79,18 @@ class _Spare(NamedTuple):
     control: socket.socket
     names: tuple[int, int]
     """Which /etc/resolv.conf it shows."""
+    leaf: str
 
 
 class _Zygote:
     """The loop: requests in, clones and their ends out."""
 
-    def __init__(self, sock: socket.socket, wake: int, scene: view.Scene | view.SetupFailed, hardening: Hardening) -> None:
-        self.sock, self.wake, self.scene, self.hardening = sock, wake, scene, hardening
+    def __init__(
+        self, sock: socket.socket, wake: int, scene: view.Scene | view.SetupFailed, hardening: Hardening, groups: cgroups.Groups
+    ) -> None:
+        self.sock, self.wake, self.scene, self.hardening, self.groups = sock, wake, scene, hardening, groups
+        self.leaves: dict[int, str] = {}  # of each pid 1 that lives
+        self.emptied: list[str] = []  # leaves to be removed
         self.spare: _Spare | None = None
         self.want_spare = isinstance(scene, view.Scene)
         self.network = Network(required=isinstance(scene, view.Scene) and not scene.local)
@@ -98,7 +101,7 @@ class _Zygote:
         poll.register(self.sock, select.POLLIN)
         poll.register(self.wake, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(IDLE_MS if self.want_spare else None)}
+            ready = {fd for fd, _ in poll.poll(IDLE_MS if self.want_spare or self.emptied else None)}
             moment = not ready
             if self.wake in ready:
                 runner.drain(self.wake)
@@ -111,6 +114,8 @@ class _Zygote:
                     self.create(frame)
             elif moment and self.want_spare:
                 self.make_spare()
+            if self.emptied:
+                self.emptied = [leaf for leaf in self.emptied if not self.groups.remove(leaf)]
 
     def reap(self) -> bool:
         """Has a session ended?"""
@@ -122,6 +127,9 @@ class _Zygote:
                 return ended
             if pid == 0:
                 return ended
+            leaf = self.leaves.pop(pid, "")
+            if leaf:
+                self.emptied.append(leaf)
             if self.spare is not None and pid == self.spare.pid:
                 self.drop_spare()  # it could not be set up, or somebody killed it: no other before the next session was made
             else:
@@ -130,7 +138,19 @@ class _Zygote:
                 ended = True
 
     def plan(self, scene: view.Scene, network: str, rootfs_mode: str) -> runner.Plan:
-        return runner.Plan(scene, network == "isolated", scene.local or rootfs_mode == "read_only", self.hardening)
+        return runner.Plan(scene, network == "isolated", scene.local or rootfs_mode == "read_only", self.hardening, self.groups)
+
+    def clone(self, plan: runner.Plan, order: runner.Order | int) -> tuple[int, int, str]:
+        """As `_clone`, into a cgroup of its own, whose leaf is the third."""
+        with view.step("make the cgroup"):
+            leaf = self.groups.make()
+        try:
+            pid, pidfd = _clone(plan._replace(leaf=leaf), order)
+        except BaseException:
+            self.emptied.append(leaf)
+            raise
+        self.leaves[pid] = leaf
+        return pid, pidfd, leaf
 
     def create(self, frame: channel.Frame) -> None:
         number: int = frame.message["id"]
@@ -142,12 +162,12 @@ class _Zygote:
             plan = self.plan(self.scene, network, rootfs_mode)
             sockets = view.listening_sockets() if plan.read_only and not self.scene.rootfs else []
             order = runner.Order(mount_fd, theirs, sockets, None)
-            pid, pidfd = (
+            pid, pidfd, leaf = (
                 self.clone_isolated(plan, order)
                 if plan.isolated
-                else self.take_spare(plan, mount_fd, theirs, sockets) or _clone(plan, order)
+                else self.take_spare(plan, mount_fd, theirs, sockets) or self.clone(plan, order)
             )
-            channel.send(self.sock, {"event": "started", "id": number, "pid": pid}, fds=[pidfd])
+            channel.send(self.sock, {"event": "started", "id": number, "pid": pid, "leaf": leaf}, fds=[pidfd])
             os.close(pidfd)
             self.want_spare = self.spare is None
         except view.SetupFailed as failed:
@@ -157,18 +177,18 @@ class _Zygote:
             os.close(mount_fd)
             os.close(theirs)
 
-    def clone_isolated(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int]:
-        """As `_clone`; while the child sets up what it sees, it is connected from here."""
+    def clone_isolated(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int, str]:
+        """As `clone`; while the child sets up what it sees, it is connected from here."""
         wire_fd, told_fd = os.pipe2(os.O_CLOEXEC)
         try:
-            pid, pidfd = _clone(plan, order._replace(wire_fd=wire_fd))
+            pid, pidfd, leaf = self.clone(plan, order._replace(wire_fd=wire_fd))
         except BaseException:
             os.close(told_fd)
             raise
         finally:
             os.close(wire_fd)
         self.network.plug(pid, told_fd)
-        return pid, pidfd
+        return pid, pidfd, leaf
 
     def make_spare(self) -> None:
         self.want_spare = False
@@ -177,15 +197,15 @@ class _Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         names = _names()
         try:
-            pid, pidfd = _clone(self.plan(self.scene, "shared", "shared"), theirs.fileno())
+            pid, pidfd, leaf = self.clone(self.plan(self.scene, "shared", "shared"), theirs.fileno())
         except view.SetupFailed:
             ours.close()
         else:
-            self.spare = _Spare(pid, pidfd, ours, names)
+            self.spare = _Spare(pid, pidfd, ours, names, leaf)
         theirs.close()
 
-    def take_spare(self, plan: runner.Plan, mount_fd: int, sock_fd: int, sockets: list[str]) -> tuple[int, int] | None:
-        """Pid and pidfd of the spare, which has its order then; None when there is none that fits."""
+    def take_spare(self, plan: runner.Plan, mount_fd: int, sock_fd: int, sockets: list[str]) -> tuple[int, int, str] | None:
+        """Pid, pidfd and leaf of the spare, which has its order then; None when there is none that fits."""
         spare = self.spare
         if spare is None or plan.isolated or plan.read_only != plan.scene.local:
             return None
@@ -198,7 +218,7 @@ class _Zygote:
             return None
         self.spare = None
         spare.control.close()
-        return spare.pid, spare.pidfd
+        return spare.pid, spare.pidfd, spare.leaf
 
     def drop_spare(self) -> None:
         if self.spare is not None:

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from eos_agent import channel, files, network, view
 from eos_agent.aside import Aside
+from eos_agent.cgroups import Groups
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
-from eos_agent.processes import Marks, Process, alone, bears, list_processes
+from eos_agent.processes import FREEZE_LIMIT_S, Marks, OomScore, Process, alone, bears, list_processes
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError, os_error
 from eos_agent.spawn import cwd_not_found, exec_failed, find_program, plumb, start
 from layerstack import linux
@@ -41,6 +42,13 @@ class Plan(NamedTuple):
     isolated: bool
     read_only: bool
     hardening: Hardening
+    groups: Groups
+    leaf: str = ""
+
+    def join(self) -> None:
+        """First of all: what is allocated and started from here on is the session's."""
+        with view.step("join the cgroup"):
+            self.groups.join(self.leaf)
 
 
 class Order(NamedTuple):
@@ -57,9 +65,14 @@ def main(plan: Plan, order: Order) -> NoReturn:
     status = 1
     try:
         staged: view.SetupFailed | None = None
-        mount_fd, sock_fd, *wire = _keep(order.mount_fd, order.sock_fd, *(() if order.wire_fd is None else (order.wire_fd,)))
         try:
-            _stage(plan)
+            plan.join()
+        except view.SetupFailed as failed:
+            staged = failed
+        mount_fd, sock_fd, *wire = keep(order.mount_fd, order.sock_fd, *(() if order.wire_fd is None else (order.wire_fd,)))
+        try:
+            if staged is None:
+                _stage(plan)
         except view.SetupFailed as failed:
             staged = failed
         status = _live(plan, Order(mount_fd, sock_fd, order.sockets, wire[0] if wire else None), staged)
@@ -77,12 +90,13 @@ def main_of_spare(plan: Plan, control_fd: int) -> NoReturn:
     """
     status = 1
     try:
-        (control_fd,) = _keep(control_fd)
+        plan.join()
+        (control_fd,) = keep(control_fd)
         _stage(plan)
         _rehearse(plan)
         frame = _order(control_fd)
         if frame is not None:
-            mount_fd, sock_fd = _keep(*frame.fds)
+            mount_fd, sock_fd = keep(*frame.fds)
             status = _live(plan, Order(mount_fd, sock_fd, frame.message["sockets"], None), None)
     except view.SetupFailed:
         pass
@@ -103,7 +117,7 @@ def _rehearse(plan: Plan) -> None:
             os.close(plan.hardening.landlock.ruleset(view.writable_folders(plan.scene.workspace_root)))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, theirs:
-            Session(ours, "/").rehearse(theirs)
+            Session(ours, "/", OomScore()).rehearse(theirs)
     signal.set_wakeup_fd(-1)
 
 
@@ -127,12 +141,13 @@ def _live(plan: Plan, order: Order, staged: view.SetupFailed | None) -> int:
     try:
         if staged is not None:
             raise staged
+        oom_score = OomScore()  # its file cannot be opened by a process that is not dumpable
         address = _finish(plan, order)
     except view.SetupFailed as failed:
         channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
         return 1
     channel.send(sock, {"event": "ready", "address": address, "namespaces": _namespaces()})
-    Session(sock, plan.scene.workspace_root).serve()
+    Session(sock, plan.scene.workspace_root, oom_score).serve()
     return 0
 
 
@@ -161,7 +176,7 @@ def drain(fd: int) -> None:
         pass
 
 
-def _keep(*wanted: int) -> tuple[int, ...]:
+def keep(*wanted: int) -> tuple[int, ...]:
     """Close every inherited descriptor but these, which become 3, 4, ...: a copy of another session's socket would keep that session alive."""
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in wanted]
     kept = tuple(range(3, 3 + len(high)))
@@ -215,11 +230,12 @@ class _Command:
 class Session:
     """The resident part of the runner."""
 
-    def __init__(self, sock: socket.socket, workspace_root: str) -> None:
+    def __init__(self, sock: socket.socket, workspace_root: str, oom_score: OomScore) -> None:
         self._sock = sock
         self._root = workspace_root
         self._wake = wake_on_child()
         self._marks = Marks()
+        self._oom_score = oom_score
         self._commands: dict[str, _Command] = {}  # live ones by key
         self._leaders: dict[int, _Command] = {}
         self._left: dict[str, int] = {}  # ended commands that left processes behind: key -> mark
@@ -376,7 +392,8 @@ class Session:
             except ValueError:  # a NUL or a lone surrogate: no directory has such a name
                 raise cwd_not_found(message["cwd"], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
             try:
-                pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"))
+                with self._oom_score.raised():
+                    pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"))
             except OSError as error:
                 raise exec_failed(argv[0], error) from None
             except ValueError as error:  # a NUL in an argument, `=` in the name of a variable
@@ -392,7 +409,7 @@ class Session:
         command = _Command(message["key"], pid, mark)
         self._commands[command.key] = command
         self._leaders[pid] = command
-        return {"pid": pid, "fds": names}, ours
+        return {"pid": pid, "fds": names, "mark": mark}, ours
 
     def _signal(self, key: str, signum: int) -> bool:
         command = self._commands.get(key)
@@ -464,7 +481,7 @@ class Session:
     def _freeze(self) -> None:
         """SIGSTOP until every process is seen stopped; who forks meanwhile is found by the next round."""
         already = {p.pid for p in list_processes() if p.state in "Tt"} if not self._stopped else set[int]()
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + FREEZE_LIMIT_S
         while True:
             moving = [p for p in list_processes() if p.alive and p.state not in "Tt"]
             if not moving:

@@ -122,6 +122,7 @@ class Sessions:
             "network_profile": session.spec.network,
             "finalize_policy": session.policy,
             "base_version": session.upper.snapshot.version,
+            "limits": session.runner.group.limits(),
         }
         if session.spec.network == "isolated":
             found["network"] = "loopback_only" if session.runner.address is None else "no_egress"
@@ -431,6 +432,7 @@ class Sessions:
                 "upper_bytes": size,
                 "active_command_session_ids": list(session.commands),
                 "agent": session.agent,
+                "limits": session.runner.group.limits(),
                 **({"draft_id": session.draft_id} if session.draft_id else {}),
                 **({"address": session.runner.address} if session.runner.address else {}),
             }

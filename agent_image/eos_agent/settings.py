@@ -15,7 +15,10 @@ class SettingsError(Exception):
 
 
 class Settings(NamedTuple):
-    """What is fixed for the life of one sandbox. Paths are absolute; `config` holds the sections of the YAML with defaults filled in."""
+    """What is fixed for the life of one sandbox. Paths are absolute; `config` holds the sections of the YAML with defaults filled in.
+
+    `limits`: {"workload": {...}, "session": {...}} with the names of cgroups.Limits, or {"none": why}; None: nobody asked for any.
+    """
 
     sandbox_id: str
     provider: str
@@ -39,6 +42,7 @@ class Settings(NamedTuple):
     image_env: tuple[str, ...]
     container_env: Mapping[str, str]
     path: str | None
+    limits: Mapping[str, Any] | None
     config: Mapping[str, Any]
 
     def get(self, dotted: str, default: Any) -> Any:
@@ -135,6 +139,7 @@ def parse(value: Any) -> Settings:
         image_env=texts("image_env"),
         container_env={key: str(item) for key, item in table("container_env").items()},
         path=text("path", optional=True),
+        limits=table("limits") or None,
         config=table("config"),
     )
     if settings.provider not in ("docker", "local"):

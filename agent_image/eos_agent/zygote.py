@@ -11,6 +11,7 @@ resolved pid 1 was reaped, nothing of the session lives and the upperdir is free
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -18,7 +19,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from eos_agent import channel, reach
+from eos_agent.cgroups import NONE, Groups
 from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
+from eos_agent.session_group import SessionGroup
+
+
+FORCE_AFTER_S = 0.4
+"""A tree that the runner has not killed after so long, SIGTERM and its grace included, is killed from outside of the session."""
 
 
 class HostSpec(NamedTuple):
@@ -51,7 +58,7 @@ class Spawned(NamedTuple):
     fds: dict[str, int]
 
 
-def fork_zygote(host: HostSpec) -> tuple[int, socket.socket]:
+def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.socket]:
     """Fork the zygote: the first thing an agent does, while it has one thread. Returns its pid and the agent's end of the socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     parent = os.getpid()
@@ -59,7 +66,7 @@ def fork_zygote(host: HostSpec) -> tuple[int, socket.socket]:
     if pid == 0:
         from eos_agent import forker
 
-        forker.main(host, theirs, parent)  # never returns
+        forker.main(host, theirs, parent, groups)  # never returns
     theirs.close()
     return pid, ours
 
@@ -145,8 +152,9 @@ def _lost(session_id: str) -> OperationError:
 class Zygote:
     """The agent's handle of the forker."""
 
-    def __init__(self, pid: int, sock: socket.socket) -> None:
+    def __init__(self, pid: int, sock: socket.socket, groups: Groups = NONE) -> None:
         self.pid = pid
+        self.groups = groups
         self.lost: asyncio.Future[str]
         self._sock = sock
         self._link: _Link | None = None
@@ -222,6 +230,7 @@ class Zygote:
                 os.close(pidfd)
                 return
             self._runners[message["pid"]] = runner
+            runner.group = SessionGroup(self.groups, message["leaf"])
             runner._forked(message["pid"], pidfd)  # pyright: ignore[reportPrivateUsage]
         elif event == "not_started":
             runner = self._creating.pop(message["id"], None)
@@ -277,10 +286,12 @@ class Runner:
         self.pid = 0
         self.address: str | None = None
         self.namespaces: dict[str, str] = {}
+        self.group = SessionGroup(NONE, "")
         self.gone: asyncio.Future[str] = loop.create_future()
         self.on_event: Callable[[dict[str, Any]], None] | None = None
         self._pidfd = -1
         self._abandoned = False
+        self._born: dict[str, tuple[int, int]] = {}  # mark and pid of each command that may have to be killed
         self._cloned: asyncio.Future[None] = loop.create_future()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._waiting: dict[int, asyncio.Future[channel.Frame]] = {}
@@ -299,7 +310,14 @@ class Runner:
             OperationError: operation_failed with reason cwd_not_found, exec_failed or session_lost.
         """
         message = {"op": "spawn", "key": key, "argv": argv, "env": env, "cwd": cwd, "tty": tty, "split": split, "stdin": stdin, "uid": uid}
-        frame = await self._call(message)
+        self._born[key] = (0, 0)
+        try:
+            frame = await self._call(message)
+        except BaseException:
+            self._born.pop(key, None)
+            raise
+        if key in self._born:  # else it has ended already
+            self._born[key] = (int(frame.message["mark"]), int(frame.message["pid"]))
         return Spawned(int(frame.message["pid"]), dict(zip(frame.message["fds"], frame.fds, strict=True)))
 
     async def which_shell(self) -> list[str] | None:
@@ -312,8 +330,22 @@ class Runner:
         return bool((await self._call({"op": "signal", "key": key, "signum": signum})).message["sent"])
 
     async def kill_tree(self, key: str) -> None:
-        """SIGTERM, 100 ms, SIGKILL to all that descends from a command, also what left its group; returns when nothing of it lives."""
-        await self._call({"op": "kill_tree", "key": key})
+        """SIGTERM, 100 ms, SIGKILL to all that descends from a command, also what left its group; returns when nothing of it lives.
+
+        The runner does it; where that takes too long, because the tree forks as fast as it is killed or leaves the runner no processor, all of
+        the session is frozen and the tree killed from here.
+        """
+        kill = asyncio.ensure_future(self._call({"op": "kill_tree", "key": key}))
+        try:
+            mark, pid = self._born.get(key, (0, 0))
+            while self.group.can_freeze and (mark or pid):
+                if (await asyncio.wait([kill], timeout=FORCE_AFTER_S))[0]:
+                    break
+                with contextlib.suppress(OSError, OperationError):  # it is gone, or something in it cannot stand still: the runner goes on
+                    await self.group.kill_command(mark, pid)
+            await kill
+        finally:
+            kill.cancel()
 
     async def file_op(
         self, name: str, args: dict[str, Any], data: bytes | None = None, *, aside: bool = False, limit_s: float | None = None
@@ -343,12 +375,20 @@ class Runner:
         return (await reach.first_that_answers(sockets, port, timeout_s=timeout_s, where="the session")).detach()
 
     async def freeze(self) -> None:
-        """Stop every process of the session but the runner; returns when all are stopped."""
-        await self._call({"op": "freeze"})
+        """Stop every process of the session; returns when all are stopped. With a cgroup the runner too: it answers after `thaw`."""
+        if self.gone.done():
+            raise _lost(self.spec.session_id)
+        if self.group.can_freeze:
+            await self.group.freeze()
+        else:
+            await self._call({"op": "freeze"})
 
     async def thaw(self) -> None:
         """Continue what `freeze` stopped; a process that was stopped before stays so."""
-        await self._call({"op": "thaw"})
+        if self.group.can_freeze:
+            self.group.thaw()
+        else:
+            await self._call({"op": "thaw"})
 
     async def terminate(self) -> None:
         """SIGKILL pid 1, and so the whole pid namespace; returns when it was reaped. Harmless when it is gone already."""
@@ -397,8 +437,11 @@ class Runner:
         elif event == "failed":
             if not self._ready.done():
                 self._ready.set_exception(_setup_failed(self.spec, message["step"], message["message"], message.get("errno")))
-        elif self.on_event is not None:
-            self.on_event(message)
+        else:
+            if event == "group_gone":
+                self._born.pop(str(message.get("key")), None)
+            if self.on_event is not None:
+                self.on_event(message)
 
     def _on_end(self) -> None:
         """The runner closed its socket: it dies, or it is broken. It has to die either way."""

@@ -48,7 +48,7 @@ def labels(plan: Plan, docker: Docker, instance_id: str) -> dict[str, str]:
     return found
 
 
-def settings(plan: Plan, docker: Docker, image: dict[str, Any]) -> dict[str, Any]:
+def settings(plan: Plan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
     """The agent's settings file. `image` is what the engine says about the image: its variables are data for commands, not for the agent."""
     server: dict[str, Any] = plan.sections["daemon"]["server"]
     config: dict[str, Any] | None = image.get("Config")
@@ -77,6 +77,7 @@ def settings(plan: Plan, docker: Docker, image: dict[str, Any]) -> dict[str, Any
         "container_env": dict(docker.container_env),
         "path": None,
         "private_dirs": [],
+        "limits": limits,
         "config": plan.sections,
     }
 
@@ -91,9 +92,9 @@ def hidden_paths(plan: Plan) -> list[str]:
     ]
 
 
-def archive(plan: Plan, docker: Docker, image: dict[str, Any]) -> bytes:
+def archive(plan: Plan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> bytes:
     """A tar for `/`: settings, the YAML, the token, and the folder that the workspace is mounted on, which an empty image lacks."""
-    written = json.dumps(settings(plan, docker, image), indent=1).encode()
+    written = json.dumps(settings(plan, docker, image, limits), indent=1).encode()
     files: dict[str, tuple[int, bytes | None]] = {}
     for path, mode, content in (
         (SETTINGS_AT, 0o600, written),

@@ -22,7 +22,7 @@ from eos_agent.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp.config import Config
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase
 from eos_mcp.manager.ring import Sample
-from eos_mcp.providers import bundle_image, contents, engine
+from eos_mcp.providers import bundle_image, contents, engine, limits
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress
 from eos_mcp.providers.volumes import Volumes, read_file
 
@@ -33,8 +33,6 @@ Container = Any
 BUNDLE_AT = build.MOUNTED_AT
 POISON = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES")
 """Variables of an image that would reach into our own loader; empty means absent to it."""
-RUNNER_PIDS = 256
-"""Runners and the agent's own threads count against the container's limit of processes; this much is added for them."""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -118,7 +116,9 @@ class DockerProvider:
             with contextlib.ExitStack() as undo:
                 undo.callback(self._undo, plan.sandbox_id)
                 container = self._make(plan, image, progress)
-                container.put_archive("/", contents.archive(plan, self.docker, image))
+                container.put_archive(
+                    "/", contents.archive(plan, self.docker, image, limits.of_profile(self.docker.profile(), self._nano_cpus()))
+                )
                 progress("starting daemon")
                 container.start()
                 daemon, http = self._published(container)
@@ -136,7 +136,6 @@ class DockerProvider:
         progress(f"base mounted: {base}")
         docker, profile = self.docker, self.docker.profile()
         stack_root = contents.stack_root(plan)
-        cpus = int(self._info.get("NCPU") or 0)
         ports = {f"{docker.daemon_port}/tcp": ("127.0.0.1", 0), f"{docker.daemon_http_port}/tcp": ("127.0.0.1", 0)}
         return client.containers.create(
             plan.image,
@@ -152,10 +151,10 @@ class DockerProvider:
             restart_policy={"Name": "unless-stopped"},
             stop_signal="SIGTERM",
             healthcheck={"test": ["NONE"]},
-            nano_cpus=min(profile.nano_cpus, cpus * 10**9) if cpus else profile.nano_cpus,
+            nano_cpus=self._nano_cpus(),
             mem_limit=profile.memory_max_bytes,
             mem_reservation=profile.memory_high_bytes,
-            pids_limit=profile.pids_max + RUNNER_PIDS,
+            pids_limit=profile.pids_max + (limits.RUNNER_PIDS if profile.separate_workload_cgroup else 0),
             platform=docker.platform,
             ports=ports,
             environment={**docker.container_env, **dict.fromkeys(POISON, "")},
@@ -167,6 +166,11 @@ class DockerProvider:
                 bundle: {"bind": BUNDLE_AT, "mode": "ro,nocopy"},
             },
         )
+
+    def _nano_cpus(self) -> int:
+        """What the profile gives, as far as the engine's machine has it."""
+        cpus, wanted = int(self._info.get("NCPU") or 0), self.docker.profile().nano_cpus
+        return min(wanted, cpus * 10**9) if cpus else wanted
 
     def _bundle(self, architecture: str) -> build.Bundle:
         """The bundle for the engine: from this machine's Python, or where that would not run there, from `bundle_base_image`."""

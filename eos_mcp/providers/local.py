@@ -26,7 +26,7 @@ from eos_agent.protocol import INTERNAL_ERROR, OperationError, os_error
 from eos_mcp.config import Config
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase, quota_of
 from eos_mcp.manager.ring import Sample
-from eos_mcp.providers import local_probe
+from eos_mcp.providers import limits, local_probe
 from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, told_by_log
 from layerstack import durable
@@ -185,6 +185,7 @@ class LocalProvider:
         sections = json.loads(json.dumps(plan.sections))
         sections["daemon"]["http"]["auth"] = "token"
         passed = PASSED_ON if rootfs is None else tuple(name for name in PASSED_ON if name not in ("HOME", "USER"))
+        profile = self.config.manager.local_profile()
         names = [*passed, *(name.lower() for name in passed if "PROXY" in name)]
         return {
             "format": 1,
@@ -210,6 +211,7 @@ class LocalProvider:
             "container_env": dict(self.config.manager.docker.container_env),
             "path": plan.caller_path if rootfs is None else None,
             "private_dirs": self.private,
+            "limits": limits.of_machine() if profile is None else limits.of_profile(profile, profile.nano_cpus),
             "config": sections,
         }
 
@@ -319,6 +321,7 @@ class LocalProvider:
     def _remove(self, sandbox_id: str) -> list[str]:
         folder = self.folder(sandbox_id)
         warnings = self._stop(sandbox_id)
+        self._reap_cgroups(folder)
         with contextlib.suppress(OSError, ValueError, KeyError):
             with open(f"{folder}/agent.json", encoding="utf-8") as file:
                 socket_dir = os.path.dirname(str(json.load(file)["socket_path"]))
@@ -332,6 +335,12 @@ class LocalProvider:
                 INTERNAL_ERROR, f"sandbox {sandbox_id}: {folder} cannot be removed: {wrapped.message}", wrapped.details
             ) from error
         return warnings
+
+    def _reap_cgroups(self, folder: str) -> None:
+        """An agent that ended by itself has removed its cgroups and their record; after one that was killed both are there."""
+        if os.path.exists(f"{folder}/run/cgroups.json"):
+            argv = [*self._bundle(lambda _: None).argv(), "reap", "--settings", f"{folder}/agent.json"]
+            subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/", timeout=30, check=False)
 
 
 def _gone(there: Callable[[], bool], timeout_s: float, reap: Callable[[], None]) -> bool:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from eos_agent import operations
+from eos_agent import cgroups, operations
 from eos_agent.protocol import DAEMON_TOKEN_KEY, encode_request, new_request_id
 from tests import children
 
@@ -217,6 +217,7 @@ class Agent:
     def close(self) -> None:
         if self._pid:
             self.kill()
+        cgroups.reap(os.path.join(self.settings["runtime_dir"], "cgroups.json"), self.sandbox_id, self.store)
         if self.uid is not None:  # work/work has mode 000, and belongs to that uid
             children.call("user", _open_up, self.folder)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from eos_agent.session import Session
 
 MAX_PROCESSES, MAX_WARNINGS = 512, 16
+LIMITS = ("nano_cpus", "memory_high_bytes", "memory_max_bytes", "pids_max")
 
 
 class Holder(NamedTuple):
@@ -21,6 +22,7 @@ class Holder(NamedTuple):
     pid: int
     pid_namespace: str | None
     mount_namespace: str | None
+    limits: dict[str, Any]
 
 
 async def topology(agent: Handlers) -> dict[str, Any]:
@@ -37,7 +39,7 @@ async def tree(agent: Handlers) -> dict[str, Any]:
 
 def _holder(session: Session) -> Holder:
     runner = session.runner
-    return Holder(session.id, runner.pid, runner.namespaces.get("pid"), runner.namespaces.get("mnt"))
+    return Holder(session.id, runner.pid, runner.namespaces.get("pid"), runner.namespaces.get("mnt"), runner.group.limits())
 
 
 def _tree(holders: list[Holder], known: dict[str, Any]) -> dict[str, Any]:
@@ -78,9 +80,9 @@ def _workspace(holder: Holder, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "state": state,
         "holder_pid": holder.pid,
         "cgroup_path": processes.cgroup_path(own),
-        "applied_cgroup_limits": None,
-        "workload_cgroup_state": "not_configured",
-        "workload_cgroup_reason": "sessions share the cgroup of their sandbox",
+        "applied_cgroup_limits": {name: holder.limits[name] for name in LIMITS} if holder.limits["state"] == "applied" else None,
+        "workload_cgroup_state": holder.limits["state"],
+        "workload_cgroup_reason": holder.limits["reason"],
         "pid_namespace": holder.pid_namespace,
         "mount_namespace": holder.mount_namespace,
         "processes": rows,

@@ -1,0 +1,449 @@
+"""Control groups of one agent: a folder of its own below the cgroup that it was started in, and in that one leaf for each session.
+
+    <cgroup of the agent>/<sandbox>-<hash>.<start>/    limits of all sessions together ("workload")
+                                               s7/     one session: its pid 1 and all that descends from it
+
+Version 2 is used for freezing and killing wherever it is, and for limits where it has the controllers; version 1 has those elsewhere. As root
+the hierarchies are mounted for ourselves, detached: an engine's own mounts of them are read-only, and nobody sees ours. An ordinary user
+has what was delegated to it. cgroups(7); the kernel's cgroup-v2.rst, cgroup-v1/{memory,pids}.rst, sched-bwc.rst; ADR 0023.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from layerstack import durable, linux
+
+CONTROLLERS = ("memory", "pids", "cpu")
+APPLIED, UNPROFILED, UNSUPPORTED, NOT_CONFIGURED = "applied", "available_unprofiled", "unsupported", "not_configured"
+OWN_PIDS = 8
+"""What a session may have beyond its limit of processes: its pid 1 and the helpers of file operations."""
+CONTROL_LEAF = "eos-control"
+PERIOD_US = 100_000
+REMOVE_S = 2.0
+_MOUNTED = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+
+
+class Limits(NamedTuple):
+    """None: no limit. `pids_max` counts threads too."""
+
+    nano_cpus: int | None = None
+    memory_high_bytes: int | None = None
+    memory_max_bytes: int | None = None
+    pids_max: int | None = None
+
+    @staticmethod
+    def of(value: Mapping[str, Any]) -> Limits:
+        return Limits(*(value.get(name) for name in Limits._fields))
+
+
+class Wanted(NamedTuple):
+    """What the settings ask for: limits of all sessions together and of each one."""
+
+    workload: Limits
+    session: Limits
+
+
+class Part(NamedTuple):
+    """The agent's folder in one hierarchy: "" is version 2, else the controllers of a hierarchy of version 1, as /proc/PID/cgroup has them."""
+
+    hierarchy: str
+    path: str
+    parent_fd: int
+    fd: int
+    controllers: tuple[str, ...]
+
+
+class Groups:
+    """The agent's folders, made by `open_groups`. `state` and `reason` are the words of contract 7.7; `applied` is what each session is held to."""
+
+    def __init__(self, parts: list[Part], wanted: Wanted | None, state: str, reason: str | None) -> None:
+        self.parts = parts
+        self.wanted = wanted
+        self.state, self.reason = state, reason
+        self.applied = Limits()
+        self._numbers = 0
+
+    @property
+    def unified(self) -> Part | None:
+        return next((part for part in self.parts if not part.hierarchy), None)
+
+    def told(self) -> dict[str, Any]:
+        """The `limits` of a session's answers."""
+        return {"state": self.state, **self.applied._asdict(), "reason": self.reason}
+
+    # Leaves: made and removed by the zygote
+
+    def inherit(self, fds: list[int]) -> None:
+        """In a child that keeps these descriptors of `fds()` only."""
+        self.parts = [part._replace(fd=fd, parent_fd=-1) for part, fd in zip(self.parts, fds, strict=True)]
+
+    def fds(self) -> list[int]:
+        return [part.fd for part in self.parts]
+
+    def make(self) -> str:
+        """A leaf with the limits of a session; its name, "" where there are no cgroups.
+
+        Raises:
+            OSError: the kernel refused; nothing is left of it.
+        """
+        if not self.parts:
+            return ""
+        self._numbers += 1
+        leaf = f"s{self._numbers}"
+        try:
+            for part in self.parts:
+                os.mkdir(leaf, 0o755, dir_fd=part.fd)
+                for controller in part.controllers:
+                    self._limit(part, controller, leaf)
+        except BaseException:
+            self.remove(leaf)
+            raise
+        return leaf
+
+    def join(self, leaf: str) -> None:
+        """Put the calling process, and what it will start, into a leaf."""
+        if leaf:
+            for part in self.parts:
+                write(part.fd, f"{leaf}/cgroup.procs", "0")
+
+    def remove(self, leaf: str) -> bool:
+        """Whether nothing is left of it; a process that is on its way out makes it wait."""
+        gone = True
+        for part in self.parts if leaf else ():
+            try:
+                os.rmdir(leaf, dir_fd=part.fd)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                gone = False
+        return gone
+
+    def _limit(self, part: Part, controller: str, leaf: str) -> None:
+        if self.wanted is not None:
+            limits = self.wanted.session
+            pids = None if limits.pids_max is None else limits.pids_max + OWN_PIDS
+            _limit(part, controller, leaf, limits._replace(pids_max=pids))
+
+    # The folder itself: the agent's business
+
+    def record(self, path: str) -> None:
+        """Write down where the folders are, for whoever comes after an agent that was killed."""
+        where = [{"hierarchy": part.hierarchy, "path": part.path} for part in self.parts]
+        durable.write_file(path, json.dumps({"format": 1, "folders": where}).encode() + b"\n", mode=0o600)
+
+    def close(self) -> None:
+        """Kill what is left in the leaves and remove all of it."""
+        for part in self.parts:
+            if part.parent_fd >= 0:
+                with contextlib.suppress(OSError):
+                    remove_tree(part.parent_fd, os.path.basename(part.path))
+                os.close(part.parent_fd)
+            os.close(part.fd)
+        self.parts = []
+
+
+NONE = Groups([], None, UNSUPPORTED, "not enforced: this process was started without cgroups")
+
+
+def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none: str | None = None, whole: bool = False) -> Groups:
+    """Make the agent's folders. Never fails: what cannot be had is missing from `applied` and told in `reason`.
+
+    Args:
+        store: the layer stack's path; with the id it makes a name that no other agent's folder on this machine has.
+        wanted: None when nothing limits sessions, because of `why_none` where that is a decision.
+        whole: the cgroup that we are in is the container's own, and all in it is ours to move (version 2 wants no process beside folders).
+    """
+    name = f"{folder_name(sandbox_id, store)}.{secrets.token_hex(4)}"
+    missing: dict[str, str] = {}
+    parts: list[Part] = []
+    ours = _memberships()
+    wants = CONTROLLERS if wanted is not None else ()
+    for hierarchy, own in ours.items():
+        controllers = tuple(c for c in wants if c in hierarchy.split(","))
+        if hierarchy and not controllers:
+            continue
+        try:
+            parts.append(_open(hierarchy, own, name, controllers or wants, whole))
+        except OSError as error:
+            elsewhere = {name for known in ours for name in known.split(",")}
+            refused = controllers or [c for c in wants if c not in elsewhere]
+            missing.update(dict.fromkeys(refused, f"{error.strerror} ({_where(hierarchy)})"))
+    if wanted is None:
+        state = (UNPROFILED if why_none is None else NOT_CONFIGURED) if parts else UNSUPPORTED
+        reason = why_none or "no limits are configured for this sandbox"
+        return Groups(parts, None, state, reason)
+    for controller in wants:
+        if not any(controller in part.controllers for part in parts):
+            missing.setdefault(controller, "no such controller is available to this process")
+    groups = Groups(parts, wanted, UNSUPPORTED, None)
+    _apply(groups, wanted, missing)
+    return groups
+
+
+def folder_name(sandbox_id: str, store: str) -> str:
+    return f"{sandbox_id[:80]}-{hashlib.sha256(os.fsencode(store)).hexdigest()[:8]}"
+
+
+def _where(hierarchy: str) -> str:
+    return f"cgroup v1 {hierarchy}" if hierarchy else "cgroup v2"
+
+
+def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
+    """Set the limits of all sessions, try those of one, and find out what holds."""
+    for number, part in enumerate(groups.parts):
+        good: list[str] = []
+        for controller in part.controllers:
+            try:
+                _limit(part, controller, ".", wanted.workload)
+                os.mkdir("try", dir_fd=part.fd)
+                try:
+                    groups._limit(part, controller, "try")  # pyright: ignore[reportPrivateUsage]
+                finally:
+                    os.rmdir("try", dir_fd=part.fd)
+                good.append(controller)
+            except OSError as error:
+                missing[controller] = f"{error.strerror} ({_where(part.hierarchy)})"
+        groups.parts[number] = part._replace(controllers=tuple(good))
+    held = {controller: part for part in groups.parts for controller in part.controllers}
+    session = wanted.session
+    groups.applied = Limits(
+        session.nano_cpus or wanted.workload.nano_cpus if "cpu" in held else None,
+        session.memory_high_bytes if "memory" in held and not held["memory"].hierarchy else None,
+        session.memory_max_bytes if "memory" in held else None,
+        session.pids_max if "pids" in held else None,
+    )
+    groups.state = APPLIED if held else UNSUPPORTED
+    if missing:
+        groups.reason = "not enforced: " + "; ".join(f"{controller}: {why}" for controller, why in missing.items())
+
+
+def _limit(part: Part, controller: str, leaf: str, limits: Limits) -> None:
+    if controller == "pids" and limits.pids_max is not None:
+        write(part.fd, f"{leaf}/pids.max", str(limits.pids_max))
+    elif controller == "memory" and limits.memory_max_bytes is not None:
+        if part.hierarchy:
+            write(part.fd, f"{leaf}/memory.limit_in_bytes", str(limits.memory_max_bytes))
+        else:
+            write(part.fd, f"{leaf}/memory.max", str(limits.memory_max_bytes))
+            if limits.memory_high_bytes is not None:
+                write(part.fd, f"{leaf}/memory.high", str(limits.memory_high_bytes))
+    elif controller == "cpu" and limits.nano_cpus is not None:
+        quota = max(1000, limits.nano_cpus * PERIOD_US // 10**9)
+        if part.hierarchy:
+            write(part.fd, f"{leaf}/cpu.cfs_quota_us", str(quota))
+        else:
+            write(part.fd, f"{leaf}/cpu.max", f"{quota} {PERIOD_US}")
+
+
+# Where we are, and where our folder can be
+
+
+def _memberships() -> dict[str, str]:
+    """Hierarchy -> path below the root that our cgroup namespace shows, version 2 (the empty name) last. Those with a name only are left out."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, hierarchy, path = line.rstrip("\n").split(":", 2)
+            if not hierarchy.startswith("name="):
+                found[hierarchy] = path
+    return found
+
+
+def root_of(hierarchy: str) -> int:
+    """A descriptor of the root of a hierarchy, through a mount of our own where we may make one."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):
+            return _detached(hierarchy)
+    for path in _MOUNTED if not hierarchy else (f"/sys/fs/cgroup/{hierarchy}",):
+        if hierarchy or os.path.exists(f"{path}/cgroup.controllers"):
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    raise FileNotFoundError(errno.ENOENT, "not mounted", _where(hierarchy))
+
+
+def _detached(hierarchy: str) -> int:
+    """Only what the kernel has as version 1 is asked for as that: else a mount could take a controller away from version 2."""
+    context = linux.fsopen("cgroup" if hierarchy else "cgroup2")
+    try:
+        for name in hierarchy.split(",") if hierarchy else ():
+            linux.fsconfig(context, linux.FSCONFIG_SET_FLAG, name)
+        linux.fsconfig(context, linux.FSCONFIG_CMD_CREATE)
+        mount = linux.fsmount(context)
+    finally:
+        os.close(context)
+    try:
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
+    finally:
+        os.close(mount)
+
+
+def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], whole: bool) -> Part:
+    root = root_of(hierarchy)
+    try:
+        if hierarchy:
+            return _folder(hierarchy, root, own, name, controllers)
+        for path, enabled in _places(root, own, controllers, whole):
+            try:
+                part = _folder("", root, path, name, enabled)
+            except PermissionError:
+                continue
+            for controller in enabled:
+                write(part.fd, "cgroup.subtree_control", f"+{controller}")
+            return part
+        return _folder("", root, own, name, ())
+    finally:
+        os.close(root)
+
+
+def _places(root: int, own: str, controllers: tuple[str, ...], whole: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Cgroups of version 2 whose folders get controllers: our own when nothing but us is in it, else the nearest one above."""
+    here = _descend(root, own)
+    try:
+        offered = [c for c in controllers if c in read(here, "cgroup.controllers").split()]
+        if not offered:
+            return
+        if whole and os.access("cgroup.type", os.F_OK, dir_fd=here):
+            _make_room(here)
+        if whole:
+            for controller in offered:
+                with contextlib.suppress(OSError):
+                    write(here, "cgroup.subtree_control", f"+{controller}")
+    finally:
+        os.close(here)
+    while True:
+        fd = _descend(root, own)
+        try:
+            enabled = tuple(c for c in controllers if c in read(fd, "cgroup.subtree_control").split())
+        finally:
+            os.close(fd)
+        if enabled:
+            yield own, enabled
+        if own in ("/", ""):
+            return
+        own = os.path.dirname(own)
+
+
+def _make_room(fd: int) -> None:
+    """Move what is in a cgroup into a leaf of it: only then its folders may have controllers."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(CONTROL_LEAF, dir_fd=fd)
+    for _ in range(16):
+        pids = read(fd, "cgroup.procs").split()
+        if not pids:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                write(fd, f"{CONTROL_LEAF}/cgroup.procs", pid)
+
+
+def _folder(hierarchy: str, root: int, parent: str, name: str, controllers: tuple[str, ...]) -> Part:
+    parent_fd = _descend(root, parent)
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent_fd)
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent_fd)
+    except BaseException:
+        os.close(parent_fd)
+        raise
+    return Part(hierarchy, os.path.join(parent, name), parent_fd, fd, controllers)
+
+
+def _descend(root: int, path: str) -> int:
+    return os.open(path.lstrip("/") or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+
+
+# Removing
+
+
+def reap(record: str, sandbox_id: str, store: str, *, but: Groups | None = None) -> int:
+    """Kill and remove what earlier agents of this store left; how many folders that were. Holds the store, so that none of them lives."""
+    base = folder_name(sandbox_id, store)
+    own = {(part.hierarchy, part.path) for part in but.parts} if but is not None else set[tuple[str, str]]()
+    found: set[tuple[str, str]] = set()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(record, encoding="utf-8") as file:
+        found = {(str(one["hierarchy"]), str(one["path"])) for one in json.load(file)["folders"]}
+    for part in but.parts if but is not None else ():
+        with contextlib.suppress(OSError):
+            found |= {(part.hierarchy, os.path.join(os.path.dirname(part.path), name)) for name in os.listdir(part.parent_fd)}
+    removed = 0
+    for hierarchy, path in sorted(found - own):
+        if os.path.basename(path).rpartition(".")[0] != base:
+            continue
+        with contextlib.suppress(OSError):
+            root = root_of(hierarchy)
+            try:
+                removed += remove_tree(root, path.lstrip("/"))
+            finally:
+                os.close(root)
+    return removed
+
+
+def remove_tree(dir_fd: int, path: str) -> bool:
+    """Kill everything in a cgroup and below, and remove it; whether it was there.
+
+    Raises:
+        OSError: EBUSY, something in it does not end.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return False
+    deadline = time.monotonic() + REMOVE_S
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                write(fd, "cgroup.kill", "1")
+            for entry in os.scandir(fd):
+                if entry.is_dir(follow_symlinks=False):
+                    remove_tree(fd, entry.name)
+            for pid in members(fd, "."):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                os.rmdir(path, dir_fd=dir_fd)
+                return True
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.002)
+    finally:
+        os.close(fd)
+
+
+# Files of a cgroup
+
+
+def members(dir_fd: int, leaf: str) -> list[int]:
+    """Its processes, by their numbers in our pid namespace; those that have none there are left out."""
+    with contextlib.suppress(FileNotFoundError, OSError):
+        return [pid for pid in map(int, read(dir_fd, f"{leaf}/cgroup.procs").split()) if pid]
+    return []
+
+
+def read(dir_fd: int, path: str) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        found = b""
+        while piece := os.read(fd, 65536):
+            found += piece
+        return found.decode("ascii", "replace")
+    finally:
+        os.close(fd)
+
+
+def write(dir_fd: int, path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,51 @@
+"""What a sandbox's sessions are held to, as its agent reads it: all of them together ("workload") and each one ("session").
+
+One session may use what the profile gives to the workload. All together may use more than one, so that a session that uses up its own share
+leaves the others room, and less than the sandbox, so that the agent never waits for what its sessions hold.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from eos_mcp.config_model import ResourceProfile
+
+RUNNER_PIDS = 256
+"""The container's limit of processes is the profile's and this much: the pid 1 of each session counts, and a second session finds room."""
+LOCAL_SESSION_PIDS = 4096
+AGENT_CPU = 20
+"""One part in so many of a container's processor time is the agent's alone: a quota that is used up stops everybody in the container."""
+
+
+def none(why: str) -> dict[str, Any]:
+    """Sessions share what the sandbox has, because of a decision."""
+    return {"none": why}
+
+
+def of_profile(profile: ResourceProfile, nano_cpus: int) -> dict[str, Any]:
+    """For a container that `profile` limits; `nano_cpus` is what it has of its machine."""
+    if not profile.separate_workload_cgroup:
+        return none("separate_workload_cgroup is false: sessions share the cgroup of their sandbox")
+    reserve = profile.control_plane_pids_reserve
+    return {
+        "workload": {
+            "nano_cpus": nano_cpus - nano_cpus // AGENT_CPU,
+            "memory_max_bytes": (profile.memory_high_bytes + profile.memory_max_bytes) // 2,
+            "pids_max": profile.pids_max + RUNNER_PIDS - reserve,
+        },
+        "session": {
+            "memory_high_bytes": profile.memory_high_bytes * 3 // 4,
+            "memory_max_bytes": profile.memory_high_bytes,
+            "pids_max": profile.pids_max - reserve,
+        },
+    }
+
+
+def of_machine() -> dict[str, Any]:
+    """For a sandbox of this machine that no profile limits: most of it for one session, yet never so much that the machine goes down with it."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "workload": {"memory_max_bytes": memory * 7 // 8},
+        "session": {"memory_max_bytes": memory * 3 // 4, "pids_max": LOCAL_SESSION_PIDS},
+    }
