@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from typing import Any
@@ -10,6 +11,9 @@ from layerstack.durable import Step, no_step, replacing
 from layerstack.errors import StoreCorrupt
 
 FORMAT = 1
+
+_DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+"""What the kernel says of a file that is damaged itself: a bad block, a broken inode, something else in its place. Any other errno is of the moment."""
 
 
 def _canonical(body: dict[str, Any]) -> bytes:
@@ -39,7 +43,7 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
 
     try:
         value: Any = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"not JSON ({error})") from None
     if not isinstance(value, dict):
         raise wrong("not a JSON object")
@@ -55,11 +59,21 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
     return body
 
 
+def content(path: str) -> bytes:
+    """The bytes of a file of the store. Raises StoreCorrupt, naming it, where they cannot be read because it is damaged; OSError otherwise."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        if error.errno not in _DAMAGE:
+            raise
+        raise StoreCorrupt(f"{path}: cannot be read: {error.strerror}", details={"file": path}) from error
+
+
 def read(path: str) -> dict[str, Any]:
     """The body of the document at `path`. Raises StoreCorrupt, naming it, when it is missing or damaged."""
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = content(path)
     except FileNotFoundError:
         raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
     return parse(data, path)

@@ -111,8 +111,8 @@ def pins(look: Look) -> Iterator[Damage]:
 def session(look: Look, name: str) -> Iterator[Damage]:
     """One session's document, and what it stands on."""
     folder = f"sessions/{name}"
-    if not os.path.isdir(f"{look.root}/{folder}"):
-        return
+    if not os.path.lexists(f"{look.root}/{folder}"):
+        return  # it ended meanwhile
     try:
         body = look.document(f"{folder}/session.json")
     except (StoreCorrupt, OSError) as error:

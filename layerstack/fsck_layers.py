@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -12,6 +11,7 @@ from typing import Any
 from layerstack import documents, fsck_base, fsck_tree
 from layerstack.errors import StoreCorrupt
 from layerstack.fsck_look import Damage, Look
+from layerstack.gc import owner_of
 from layerstack.manifest import BASE_ID, squashed_id
 
 PER_TREE = 100
@@ -27,7 +27,14 @@ def layer(look: Look, layer_id: str) -> Iterator[Damage | None]:
     if not os.path.isdir(f"{look.root}/{folder}"):
         return  # whoever names it says so
     if not _is_named(look, layer_id):
-        look.note("left_over", folder, "no manifest and no draft names it; the next open gives it back or removes it")
+        try:
+            home = owner_of(look.root, layer_id)
+        except (StoreCorrupt, OSError, KeyError):
+            home = ""  # an open keeps it too: it may be the only copy of work
+        if home is None:
+            look.note("left_over", folder, "no manifest and no draft names it; the next open removes it")
+            return  # a removal that was cut off leaves a part of it
+        look.note("left_over", folder, "no manifest and no draft names it; the next open gives it back to its session, or keeps it")
     about: dict[str, Any] | None = None
     index: str | None = None
     try:
@@ -62,8 +69,7 @@ def _identity(look: Look, layer_id: str, about: dict[str, Any], stem: str) -> It
         yield Damage(f"{stem}.json", "is the metadata of another layer", "the digest in the layer's name")
     suffix = ".blame" if squashed else ".digest"
     try:
-        with open(f"{look.root}/{stem}{suffix}", "rb") as file:
-            data = file.read()
+        data = documents.content(f"{look.root}/{stem}{suffix}")
     except FileNotFoundError:
         yield Damage(stem + suffix, "missing", "its name")
         return
@@ -78,17 +84,17 @@ def _identity(look: Look, layer_id: str, about: dict[str, Any], stem: str) -> It
 
 
 def _is_named(look: Look, layer_id: str) -> bool:
+    """Does the head, a version or a draft name it? One that cannot be read may."""
     if look.head is None or layer_id in look.head.layer_ids or look.store is not None:
         return True
-    for name in look.names("manifests"):
-        with contextlib.suppress(StoreCorrupt, OSError):
-            if layer_id in look.manifest(f"manifests/{name}").layer_ids:
-                return True
-    for name in look.names("drafts"):
-        with contextlib.suppress(StoreCorrupt, OSError):
-            if layer_id in look.document(f"drafts/{name}/draft.json").get("layer_ids", ()):
-                return True
-    return False
+    versions = [name for name in look.names("manifests") if name.endswith(".json") and name[:-5].isdecimal()]
+    drafts = [name for name in look.names("drafts") if os.path.isdir(f"{look.root}/drafts/{name}/layer")]
+    try:
+        return any(
+            layer_id in look.manifest(f"manifests/{name}").layer_ids for name in versions if int(name[:-5]) <= look.head.version
+        ) or any(layer_id in look.document(f"drafts/{name}/draft.json").get("layer_ids", ()) for name in drafts)
+    except (StoreCorrupt, OSError):
+        return True
 
 
 def draft(look: Look, name: str) -> Iterator[Damage | None]:

@@ -90,7 +90,8 @@ class Look:
         if isinstance(error, StoreCorrupt):
             file = str(error.details.get("file", ""))
             what = error.message.removeprefix(f"{file}: ")
-            yield Damage(os.path.relpath(file, self.root) if file else name, what, "its name" if what == "missing" else "checksum")
+            how = "its name" if what == "missing" else "reading it" if what.startswith("cannot be read") else "checksum"
+            yield Damage(os.path.relpath(file, self.root) if file else name, what, how)
         elif error.errno in (errno.EACCES, errno.EPERM):
             self.note("not_checked", name, "this user may not read it")
         else:
@@ -117,8 +118,7 @@ class Look:
         """Raises StoreCorrupt, OSError."""
         path = f"{self.root}/{name}"
         try:
-            with open(path, "rb") as file:
-                return Manifest.load(file.read(), source=path)
+            return Manifest.load(documents.content(path), source=path)
         except FileNotFoundError:
             raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 

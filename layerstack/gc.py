@@ -83,13 +83,12 @@ def named_by_history(store: Store) -> set[str]:
         if int(stem) > head.version:
             os.unlink(path)
             continue
-        with open(path, "rb") as file:
-            data = file.read()
-        if not lists_the_end_of(data, layers):
-            try:
+        try:
+            data = documents.content(path)
+            if not lists_the_end_of(data, layers):
                 named.update(Manifest.load(data, source=path).layer_ids)
-            except StoreCorrupt as error:
-                store.set_apart(error)
+        except StoreCorrupt as error:
+            store.set_apart(error)
     return named
 
 

@@ -134,7 +134,7 @@ class Manifest(NamedTuple):
             return quick
         try:
             value: Any = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreCorrupt(f"{source}: not JSON ({error})", details={"file": source}) from None
         if isinstance(value, dict):
             stored: Any = value.pop("sha256", None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -60,11 +60,10 @@ def _check_versions(store: Store, head: Manifest) -> None:
             continue
         path, version = f"{store.root}/manifests/{name}", int(stem)
         at = bisect.bisect_left(layers, -version, key=lambda layer: -layer.version)
-        with open(path, "rb") as file:
-            data = file.read()
-        if data == dump_listed(version, whole[starts[at] :]):
-            continue
         try:
+            data = documents.content(path)
+            if data == dump_listed(version, whole[starts[at] :]):
+                continue
             if Manifest.load(data, source=path).version != version:
                 raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
         except StoreCorrupt as error:
@@ -86,8 +85,7 @@ def _session(store: Store, name: str) -> dict[str, Any] | None:
 
 def _manifest(path: str) -> Manifest:
     try:
-        with open(path, "rb") as file:
-            return Manifest.load(file.read(), source=path)
+        return Manifest.load(documents.content(path), source=path)
     except FileNotFoundError:
         raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 

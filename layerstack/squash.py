@@ -192,8 +192,7 @@ def _digests(store: Store, sources: dict[str, Layer]) -> dict[str, bytes]:
     for path, layer in sources.items():
         if layer.id not in listed:
             source = f"{store.root}/.layer-metadata/{layer.id}.index"
-            with open(source, "rb") as file:
-                listed[layer.id] = load_digests(file.read(), source=source)
+            listed[layer.id] = load_digests(documents.content(source), source=source)
         digest = listed[layer.id].get(path)
         if digest is not None:
             found[path] = digest

@@ -226,8 +226,7 @@ class Store:
         try:
             if version > head.version or (self.unsettled and squash.is_closed(self, version)):
                 raise FileNotFoundError
-            with open(path, "rb") as file:
-                found = Manifest.load(file.read(), source=path)
+            found = Manifest.load(documents.content(path), source=path)
         except FileNotFoundError:
             raise NotFound(
                 f"version {version} cannot be opened (head is {head.version})", reason="version_not_found", details={"version": version}
@@ -555,14 +554,12 @@ class Store:
             about = documents.read(f"{stem}.json")
             squashed = layer_id.startswith("S")
             try:
-                with open(f"{stem}.index", "rb") as file:
-                    data = file.read()
+                data = documents.content(f"{stem}.index")
                 index = load(data, source=f"{stem}.index")
                 if squashed:
                     digest = about["digest"].encode() + b"\n"
                 else:
-                    with open(f"{stem}.digest", "rb") as file:
-                        digest = file.read()
+                    digest = documents.content(f"{stem}.digest")
             except FileNotFoundError as error:
                 raise StoreCorrupt(f"{error.filename}: missing", details={"file": error.filename, "layer_id": layer_id}) from None
             mark = squashed_id(0, about["digest"], about["replaced"])[-8:] if squashed else about["digest"][:8]

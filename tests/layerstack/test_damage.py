@@ -25,6 +25,18 @@ def every_flip(data: bytes) -> list[bytes]:
     return [*flips, *(data[:length] for length in range(len(data)))]
 
 
+def unreadable(path: str) -> list[Callable[[], None]]:
+    """Ways to put something in the place of the file that cannot be read: EIO, as of a bad block, and a folder."""
+    return [lambda: os.symlink("/proc/self/mem", path), lambda: os.mkdir(path)]
+
+
+def take_away(path: str) -> None:
+    if os.path.isdir(path):
+        os.rmdir(path)
+    else:
+        os.unlink(path)
+
+
 def some_flips(data: bytes) -> list[bytes]:
     """A few dozen of them, from all over the file."""
     flips = every_flip(data)
@@ -157,6 +169,37 @@ def test_damage_of_a_file_that_only_one_needs_keeps_nobody_else_out_and_is_named
         write(path, data)
     stack.store = Store.open(stack.root)
     assert stack.store.damaged == {} and len(stack.store.recovered) + len(stack.store.drafts()) >= 2
+
+
+@on_a_stack({**BASE}, forms=("trusted",))
+def test_a_file_that_the_disk_cannot_read_is_damaged_as_one_with_other_bytes_is(stack: Stack) -> None:
+    files = one_of_each(stack)
+    store = Store.open(stack.root)
+    put(f"{store.open_upper('live', origin='o').upperdir}/work")
+    store.close()
+    for name in (*files.needed, "sessions/live/session.json", *files.apart):
+        data, path = parts(f"{stack.root}/{name}")
+        for replace in unreadable(path):
+            os.unlink(path)
+            replace()
+            told = {damage.file: damage for damage in check(stack.root)}
+            assert told[name].found_by == "reading it" and set(told) <= {name, f"manifests/{FIRST_VERSION}.json"}, (name, told)
+            if name in files.needed:
+                with pytest.raises(StoreCorrupt) as caught:
+                    Store.open(stack.root)
+                assert caught.value.details["file"] == path
+            else:
+                store = Store.open(stack.root)
+                assert list(store.damaged) == [path] and store.snapshot().read_bytes("s1") == b"s\n"
+                store.close()
+            take_away(path)
+            write(path, data)
+    put(f"{stack.root}/sessions/live/session.json", "{}")
+    put(f"{stack.root}/sessions/stray", "no folder")
+    apart = ["sessions/live/session.json", "sessions/stray/session.json"]
+    assert sorted(damage.file for damage in check(stack.root)) == apart
+    stack.store = Store.open(stack.root)
+    assert sorted(stack.store.damaged) == [f"{stack.root}/{name}" for name in apart]
 
 
 @on_a_stack({**BASE}, forms=("trusted",))

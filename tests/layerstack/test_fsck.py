@@ -337,13 +337,15 @@ def test_what_a_crash_left_is_no_damage_and_is_listed(stack: Stack) -> None:
     put(f"{stack.root}/manifests/99.json")
     put(f"{stack.root}/.layer-metadata/L000099-00000000.json")
     os.mkdir(f"{stack.root}/drafts/draft-0123456789abcdef")
+    shutil.copytree(stack.base, f"{stack.root}/layers/L000098-00000000")  # of a publish that was cut off, and half removed by now
     put(f"{stack.root}/notes.txt")
     with fsck.offline(stack.root) as looking:
         assert list(looking) == []
         kinds = {note.file: note.kind for note in looking.notes}
     assert kinds.pop("notes.txt") == "unknown" and kinds.pop("base/B000001-base") == "not_checked"
-    assert set(kinds.values()) == {"left_over"} and len(kinds) == 6, kinds
+    assert set(kinds.values()) == {"left_over"} and len(kinds) == 7, kinds
     stack.store = Store.open(stack.root)
+    assert not os.path.exists(f"{stack.root}/layers/L000098-00000000")
     with stack.store.checking() as looking:
         assert list(looking) == []
         assert {note.file for note in looking.notes if note.kind == "left_over"} == set()
