@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import hashlib
 import io
 import json
 import os
@@ -166,10 +167,29 @@ def test_the_export_stream_is_the_folded_delta_under_a_lease(agent: Agent) -> No
     assert agent.call("layerstack")["active_lease_count"] == 0
 
 
-def test_an_export_that_its_reader_leaves_gives_its_lease_back(agent: Agent) -> None:
+def test_a_large_file_goes_from_its_layer_to_the_connection_with_the_digest_of_its_index(agent: Agent) -> None:
+    digest = str(agent.run("head -c 20000003 /dev/urandom > big; sha256sum < big")["output"]).split()[0]
+    connection = agent.connect()
+    connection.socket.sendall(agent.line("export_stream", digests=True))
+    assert json.loads(connection.file.readline())["format"] == 2
+    tar = bytearray()
+    while size := struct.unpack(">I", connection.file.read(4))[0]:
+        tar += connection.file.read(size)
+    trailer = json.loads(connection.file.readline())
+    assert connection.file.read() == b"" and trailer["content_bytes"] == 20_000_003 and trailer["tar_bytes"] == len(tar)
+    connection.close()
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        member = archive.getmember("big")
+        big = archive.extractfile(member)
+        assert big is not None and hashlib.sha256(big.read()).hexdigest() == digest == member.pax_headers["EOS.sha256"]
+    assert agent.call("layerstack")["active_lease_count"] == 0
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_an_export_that_its_reader_leaves_gives_its_lease_back(agent: Agent, digests: bool) -> None:
     agent.run("head -c 20000000 /dev/urandom > big")
     connection = agent.connect()
-    connection.socket.sendall(agent.line("export_stream"))
+    connection.socket.sendall(agent.line("export_stream", digests=digests))
     assert connection.file.readline()
     assert agent.call("layerstack")["active_lease_count"] == 1
     connection.close()
