@@ -266,6 +266,7 @@ class Workspace(Section):
     layer_stack_root: str = "/eos/layer-stack"
     scratch_root: str = "/eos/workspace"
     setup_timeout_s: PositiveSeconds = 30
+    runner_answer_s: PositiveSeconds = 60
     exit_grace_s: Annotated[float, Field(ge=0)] = 0.25
     rfc1918_egress: Literal["allow", "deny"] = "allow"
 

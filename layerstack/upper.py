@@ -94,6 +94,11 @@ class Upper:
         return f"{self.directory}/work"
 
     @property
+    def carried(self) -> bool:
+        """Whether the lowest private layer is a draft's work as it was carried over to the head, which the draft holds too."""
+        return self._identity.rebased
+
+    @property
     def _leaving(self) -> tuple[str, ...]:
         return holders(self.session_id, self._identity.draft_id)
 

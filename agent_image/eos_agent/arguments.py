@@ -95,7 +95,24 @@ def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -
     return value
 
 
+LONGEST = {
+    "agent": 256,
+    "user": 256,
+    "workspace_session_id": 128,
+    "command_session_id": 128,
+    "draft_id": 128,
+    "after": 128,
+    "cursor": 65536,
+}
+"""Bytes of the texts that are kept, logged and shown: one caller must not fill what all of them read. Others are bounded by the request."""
+
+
 def _within(operation: Operation, argument: Argument, value: Any) -> None:
+    longest = LONGEST.get(argument.name)
+    if longest is not None and isinstance(value, str) and len(value) * 4 > longest:
+        size = len(value.encode("utf-8", "surrogatepass"))
+        if size > longest:
+            raise _refused(operation, argument, value, f"is {size} bytes, at most {longest} are taken", "too_long", max_bytes=longest)
     if argument.choices and value not in argument.choices:
         raise _refused(
             operation, argument, value, f"must be one of {', '.join(argument.choices)}", "bad_choice", choices=list(argument.choices)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Generator
 from typing import Any
 
-from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, OperationError
+from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, OperationError, check_request_id
 
 KEPT = 256
 
@@ -58,6 +58,7 @@ class Cancellations:
         if not isinstance(request_id, str) or not request_id:
             details = {"argument": "request_id"}
             raise OperationError(INVALID_REQUEST, "request_id of cancel_request must be a non-empty string", details, reason="wrong_type")
+        check_request_id(request_id)
         started = self._starting.get(request_id)
         if started is not None:
             self._cancelled[request_id] = None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
@@ -114,7 +113,7 @@ class Forwarder:
             raise as_envelope(404, error) from None
         if session.spec.network != "isolated":
             raise refused(403, "no_address", f"session {session_id} has no network of its own: its servers are at /forward/shared/PORT/")
-        session.last_activity_unix_ms = int(time.time() * 1000)
+        session.touch()
         return session.runner
 
     def _fields(self, request: RequestHead, route: Route, secrets: Sequence[str]) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent import files_of_head, history, log, publish, telemetry
+from eos_agent import files_of_head, history, log, publish, telemetry, unpublished
 from eos_agent.arguments import check_arguments
 from eos_agent.commands import Commands
 from eos_agent.file_encoding import bytes_of, encoding_of
@@ -102,7 +102,7 @@ class Handlers:
             "fsck": lambda args, _: self.checks.page(args),
             "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
             "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
-            "destroy_workspace_session": lambda args, _: sessions.destroy(args),
+            "destroy_workspace_session": lambda args, request: sessions.destroy(args, request.request_id),
             "list_workspace_sessions": self._list_sessions,
             "preview_publish": lambda args, _: publish.preview(sessions, args),
             "list_drafts": self._list_drafts,
@@ -141,6 +141,8 @@ class Handlers:
             return {"status": "ready", "sandbox_id": self.settings.sandbox_id, "daemon": "sandbox-daemon"}
         if request.op == "cancel_request":
             return await self.commands.cancel_request(request.args)
+        if request.op == "unpublished_work":
+            return await self._unpublished(request.args)
         if request.op == "squash_layerstack":
             with telemetry.span("layerstack.squash"), telemetry.Phases(telemetry.SQUASHING):
                 return await self.squashes.perform()
@@ -201,6 +203,13 @@ class Handlers:
                 return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args, request.request_id))
 
         return handler
+
+    async def _unpublished(self, args: dict[str, Any]) -> dict[str, Any]:
+        """For the manager, before it destroys the sandbox: what is in no version. With `clean` sessions are looked at exactly."""
+        live = [session for session in self.sessions.live.values() if not session.ending]
+        found = await self.pool.run(lambda: unpublished.of_sandbox(live, clean=args.get("clean") is True))
+        drafts = await self.pool.run(self.store.drafts)
+        return {**found, "drafts": [draft.to_json() for draft in drafts], "layers": max(0, len(self.store.head.layers) - 1)}
 
     async def _list_sessions(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
         return {"sessions": await self.sessions.rows()}

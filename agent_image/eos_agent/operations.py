@@ -6,6 +6,7 @@ the help page and of `tools/list`. What the reference has comes first; `ours` ma
 
 from __future__ import annotations
 
+from eos_agent.expiry import TTL_MAX_S, TTL_MIN_S
 from eos_agent.file_operations import CONTRACT_FILES, MORE_FILES
 from eos_agent.observability import OBSERVABILITY
 from eos_agent.operation import (
@@ -58,6 +59,7 @@ _YIELD = Argument(
     value="N",
 )
 _RAW = Argument("raw", "boolean", help="Show all that a carriage return overwrote.", default=False, ours=True)
+_IF_CLEAN = Argument("if_clean", "boolean", help="true: refuse if something is unpublished.", default=False, ours=True)
 _GRACE = Argument("grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N")
 _VERSION = Argument("version", "integer", required=True, help="Number of the version.", minimum=1, value="N")
 _DRAFT = Argument("draft_id", "string", help="Draft id, from a refused publish or list_drafts.", value="ID", ours=True)
@@ -83,6 +85,7 @@ _COMMAND_RESULT = (
     ResultField("publish_rejection", "object", "every conflict with base, ours, theirs and hunks", ours=True),
     ResultField("draft_id", "string", "where refused work is kept", ours=True),
     ResultField("hint", "string", ours=True),
+    ResultField("discarded", "object", "paths, count, bytes: unpublished work that went with its session; by and request_id say at whose word", ours=True),
     ResultField("finalizing", "boolean", "the command ended, its session is being published", ours=True),
     ResultField("leader_exit_code", "integer", "the command itself ended, others of its group live", ours=True),
     ResultField("waiting_on", "array", "processes of the group that still run", ours=True),
@@ -232,6 +235,15 @@ RUNTIME: tuple[Operation, ...] = (
                 choices=("shared", "read_only"),
                 ours=True,
             ),
+            Argument(
+                "ttl_s",
+                "float",
+                help="Seconds without use after which it ends; its work becomes a draft.",
+                minimum=TTL_MIN_S,
+                maximum=TTL_MAX_S,
+                value="N",
+                ours=True,
+            ),
         ),
         related=("publish_workspace_session", "destroy_workspace_session", "exec_command"),
         examples=(
@@ -250,6 +262,8 @@ RUNTIME: tuple[Operation, ...] = (
                 "state, nano_cpus, memory_high_bytes, memory_max_bytes, pids_max (null: not enforced), reason",
                 ours=True,
             ),
+            ResultField("ttl_s", "number", "with ttl_s: as given", ours=True),
+            ResultField("expires_unix_ms", "integer", "with ttl_s: when it ends if nobody uses it", ours=True),
             ResultField("network", "string", "isolated: no_egress, own address, nothing else to reach; or loopback_only", ours=True),
             ResultField("address", "string", "isolated: where its servers listen, for itself", ours=True),
         ),
@@ -266,7 +280,17 @@ RUNTIME: tuple[Operation, ...] = (
         "Append what the session changed as one layer, all of it or nothing, and close it. Lines that others changed elsewhere are merged. "
         "On rejection nothing is published and the session stays open: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
         "Redo those in a new session, publish that, destroy this one.",
-        (SESSION._replace(required=True, help="Session to publish."), _GRACE),
+        (
+            SESSION._replace(required=True, help="Session to publish."),
+            _GRACE,
+            Argument(
+                "keep_open",
+                "boolean",
+                help="true: go on in the session, on the new version. Needs it idle: no commands, nothing left behind.",
+                default=False,
+                ours=True,
+            ),
+        ),
         related=("preview_publish", "destroy_workspace_session"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 publish_workspace_session --workspace-session-id ID",),
         result=(
@@ -276,6 +300,10 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("evicted_upperdir_bytes", "integer"),
             ResultField("publish.notices", "array", "what of ours or theirs was kept or dropped where both changed it", ours=True),
             ResultField("publish.dropped", "array", "sockets, pipes and devices, which no layer holds", ours=True),
+            ResultField("kept_open", "boolean", "with keep_open: whether the session goes on", ours=True),
+            ResultField("base_version", "integer", "with keep_open: the version that it sees now", ours=True),
+            ResultField("address", "string", "with keep_open, isolated: its address, which may be another one", ours=True),
+            ResultField("not_kept_open", "object", "kept_open false: kind, message and details of what kept it from going on", ours=True),
         ),
         sets=AGENT_SETS,
         waits=570,
@@ -289,7 +317,7 @@ RUNTIME: tuple[Operation, ...] = (
         "workspace_session",
         "Discard a session",
         "Close a session and throw its unpublished changes away for good. Refused while its commands run: signal or wait for them first.",
-        (SESSION._replace(required=True, help="Session to discard."), _GRACE),
+        (SESSION._replace(required=True, help="Session to discard."), _GRACE, _IF_CLEAN),
         destructive=True,
         related=("publish_workspace_session", "preview_publish"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 destroy_workspace_session --workspace-session-id ID",),
@@ -297,7 +325,7 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("workspace_session_id", "string"),
             ResultField("destroyed", "boolean"),
             ResultField("evicted_upperdir_bytes", "integer"),
-            ResultField("discarded", "object", "what was thrown away", ours=True),
+            ResultField("discarded", "object", "paths (100 at most), count, bytes of what was thrown away, truncated", ours=True),
         ),
         sets=AGENT_SETS,
         waits="grace_s",
@@ -641,7 +669,7 @@ RUNTIME: tuple[Operation, ...] = (
 )
 
 # Spoken between gateway, manager and agent. A client that sends one of these to the gateway is refused.
-INTERNAL_NAMES = frozenset({"squash_layerstack", "export_layerstack", "read_export_chunk", "export_stream"})
+INTERNAL_NAMES = frozenset({"squash_layerstack", "export_layerstack", "read_export_chunk", "export_stream", "unpublished_work"})
 # Routed like a runtime operation, but no tool and not in help.
 HIDDEN_NAMES = frozenset({"cancel_request", "sandbox_daemon_ready"})
 

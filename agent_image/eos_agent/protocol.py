@@ -16,6 +16,8 @@ GATEWAY_TOKEN_KEY = "_sandbox_gateway_auth_token"
 DAEMON_TOKEN_KEY = "_sandbox_daemon_auth_token"
 STREAM_LOGS_KEY = "_stream_logs"
 KEEP_ALIVE_KEY = "_keep_alive"
+REQUEST_ID_MAX, DERIVED_ID_MAX = 256, 512
+"""Bytes of a client's request id; of one to which the gateway appended what its own request is about."""
 TRANSPORT_KEYS = (GATEWAY_TOKEN_KEY, DAEMON_TOKEN_KEY, STREAM_LOGS_KEY, KEEP_ALIVE_KEY)
 
 INVALID_REQUEST = "invalid_request"
@@ -106,6 +108,13 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")  # NaN and Infinity, which Python would read and could not write again
 
 
+def check_request_id(found: str, longest: int = REQUEST_ID_MAX) -> None:
+    """Refuse an id that is longer than what is kept, logged and shown with every draft and layer: invalid_request, reason too_long."""
+    if len(found) * 4 > longest and (size := len(found.encode("utf-8", "surrogatepass"))) > longest:
+        details = {"argument": "request_id", "value": found[:200], "max_bytes": longest}
+        raise OperationError(INVALID_REQUEST, f"request_id is {size} bytes, at most {longest} are taken", details, reason="too_long")
+
+
 def decode_request(value: Mapping[str, Any]) -> Request:
     """Check the envelope. Unknown top-level keys are ignored.
 
@@ -123,6 +132,7 @@ def decode_request(value: Mapping[str, Any]) -> Request:
     if not op:
         raise OperationError(INVALID_REQUEST, "op must be non-empty", {"argument": "op"}, reason="bad_envelope")
     request_id = text("request_id")
+    check_request_id(request_id, DERIVED_ID_MAX)
     listed, args = value.get("scope"), value.get("args")
     if not isinstance(listed, dict):
         raise OperationError(INVALID_REQUEST, "scope must be an object", {"argument": "scope"}, reason="bad_envelope")

@@ -1,9 +1,8 @@
-"""What publications, previews, rejections and discards look like on the wire: values of the store -> JSON objects."""
+"""What publications, previews and rejections look like on the wire: values of the store -> JSON objects."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 INLINE_CONFLICTS = 100
 INLINE_BYTES = 64 * 1024
-WALK_MAX = 50_000
-SHOWN_PATHS = 100
 
 
 def inline_conflicts(conflicts: Sequence[Conflict], start: int = 0) -> tuple[list[dict[str, Any]], int | None]:
@@ -80,29 +77,3 @@ def preview_json(preview: Preview, start: int = 0) -> dict[str, Any]:
         "refused": None if preview.refused is None else {"reason": preview.refused.reason, **preview.refused.details},
         "next": None if more is None else str(more),
     }
-
-
-def describe_upper(upperdir: str) -> dict[str, Any]:
-    """What an upperdir holds that nobody has published: at most 100 paths by name, and how many there are."""
-    paths: list[str] = []
-    count = walked = 0
-    stack = [""]
-    while stack and walked < WALK_MAX:
-        directory = stack.pop()
-        try:
-            with os.scandir(os.path.join(upperdir, directory) if directory else upperdir) as entries:
-                found = sorted(entries, key=lambda entry: os.fsencode(entry.name))
-        except OSError:
-            continue
-        below: list[str] = []
-        for entry in found:
-            walked += 1
-            path = f"{directory}/{entry.name}" if directory else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                below.append(path)
-                continue
-            count += 1
-            if len(paths) < SHOWN_PATHS:
-                paths.append(os.fsencode(path).decode("utf-8", "replace"))
-        stack += reversed(below)
-    return {"paths": paths, "count": count, "truncated": count > len(paths) or bool(stack)}

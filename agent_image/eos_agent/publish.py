@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,20 @@ from layerstack.publish import CommitUnsynced
 
 if TYPE_CHECKING:
     from eos_agent.sessions import Sessions
+    from eos_agent.zygote import Runner
     from layerstack.publish import Preview
+    from layerstack.upper import Upper
+
+SESSION_BUSY = "session_busy"
 
 
 async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Publish an explicit session and close it.
+    """Publish an explicit session and close it, or with `keep_open` let it go on with an empty upper on the head of then.
 
     Freeze and preview first: with conflicts nothing has happened and the session goes on. Else its processes end, which is the real end of
     the overlay, and the work is sealed and committed; should the head have moved into a conflict meanwhile, the session goes on with the
-    same view and a new runner.
+    same view and a new runner. With keep_open nothing may live in it: its first process is a new one, and so are a /tmp of its own and its
+    address.
     """
     session_id: str = args["workspace_session_id"]
     grace = check_grace(args)
@@ -35,7 +41,10 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             raise OperationError(
                 OPERATION_FAILED, f"workspace session {session_id} publishes by itself", details, reason="implicit_session"
             )
-        await session.await_commands(grace, "publish")
+        keep_open = args["keep_open"]
+        await session.await_commands(grace, "publish", reason=SESSION_BUSY if keep_open else "active_commands")
+        if keep_open:
+            await _check_idle(session)
         with telemetry.span("workspace_session.capture_changes", preview=True):
             size = await _preview_frozen(sessions, session)
         session.ending = True
@@ -44,24 +53,70 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         upper = session.upper
         try:
             with sessions.lifecycle.cleaning(), telemetry.span("workspace_session.publish", workspace_session_id=session_id):
-                published = await sessions.pool.run(
-                    lambda: commit(upper, owner=session.owner, request_id=request_id, agent=session.agent)
-                )
+                published = await sessions.pool.run(lambda: commit(upper, owner=session.owner, request_id=request_id, agent=session.agent))
         except CommitUnsynced as error:
             sessions.end(session)
             raise _unsynced(session, error) from error
         except Exception as error:
             retained = await _go_on(sessions, session)
             raise _refused(sessions, session, error, "publish", retained=retained, restarted=True) from error
-        sessions.end(session)
         if session.draft_id is not None and not published.no_op:
             sessions.forget_draft(session.draft_id)
+        went_on = await _continue(sessions, session) if keep_open else {}
+        if not went_on.get("kept_open"):
+            sessions.end(session)
     return {
         "workspace_session_id": session_id,
         "publish": publish_json(published),
-        "destroyed": True,
+        "destroyed": not went_on.get("kept_open"),
         "evicted_upperdir_bytes": size,
+        **went_on,
     }
+
+
+async def _check_idle(session: Session) -> None:
+    """Refuse a session in which something lives that its commands left behind."""
+    left = await session.runner.processes()
+    if left or session.looking:
+        names = ", ".join(f"{one['name']} ({one['pid']})" for one in left[:8]) or "a search"
+        details = {
+            "workspace_session_id": session.id,
+            "processes": left[:50],
+            "retryable": True,
+            "hint": "end them first, or publish without keep_open: that ends all that lives in the session",
+        }
+        message = f"cannot publish and keep open: {names} still uses the workspace of session {session.id}"
+        raise OperationError(OPERATION_FAILED, message, details, reason=SESSION_BUSY)
+
+
+async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
+    """After a publish, with the gate held: the session under the same id on the head. What fails here takes nothing back: the work is published."""
+
+    def renew() -> tuple[Upper, int]:
+        upper = sessions.store.open_upper(session.id, origin=session.owner, agent=session.agent, request_id=session.request_id)
+        try:
+            return upper, upper.mount()
+        except BaseException:
+            upper.discard()
+            raise
+
+    try:
+        upper, mount_fd = await sessions.pool.run(renew)
+        try:
+            runner = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
+        except BaseException:
+            await asyncio.shield(sessions.pool.run(upper.discard))
+            raise
+        finally:
+            os.close(mount_fd)
+    except Exception as error:
+        shown = operation_error(error)
+        log.failure("not_kept_open", error, session=session.id)
+        return {"kept_open": False, "not_kept_open": {"kind": shown.kind, "message": shown.message, "details": shown.details}}
+    session.upper, session.draft_id = upper, None
+    _go_on_with(sessions, session, runner)
+    found: dict[str, Any] = {"kept_open": True, "base_version": upper.snapshot.version}
+    return found if runner.address is None else {**found, "address": runner.address}
 
 
 async def preview(sessions: Sessions, args: dict[str, Any]) -> dict[str, Any]:
@@ -129,11 +184,15 @@ async def _go_on(sessions: Sessions, session: Session) -> bool:
         log.failure("remount_failed", error, session=session.id)
         await sessions.keep(session, "publish_error")
         return False
+    _go_on_with(sessions, session, runner)
+    return True
+
+
+def _go_on_with(sessions: Sessions, session: Session, runner: Runner) -> None:
     session.runner = runner
     session.ending = False
     session.state = "active"
     sessions.watch(session, runner)
-    return True
 
 
 def _rejected(sessions: Sessions, session: Session, refused: dict[str, Any], *, retained: bool, restarted: bool = False) -> OperationError:

@@ -206,7 +206,8 @@ def _finish(plan: Plan, order: Order) -> str | None:
             address = network.await_plug(order.wire_fd)
     with view.step("harden"):
         os.chdir("/")
-        plan.hardening.apply(view.writable_folders(plan.scene.workspace_root) if plan.read_only else None)
+        writable = view.writable_folders(plan.scene.workspace_root) if plan.read_only else None
+        plan.hardening.apply(writable, own_network=plan.isolated)
         os.dup2(0, 2)  # 0 and 1 are /dev/null since the zygote
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, signal.SIG_DFL)  # for pid 1 that means: ignored; SIGHUP stays ignored for spawn.start
@@ -327,6 +328,10 @@ class Session:
             elif op == "thaw":
                 self._thaw()
                 reply = {}
+            elif op == "ping":
+                reply = {}
+            elif op == "processes":
+                reply = {"processes": [{"pid": p.pid, "name": p.name} for p in list_processes() if p.alive]}
             else:
                 raise OperationError(INTERNAL_ERROR, f"the runner knows no {op}")
         except Exception as error:

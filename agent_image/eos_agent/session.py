@@ -30,14 +30,35 @@ class Session:
         self.agent = agent
         self.request_id = request_id
         self.draft_id: str | None = None
+        self.ttl_s: float | None = None
+        self.looking = 0  # operations that use it without its gate
         self.gate = asyncio.Lock()
         self.state = "active"
         self.cancelled = False  # a request that ran in it was cancelled: what it wrote is kept, not published
         self.ending = False  # the runner's end is our own doing
         self.ended = asyncio.Event()
         self.destroyed: dict[str, Any] | None = None
+        self.discarded: dict[str, Any] | None = None  # with `destroyed`: what the answer of a command of it says
         self.commands: dict[str, Command] = {}  # those that have not finished
         self.created_unix_ms = self.last_activity_unix_ms = int(time.time() * 1000)
+        self._used = time.monotonic()
+
+    def touch(self) -> None:
+        """Somebody uses it: its time to live counts from here."""
+        self.last_activity_unix_ms = int(time.time() * 1000)
+        self._used = time.monotonic()
+
+    def idle_left_s(self) -> float | None:
+        """How long until it has outlived its time; all of that while something runs in it, None when there is no end to it."""
+        if self.ttl_s is None:
+            return None
+        return self.ttl_s if self.commands or self.looking else self._used + self.ttl_s - time.monotonic()
+
+    def lifetime(self) -> dict[str, Any]:
+        """`ttl_s` and `expires_unix_ms` (null while a command runs) of a session that has a time to live."""
+        if self.ttl_s is None:
+            return {}
+        return {"ttl_s": self.ttl_s, "expires_unix_ms": None if self.commands else self.last_activity_unix_ms + round(self.ttl_s * 1000)}
 
     def on_event(self, event: dict[str, Any]) -> None:
         command = self.commands.get(str(event.get("key")))
@@ -48,7 +69,7 @@ class Session:
     def owner(self) -> str:
         return f"workspace_session:{self.id}"
 
-    async def await_commands(self, grace_s: float, doing: str) -> None:
+    async def await_commands(self, grace_s: float, doing: str, *, reason: str = "active_commands") -> None:
         """Wait up to `grace_s` for running commands, then refuse. The gate is held, so none is added."""
         end = time.monotonic() + grace_s
         for command in list(self.commands.values()):
@@ -63,7 +84,7 @@ class Session:
                     "active_command_session_ids": active,
                     "hint": "wait_command or signal_command them first",
                 },
-                reason="active_commands",
+                reason=reason,
             )
 
 

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import os
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import damaged, log, telemetry
+from eos_agent.expiry import EXPIRED, Expiry
 from eos_agent.file_changes import COPY_NEEDED
 from eos_agent.file_search import KILL_S, SEARCH_S
+from eos_agent.lost import LOST, RUNNER_LOST, RUNNER_STUCK, pending_hint, session_lost, session_not_found
 from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
-from eos_agent.publication import describe_upper
 from eos_agent.session import EXPLICIT, IMPLICIT, Session, check_grace
 from eos_agent.settle import SETTLED, finalization_failed, publish_or_keep
+from eos_agent.unpublished import is_clean, unpublished
 from eos_agent.zygote import Runner, SessionSpec, Zygote
 
 if TYPE_CHECKING:
@@ -33,28 +35,8 @@ if TYPE_CHECKING:
     from layerstack.store import Store
     from layerstack.upper import Upper
 
-LOST = "session_lost"
-
-
-def session_not_found(session_id: str, kind: str = OPERATION_FAILED) -> OperationError:
-    details = {"workspace_session_id": session_id, "hint": "list_workspace_sessions shows the live ones, list_drafts the kept work"}
-    return OperationError(kind, f"workspace session not found: {session_id}", details, reason="session_not_found")
-
-
-def session_lost(session_id: str, draft_id: str | None, *, pending: str | None = None, folder: str = "") -> OperationError:
-    """`pending`: why its work could not be made a draft yet; it lies in `folder` until the store is opened again."""
-    kept = f"its work is kept in {draft_id}" if draft_id else "nothing was unpublished in it"
-    details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": draft_id}
-    if draft_id:
-        details["hint"] = "create_workspace_session with this draft_id opens the work again"
-    elif pending is not None:
-        kept = f"its work could not be made a draft yet: {pending}"
-        details["draft_pending"] = True
-        step = "free space on the file system of the store" if os.strerror(errno.ENOSPC) in pending else "mend what the message names there"
-        details["hint"] = f"its files lie in {folder}; {step}; the agent's next start makes the draft"
-    return OperationError(
-        OPERATION_FAILED, f"workspace session lost: {session_id}: its process ended unasked; {kept}", details, reason=LOST
-    )
+FORGOTTEN_AFTER = 512
+"""So many sessions that expired with nothing in them are known by their id."""
 
 
 class Sessions:
@@ -67,13 +49,17 @@ class Sessions:
         self.pool = pool
         self._counter = itertools.count(1)
         self.setup_timeout_s: float = settings.get("runtime.workspace.setup_timeout_s", 30)
+        self.answer_s: float = settings.get("runtime.workspace.runner_answer_s", 60)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.expiry = Expiry(self._expire, self._task)
         self._draining = False
         self._shell: list[str] | None = None
         self.lifecycle = Lifecycle()
         self.live: dict[str, Session] = {}
         self.lost: dict[str, str | None] = {}
         self.pending: dict[str, str] = {}
+        self._how: dict[str, str] = {}  # of `lost`: those that did not simply lose their process
+        self._expired: OrderedDict[str, None] = OrderedDict()  # with nothing in them
         for draft in store.drafts():
             self._remember(draft)
         for session_id, why in (*store.unrecovered, *damaged.sessions(store)):
@@ -83,19 +69,26 @@ class Sessions:
         kind, _, session_id = draft.origin.partition(":")
         if kind == "workspace_session" and draft.reason not in SETTLED:
             self.lost[session_id] = draft.draft_id
+            if draft.reason in (EXPIRED, RUNNER_STUCK):
+                self._how[session_id] = draft.reason
 
     def forget_draft(self, draft_id: str) -> None:
         """The draft was published or discarded: the dead session that it came from is a dead id like any other."""
         for session_id in [lost for lost, kept in self.lost.items() if kept == draft_id]:
             del self.lost[session_id]
+            self._how.pop(session_id, None)
 
     def _pend(self, session_id: str, why: object) -> None:
         self.lost[session_id] = None
         self.pending[session_id] = str(why).split(": '")[0]  # without the path, which may be longer than any answer
 
+    def folder(self, session_id: str) -> str:
+        """Where the writes of a session lie for as long as they are no draft."""
+        return os.path.join(self.settings.layer_stack_root, "sessions", session_id, "upper")
+
     def _lost(self, session_id: str) -> OperationError:
-        folder = os.path.join(self.settings.layer_stack_root, "sessions", session_id, "upper")
-        return session_lost(session_id, self.lost.get(session_id), pending=self.pending.get(session_id), folder=folder)
+        how, pending = self._how.get(session_id, RUNNER_LOST), self.pending.get(session_id)
+        return session_lost(session_id, self.lost.get(session_id), how=how, pending=pending, folder=self.folder(session_id))
 
     def _new_id(self) -> str:
         return f"{next(self._counter) & 0xFFFFFF:06x}{time.time_ns():016x}"
@@ -117,12 +110,15 @@ class Sessions:
             draft_base=args["draft_base"],
             version=args.get("base_version"),
         )
+        session.ttl_s = args.get("ttl_s")
+        self.expiry.watch(session)
         found: dict[str, Any] = {
             "workspace_session_id": session.id,
             "network_profile": session.spec.network,
             "finalize_policy": session.policy,
             "base_version": session.upper.snapshot.version,
             "limits": session.runner.group.limits(),
+            **session.lifetime(),
         }
         if session.spec.network == "isolated":
             found["network"] = "loopback_only" if session.runner.address is None else "no_egress"
@@ -203,7 +199,7 @@ class Sessions:
         return upper, runner
 
     def watch(self, session: Session, runner: Runner) -> None:
-        runner.on_event = session.on_event
+        runner.on_event, runner.answer_s = session.on_event, self.answer_s
 
         def gone(reason: asyncio.Future[str]) -> None:
             self.lifecycle.holder_exited(reason.result())
@@ -230,6 +226,8 @@ class Sessions:
             return session
         if session_id in self.lost:
             raise self._lost(session_id)
+        if session_id in self._expired:
+            raise session_lost(session_id, None, how=EXPIRED)
         raise session_not_found(session_id, kind)
 
     @contextlib.asynccontextmanager
@@ -244,8 +242,9 @@ class Sessions:
             async with session.gate:
                 if session.ended.is_set():
                     self.find(session_id, kind=kind)
-                session.last_activity_unix_ms = int(time.time() * 1000)
+                session.touch()
                 yield session
+                session.touch()
         except OperationError as error:
             if error.details.get("reason") != LOST:
                 raise
@@ -260,6 +259,7 @@ class Sessions:
         session.ending = True
         session.state = "ended"
         self.live.pop(session.id, None)
+        self.expiry.forget(session)
         session.ended.set()
 
     async def _lose(self, session: Session, runner: Runner) -> None:
@@ -268,7 +268,7 @@ class Sessions:
             if session.ending or session.runner is not runner:
                 return
             reason = runner.gone.result()
-            await self.keep(session, "runner_lost")
+            await self.keep(session, RUNNER_STUCK if runner.stuck else RUNNER_LOST)
             log.log("session_lost", session=session.id, reason=reason, draft=self.lost[session.id])
 
     async def keep(self, session: Session, reason: str) -> None:
@@ -285,6 +285,8 @@ class Sessions:
             self._pend(session.id, error)
         else:
             self.lost[session.id] = draft_id
+        if reason in (EXPIRED, RUNNER_STUCK):
+            self._how[session.id] = reason
         lost = self._lost(session.id)
         for command in list(session.commands.values()):
             command.lost = OperationError(lost.kind, lost.message, {**lost.details, "command_session_id": command.id})
@@ -294,11 +296,31 @@ class Sessions:
             command.lose()
         self.end(session)
 
+    async def _expire(self, session: Session) -> None:
+        """Its time to live is over, and its gate is held: its work becomes a draft; there is none of a draft that it stands on as it was."""
+        session.ending = True
+        session.state = "finalizing"
+        await session.runner.terminate()
+        if session.draft_id is not None and not (await self.pool.run(lambda: unpublished(session.upper)))["count"]:
+            await self.pool.run(session.upper.discard)
+            self.end(session)
+            self.lost[session.id] = None
+        else:
+            await self.keep(session, EXPIRED)
+        draft_id = self.lost[session.id]
+        if draft_id is None and session.id not in self.pending:
+            del self.lost[session.id]
+            self._how.pop(session.id, None)
+            self._expired[session.id] = None
+            while len(self._expired) > FORGOTTEN_AFTER:
+                self._expired.popitem(last=False)
+        log.log("session_expired", session=session.id, ttl_s=session.ttl_s, draft=draft_id)
+
     def command_finished(self, command: Command, make_terminal: Callable[[], None]) -> None:
         """A command has ended; the last one of an implicit session is terminal only after the session was settled."""
         session = command.session
         session.commands.pop(command.id, None)
-        session.last_activity_unix_ms = int(time.time() * 1000)
+        session.touch()
         if session.policy != IMPLICIT or session.commands or session.ending or command.lost is not None:
             make_terminal()
             return
@@ -317,6 +339,8 @@ class Sessions:
         """End an implicit session that runs nothing: publish its work, or keep it as a draft. Returns what that adds to the result."""
         async with session.gate:
             if session.ending:
+                if session.discarded is not None:
+                    return session.discarded
                 return {"session_lost": True, "draft_id": self.lost[session.id]} if session.id in self.lost else {}
             if session.commands:  # somebody joined it meanwhile
                 session.state = "active"
@@ -331,15 +355,19 @@ class Sessions:
                 except Exception as error:
                     log.failure("finalization_failed", error, session=session.id)
                     telemetry.event("workspace_session.finalize_failed", workspace_session_id=session.id, error=type(error).__name__)
-                    outcome = finalization_failed(error)
                     self._pend(session.id, error)
+                    outcome = finalization_failed(error, pending_hint(self.pending[session.id], self.folder(session.id)))
                 if outcome.get("publish_rejected") or outcome.get("finalization_failed"):
                     span.status = telemetry.ERROR
             self.end(session)
             return outcome
 
-    async def destroy(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The operation destroy_workspace_session: everything unpublished goes, and the answer says what that was."""
+    async def destroy(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+        """The operation destroy_workspace_session: everything unpublished goes, and the answer says what that was.
+
+        Raises:
+            OperationError: session_not_found, active_commands; unpublished_work with `if_clean`, and then nothing has happened.
+        """
         session_id: str = args["workspace_session_id"]
         grace = check_grace(args)
         session = self.find(session_id)
@@ -349,11 +377,13 @@ class Sessions:
             if session.ended.is_set():
                 self.find(session_id)
             await session.await_commands(grace, "destroy")
+            if args.get("if_clean"):
+                await self._check_clean(session)
             session.ending = True
             await session.runner.terminate()
 
             def discard() -> tuple[int, dict[str, Any]]:
-                discarded = describe_upper(session.upper.upperdir)
+                discarded = unpublished(session.upper)
                 size = session.upper.discard()
                 self.store.scrap.settle()  # who was told that it is gone may need the space
                 return size, discarded
@@ -371,8 +401,32 @@ class Sessions:
                 "evicted_upperdir_bytes": size,
                 "discarded": discarded,
             }
+            session.discarded = {
+                "publish": {"published": False, "no_op": False},
+                "discarded": {**discarded, "by": "destroy_workspace_session", "request_id": request_id},
+                "hint": "nothing was published: the session was destroyed by another request before its work was",
+            }
             self.end(session)
             return session.destroyed
+
+    async def _check_clean(self, session: Session) -> None:
+        """Refuse, with everything as it was, if something would be lost with the session; else it stands still from here on."""
+        await session.runner.freeze()
+        found: dict[str, Any] | None = None
+        try:
+            found = await self.pool.run(lambda: None if is_clean(session) else unpublished(session.upper))
+        except BaseException:
+            await session.runner.thaw()
+            raise
+        if found is not None:
+            await session.runner.thaw()
+            details = {
+                "workspace_session_id": session.id,
+                "unpublished": found,
+                "hint": "publish_workspace_session keeps the work; without if_clean it is thrown away",
+            }
+            message = f"workspace session {session.id} has unpublished work: {found['count']} paths, {found['bytes']} bytes"
+            raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
 
     async def shell(self, session: Session, *, again: bool = False) -> list[str] | None:
         """The argv before a command's text. The last answer is remembered for all sessions; `again` asks the session's own view anew."""
@@ -393,7 +447,8 @@ class Sessions:
 
     async def search(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
         """The operation file_search: of the head in a session made for it, which ends with the page. The gate is not held while it looks."""
-        session_id, limit_s = args.pop("workspace_session_id", None), SEARCH_S + KILL_S
+        session_id: str | None = args.pop("workspace_session_id", None)
+        limit_s = SEARCH_S + KILL_S
         if session_id is None:
             own = await self.create_implicit(agent=None, request_id=request_id)
             try:
@@ -401,16 +456,22 @@ class Sessions:
                     return (await own.runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
             finally:
                 await asyncio.shield(self.settle(own))
-        async with self.use(session_id, kind=NOT_FOUND) as session:
-            pass
-        try:
-            with telemetry.span("namespace.exec.file_op", op="search"):
-                return (await session.runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
-        except OperationError as error:
-            if error.details.get("reason") != LOST:
-                raise
-            async with self.use(session_id, kind=NOT_FOUND):  # what became of it: published, destroyed or lost
-                raise
+        while True:
+            async with self.use(session_id, kind=NOT_FOUND) as session:
+                runner = session.runner
+            session.looking += 1
+            try:
+                with telemetry.span("namespace.exec.file_op", op="search"):
+                    return (await runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
+            except OperationError as error:
+                if error.details.get("reason") != LOST:
+                    raise
+                async with self.use(session_id, kind=NOT_FOUND):  # what became of it: published, destroyed or lost
+                    if session.runner is runner:
+                        raise
+            finally:
+                session.looking -= 1
+                session.touch()
 
     async def rows(self) -> list[dict[str, Any]]:
         """The entries of list_workspace_sessions."""
@@ -433,6 +494,7 @@ class Sessions:
                 "active_command_session_ids": list(session.commands),
                 "agent": session.agent,
                 "limits": session.runner.group.limits(),
+                **session.lifetime(),
                 **({"draft_id": session.draft_id} if session.draft_id else {}),
                 **({"address": session.runner.address} if session.runner.address else {}),
             }

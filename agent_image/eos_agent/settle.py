@@ -79,12 +79,13 @@ def _kept(session: Session, reason: str, hint: str) -> dict[str, Any]:
     return found if draft is None else {**found, "draft_id": draft.draft_id, "hint": hint}
 
 
-def finalization_failed(error: Exception) -> dict[str, Any]:
-    """The result fields of a session that could be neither published nor kept."""
+def finalization_failed(error: Exception, hint: str) -> dict[str, Any]:
+    """The result fields of a session that could be neither published nor kept; `hint` says where its work lies."""
     shown = operation_error(error)
     return {
         "finalization_failed": True,
         "finalization_failure_class": "holder_finalization_capture_failed",
         "finalization_attempts": 1,
+        "hint": hint,
         "finalization_error": {"kind": shown.kind, "message": shown.message, "details": shown.details},
     }

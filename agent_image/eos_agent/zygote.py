@@ -23,9 +23,12 @@ from eos_agent.cgroups import NONE, Groups
 from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
 from eos_agent.session_group import SessionGroup
 
-
 FORCE_AFTER_S = 0.4
 """A tree that the runner has not killed after so long, SIGTERM and its grace included, is killed from outside of the session."""
+
+
+ANSWER_S = 60.0
+"""A runner that has not answered for so long, while nobody made it stand still, is killed: what waits for it would wait for ever."""
 
 
 class HostSpec(NamedTuple):
@@ -288,6 +291,8 @@ class Runner:
         self.namespaces: dict[str, str] = {}
         self.group = SessionGroup(NONE, "")
         self.gone: asyncio.Future[str] = loop.create_future()
+        self.answer_s = ANSWER_S
+        self.stuck = False  # it did not answer for `answer_s`, and was killed for that
         self.on_event: Callable[[dict[str, Any]], None] | None = None
         self._pidfd = -1
         self._abandoned = False
@@ -325,6 +330,11 @@ class Runner:
         found = (await self._call({"op": "which_shell"})).message["argv"]
         return None if found is None else [str(a) for a in found]
 
+    async def ping(self) -> None:
+        """Have it answer. It is killed like in any other call if it does not; that it died is nobody's error here."""
+        with contextlib.suppress(OperationError):
+            await self._call({"op": "ping"})
+
     async def signal(self, key: str, signum: int) -> bool:
         """Send a signal to the process group of a command; False when it is gone."""
         return bool((await self._call({"op": "signal", "key": key, "signum": signum})).message["sent"])
@@ -335,7 +345,7 @@ class Runner:
         The runner does it; where that takes too long, because the tree forks as fast as it is killed or leaves the runner no processor, all of
         the session is frozen and the tree killed from here.
         """
-        kill = asyncio.ensure_future(self._call({"op": "kill_tree", "key": key}))
+        kill = asyncio.ensure_future(self._call({"op": "kill_tree", "key": key}, patient=True))
         try:
             mark, pid = self._born.get(key, (0, 0))
             while self.group.can_freeze and (mark or pid):
@@ -357,8 +367,12 @@ class Runner:
         message: dict[str, Any] = {"op": "file", "name": name, "args": args}
         if aside:
             message.update(aside=True, limit_s=limit_s)
-        frame = await self._call(message, data)
+        frame = await self._call(message, data, patient=aside)
         return frame.message["result"], frame.data
+
+    async def processes(self) -> list[dict[str, Any]]:
+        """Whatever lives in the session beside its pid 1: `pid`, `name`."""
+        return list((await self._call({"op": "processes"})).message["processes"])
 
     async def connect(self, port: int, *, timeout_s: float = 10.0) -> int:
         """A non-blocking stream to a server in the session's network, on its loopback or at its address; the descriptor is the caller's.
@@ -395,19 +409,29 @@ class Runner:
         self._kill()
         await asyncio.shield(self.gone)
 
-    async def _call(self, message: dict[str, Any], data: bytes | None = None) -> channel.Frame:
+    async def _call(self, message: dict[str, Any], data: bytes | None = None, *, patient: bool = False) -> channel.Frame:
+        """Ask and wait for the answer.
+
+        Args:
+            patient: the answer may take as long as it takes: the runner works on others meanwhile, and must show that it does.
+        Raises:
+            OperationError: what the runner says; session_lost, also when it is killed because it does not answer (`stuck`).
+        """
         if self.gone.done():
             raise _lost(self.spec.session_id)
         self._last_id += 1
         number = self._last_id
         reply: asyncio.Future[channel.Frame] = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
+        watch = _Watch(self, reply, patient)
         try:
             await self._link.send({**message, "id": number}, data)
+            frame = await reply  # when cancelled, the reply that still comes is dropped in _on_frame
         except OSError:
             self._waiting.pop(number, None)
             raise _lost(self.spec.session_id) from None
-        frame = await reply  # when cancelled, the reply that still comes is dropped in _on_frame
+        finally:
+            watch.end()
         error = frame.message.get("error")
         if error is not None:
             if error["kind"] == INTERNAL_ERROR:  # a bug of ours, told from there: its text is for the log alone
@@ -442,6 +466,11 @@ class Runner:
                 self._born.pop(str(message.get("key")), None)
             if self.on_event is not None:
                 self.on_event(message)
+
+    def give_up(self) -> None:
+        """It does not answer: kill it, and say so to everybody who waits. `gone` follows when it was reaped."""
+        self.stuck = True
+        self._on_end()
 
     def _on_end(self) -> None:
         """The runner closed its socket: it dies, or it is broken. It has to die either way."""
@@ -508,6 +537,36 @@ class Runner:
                 reply.set_exception(_lost(self.spec.session_id))
         if not self.gone.done():
             self.gone.set_result(reason)
+
+
+class _Watch:
+    """Over one call of a runner: a timer, which is most of the time cancelled before it is due."""
+
+    def __init__(self, runner: Runner, reply: asyncio.Future[channel.Frame], patient: bool) -> None:
+        self._runner, self._reply, self._patient = runner, reply, patient
+        self._ping: asyncio.Task[Any] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._arm()
+
+    def _arm(self) -> None:
+        self._timer = self._loop.call_later(self._runner.answer_s, self._due)
+
+    def _due(self) -> None:
+        runner = self._runner
+        if self._reply.done() or runner.gone.done():
+            return
+        if runner.group.frozen:
+            self._arm()
+        elif self._patient:
+            self._ping = self._loop.create_task(runner.ping())
+            self._arm()
+        else:
+            runner.give_up()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
 
 
 __all__ = ["INTERNAL_ERROR", "HostSpec", "Runner", "SessionSpec", "Spawned", "Zygote", "fork_zygote"]

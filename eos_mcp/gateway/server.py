@@ -183,7 +183,9 @@ class GatewayServer:
             hint = "the gateway's token is in its token file (sandbox-gateway-token path) or in SANDBOX_GATEWAY_AUTH_TOKEN of whoever started it"
             what = "is wrong" if isinstance(given, str) else "is missing"
             raise OperationError(UNAUTHORIZED, f"the gateway token {what}", {"hint": hint}, reason="bad_token")
-        return protocol.decode_request(value)
+        request = protocol.decode_request(value)
+        protocol.check_request_id(request.request_id)
+        return request
 
 
 class _Frames:

@@ -97,7 +97,7 @@ def test_the_exit_code_is_the_one_that_the_kernel_gave(here: In, cmd: str, statu
         assert (result["status"], result["exit_code"]) == (status, code)
 
 
-def test_a_heredoc_with_quotes_and_dollars_arrives_as_written(here: In) -> None:
+def test_x7_a_heredoc_with_quotes_and_dollars_arrives_as_written(here: In) -> None:
     here.run("cat > f <<'E'\n$HOME `id` \"q\" 'q'\n\\n\nlast\nE\necho ok")
     assert here.agent.read("f", workspace_session_id=here.session) == "$HOME `id` \"q\" 'q'\n\\n\nlast"
     assert here.run("echo ok")["output"] == "ok"
@@ -183,7 +183,7 @@ def test_control_c_or_d_alone_cancels_and_any_other_text_that_holds_one_is_input
     assert here.of("write_command_stdin", command, stdin="a\x03b", yield_time_ms=60_000)["output"].split()[-3:] == ["61", "03", "62"]
 
 
-def test_close_stdin_ends_input_with_and_without_a_terminal(here: In) -> None:
+def test_x8_close_stdin_ends_input_with_and_without_a_terminal(here: In) -> None:
     command = here.start("cat")
     here.of("write_command_stdin", command, stdin="text\n", yield_time_ms=0)
     result = here.of("close_stdin", command)

@@ -98,7 +98,7 @@ def test_destroy_says_what_it_discards(agent: Agent) -> None:
     agent.run("mkdir d; printf 12345 > d/new; rm run.sh", session)
     result = destroy(agent, session)
     assert (result["destroyed"], result["evicted_upperdir_bytes"]) == (True, 5)
-    assert result["discarded"] == {"paths": ["run.sh", "d/new"], "count": 2, "truncated": False}
+    assert result["discarded"] == {"paths": ["run.sh", "d/new"], "count": 2, "bytes": 5, "truncated": False}
     assert agent.version() == 1
 
 
