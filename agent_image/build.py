@@ -27,6 +27,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 FORMAT = 1
+PRELOAD_OF_GLIBC, PRELOAD_OF_OURS = b"/etc/ld.so.preload\0", b"/eos/ld.so.preload"
 PACKAGES = ("eos_agent", "layerstack")
 MOUNTED_AT = "/eos/bundle"
 STEADY_TIME = 1_577_836_800
@@ -169,7 +170,7 @@ def make(out: str) -> list[list[Any]]:
     target = os.path.join(lib, f"python{version}")
     os.makedirs(os.path.join(target, "lib-dynload"))
     os.makedirs(os.path.join(out, "bin"))
-    shutil.copyfile(os.path.realpath(loader), os.path.join(out, "ld.so"))
+    _copy_loader(os.path.realpath(loader), os.path.join(out, "ld.so"))
     shutil.copyfile(executable, os.path.join(out, "bin", "python3"))
     _copy_stdlib(stdlib, target)
     libraries = dict(_needed(loader, executable))
@@ -360,6 +361,19 @@ def _needed(loader: str, path: str) -> list[tuple[str, str]]:
         elif "not found" in line:
             raise BuildError(f"{path} needs {line.strip()}")
     return found
+
+
+def _copy_loader(source: str, target: str) -> None:
+    """The loader, which looks for libraries to preload below /eos: /etc is the image's, and in Docker every command may write there.
+
+    glibc has the name compiled in and no option that turns it off (elf/rtld.c); musl has no such file.
+    """
+    with open(source, "rb") as file:
+        content = file.read()
+    ours = PRELOAD_OF_OURS + b"\0"
+    assert len(ours) == len(PRELOAD_OF_GLIBC)
+    with open(target, "wb") as file:
+        file.write(content.replace(PRELOAD_OF_GLIBC, ours))
 
 
 def _copy_stdlib(source: str, target: str) -> None:

@@ -100,6 +100,13 @@ def test_files_have_steady_times_and_modes_and_byte_code_that_no_clock_invalidat
     assert byte_code > 100
 
 
+def test_the_loader_preloads_nothing_that_a_file_of_the_image_names(bundle: build.Bundle) -> None:
+    with open(f"{bundle.path}/ld.so", "rb") as file:
+        loader = file.read()
+    assert build.PRELOAD_OF_GLIBC not in loader
+    assert (build.PRELOAD_OF_OURS in loader) == (b"ld.so.cache" in loader), "glibc, but its name for the file is another one now"
+
+
 def test_the_daemon_script_starts_the_agent(bundle: build.Bundle) -> None:
     done = run([*bundle.argv(), "--version"])
     assert done.returncode == 0

@@ -110,10 +110,13 @@ _DENIED_BY_MACHINE = {
     },
 }
 _CLONE = {"x86_64": 56, "aarch64": 220}
+_SOCKET = {"x86_64": 41, "aarch64": 198}
 _CLONE3 = 435
 _MKNOD_MODE_ARGUMENT = {"x86_64": {133: 1, 259: 2}, "aarch64": {33: 2}}  # mknod, mknodat -> index of the mode
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
+_AF_INET, _AF_INET6, _AF_PACKET, _AF_XDP, _SOCK_RAW, _SOCK_PACKET, _SOCK_TYPE_MASK = 2, 10, 17, 44, 3, 10, 0xF
+_PING = (1, 58)  # IPPROTO_ICMP, IPPROTO_ICMPV6
 
 _LOAD, _JEQ, _JGE, _JSET, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06  # BPF_LD|W|ABS, BPF_JMP|..|K, BPF_ALU|AND|K, BPF_RET|K
 _ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
@@ -133,8 +136,23 @@ def denied_calls(machine: str = linux.MACHINE) -> dict[str, int]:
     return {**_DENIED_EVERYWHERE, **_DENIED_BY_MACHINE[machine]}
 
 
-def seccomp_program(machine: str = linux.MACHINE) -> bytes:
-    """The BPF program of a session.
+def _no_listening_in(machine: str) -> list[bytes]:
+    """No packet sockets, and of the raw ones those of ping only: any other shows what goes over the network that the session shares.
+
+    The token of the agent is among that: the gateway's requests come over TCP, and CAP_NET_RAW is for more than ping.
+    """
+    deny, allow = _op(_RETURN, 0, 0, _errno(errno.EPERM)), _op(_RETURN, 0, 0, _ALLOW)
+    domain, kind, protocol = (_op(_LOAD, 0, 0, _ARGUMENTS + 8 * n) for n in range(3))
+    body = [kind, _op(_AND, 0, 0, _SOCK_TYPE_MASK), _op(_JEQ, 0, 1, _SOCK_PACKET), deny]
+    body += [domain, _op(_JEQ, 0, 1, _AF_PACKET), deny, _op(_JEQ, 0, 1, _AF_XDP), deny]
+    body += [_op(_JEQ, 2, 0, _AF_INET), _op(_JEQ, 1, 0, _AF_INET6), allow]
+    body += [kind, _op(_AND, 0, 0, _SOCK_TYPE_MASK), _op(_JEQ, 1, 0, _SOCK_RAW), allow]
+    body += [protocol, _op(_JEQ, 1, 0, _PING[0]), _op(_JEQ, 0, 1, _PING[1]), allow, deny]
+    return [_op(_JEQ, 0, len(body), _SOCKET[machine]), *body]
+
+
+def seccomp_program(machine: str = linux.MACHINE, *, raw_sockets: bool = False) -> bytes:
+    """The BPF program of a session. raw_sockets: it has a network of its own, of which it may see every packet.
 
     Another architecture's calls get EPERM; x32 calls kill the process; clone3 gets ENOSYS, since its flags lie in memory where no filter
     can read them, and libc then falls back to clone, which gets EPERM for any namespace flag; mknod of devices gets EPERM.
@@ -151,6 +169,7 @@ def seccomp_program(machine: str = linux.MACHINE) -> bytes:
     program += [_op(_JEQ, 0, 1, _CLONE3), _op(_RETURN, 0, 0, _errno(errno.ENOSYS))]
     for number in sorted(denied_calls(machine).values()):
         program += [_op(_JEQ, 0, 1, number), deny]
+    program += [] if raw_sockets else _no_listening_in(machine)
     for number, argument in _MKNOD_MODE_ARGUMENT[machine].items():
         mode = _ARGUMENTS + 8 * argument
         program += [_op(_JEQ, 0, 6, number), _op(_LOAD, 0, 0, mode), _op(_AND, 0, 0, 0o170000)]
@@ -238,6 +257,7 @@ class Hardening(NamedTuple):
 
     capabilities: int
     program: bytes
+    program_of_own_network: bytes
     landlock: Landlock
 
     @staticmethod
@@ -250,11 +270,11 @@ class Hardening(NamedTuple):
         keep = permitted_capabilities() & sum(1 << number for number in CAP_NUMBERS.values())
         shrink_bounding_set(keep)
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-        return Hardening(keep, seccomp_program(), Landlock.probe())
+        return Hardening(keep, seccomp_program(), seccomp_program(raw_sockets=True), Landlock.probe())
 
-    def apply(self, writable: Sequence[str] | None) -> None:
+    def apply(self, writable: Sequence[str] | None, *, own_network: bool) -> None:
         """Called in pid 1 of a session, last of all: nothing can be mounted afterwards. writable: the only folders to write below, or None."""
         if writable is not None:
             self.landlock.restrict(writable)
         linux.capset(self.capabilities, self.capabilities, 0)
-        install_seccomp(self.program)
+        install_seccomp(self.program_of_own_network if own_network else self.program)

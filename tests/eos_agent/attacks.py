@@ -1,7 +1,8 @@
 """Things that a command may try: each a function that returns when it got its way and raises OSError when the kernel refused.
 
-They run in a fork of a session's pid 1, which has just what any command inherits from it, so that no interpreter is needed in the session.
-`place` holds the paths that the test made outside: store, token, agent_socket, secret, other_pid and the like.
+They run in a fork of a session's pid 1, which has just what any command inherits from it, so that no interpreter is needed in the session; or in a
+command that is a Python. A `Plain` one can be said in a line for attacks.c too, which is a command where there is no interpreter.
+`place` holds what the test made outside: store, token, agent_socket, other_pid and the like.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
+import glob
 import importlib
 import json
 import os
@@ -19,7 +22,7 @@ import stat
 import struct
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from eos_agent import files, harden
 from layerstack import linux
@@ -31,6 +34,30 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 X86 = linux.MACHINE == "x86_64"
 NUMBERS = {**harden.denied_calls(), **linux.NR, "clone": 56 if X86 else 220, "mknodat": 259 if X86 else 33, "fchmodat2": 452}
+_NEVER_ALLOWED = {  # by a capability that is gone: numbers on x86_64 and aarch64
+    "settimeofday": (164, 170),
+    "setdomainname": (171, 162),
+    "vhangup": (153, 58),
+    "process_vm_readv": (310, 270),
+    "sched_setscheduler": (144, 119),
+    "chroot": (161, 51),
+}
+NUMBERS |= {name: pair[0 if X86 else 1] for name, pair in _NEVER_ALLOWED.items()}
+
+
+class Plain(NamedTuple):
+    """An attack that attacks.c knows as well. A `{name}` in an argument comes from the place."""
+
+    run: Attack
+    verb: str
+    args: tuple[int | str, ...]
+
+    def __call__(self, place: Place) -> object:
+        return self.run(place)
+
+    def line(self, place: Place) -> str:
+        """What attacks.c reads of it, all but the name."""
+        return "\t".join([self.verb, *(a.format(**place) if isinstance(a, str) else str(a) for a in self.args)])
 
 
 def raw(name: str | int, *args: int | bytes | None) -> int:
@@ -44,41 +71,149 @@ def raw(name: str | int, *args: int | bytes | None) -> int:
     return result
 
 
-def call(name: str | int, *args: int | bytes | None) -> Attack:
-    return lambda _place: raw(name, *args)
+def call(name: str | int, *args: int | bytes | None) -> Plain:
+    """One system call."""
+    said = ["n" if a is None else f"i:{a}" if isinstance(a, int) else f"x:{a.hex()}" for a in args]
+    return Plain(lambda _place: raw(name, *args), "call", (NUMBERS[name] if isinstance(name, str) else name, *said))
 
 
-def opening(path: str, flags: int) -> Attack:
-    """Open a path; `{name}` in it comes from the place."""
-    return lambda place: os.close(os.open(path.format(**place), flags | os.O_CLOEXEC))
+def opening(paths: str, flags: int) -> Plain:
+    """Open the first that can be opened of some paths with `|` between them, each a pattern of glob(3)."""
+
+    def attack(place: Place) -> str:
+        last = OSError(errno.ENOENT, paths)
+        for pattern in paths.format(**place).split("|"):
+            for path in glob.glob(pattern) if glob.has_magic(pattern) else [pattern]:
+                try:
+                    os.close(os.open(path, flags | os.O_CLOEXEC))
+                except OSError as error:
+                    last = error
+                else:
+                    return path
+        raise last
+
+    return Plain(attack, "open", (paths, flags))
 
 
-def reading(path: str) -> Attack:
+def reading(path: str) -> Plain:
     def attack(place: Place) -> str:
         with open(path.format(**place), "rb") as f:
             return f.read(200).decode(errors="replace")
 
+    return Plain(attack, "read", (path,))
+
+
+def reading_something(path: str) -> Attack:
+    """Read a file; one that is empty shows nothing."""
+
+    def attack(place: Place) -> str:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not os.read(fd, 64):
+                raise OSError(errno.ENOENT, "empty")
+        finally:
+            os.close(fd)
+        return path
+
     return attack
 
 
-def listing(path: str) -> Attack:
+def listing(path: str) -> Plain:
+    """List a folder; an empty one shows nothing."""
+
     def attack(place: Place) -> str:
         names = os.listdir(path.format(**place))
         if not names:
             raise OSError(errno.ENOENT, "an empty folder")
         return " ".join(names)
 
-    return attack
+    return Plain(attack, "list", (path,))
 
 
-def connecting(family: int, address: Any) -> Attack:
+def following(path: str) -> Plain:
+    return Plain(lambda place: os.readlink(path.format(**place)), "readlink", (path,))
+
+
+def connecting(kind: str, address: str) -> Plain:
+    """Connect a stream: kind unix, abstract or tcp (the address is a port of loopback)."""
+
     def attack(place: Place) -> str:
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
+        where = address.format(**place)
+        with socket.socket(socket.AF_INET if kind == "tcp" else socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(2)
-            sock.connect(address.format(**place))
+            sock.connect(("127.0.0.1", int(where)) if kind == "tcp" else "\0" + where if kind == "abstract" else where)
         return "connected"
 
-    return attack
+    return Plain(attack, "connect", (kind, address))
+
+
+def taking_port(port: str) -> Plain:
+    """Listen where somebody else listens already."""
+
+    def attack(place: Place) -> None:
+        with socket.socket(socket.AF_INET) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.bind(("127.0.0.1", int(port.format(**place))))
+            sock.listen()
+
+    return Plain(attack, "listen", (port,))
+
+
+def hunting(what: str) -> Plain:
+    """Look for the text place[what] in environment, arguments and mounts of every process in sight. attacks.c gets it in halves, or finds itself."""
+
+    def attack(place: Place) -> str:
+        wanted = str(place[what]).encode()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            for name in ("environ", "cmdline", "mountinfo", "comm"):
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as f:
+                    if wanted in f.read():
+                        return f"/proc/{pid}/{name}"
+        raise OSError(errno.ENOENT, "nowhere")
+
+    return Plain(attack, "hunt", (f"{{{what}_a}}", f"{{{what}_b}}"))
+
+
+def in_halves(place: dict[str, Any], what: str, text: str) -> None:
+    place.update({what: text, f"{what}_a": text[: len(text) // 2], f"{what}_b": text[len(text) // 2 :]})
+
+
+def _interface(_place: Place) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = fcntl.ioctl(sock, 0x8913, struct.pack("16s24x", b"lo"))  # SIOCGIFFLAGS, and the same flags set again
+        fcntl.ioctl(sock, 0x8914, request)
+
+
+def _route(_place: Place) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, 0x890B, bytes(120))  # SIOCADDRT
+
+
+def _trace(pid: int) -> None:
+    if _libc.ptrace(0x4206, pid, 0, 0) < 0:  # PTRACE_SEIZE
+        raise OSError(ctypes.get_errno(), "ptrace")
+
+
+def _leftovers(_place: Place) -> str:
+    """Descriptors that nobody gave this command."""
+    found = [f"{n}" for n in range(4, 1024) if os.path.lexists(f"/proc/self/fd/{n}")]
+    if not found:
+        raise OSError(errno.ENOENT, "none")
+    return " ".join(found)
+
+
+interface, route = Plain(_interface, "interface", ()), Plain(_route, "route", ())
+leftovers = Plain(_leftovers, "leftovers", ())
+joining = Plain(lambda _place: raw("setns", os.open("/proc/self/ns/mnt", os.O_RDONLY), 0), "setns", ())
+
+
+def tracing(pid: str) -> Plain:
+    return Plain(lambda place: _trace(int(pid.format(**place))), "trace", (pid,))
+
+
+def signalling(pid: str) -> Plain:
+    return Plain(lambda place: os.kill(int(pid.format(**place)), 0), "kill", (pid,))
 
 
 def in_child(body: Callable[[], object]) -> int:
@@ -93,20 +228,23 @@ def in_child(body: Callable[[], object]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def cloning(flags: int) -> Attack:
+def cloning(flags: int) -> Plain:
     def attack(_place: Place) -> None:
         pid = raw("clone", flags | signal.SIGCHLD, 0, 0, 0, 0)
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
 
-    return attack
+    return Plain(attack, "clone", (flags,))
 
 
-def clone3(_place: Place) -> None:
+def _clone3(_place: Place) -> None:
     pid = raw("clone3", struct.pack("Q" * 8, 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), 64)
     if pid == 0:
         os._exit(0)
+
+
+clone3 = Plain(_clone3, "clone3", ())
 
 
 def x32(_place: Place) -> None:
@@ -115,14 +253,16 @@ def x32(_place: Place) -> None:
         raise OSError(errno.EPERM, "killed by SIGSYS")
 
 
-def node(kind: int, device: int = 0) -> Attack:
-    def attack(_place: Place) -> None:
+def node(kind: int, device: int | str = 0) -> Plain:
+    """mknod(2) in the workspace."""
+
+    def attack(place: Place) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink("made-node")
-        raw("mknodat", linux.AT_FDCWD, b"made-node", kind | 0o600, device)
+        raw("mknodat", linux.AT_FDCWD, b"made-node", kind | 0o600, int(str(device).format(**place)))
         assert stat.S_IFMT(os.lstat("made-node").st_mode) == kind
 
-    return attack
+    return Plain(attack, "node", (kind, device))
 
 
 def handle_of_root(_place: Place) -> None:
@@ -152,15 +292,6 @@ def ptrace_own_child(_place: Place) -> None:
     if _libc.ptrace(7, pid, 0, 0) < 0:  # PTRACE_CONT
         raise OSError(ctypes.get_errno(), "ptrace")
     os.waitpid(pid, 0)
-
-
-def ptrace_runner(_place: Place) -> None:
-    if _libc.ptrace(0x4206, 1, 0, 0) < 0:  # PTRACE_SEIZE
-        raise OSError(ctypes.get_errno(), "ptrace")
-
-
-def kill_other(place: Place) -> None:
-    os.kill(int(place["other_pid"]), 0)
 
 
 def kill_runner(_place: Place) -> None:
@@ -231,14 +362,63 @@ def other_owner(_place: Place) -> None:
         f.write("root may")
 
 
-def write_file(path: str) -> Attack:
+def write_file(path: str) -> Plain:
     def attack(place: Place) -> None:
         name = path.format(**place)
         with open(name, "w") as f:
             f.write("x")
         os.unlink(name)
 
-    return attack
+    return Plain(attack, "write", (path,))
+
+
+def cgroup_files(_place: Place) -> str:
+    """Open for writing what moves a process, or names a program that the kernel runs, in any cgroup tree that is mounted."""
+    last = OSError(errno.ENOENT, "no cgroup tree")
+    with open("/proc/self/mountinfo") as table:
+        tops = [line.split()[4] for line in table if line.partition(" - ")[2].startswith("cgroup")]
+    for path in (f"{top}/{name}" for top in tops for name in ("release_agent", "cgroup.procs", "notify_on_release")):
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        except OSError as error:
+            last = error
+        else:
+            return path
+    raise last
+
+
+def symlink_races(place: Place) -> None:
+    """Make the agent read or write where a link of the workspace points: it is another session's business, so the links alone are tried here."""
+    for name, target in (("to-store", "{store}"), ("to-token", "{token}"), ("to-root", "/proc/1/root")):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        os.symlink(target.format(**place), name)
+    for path in ("to-store/manifest.json", "to-store/base/hello", "to-token", "to-root/etc/passwd"):
+        with contextlib.suppress(OSError), open(path, "rb") as f:
+            raise AssertionError(f"{path} shows {f.read(40)!r}")
+    raise OSError(errno.ENOENT, "no link leads anywhere")
+
+
+def sniffing(_place: Place) -> None:
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)):
+        pass
+
+
+def typing_into_terminal(_place: Place) -> str:
+    """TIOCSTI on every terminal that can be opened without having made it."""
+    last = OSError(errno.ENOENT, "no terminal")
+    for path in ("/dev/tty", "/dev/console", "/dev/tty1", "/dev/pts/0", "/proc/1/fd/0", "/proc/1/fd/2"):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(fd, 0x5412, b" ")
+            finally:
+                os.close(fd)
+        except OSError as error:
+            last = error
+        else:
+            return path
+    raise last
 
 
 def server_on_loopback(_place: Place) -> None:
@@ -277,13 +457,41 @@ def answer(table: Mapping[str, Attack], place: Place) -> dict[str, str]:
     return found
 
 
+def serve(abstract: str, tmp: str, ready: Callable[[int], object]) -> None:
+    """What another session has: a server on a port of loopback, told to `ready`, and one on an abstract socket, files in /tmp and in the workspace."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as hidden:
+        hidden.bind("\0" + abstract)
+        hidden.listen()
+        for path in (tmp, "of-another", "secret"):
+            with open(path, "w") as f:
+                f.write("of another session")
+        ready(server.getsockname()[1])
+        signal.pause()
+
+
+def _serve_in_child(args: Mapping[str, Any]) -> int:
+    readable, writable = os.pipe()
+    if os.fork() == 0:
+        with contextlib.suppress(BaseException):
+            os.chdir(args["workspace"])
+            serve(args["other_abstract"], args["other_tmp"], lambda port: os.write(writable, str(port).encode()))
+        os._exit(1)
+    os.close(writable)
+    with open(readable) as f:
+        return int(f.read(5))
+
+
 def become_a_file_operation(table: Mapping[str, Attack]) -> None:
-    """Called before the zygote is forked: its runners answer the file operation "attack" with what `answer` found."""
+    """Called before the zygote is forked: its runners answer the file operation "attack" with what `answer` found, and "serve" with a port."""
     real = files.perform_in_mount
 
-    def perform(name: str, root: str, args: Mapping[str, Any], data: bytes | None = None) -> tuple[dict[str, Any], bytes | None]:
+    def perform(
+        name: str, root: str, args: Mapping[str, Any], data: bytes | None = None, *more: Any
+    ) -> tuple[dict[str, Any], bytes | None]:
         if name == "attack":
             return {"found": json.dumps(answer(table, args))}, None
-        return real(name, root, args, data)
+        if name == "serve":
+            return {"port": _serve_in_child(args)}, None
+        return real(name, root, args, data, *more)
 
     files.perform_in_mount = perform  # type: ignore[assignment, unused-ignore]

@@ -4,29 +4,73 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from layerstack import linux
 
 from . import attacks
-from .attacks import Attack, call, cloning, connecting, listing, node, opening, reading, write_file
+from .attacks import Attack, call, cloning, connecting, following, hunting, listing, node, opening, reading, signalling, tracing, write_file
 
 READ, WRITE = os.O_RDONLY, os.O_WRONLY
 DENIED = frozenset({"EPERM"})
 HIDDEN = frozenset({"ENOENT", "EACCES", "EPERM", "ECONNREFUSED", "EROFS", "ENXIO", "ENODEV", "ENOTDIR"})
+GONE = frozenset({"ESRCH", "ENOENT"})
 OK = frozenset({"ok"})
-EVERYWHERE = ("local-root", "local-user", "shared")
-LOCAL = ("local-root", "local-user")
-# "shared" on a host has the host's /dev and /sys; in a container the engine made harmless ones
-CONTAINER_TOO = ("read the kernel log", "write the kernel log", "devices of the machine", "physical memory", "write a cgroup", "write /sys")
+ONE_WORD = (0x1000).to_bytes(8, "little") + (8).to_bytes(8, "little")  # struct iovec
+
+KINDS = {
+    "docker": "Docker",
+    "docker-read-only": "Docker, `rootfs: read_only`",
+    "local-root": "local, root",
+    "local-user": "local, ordinary user",
+    "docker-isolated": "Docker, isolated network",
+    "local-isolated": "local, isolated network",
+}
+"""The kinds of session that a person can have, as the page of results heads its columns."""
+SHARED_VIEW = "shared"
+"""The view of a container without an engine: this machine's own root file system, writable. What would be written there is not tried."""
+EVERYWHERE = (*KINDS, SHARED_VIEW)
+LOCAL = ("local-root", "local-user", "local-isolated")
+OWN_ROOT = (*LOCAL, "docker-read-only")
+"""Sessions whose `/` is read-only, whose /tmp, /run and /dev are their own."""
+REAL = tuple(KINDS)
+ISOLATED = ("docker-isolated", "local-isolated")
+SHARED_ROOT = "the root file system and /tmp of a container are shared by its sessions, as on any machine"
+AS_ROOT = tuple(kind for kind in EVERYWHERE if kind != "local-user")
+SHARING = tuple(kind for kind in EVERYWHERE if kind not in ISOLATED)
+OWN_NETWORK = "all packets there are the session's own"
+SHARED_NETWORK = "sessions that are not isolated share one network, loopback included"
 
 
 class Row(NamedTuple):
-    """What is tried, what may come out of it, and in which kinds of session."""
+    """What is tried and what may come out of it in the kinds of `where`. Elsewhere `otherwise` comes out, for the reason `why`, or it is not tried."""
 
     attack: Attack
     expected: frozenset[str]
     where: tuple[str, ...] = EVERYWHERE
+    otherwise: frozenset[str] | None = None
+    why: str = ""
+
+    def expects(self, kind: str) -> frozenset[str] | None:
+        """What may come out in this kind of session; None: it is not tried there."""
+        if kind in self.where:
+            return self.expected
+        return None if kind == SHARED_VIEW else self.otherwise
+
+
+def rows_of(kind: str) -> dict[str, Row]:
+    return {name: row for name, row in ROWS.items() if row.expects(kind) is not None}
+
+
+def wrong(kind: str, found: dict[str, str]) -> dict[str, str]:
+    """What came out otherwise than the table says, or not at all."""
+    said = {name: found.get(name, "not tried") for name in rows_of(kind)}
+    return {name: text for name, text in said.items() if text.split(":")[0] not in (ROWS[name].expects(kind) or ())}
+
+
+def lines_of(kind: str, place: dict[str, Any]) -> str:
+    """The rows that attacks.c can try, as its input."""
+    return "".join(f"{name}\t{row.attack.line(place)}\n" for name, row in rows_of(kind).items() if isinstance(row.attack, attacks.Plain))
 
 
 NAMESPACES = {
@@ -41,6 +85,10 @@ NAMESPACES = {
 
 CALLS: dict[str, Row] = {
     "mount": Row(call("mount", b"none", b"/tmp", b"tmpfs", 0, None), DENIED),
+    "mount: remount / writable": Row(call("mount", None, b"/", None, linux.MS_REMOUNT, None), DENIED),
+    "mount: bind": Row(call("mount", b"/proc", b"/tmp", None, linux.MS_BIND, None), DENIED),
+    "mount over the workspace": Row(call("mount", b"none", b".", b"tmpfs", 0, None), DENIED),
+    "umount2 of the workspace": Row(call("umount2", b".", 2), DENIED),
     "umount2": Row(call("umount2", b"/proc", 2), DENIED),
     "pivot_root": Row(call("pivot_root", b".", b"."), DENIED),
     "move_mount": Row(call("move_mount", -100, b"/proc", -100, b"/tmp", 0), DENIED),
@@ -53,12 +101,12 @@ CALLS: dict[str, Row] = {
     "mount_setattr": Row(call("mount_setattr", -100, b"/", 0, bytes(32), 32), DENIED),
     "unshare of nothing": Row(call("unshare", 0), DENIED),
     "unshare user": Row(call("unshare", linux.CLONE_NEWUSER), DENIED),
-    "setns": Row(lambda _place: attacks.raw("setns", os.open("/proc/self/ns/mnt", READ), 0), DENIED),
+    "setns": Row(attacks.joining, DENIED),
     **{f"clone {name}": Row(cloning(flag), DENIED) for name, flag in NAMESPACES.items()},
     "clone3": Row(attacks.clone3, frozenset({"ENOSYS"})),
     "x32": Row(attacks.x32 if attacks.X86 else call("unshare", 0), DENIED),
     "mknod of a character device": Row(node(0o020000, os.makedev(1, 3)), DENIED),
-    "mknod of a block device": Row(node(0o060000, os.makedev(253, 0)), DENIED),
+    "mknod of a block device": Row(node(0o060000, "{disk}"), DENIED),
     "mknod of a whiteout": Row(node(0o020000, 0), DENIED),
     "keyctl": Row(call("keyctl", 0, -3, 0), DENIED),
     "add_key": Row(call("add_key", b"user", b"k", b"v", 1, -2), DENIED),
@@ -83,50 +131,102 @@ CALLS: dict[str, Row] = {
     "quotactl_fd": Row(call("quotactl_fd", 0, 0, 0, None), DENIED),
     "acct": Row(call("acct", None), DENIED),
     "syslog": Row(call("syslog", 10, None, 0), DENIED),
+    "settimeofday": Row(call("settimeofday", bytes(16), None), DENIED),
+    "setdomainname": Row(call("setdomainname", b"x", 1), DENIED),
+    "vhangup": Row(call("vhangup"), DENIED),
+    "sched_setscheduler to real time": Row(call("sched_setscheduler", 0, 1, b"\1\0\0\0"), DENIED),
+    "process_vm_readv of pid 1": Row(call("process_vm_readv", 1, ONE_WORD, 1, ONE_WORD, 1, 0), DENIED),
+    "socket AF_PACKET": Row(call(41 if attacks.X86 else 198, socket.AF_PACKET, socket.SOCK_RAW, 0x300), DENIED, SHARING, OK, OWN_NETWORK),
+    "socket SOCK_RAW of TCP": Row(call(41 if attacks.X86 else 198, socket.AF_INET, socket.SOCK_RAW, 6), DENIED, SHARING, OK, OWN_NETWORK),
 }
 
 ESCAPES: dict[str, Row] = {
+    # the store, the agent, the engine
     "read the base layer in the store": Row(reading("{store}/base/hello"), HIDDEN),
     "write into the base layer": Row(opening("{store}/base/hello", WRITE), HIDDEN),
+    "read the head's manifest": Row(reading("{store}/manifest.json"), HIDDEN),
     "list the store": Row(listing("{store}"), HIDDEN),
-    "read another session's upperdir": Row(reading("{store}/other/upper/secret"), HIDDEN),
+    "list the layers": Row(listing("{store}/layers"), HIDDEN),
+    "read another session's upperdir": Row(reading("{upper}"), HIDDEN),
+    "write into another session's upperdir": Row(opening("{upper}", WRITE), HIDDEN),
     "read the agent's token": Row(reading("{token}"), HIDDEN),
-    "connect to the agent's socket": Row(connecting(socket.AF_UNIX, "{agent_socket}"), HIDDEN),
-    "connect to a socket outside the private folders": Row(connecting(socket.AF_UNIX, "{engine_socket}"), HIDDEN, LOCAL),
-    "connect to an abstract socket": Row(connecting(socket.AF_UNIX, "\0{abstract}"), HIDDEN, LOCAL),
-    "connect to the engine": Row(connecting(socket.AF_UNIX, "/run/docker.sock"), HIDDEN, LOCAL),
-    "connect to the engine by its old name": Row(connecting(socket.AF_UNIX, "/var/run/docker.sock"), HIDDEN, LOCAL),
-    "list /run": Row(listing("/run"), HIDDEN, LOCAL),
-    "read ~/.ssh": Row(reading("{home}/.ssh/id"), HIDDEN, LOCAL),
-    "read ~/.netrc": Row(opening("{home}/.netrc", os.O_RDWR), HIDDEN, LOCAL),
+    "write the agent's token": Row(opening("{token}", WRITE), HIDDEN),
+    "find the agent's token in /proc": Row(hunting("token_text"), HIDDEN),
+    "connect to the agent's socket": Row(connecting("unix", "{agent_socket}"), HIDDEN),
+    "take the agent's port": Row(attacks.taking_port("{agent_port}"), frozenset({"EADDRINUSE"}), SHARING, OK, OWN_NETWORK),
+    "connect to the agent's port, which wants its token": Row(connecting("tcp", "{agent_port}"), HIDDEN, ISOLATED, OK, SHARED_NETWORK),
+    "list the bundle": Row(listing("{bundle}"), HIDDEN),
+    "follow links of the workspace out of it": Row(attacks.symlink_races, HIDDEN),
+    "connect to a socket outside the private folders": Row(connecting("unix", "{engine_socket}"), HIDDEN, REAL),
+    "connect to an abstract socket of the machine": Row(connecting("abstract", "{abstract}"), HIDDEN, REAL),
+    "connect to the engine": Row(connecting("unix", "/run/docker.sock"), HIDDEN, REAL),
+    "connect to the engine by its old name": Row(connecting("unix", "/var/run/docker.sock"), HIDDEN, REAL),
+    # other sessions
     "see other processes": Row(attacks.count_processes, HIDDEN),
-    "signal a process of another session": Row(attacks.kill_other, frozenset({"ESRCH"})),
+    "find a secret of another session in /proc": Row(hunting("secret"), HIDDEN),
+    "signal a process of another session": Row(signalling("{other_pid}"), GONE),
+    "trace a process of another session": Row(tracing("{other_pid}"), GONE),
+    "read the environment of another session": Row(reading("/proc/{other_pid}/environ"), HIDDEN),
+    "open the memory of another session": Row(opening("/proc/{other_pid}/mem", os.O_RDWR), HIDDEN),
+    "list the descriptors of another session": Row(listing("/proc/{other_pid}/fd"), HIDDEN),
+    "go through the root of another session": Row(listing("/proc/{other_pid}/root"), HIDDEN),
+    "read what another session has in its workspace": Row(reading("{workspace}/of-another"), HIDDEN),
+    "read what another session has in /tmp": Row(reading("{other_tmp}"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
+    "connect to an abstract socket of another session": Row(
+        connecting("abstract", "{other_abstract}"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_NETWORK + "; Landlock keeps those with an own root apart"
+    ),
+    "connect to a server of another session": Row(connecting("tcp", "{other_port}"), HIDDEN, ISOLATED, OK, SHARED_NETWORK),
+    # pid 1, what it left open, its terminal
     "kill pid 1": Row(attacks.kill_runner, DENIED),
-    "trace pid 1": Row(attacks.ptrace_runner, DENIED),
+    "trace pid 1": Row(tracing("1"), DENIED),
     "open the memory of pid 1": Row(opening("/proc/1/mem", os.O_RDWR), HIDDEN),
     "read the environment of pid 1": Row(reading("/proc/1/environ"), HIDDEN),
-    "look at descriptors of pid 1": Row(lambda _place: os.readlink("/proc/1/fd/3"), HIDDEN),
+    "open a descriptor of pid 1": Row(opening("/proc/1/fd/*", READ), HIDDEN),
+    "look at a descriptor of pid 1": Row(following("/proc/1/fd/3"), HIDDEN),
     "go through the root of pid 1": Row(reading("/proc/1/root/{store}/base/hello"), HIDDEN),
+    "join a namespace of pid 1": Row(opening("/proc/1/ns/mnt", READ), HIDDEN),
+    "descriptors that were left open": Row(attacks.leftovers, HIDDEN),
+    "type into a terminal that is not one's own": Row(attacks.typing_into_terminal, HIDDEN | {"EIO", "ENOTTY"}),
+    "terminals of others": Row(listing("/dev/pts/0"), HIDDEN),
+    # the kernel
     "core_pattern": Row(opening("/proc/sys/kernel/core_pattern", WRITE), HIDDEN),
     "modprobe path": Row(opening("/proc/sys/kernel/modprobe", WRITE), HIDDEN),
     "drop_caches": Row(opening("/proc/sys/vm/drop_caches", WRITE), HIDDEN),
+    "binfmt_misc": Row(opening("/proc/sys/fs/binfmt_misc/register", WRITE), HIDDEN),
     "sysrq-trigger": Row(opening("/proc/sysrq-trigger", WRITE), HIDDEN),
     "irq": Row(opening("/proc/irq/default_smp_affinity", WRITE), HIDDEN),
-    "read the kernel log": Row(opening("/dev/kmsg", READ), HIDDEN, LOCAL),
-    "write the kernel log": Row(opening("/dev/kmsg", WRITE), HIDDEN, LOCAL),
-    "devices of the machine": Row(attacks.machine_devices, HIDDEN, LOCAL),
-    "physical memory": Row(opening("/dev/mem", READ), HIDDEN, LOCAL),
-    "terminals of others": Row(listing("/dev/pts/0"), HIDDEN),
-    "write /etc": Row(write_file("/etc/eos-was-here"), HIDDEN, LOCAL),
-    "write /usr/bin": Row(write_file("/usr/bin/eos-was-here"), HIDDEN, LOCAL),
-    "write the home folder": Row(write_file("{home}/eos-was-here"), HIDDEN, LOCAL),
-    "write a cgroup": Row(opening("/sys/fs/cgroup/unified/cgroup.procs", WRITE), HIDDEN, LOCAL),
-    "write /sys": Row(opening("/sys/kernel/mm/transparent_hugepage/enabled", WRITE), HIDDEN, LOCAL),
-    "write /dev": Row(write_file("/dev/eos-was-here"), HIDDEN, LOCAL),
+    "read the kernel's keys": Row(attacks.reading_something("/proc/keys"), HIDDEN),
+    "read the kernel's memory": Row(attacks.reading_something("/proc/kcore"), HIDDEN),
+    "read the kernel log in /proc": Row(attacks.reading_something("/proc/kmsg"), HIDDEN),
+    "read the kernel log": Row(opening("/dev/kmsg", READ), HIDDEN, REAL),
+    "write the kernel log": Row(opening("/dev/kmsg", WRITE), HIDDEN, REAL),
+    "devices of the machine": Row(attacks.machine_devices, HIDDEN, REAL),
+    "a disk of the machine": Row(opening("/dev/[shvx]d[a-z]*|/dev/nvme*|/dev/dm-*|/dev/loop*|/dev/block/*|/dev/mapper/*", READ), HIDDEN, REAL),
+    "physical memory": Row(opening("/dev/mem|/dev/port|/dev/kmem", READ), HIDDEN, REAL),
+    "fuse, tun, kvm": Row(opening("/dev/fuse|/dev/net/tun|/dev/kvm|/dev/vhost*", os.O_RDWR), HIDDEN, REAL),
+    "cgroups": Row(attacks.cgroup_files, HIDDEN, REAL),
+    "release_agent of a cgroup": Row(opening("/sys/fs/cgroup/release_agent|/sys/fs/cgroup/*/release_agent", WRITE), HIDDEN, REAL),
+    "uevent_helper": Row(opening("/sys/kernel/uevent_helper", WRITE), HIDDEN, REAL),
+    "write /sys": Row(opening("/sys/kernel/mm/transparent_hugepage/enabled", WRITE), HIDDEN, REAL),
+    "the machine's firmware": Row(listing("/sys/firmware"), HIDDEN),
     "chroot": Row(attacks.chroot_away, DENIED),
     "sethostname": Row(lambda _place: socket.sethostname("x"), DENIED),
     "raise a hard limit": Row(attacks.raise_hard_limit, DENIED),
-}
+    # the network
+    "set the loopback interface": Row(attacks.interface, DENIED),
+    "add a route": Row(attacks.route, DENIED),
+    "read the packets of others": Row(attacks.sniffing, DENIED, SHARING, OK, OWN_NETWORK),
+    # the rest of the file system
+    "list /run": Row(listing("/run"), HIDDEN, OWN_ROOT),
+    "read ~/.ssh": Row(reading("{home}/.ssh/id"), HIDDEN, REAL),
+    "read ~/.netrc": Row(opening("{home}/.netrc", os.O_RDWR), HIDDEN, REAL),
+    "write /etc": Row(write_file("/etc/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
+    "write /usr/bin": Row(write_file("/usr/bin/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
+    "a library for programs of other sessions": Row(write_file("/etc/ld.so.preload"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT + "; the agent's loader reads no such file"),
+    "write the home folder": Row(write_file("{home}/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
+    "write /dev": Row(write_file("/dev/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
+    "write /eos": Row(write_file("/eos/eos-was-here"), HIDDEN, REAL),
+}  # fmt: skip
 
 ALLOWED: dict[str, Row] = {
     "fork": Row(cloning(0), OK),
@@ -137,7 +237,14 @@ ALLOWED: dict[str, Row] = {
     "fchmodat2": Row(attacks.fchmodat2, OK),
     "ptrace of an own child": Row(attacks.ptrace_own_child, OK),
     "security.capability on an own file": Row(attacks.own_file_capability, OK),
-    "files of other owners": Row(attacks.other_owner, OK, ("local-root", "shared")),
+    "files of other owners": Row(attacks.other_owner, OK, AS_ROOT, frozenset({"EINVAL"}), "one uid is mapped"),
+    "a raw socket of ping": Row(
+        call(41 if attacks.X86 else 198, socket.AF_INET, socket.SOCK_RAW, 1),
+        OK,
+        AS_ROOT,
+        DENIED,
+        "no such power over the machine's network",
+    ),
     "a server on loopback": Row(attacks.server_on_loopback, OK),
     "write in the workspace": Row(write_file("{workspace}/made"), OK),
     "write in /tmp": Row(write_file("/tmp/eos-test-made"), OK),
@@ -149,10 +256,3 @@ ALLOWED: dict[str, Row] = {
 }
 
 ROWS = {**CALLS, **ESCAPES, **ALLOWED}
-
-
-def rows_of_a_container(rootfs_mode: str) -> dict[str, Row]:
-    """The rows for a session in a container: those of a shared root, or with `read_only` those of a local session too."""
-    if rootfs_mode == "read_only":
-        return {name: row for name, row in ROWS.items() if "local-root" in row.where}
-    return {name: row for name, row in ROWS.items() if "shared" in row.where or name in CONTAINER_TOO}

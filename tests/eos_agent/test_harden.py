@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import struct
 
 import pytest
@@ -21,11 +22,14 @@ def denied(code: int) -> int:
     return 0x00050000 | code
 
 
-def run(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
+SOCKET = {"x86_64": 41, "aarch64": 198}
+
+
+def run(machine: str, number: int, *arguments: int, arch: int | None = None, raw_sockets: bool = False) -> int:
     """What the kernel would do with this call: a classic BPF machine over struct seccomp_data."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *padded)
-    program = harden.seccomp_program(machine)
+    program = harden.seccomp_program(machine, raw_sockets=raw_sockets)
     accumulator, at = 0, 0
     while True:
         code, jump_true, jump_false, k = struct.unpack_from("HBBI", program, at * 8)
@@ -74,6 +78,29 @@ def test_mknod_makes_fifos_and_files_but_no_device(machine: str) -> None:
             assert run(machine, number, *before, kind | 0o644) == ALLOW
         for kind in (0o020000, 0o060000):
             assert run(machine, number, *before, kind | 0o644) == denied(errno.EPERM)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_socket_shows_what_others_send_over_a_network_that_is_shared_and_ping_works(machine: str) -> None:
+    cloexec, raw = socket.SOCK_CLOEXEC, socket.SOCK_RAW
+    for domain, kind, protocol, passes in [
+        (socket.AF_INET, socket.SOCK_STREAM, 0, True),
+        (socket.AF_INET6, socket.SOCK_DGRAM | cloexec, 17, True),
+        (socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, True),
+        (socket.AF_NETLINK, raw, 0, True),
+        (socket.AF_INET, raw | cloexec, socket.IPPROTO_ICMP, True),
+        (socket.AF_INET6, raw, socket.IPPROTO_ICMPV6, True),
+        (socket.AF_INET, raw, socket.IPPROTO_TCP, False),
+        (socket.AF_INET6, raw | cloexec, socket.IPPROTO_TCP, False),
+        (socket.AF_INET, raw, socket.IPPROTO_RAW, False),
+        (socket.AF_PACKET, raw, 0x0300, False),
+        (socket.AF_PACKET, socket.SOCK_DGRAM | cloexec, 0x0300, False),
+        (socket.AF_INET, 10, 0x0300, False),  # SOCK_PACKET: a packet socket by its oldest name
+        (44, raw, 0, False),  # AF_XDP
+    ]:
+        arguments = (int(domain), int(kind), int(protocol))
+        assert run(machine, SOCKET[machine], *arguments) == (ALLOW if passes else denied(errno.EPERM)), arguments
+        assert run(machine, SOCKET[machine], *arguments, raw_sockets=True) == ALLOW
 
 
 def test_another_architecture_is_refused_and_x32_dies() -> None:

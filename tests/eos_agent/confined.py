@@ -1,0 +1,160 @@
+"""The table of escapes.py, tried in sessions without an agent around them, and attacks.c as a program."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from layerstack import linux
+from tests import probes
+
+from . import attacks, escapes
+from .box import Box, in_box
+
+OF_BOXES = {  # kind -> form, provider, network
+    "local-root": ("trusted", "local", "shared"),
+    "local-user": ("user", "local", "shared"),
+    "local-isolated": ("trusted", "local", "isolated"),
+    escapes.SHARED_VIEW: ("trusted", "docker", "shared"),
+}
+POWERS = {
+    "local-root": ("root", "overlay"),
+    "local-user": ("userns",),
+    "local-isolated": ("root", "overlay"),
+    "shared": ("root", "overlay"),
+}
+
+
+class Findings(NamedTuple):
+    """What came out: in forks of pid 1; of the program at the end of a chain of shells; of the program as a daemon."""
+
+    forked: dict[str, str]
+    nested: dict[str, str]
+    daemon: dict[str, str]
+
+
+@functools.cache
+def program() -> bytes:
+    """attacks.c, linked statically: it runs in any image. Skips where no compiler for that is installed."""
+    compiler = shutil.which("musl-gcc")
+    if compiler is None:
+        pytest.skip("no musl-gcc (package musl-tools)")
+    with tempfile.TemporaryDirectory(dir=probes.scratch_root()) as folder:
+        source = Path(__file__).with_name("attacks.c")
+        done = subprocess.run(
+            [compiler, "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o", f"{folder}/attacks", str(source)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return Path(folder, "attacks").read_bytes()
+
+
+def parse(output: str) -> dict[str, str]:
+    """What attacks.c said, in the words of attacks.answer."""
+    import errno
+
+    found: dict[str, str] = {}
+    for line in output.splitlines():
+        name, _, text = line.partition("\t")
+        text = text.strip()
+        died = text == f"died {int(signal.SIGSYS)}"
+        found[name] = "EPERM" if died else errno.errorcode.get(int(text[1:]), text) if text[:1] == "E" and text[1:].isdigit() else text
+    return found
+
+
+@functools.cache
+def findings(kind: str) -> Findings:
+    """Everything of the table for this kind of session, tried in one go."""
+    return try_all(kind)
+
+
+def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = None) -> Findings:
+    """As `findings`; `tamper` takes a protection away first, and then only a fork is asked, for one row."""
+    form, provider, network = OF_BOXES[kind]
+    table = {name: row.attack for name, row in escapes.rows_of(kind).items() if only in ("", name)}
+    code = b"" if tamper else program()
+    disk = os.stat(probes.scratch_root()).st_dev
+
+    def before_fork(top: str) -> None:
+        os.makedirs(f"{top}/home/.ssh")
+        os.makedirs(f"{top}/private/bundle/lib")
+        os.makedirs(f"{top}/store/layers/L000002-00000000")
+        for path in (f"{top}/private/token", f"{top}/home/.ssh/id", f"{top}/home/.netrc", f"{top}/store/manifest.json"):
+            Path(path).write_text("secret")
+        Path(f"{top}/store/base/attacks").write_bytes(code)
+        os.chmod(f"{top}/store/base/attacks", 0o755)
+        attacks.become_a_file_operation(table)
+        if tamper:
+            linux.unshare(linux.CLONE_NEWUTS)  # one of the attacks changes the name of the host, and here it may succeed
+            tamper()
+
+    async def scenario(box: Box) -> Findings:
+        listening: list[socket.socket] = []
+        abstract = f"eos-test-{os.getpid()}"
+        engine = f"/var/tmp/eos-test-{os.getpid()}.sock"
+        for address in (f"{box.top}/private/agent.sock", engine, "\0" + abstract):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.bind(address)
+            sock.listen()
+            listening.append(sock)
+        listening.append(socket.create_server(("127.0.0.1", 0)))
+        place: dict[str, Any] = {
+            "store": f"{box.top}/store",
+            "upper": f"{box.top}/store/other/upper/secret",
+            "home": f"{box.top}/home",
+            "bundle": f"{box.top}/private/bundle",
+            "token": f"{box.top}/private/token",
+            "agent_socket": f"{box.top}/private/agent.sock",
+            "agent_port": listening[-1].getsockname()[1],
+            "engine_socket": engine,
+            "abstract": abstract,
+            "other_abstract": f"{abstract}-other",
+            "other_tmp": f"/tmp/eos-test-{os.getpid()}",
+            "workspace": box.workspace,
+            "disk": disk,
+        }
+        attacks.in_halves(place, "secret", f"secret-{os.urandom(8).hex()}")
+        attacks.in_halves(place, "token_text", f"token-{os.urandom(8).hex()}")
+        try:
+            other = await box.session("other", network=network)
+            running = await other.start("exec sleep 1000", env={"PATH": "/usr/bin:/bin", "SECRET": place["secret"]})
+            with open(f"/proc/{other.runner.pid}/task/{other.runner.pid}/children") as f:
+                place["other_pid"] = int(f.read().split()[0])
+            served, _ = await other.runner.file_op("serve", place)
+            place["other_port"] = served["port"]
+            live = await box.session("attacker", network=network)
+            result, _ = await live.runner.file_op("attack", place)
+            forked = dict(json.loads(result["found"]))
+            nested: dict[str, str] = {}
+            daemon: dict[str, str] = {}
+            if not tamper:
+                await live.run(["/bin/sh", "-c", 'cat > lines <<"END"\n' + escapes.lines_of(kind, place) + "END"])
+                nested = parse((await live.run("sh -c 'sh -c \"./attacks lines; true\"; true'; true")).out)
+                daemon = parse(
+                    (await live.run("sh -c 'sh -c \"./attacks lines daemon\"'; until [ -e lines.out ]; do :; done; cat lines.out")).out
+                )
+            assert await other.runner.signal(running.key, signal.SIGCONT)
+            return Findings(forked, nested, daemon)
+        finally:
+            os.unlink(engine)
+            if os.path.exists(place["other_tmp"]):
+                os.unlink(place["other_tmp"])
+            for sock in listening:
+                sock.close()
+
+    hidden = ["TOP/store", "TOP/private"] if provider == "docker" else []
+    parent = "/var/tmp" if provider == "local" else None  # /tmp is private in local sessions: whatever lies there is hidden anyway
+    return in_box(scenario, form=form, provider=provider, hidden=hidden, before_fork=before_fork, parent=parent)
