@@ -199,7 +199,7 @@ MORE_FILES: tuple[Operation, ...] = (
         idempotent=True,
         related=("file_read", "file_list"),
         examples=(
-            "sandbox-runtime-cli --sandbox-id eos-1 file_search --pattern 'TODO('",
+            "sandbox-runtime-cli --sandbox-id eos-1 file_search --pattern 'connect('",
             "sandbox-runtime-cli --sandbox-id eos-1 file_search --regex --pattern '^def \\w+_id' --glob '*.py' --path src",
         ),
         result=(
