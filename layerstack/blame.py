@@ -270,9 +270,9 @@ def _ignored(store: Store, text: _Text) -> bool:
     if text.layer.id.startswith("S"):
         return False  # else its file would say so
     try:
-        return store.ignored(int(text.layer.about["base_version"]))(text.path, False)
+        return store.routes.ignored(int(text.layer.about["base_version"]))(text.path, False)
     except LayerStackError:  # that version is closed by now: nearly always its rules are those of today
-        return store.ignored(store.head.version)(text.path, False)
+        return store.routes.ignored(store.head.version)(text.path, False)
 
 
 def _merged(owners: Sequence[tuple[int, str]]) -> Answer:

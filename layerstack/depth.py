@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack.index import Layer
 from layerstack.paths import parent
-from layerstack.squash import plan
+from layerstack.runs import plan
 
 if TYPE_CHECKING:
     from layerstack.store import Store

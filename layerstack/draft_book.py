@@ -6,14 +6,16 @@ import os
 from typing import TYPE_CHECKING
 
 from layerstack import drafts, durable
-from layerstack.chain import Chain
+from layerstack.capture import seal
 from layerstack.drafts import Draft
 from layerstack.errors import Busy, NotFound, StoreCorrupt
 from layerstack.index import Layer
 from layerstack.index_file import build
-from layerstack.lease import Lease
+from layerstack.lease import READER, Lease
 from layerstack.manifest import LayerId, Manifest, reference
-from layerstack.tree import DiskTree
+from layerstack.publish import Preview, preview
+from layerstack.quota import holders
+from layerstack.tree import DiskTree, MemoryTree
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -57,6 +59,20 @@ class DraftBook:
                     drafts.rewrite(store, draft, ids)
                     return
             self.hold(draft)
+
+    def preview(self, draft_id: str) -> Preview:
+        """See `Store.preview_draft`. Raises NotFound."""
+        store = self._store
+        manifest, layer, lease = self.stand_on(draft_id, READER)
+        try:
+            base = store.layers.chain(manifest)
+            assert isinstance(layer.tree, DiskTree)
+            tree = MemoryTree.load(layer.tree)
+            seal(tree, base)
+            return preview(store, tree, base=base, version=manifest.version, dropped=(), leaving=holders(None, draft_id))
+        finally:
+            store.release(lease)
+            self.leave(draft_id)
 
     def discard(self, draft_id: str) -> int:
         """See `Store.discard_draft`."""
@@ -102,7 +118,7 @@ class DraftBook:
         try:
             manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
             tree = DiskTree(f"{drafts.folder_of(store, draft_id)}/layer", store.form)
-            index = build(tree, Chain(store.layers_of(manifest), store.shelf, store.form), hashes=False).records
+            index = build(tree, store.layers.chain(manifest), hashes=False).records
             return manifest, Layer(LayerId(draft_id), tree, draft.base_version, index), lease
         except BaseException:
             store.release(lease)

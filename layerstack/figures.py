@@ -15,7 +15,7 @@ def of(store: Store) -> dict[str, Any]:
     head, leases = store.head, store.leases.all()
     sessions = [lease for lease in leases if lease.kind not in ("draft", "pin", READER)]
     rows: list[dict[str, Any]] = []
-    for layer in store.layers_of(head):
+    for layer in store.layers.of(head):
         booked = {lease.layer_ids[0] for lease in leases if layer.id in lease.layer_ids and lease.layer_ids[0] != layer.id}
         rows.append(
             {

@@ -121,7 +121,7 @@ def collect(store: Store) -> None:
             keep.update(draft.layer_ids)
         for name in os.listdir(f"{store.root}/layers"):
             if name not in keep and not store.damaged and owner_of(store.root, name) is None:
-                store.forget_layers([name])
+                store.layers.forget([name])
                 store.step("gc.remove_layer")
                 discard(f"{store.root}/layers/{name}")
         store.step("gc.sweep_metadata")

@@ -82,7 +82,7 @@ def versions(store: Store, *, after: int | None = None, limit: int = 100) -> tup
 def _version(store: Store, number: int, *, pinned: bool) -> Version:
     manifest = store.manifest(number)
     top = manifest.layers[0]
-    layer = None if top.is_base else store.shelf_layer(top.layer_id)
+    layer = None if top.is_base else store.layers.get(top.layer_id)
     if layer is None or layer.version != number:
         return Version(number, manifest.root_hash, len(manifest.layers), None, None, None, None, None, None, None, pinned)
     made = layer.members[0]
@@ -148,8 +148,8 @@ def _draft_opened(store: Store, draft_id: str) -> Generator[tuple[Chain, Chain]]
     """The chain of a draft's base, and the same with its work on top; meanwhile the draft stays."""
     manifest, layer, lease = store.draft_book.stand_on(draft_id, READER)
     try:
-        base = Chain(store.layers_of(manifest), store.shelf, store.form)
-        yield base, Chain(base.published, store.shelf, store.form, (layer,))
+        base = store.layers.chain(manifest)
+        yield base, Chain(base.published, store.layers.shelf, store.form, (layer,))
     finally:
         store.release(lease)
         store.draft_book.leave(draft_id)

@@ -149,7 +149,7 @@ def _preview(
     store: Store, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest
 ) -> tuple[Preview, Callable[[], int]]:
     """The answer without limits, and how to learn the size of the layer."""
-    ignored = store.ignored(version)
+    ignored = store.routes.ignored(version)
     indexed = build(tree, base, hashes=False)
     planned = _plan(store, tree, indexed, base, version, head, ignored)
     if planned.conflicts:
@@ -222,7 +222,7 @@ class _Ready(NamedTuple):
 
 
 def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _Ready:
-    ignored = store.ignored(work.version)
+    ignored = store.routes.ignored(work.version)
     store.step("publish.plan")
     planned = _plan(store, work.tree, work.indexed, work.base, work.version, head, ignored)
     if not merge and (planned.conflicts or planned.edits):
@@ -258,7 +258,7 @@ def _wanted(work: Work, indexed: Indexed) -> int:
 
 def _containers_met(store: Store, indexed: Indexed, version: int) -> bool:
     """May a directory that is a mere container on the base be more than that on the head? (An ignored one that the head removed.)"""
-    return any(row.record.quiet and not store.shelf.untouched(row.path, version) for row in indexed.rows if row.path)
+    return any(row.record.quiet and not store.layers.shelf.untouched(row.path, version) for row in indexed.rows if row.path)
 
 
 def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, head: Manifest, author: Author, scrap: Names) -> Metadata:
@@ -299,10 +299,10 @@ def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: b
     if ready.metadata is None:
         store.settle_head()
         return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
-    source, other = count_routes(ready.indexed, work.base, store.ignored(work.version))
+    source, other = count_routes(ready.indexed, work.base, store.routes.ignored(work.version))
     about, version = ready.metadata.about, ready.head.version + 1
-    layer = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
-    store.shelf.add(layer)
+    layer = store.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
+    store.layers.shelf.add(layer)
     named = False
     try:
         with store.lock:
@@ -311,16 +311,16 @@ def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: b
                 raise HeadMoved
             if head is not ready.head:
                 planned_on = ready.head.version
-                newer = [moved for moved in store.layers_of(head) if moved.version > planned_on]
+                newer = [moved for moved in store.layers.of(head) if moved.version > planned_on]
                 lost = any(moved.first_version <= planned_on for moved in newer)  # squashed: what happened since cannot be told any more
                 if lost or any(moved.meets(index) for moved in newer for index in (ready.indexed.records, work.indexed.records)):
                     assert not final
                     return None
                 store.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)
-                store.shelf.drop(layer)
+                store.layers.shelf.drop(layer)
                 version = head.version + 1
-                layer = store.new_layer(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
-                store.shelf.add(layer)
+                layer = store.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
+                store.layers.shelf.add(layer)
             manifest = head.with_layer(layer.id)
             published = Published(False, manifest, layer.id, source, other, ready.planned.notices, work.dropped)
             try:
@@ -333,4 +333,4 @@ def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: b
         return published
     finally:
         if not named:
-            store.shelf.drop(layer)
+            store.layers.shelf.drop(layer)

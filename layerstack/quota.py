@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from layerstack import squash
+from layerstack import runs, squash
 from layerstack.errors import LayerLimit, LayerStackError, QuotaExceeded, SquashInFlight
 from layerstack.index import Layer
 from layerstack.index_file import Indexed
@@ -61,7 +61,7 @@ class Quota:
             leaving: holders of leases that end with the publish that asks, and keep nothing any more.
         """
         store = self._store
-        head, loaded = store.head, store.loaded_layers()
+        head, loaded = store.head, store.layers.all()
         if len(loaded) == len(head.layers):
             return self._of_head(head)
         ids = set(head.layer_ids).union(*(lease.layer_ids for lease in store.leases.boundaries() if lease.holder not in leaving))
@@ -72,10 +72,10 @@ class Quota:
         last, total = self._counted
         if last is not head:
             if last is not None and last.layers == head.layers[1:]:
-                newest = self._store.shelf_layer(head.layers[0].layer_id)
+                newest = self._store.layers.get(head.layers[0].layer_id)
                 total += _adds(newest, head.layer_ids if "linked" in newest.about else ())
             else:
-                total = _sum(self._store.layers_of(head))
+                total = _sum(self._store.layers.of(head))
             self._counted = (head, total)
         return total
 
@@ -141,12 +141,12 @@ class Quota:
         """Before there is need: a publish waits for no squash that somebody else is at."""
         if self.fold_at is None or not self.fold_at <= len(self._store.head.layers) < LOWER_LIMIT:
             return
-        if squash.gain(self._store) >= WORTH_FOLDING:
+        if runs.gain(self._store) >= WORTH_FOLDING:
             self._fold("fold_at", wait=False)
 
     def _fold(self, why: str, *, wait: bool) -> None:
         locked = self._store.squash_lock.locked()
-        if (locked and not wait) or (not locked and not squash.gain(self._store)):
+        if (locked and not wait) or (not locked and not runs.gain(self._store)):
             return
         self._tell(why, None)
         try:

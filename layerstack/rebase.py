@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layerstack import durable
-from layerstack.chain import Chain
 from layerstack.errors import PublishRejected
 from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.manifest import LayerId, Manifest
 from layerstack.publish import describe, settle
 from layerstack.resolve import plan
+from layerstack.session import CARRIED, make_upper
 from layerstack.states import DIRECTORY, FILE
 from layerstack.tree import DiskTree, clone
 
@@ -22,24 +22,21 @@ if TYPE_CHECKING:
     from layerstack.store import Store
     from layerstack.upper import Identity, Upper
 
-CARRIED = "0001"
-"""The name of the carried-over work among the private layers of a session."""
 
-
-def open_rebased(store: Store, identity: Identity, holder: str) -> Upper:
+def open_rebased(store: Store, identity: Identity) -> Upper:
     """A session on the head, with a draft's work carried over to it; see `Store.open_upper`."""
     draft_id = identity.draft_id
     assert draft_id is not None
-    base, work, own = store.draft_book.stand_on(draft_id, holder)
+    base, work, own = store.draft_book.stand_on(draft_id, identity.holder)
     try:
-        head, lease = store.take_lease(holder)
+        head, lease = store.take_lease(identity.holder)
         try:
             with store.scrap.scrap() as scrap:
                 root = scrap("rebase")
                 carried = rebase(store, base, work, head, root)
                 if carried is None:
-                    return store.make_upper(identity, head, lease, [])
-                return store.make_upper(identity, head, lease, [carried], carried=root)
+                    return make_upper(store, identity, head, lease, [])
+                return make_upper(store, identity, head, lease, [carried], carried=root)
         except BaseException:
             store.release(lease)
             raise
@@ -60,10 +57,10 @@ def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str)
         PublishRejected: with every conflict, as a publish of the draft would; nothing was changed.
     Cost: that of planning a publish, and a hard link for each entry of the draft.
     """
-    below, over = Chain(store.layers_of(base), store.shelf, store.form), store.chain(head)
+    below, over = store.layers.chain(base), store.chain(head)
     assert work.index is not None and isinstance(work.tree, DiskTree)
     store.step("rebase.plan")
-    ignored = store.ignored(base.version)
+    ignored = store.routes.ignored(base.version)
     planned = plan(work.tree, work.index, base=below, head=over, version=base.version, ignored=ignored, describe=describe)
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=base.version, head=head.version)

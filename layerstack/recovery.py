@@ -9,8 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from layerstack import documents, drafts, durable, gc, overlay, squash
-from layerstack.chain import Chain
+from layerstack import closing, documents, drafts, durable, gc, overlay
 from layerstack.drafts import Draft
 from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
 from layerstack.index import Layer
@@ -34,12 +33,12 @@ def load_all(store: Store) -> Manifest:
     """
     head = _manifest(f"{store.root}/manifest.json")
     for layer in head.layers:  # newest first: what an older one touched rises no mark of the shelf
-        store.shelf_layer(layer.layer_id)
+        store.layers.get(layer.layer_id)
     _check_versions(store, head)
     kept = drafts.all_of(store)
     for draft in kept:
         for layer_id in draft.layer_ids:
-            store.shelf_layer(layer_id)
+            store.layers.get(layer_id)
     for name in os.listdir(f"{store.root}/sessions"):
         _session(store, name)
     for draft in kept:
@@ -50,7 +49,7 @@ def load_all(store: Store) -> Manifest:
 def _check_versions(store: Store, head: Manifest) -> None:
     """Each earlier version names the layers of the head that are not newer, unless a squash was cut short: what it must say is known, so
     reading all of them takes no longer than comparing them. Any other one is read by itself."""
-    layers = store.layers_of(head)
+    layers = store.layers.of(head)
     lengths = [len(listed([ref])) + 1 for ref in head.layers]
     starts = list(itertools.accumulate(lengths, initial=0))
     whole = listed(head.layers)
@@ -105,10 +104,10 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
     store.scrap.sweep_all()
     gc.sweep_root(root)
     gc.sweep_drafts(root)
-    squash.finish(store)
+    closing.finish(store)
     gc.give_back(store)
     gc.sweep_metadata(root)
-    done = {member["upper"] for layer in store.loaded_layers() for member in layer.members} | {draft.upper for draft in store.drafts()}
+    done = {member["upper"] for layer in store.layers.all() for member in layer.members} | {draft.upper for draft in store.drafts()}
     recovered: list[Draft] = []
     unrecovered: list[tuple[str, str]] = []
     for name in sorted(os.listdir(f"{root}/sessions")):
@@ -129,7 +128,7 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
             continue
         if draft is not None:
             recovered.append(draft)
-    published = {member["draft_id"] for layer in store.loaded_layers() for member in layer.members}
+    published = {member["draft_id"] for layer in store.layers.all() for member in layer.members}
     for draft in store.drafts():
         if draft.draft_id in published:
             store.draft_book.consume(
@@ -149,7 +148,7 @@ def _dead_upper(store: Store, session_id: str, body: dict[str, Any], lease: Leas
         _, layer, extra = store.draft_book.stand_on(identity.draft_id, lease.holder)
         store.release(extra)  # `lease` is on the same layers
         private.append(layer)
-    upper = Upper(store, identity, manifest, Chain(store.layers_of(manifest), store.shelf, store.form, private), lease)
+    upper = Upper(store, identity, manifest, store.layers.chain(manifest, private), lease)
     if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
         raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})
     with contextlib.suppress(FileNotFoundError):

@@ -50,6 +50,11 @@ class Identity(NamedTuple):
     rebased: bool = False
     """Does it stand on the draft's work as it was carried over to the head, a private layer of its own, and not on the draft?"""
 
+    @property
+    def holder(self) -> str:
+        """As its lease names it."""
+        return f"session {self.session_id}"
+
 
 class Upper:
     """The writes of one session. Its methods may be called from any thread; they wait for each other.
@@ -314,4 +319,9 @@ class Upper:
 
     def _end(self) -> None:
         self._ended = True
-        self._store.end_upper(self.session_id, self._lease, self._identity.draft_id)
+        store = self._store
+        with durable.suppress_errno(*range(1, 134)):  # a folder that cannot be moved away is looked at by the next open
+            store.step("session.end")
+            store.scrap.throw_away(self.directory)
+        store.release(self._lease)
+        store.draft_book.leave(self._identity.draft_id)

@@ -11,6 +11,7 @@ from typing import Any
 
 from layerstack import (
     capture,
+    closing,
     drafts,
     durable,
     gc,
@@ -18,6 +19,7 @@ from layerstack import (
     lease,
     linux,
     merge,
+    opening,
     pins,
     resolve,
     rollback,
@@ -252,7 +254,7 @@ def squash_drops_opaque_marks() -> None:
 
 def squash_leaves_versions_inside_a_block_open() -> None:
     """A version whose layers were folded with newer ones can still be asked for."""
-    replace(squash, "_is_inside", lambda version, squashed: False)
+    replace(closing, "_is_inside", lambda version, squashed: False)
 
 
 FOR_THE_MACHINE: dict[str, Callable[[], None]] = {
@@ -294,7 +296,7 @@ def _without(module: Any, name: str, skip: Callable[..., bool]) -> None:
 
 def no_rename_of_the_manifest() -> None:
     """A publish does not replace manifest.json: the head on disk stays the old one."""
-    _without(os, "rename", lambda old, new: new.endswith("/" + store.MANIFEST) and os.path.exists(new))
+    _without(os, "rename", lambda old, new: new.endswith("/" + opening.MANIFEST) and os.path.exists(new))
 
 
 def no_rename_of_a_draft() -> None:
@@ -319,7 +321,7 @@ def no_sync_of_the_layer() -> None:
 
 def no_sync_of_the_directory_of_the_manifest() -> None:
     """The rename that makes the head is not synced."""
-    _without(durable, "fsync_dir", lambda path: os.path.exists(os.path.join(path, store.MANIFEST)))
+    _without(durable, "fsync_dir", lambda path: os.path.exists(os.path.join(path, opening.MANIFEST)))
 
 
 def no_sync_of_metadata() -> None:

@@ -24,13 +24,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from layerstack import capture, durable, history, linux, overlay, pax, reshape
 from layerstack.changes import Conflict, Fingerprint
+from layerstack.closing import is_closed
 from layerstack.delta import delta
 from layerstack.errors import AlreadyExists, Busy, LayerStackError, NotADirectory, NotAFile, NotEmpty, PublishRejected
 from layerstack.export import fold
 from layerstack.form import FORMS, Form
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, Published
-from layerstack.squash import Squashed, is_closed
+from layerstack.squash import Squashed
 from layerstack.store import Store
 from layerstack.upper import Upper
 from tests.hands import Hand, Op, few_ops

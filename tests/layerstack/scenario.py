@@ -370,7 +370,7 @@ def _check_versions(places: Places, store: Store, wanted: Expected) -> None:
     demand(store.head.version in versions, f"the head {store.head.version} is not among the versions {sorted(versions)}")
     for version in versions:
         demand(look(places, store.snapshot(version)) == wanted.versions[version], f"version {version} shows another tree than it did")
-    for layer in store.layers_of(store.head):
+    for layer in store.layers.of(store.head):
         inside = versions & set(range(layer.first_version, layer.version))
         demand(not inside, f"versions {inside} lie inside {layer.id} and can be opened")
 

@@ -90,7 +90,7 @@ def test_a_rollback_links_files_of_layers_and_copies_those_of_the_base(stack: St
     assert new.layer_id == base.layer_id == snapshot.manifest.layers[0].layer_id
     assert os.stat(new.real_path).st_ino == os.stat(old.real_path).st_ino
     assert os.stat(f"{stack.base}/d/b").st_nlink == 1 and os.stat(base.real_path).st_nlink == 1
-    about = stack.store.shelf_layer(new.layer_id).about
+    about = stack.store.layers.get(new.layer_id).about
     assert (about["owner"], about["rollback_to"]) == ("operation:back", 2)
 
 

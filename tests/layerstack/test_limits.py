@@ -224,7 +224,7 @@ def test_the_depth_of_a_directory_is_how_many_layers_that_can_be_folded_change_i
     assert measured() == (2, 0, "", 0)
     write(s, "a/9")
     assert measured() == (3, 2, "a", 2)
-    assert depths.measure().entries == sum(len(layer.index or ()) for layer in s.store.layers_of(s.store.head))
+    assert depths.measure().entries == sum(len(layer.index or ()) for layer in s.store.layers.of(s.store.head))
 
 
 @on_a_stack(BASE)

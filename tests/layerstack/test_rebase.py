@@ -45,7 +45,7 @@ def test_a_session_on_it_sees_both_and_publishes_only_the_drafts_part(stack: Sta
     assert preview.would_publish and preview.conflicts == ()
     published = session.publish()
     assert published.manifest.version == 4 and published.layer_id is not None
-    listed = stack.store.shelf_layer(published.layer_id).index
+    listed = stack.store.layers.get(published.layer_id).index
     assert listed is not None and "theirs" not in listed
     shows = stack.shows()
     assert shows["f"] == merged and shows["new/y"] == "late\n" and shows["theirs"] == "theirs\n" and "d/a" not in shows

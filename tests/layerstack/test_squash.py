@@ -32,6 +32,11 @@ def publish(s: Stack, **files: str | bytes) -> int:
     return session.publish().manifest.version
 
 
+def counts(number: int) -> Callable[[bytes | None], bytes]:
+    """A change of a file: whatever it was, it is that number."""
+    return lambda _: b"%d\n" % number
+
+
 def squash(s: Stack) -> Squashed:
     """Squash, with what must hold of every squash: no tree shows it, openable versions show what they did, the store opens again."""
     before = s.tree()
@@ -151,7 +156,7 @@ def test_a_directory_made_again_stays_opaque_and_no_whiteout_lies_below_it(s: St
     (block,) = squash(s).blocks
     assert in_layer(s, block.squashed_layer_id) == ["d", "d/more", "d/other"]
     assert s.shows() == {"d": "/", "d/more": "x\n", "d/other": "x\n"}
-    record = s.store.shelf_layer(block.squashed_layer_id).get("d")
+    record = s.store.layers.get(block.squashed_layer_id).get("d")
     assert record is not None and record.opaque
 
 
@@ -326,7 +331,7 @@ def test_a_conflict_with_a_squashed_layer_names_its_owner_if_there_is_one(s: Sta
     (conflict,) = session.conflicts()
     assert conflict.theirs_layer is not None and conflict.theirs_layer.layer_id.startswith("S")
     assert conflict.theirs_layer.owner is None, "two wrote in that layer"
-    members = s.store.shelf_layer(conflict.theirs_layer.layer_id).members
+    members = s.store.layers.get(conflict.theirs_layer.layer_id).members
     assert [(m["version"], m["owner"]) for m in members] == [(3, "s3"), (2, "s2")]
     other.umount()
 
@@ -412,7 +417,7 @@ def test_after_a_restart_conflicts_and_routes_are_as_before(s: Stack) -> None:
     squash(s)
     publish(s, other="x\n")
     s.reopen()
-    layer = s.store.shelf_layer(s.store.head.layer_ids[1])
+    layer = s.store.layers.get(s.store.head.layer_ids[1])
     assert layer.id.startswith("S") and (layer.version, layer.first_version) == (3, 2)
     session = s.session(version=3)
     put(session.at("d/f"), "mine\n")
@@ -595,7 +600,7 @@ def test_writers_readers_and_previews_beside_squashes_lose_nothing(s: Stack) -> 
 
     def write(n: int) -> None:
         for count in range(1, rounds + 1):
-            s.store.update_file(f"f{n}", lambda _, count=count: b"%d\n" % count, owner=f"w{n}", request_id="r")
+            s.store.update_file(f"f{n}", counts(count), owner=f"w{n}", request_id="r")
 
     def publish_uppers() -> None:
         for count in range(rounds // 2):
@@ -659,7 +664,7 @@ def refuse_at_each_act(s: Stack, code: int) -> int:
     while left <= 0:
         number += 1
         for n in range(3):
-            s.store.update_file(f"n{n}", lambda _, number=number: b"%d\n" % number, owner="o", request_id="r")
+            s.store.update_file(f"n{n}", counts(number), owner="o", request_id="r")
         tree, version = s.tree(), s.store.head.version
         left, acting = number, True
         with contextlib.suppress(OSError):

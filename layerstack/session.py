@@ -1,0 +1,97 @@
+"""The start of a session: its folder, made whole in staging and renamed in, on a version or on a draft, and the upper that writes into it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from layerstack import documents, durable, overlay
+from layerstack.chain import Chain
+from layerstack.errors import Invalid
+from layerstack.index import Layer
+from layerstack.lease import Lease
+from layerstack.manifest import Manifest
+from layerstack.states import make_directory
+from layerstack.upper import Identity, Upper
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+CARRIED = "0001"
+"""The name of the carried-over work among the private layers of a session."""
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def check_id(session_id: str) -> None:
+    """Raises Invalid, reason invalid_session_id, for what cannot name a folder."""
+    if not _ID.fullmatch(session_id) or session_id in (".", ".."):
+        raise Invalid(f"session id {session_id!r} is malformed", reason="invalid_session_id", details={"session_id": session_id})
+
+
+def open_upper(store: Store, identity: Identity, version: int | None) -> Upper:
+    """On a version, the head by default, or on the draft that `identity` names, at its own base; see `Store.open_upper`."""
+    private: list[Layer] = []
+    if identity.draft_id is not None:
+        manifest, layer, lease = store.draft_book.stand_on(identity.draft_id, identity.holder)
+        private.append(layer)
+    else:
+        manifest, lease = store.take_lease(identity.holder, version)
+    try:
+        return make_upper(store, identity, manifest, lease, private)
+    except BaseException:
+        store.release(lease)
+        store.draft_book.leave(identity.draft_id)
+        raise
+
+
+def make_upper(
+    store: Store, identity: Identity, manifest: Manifest, lease: Lease, private: Sequence[Layer], *, carried: str | None = None
+) -> Upper:
+    """A session's folder and its upper, which the lease goes to.
+
+    Args:
+        private: sealed work to stand on, the top first.
+        carried: where the tree of the only one of these lies in staging: it becomes the session's own.
+    Raises:
+        Invalid: there is a session of that id (session_exists). LayerLimit: more lowers than the kernel mounts.
+    """
+    overlay.check_count(len(manifest.layers) + len(private))
+    _make_folder(store, identity, manifest, store.layers.chain(manifest, private), carried)
+    if carried is not None:
+        private = [private[0].at(f"{store.root}/sessions/{identity.session_id}/private/{CARRIED}")]
+    return Upper(store, identity, manifest, store.layers.chain(manifest, private), lease)
+
+
+def _make_folder(store: Store, identity: Identity, manifest: Manifest, chain: Chain, carried: str | None) -> None:
+    """Complete in staging, then one rename: a folder in `sessions/` is whole."""
+    folder = store.scrap.name(f"session-{identity.session_id}")
+    try:
+        store.step("session.mkdir")
+        os.mkdir(folder, 0o700)
+        root = chain.find("")
+        assert root is not None
+        make_directory(f"{folder}/upper", root)
+        os.mkdir(f"{folder}/work")
+        if carried is not None:
+            os.mkdir(f"{folder}/private")
+            os.rename(carried, f"{folder}/private/{CARRIED}")
+        body = {
+            **identity._asdict(),
+            "base_version": manifest.version,
+            "layers": list(manifest.layer_ids),
+            "created_unix_ms": time.time_ns() // 1_000_000,
+        }
+        store.step("session.write")
+        durable.write_before(f"{folder}/session.json", documents.dump(body), root=store.root)
+        store.step("session.rename")
+        try:
+            durable.rename_new(folder, f"{store.root}/sessions/{identity.session_id}")
+        except FileExistsError:
+            details = {"session_id": identity.session_id}
+            raise Invalid(f"session {identity.session_id} exists", reason="session_exists", details=details) from None
+    finally:
+        store.scrap.discard(folder)
