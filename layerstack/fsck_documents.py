@@ -64,6 +64,7 @@ def _versions(look: Look, head: Manifest | None) -> Iterator[Damage]:
             seen_head = True
             if found != head:
                 yield Damage(file, "names other layers than manifest.json, of the same version", "comparing the two")
+                continue
         if any(int(about["first_version"]) <= int(stem) < int(about["version"]) for about in blocks):
             look.note("left_over", file, "of a version inside a squashed block; the next open removes it")
             continue
@@ -71,6 +72,8 @@ def _versions(look: Look, head: Manifest | None) -> Iterator[Damage]:
             if layer_id not in there and layer_id not in told:
                 told.add(layer_id)
                 yield Damage(reference(layer_id).path, f"is missing; {file} names it", "the manifest")
+        if look.other_layers(found.version, found.layer_ids):
+            yield Damage(file, f"names other layers than version {found.version} has", "comparing it with manifest.json")
     if not seen_head and head is not None:
         yield Damage(f"manifests/{head.version}.json", "is missing, the head is that version", "the manifest")
     if head is not None:

@@ -116,6 +116,11 @@ def draft(look: Look, name: str) -> Iterator[Damage | None]:
         for layer_id in body.get("layer_ids", ()):
             if layer_id != BASE_ID and not os.path.isdir(f"{look.root}/layers/{layer_id}"):
                 yield Damage(f"layers/{layer_id}", f"is missing; {folder}/draft.json names it", "the draft")
+        version = body.get("base_version")
+        if look.head is not None and (not isinstance(version, int) or version > look.head.version):
+            yield Damage(f"{folder}/draft.json", f"stands on version {version}, the head is {look.head.version}", "the manifest")
+        elif isinstance(version, int) and look.other_layers(version, body.get("layer_ids", ())):
+            yield Damage(f"{folder}/draft.json", f"names other layers than version {version} has", "comparing it with manifest.json")
 
     yield from look.settled(document)
     if body:

@@ -98,6 +98,7 @@ class Look:
             yield Damage(name, f"cannot be read: {error.strerror}", "reading it")
 
     def note(self, kind: str, file: str, what: str) -> None:
+        """Take down what is no damage. Of an open store what is left over is not told: it is somebody's work of this moment."""
         if kind != "left_over" or self.store is None:
             self.notes.append(Note(kind, file, what))
 
@@ -115,7 +116,7 @@ class Look:
         return sorted({*self.names("layers"), *(self.head.layer_ids if self.head is not None else ())} - {BASE_ID})
 
     def manifest(self, name: str) -> Manifest:
-        """Raises StoreCorrupt, OSError."""
+        """The manifest at a path below the store. Raises StoreCorrupt, OSError."""
         path = f"{self.root}/{name}"
         try:
             return Manifest.load(documents.content(path), source=path)
@@ -123,7 +124,7 @@ class Look:
             raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 
     def document(self, name: str) -> dict[str, Any]:
-        """Raises StoreCorrupt, OSError."""
+        """The body of the document at a path below the store. Raises StoreCorrupt, OSError."""
         return documents.read(f"{self.root}/{name}")
 
     def about(self, layer_id: str) -> dict[str, Any] | None:
@@ -133,3 +134,26 @@ class Look:
                 if layer_id != BASE_ID:
                     self._abouts[layer_id] = self.document(f".layer-metadata/{layer_id}.json")
         return self._abouts.get(layer_id)
+
+    def other_layers(self, version: int, layer_ids: Iterable[str]) -> bool:
+        """Do these layers make another tree than the version has, as the head tells it? A block and the layers that it is made of make the same.
+
+        False where it cannot be told: the version is above the head, or the metadata of a block cannot be read.
+        """
+        if self.head is None or version > self.head.version:
+            return False
+        now, then = self._published(self.head.layer_ids), self._published(layer_ids)
+        return now is not None and then is not None and [one for one in now if one[0] <= version] != then
+
+    def _published(self, layer_ids: Iterable[str]) -> list[tuple[int, str]] | None:
+        """The publications in these layers, newest first, each with its version; the base aside."""
+        found: list[tuple[int, str]] = []
+        for layer_id in layer_ids:
+            if layer_id.startswith("S"):
+                about = self.about(layer_id)
+                if about is None:
+                    return None
+                found += [(int(member["version"]), str(member["layer_id"])) for member in about["members"]]
+            elif layer_id != BASE_ID:
+                found.append((int(layer_id[1:].partition("-")[0]), layer_id))
+        return found

@@ -14,7 +14,7 @@ import pytest
 from layerstack import documents, durable, fsck, fsck_base, fsck_layers
 from layerstack.errors import StoreBusy, StoreCorrupt
 from layerstack.fsck import Damage, check
-from layerstack.manifest import Manifest
+from layerstack.manifest import BASE_ID, Manifest, reference
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
@@ -302,6 +302,44 @@ def test_documents_that_are_whole_but_in_anothers_place_are_named(stack: Stack) 
         put(f"{stack.root}/{name}", good)
     assert found(stack.root) == {}
     stack.store = Store.open(stack.root)
+
+
+@on_a_stack({**BASE}, forms=("trusted",))
+def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one_whose_layers_were_folded_since_is_not(
+    stack: Stack,
+) -> None:
+    draft_id = rich(stack)
+    for n in range(3):
+        stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
+    last = stack.store.head.version
+
+    def killed(step: str) -> None:
+        if step == "squash.close_versions":
+            raise KeyboardInterrupt
+
+    stack.store.step = killed
+    with contextlib.suppress(KeyboardInterrupt):
+        stack.store.squash()
+    stack.store.step = durable.no_step
+    assert stack.store.head.version == last + 1
+    closed(stack)
+    assert found(stack.root) == {}  # versions still name the layers that were folded
+    (newest,) = [name for name in stack.store.head.layer_ids if name.startswith(f"S{last + 1:06}")]
+    for name in (f"manifests/{last}.json", f"drafts/{draft_id}/draft.json"):
+        good = get(f"{stack.root}/{name}")
+        if name.startswith("manifests"):
+            wrong = Manifest(last, (reference(newest), reference(BASE_ID))).dump()
+        else:
+            wrong = documents.dump({**documents.read(f"{stack.root}/{name}"), "layer_ids": [newest, BASE_ID]})
+            put(f"{stack.root}/{name}", documents.dump({**documents.read(f"{stack.root}/{name}"), "base_version": 99}))
+            assert found(stack.root) == {name: f"stands on version 99, the head is {last + 1}"}
+        put(f"{stack.root}/{name}", wrong)
+        told = found(stack.root)
+        assert list(told) == [name] and told[name].startswith("names other layers than version"), told
+        put(f"{stack.root}/{name}", good)
+    stack.store = Store.open(stack.root)
+    with stack.store.checking() as looking:
+        assert list(looking) == []
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
