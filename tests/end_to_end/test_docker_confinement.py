@@ -1,36 +1,52 @@
-"""The table of escapes, run as commands in a real container."""
+"""The table of escapes, run as commands in a real container: of Python where the image has one, and of attacks.c where there is nothing."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import docker
 import pytest
 
-from tests.eos_agent.escapes import rows_of_a_container
+from tests import probes
+from tests.eos_agent import attacks, confined, escapes
 
 from . import test_docker_provider
-from .hosting import Host
+from .hosting import Host, records
 from .test_docker_provider import Place
 
 pytestmark = [pytest.mark.needs("dockerd")]
 place = test_docker_provider.place
 ROOT = Path(__file__).parents[2]
-SCRIPT = """
+KINDS: dict[str, dict[str, str]] = {
+    "docker": {},
+    "docker-read-only": {"rootfs": "read_only"},
+    "docker-isolated": {"network_profile": "isolated"},
+}
+OTHER_TMP, OTHER_ABSTRACT, AGENT_PORT = "/tmp/eos-test-other", "eos-test-other", 7000
+TRY = """
 import json, sys
 sys.path.insert(0, "/workspace/code")
 from tests.eos_agent import attacks, escapes
-table = {name: row.attack for name, row in escapes.rows_of_a_container(sys.argv[1]).items()}
-place = {"store": "/eos/layer-stack", "home": "/root", "token": "/eos/runtime/daemon/token", "workspace": "/workspace", "other_pid": 99999,
-         "agent_socket": "/eos/runtime/daemon/runtime.sock", "engine_socket": "/run/eos-test-none.sock", "abstract": "eos-test-none"}
-print(json.dumps(attacks.answer(table, place)))
+table = {name: row.attack for name, row in escapes.rows_of(sys.argv[1]).items()}
+print(json.dumps(attacks.answer(table, json.load(open("place.json")))))
 """
+SERVE = f"""
+import sys
+sys.path.insert(0, "/workspace/code")
+from tests.eos_agent import attacks
+attacks.serve({OTHER_ABSTRACT!r}, {OTHER_TMP!r}, lambda port: print(port, flush=True))
+"""
+INSIDE_OF_EACH_OTHER = "import subprocess; subprocess.run(['sh', '-c', 'setsid python3 try_it.py {kind}'], check=True)"
 
 
 def carry(workspace: str) -> None:
-    """The table and what it imports, as files of the workspace."""
+    """The table and what it imports, and the program, as files of the workspace."""
     code = Path(workspace, "code")
     (code / "tests/eos_agent").mkdir(parents=True)
     shutil.copytree(ROOT / "layerstack", code / "layerstack", ignore=shutil.ignore_patterns("__pycache__"))
@@ -39,30 +55,96 @@ def carry(workspace: str) -> None:
     (code / "tests/eos_agent/__init__.py").touch()
     for name in ("attacks.py", "escapes.py"):
         shutil.copy(ROOT / "tests/eos_agent" / name, code / "tests/eos_agent" / name)
-    Path(workspace, "try_it.py").write_text(SCRIPT)
+    Path(workspace, "try_it.py").write_text(TRY)
+    Path(workspace, "serve.py").write_text(SERVE)
+    Path(workspace, "attacks").write_bytes(confined.program())
+    Path(workspace, "attacks").chmod(0o755)
 
 
-def test_no_row_of_the_table_gets_out_of_a_container_session(place: Place, image: Callable[[str], str]) -> None:
-    carry(place.workspace)
-
-    async def scenario(host: Host) -> dict[str, dict[str, str]]:
-        sandbox_id = (await place.create(host, image("debian")))["id"]
-        found: dict[str, dict[str, str]] = {}
-        for mode in ("shared", "read_only"):
-            session = await host.ask(sandbox_id, "create_workspace_session", rootfs=mode)
-            output = await host.run(
-                sandbox_id, f"python3 try_it.py {mode}", workspace_session_id=session["workspace_session_id"], tty=False
-            )
-            found[mode] = json.loads(output)
-            await host.ask(sandbox_id, "destroy_workspace_session", workspace_session_id=session["workspace_session_id"])
+async def findings(host: Host, token: Callable[[], str], image: str, workspace: str, *, python: bool) -> dict[str, list[dict[str, str]]]:
+    """Kind of session -> what came out of the forms in which the table was tried there: attacks.py where the image has a Python, attacks.c twice."""
+    sandbox_id = str((await host.do("create_sandbox", image=image, workspace_root=workspace))["id"])
+    abstract = f"eos-test-{os.getpid()}"
+    try:
+        with socket.socket(socket.AF_UNIX) as of_machine:
+            of_machine.bind("\0" + abstract)
+            of_machine.listen()
+            said = await _other(host, sandbox_id, token(), abstract, python)
+            found = {kind: await _tried(host, sandbox_id, kind, said, python) for kind in KINDS}
+            assert await host.run(sandbox_id, "echo still here", workspace_session_id=said["other_id"], tty=False) == "still here"
+            return found
+    finally:
         await host.do("destroy_sandbox", sandbox_id=sandbox_id)
-        return found
 
-    for mode, found in place.play(scenario).items():
-        rows = rows_of_a_container(mode)
-        assert found.keys() == rows.keys()
-        wrong = {name: text for name, text in found.items() if text.split(":")[0] not in rows[name].expected}
-        assert not wrong, f"in a {mode} session: {wrong}"
+
+async def _other(host: Host, sandbox_id: str, token: str, abstract: str, python: bool) -> dict[str, Any]:
+    """Another session of the sandbox, with a secret, files and servers; the place that attackers are told."""
+    said: dict[str, Any] = {}
+    attacks.in_halves(said, "secret", f"secret-{os.urandom(8).hex()}")
+    attacks.in_halves(said, "token_text", token)
+    other = (await host.ask(sandbox_id, "create_workspace_session"))["workspace_session_id"]
+    cmd = "exec python3 serve.py" if python else f"touch of-another secret; echo x > {OTHER_TMP}; exec ./attacks serve {OTHER_ABSTRACT}"
+    options = {"workspace_session_id": other, "tty": False, "env": [f"SECRET={said['secret']}"], "yield_time_ms": 0}
+    running = await host.ask(sandbox_id, "exec_command", cmd=cmd, **options)
+    key, port = running["command_session_id"], ""
+    while not port:
+        lines = await host.ask(sandbox_id, "read_command_lines", command_session_id=key, start_offset=0, limit=5)
+        port = str(lines["output"]).strip()
+    client = docker.from_env()
+    top = client.containers.get(sandbox_id).top(ps_args="-eo pid,args")
+    client.close()
+    (pid,) = [row[0] for row in top["Processes"] if "serve" in row[1] and "sandbox-daemon" not in row[1]]
+    return {
+        **said,
+        "store": "/eos/layer-stack",
+        "upper": f"/eos/layer-stack/sessions/{other}/upper/secret",
+        "home": "/root",
+        "bundle": "/eos/bundle",
+        "token": "/eos/runtime/daemon/token",
+        "agent_socket": "/eos/runtime/daemon/runtime.sock",
+        "agent_port": AGENT_PORT,
+        "engine_socket": "/var/run/docker.sock",
+        "abstract": abstract,
+        "other_id": other,
+        "other_pid": int(pid),
+        "other_port": int(port),
+        "other_tmp": OTHER_TMP,
+        "other_abstract": OTHER_ABSTRACT,
+        "workspace": "/workspace",
+        "disk": os.stat(probes.scratch_root()).st_dev,
+    }
+
+
+async def _tried(host: Host, sandbox_id: str, kind: str, said: dict[str, Any], python: bool) -> list[dict[str, str]]:
+    session = (await host.ask(sandbox_id, "create_workspace_session", **KINDS[kind]))["workspace_session_id"]
+
+    async def run(cmd: str) -> str:
+        return await host.run(sandbox_id, cmd, workspace_session_id=session, tty=False)
+
+    for name, text in (("lines", escapes.lines_of(kind, said)), ("place.json", json.dumps(said))):
+        await host.ask(sandbox_id, "file_write", path=name, content=text, workspace_session_id=session)
+    found = [json.loads(await run(f'python3 -c "{INSIDE_OF_EACH_OTHER.format(kind=kind)}"'))] if python else []
+    found.append(confined.parse(await run("sh -c 'sh -c \"./attacks lines; true\"; true'; true")))
+    found.append(confined.parse(await run("sh -c './attacks lines daemon'; until [ -e lines.out ]; do :; done; cat lines.out")))
+    await host.ask(sandbox_id, "destroy_workspace_session", workspace_session_id=session)
+    return found
+
+
+@pytest.mark.parametrize("name", ["debian", "busybox"])
+def test_no_row_of_the_table_gets_out_of_a_session_of_a_container(place: Place, image: Callable[[str], str], name: str) -> None:
+    carry(place.workspace)
+    python = name == "debian"
+
+    async def scenario(host: Host) -> dict[str, list[dict[str, str]]]:
+        return await findings(host, lambda: str(records(place.state)[0]["token"]), image(name), place.workspace, python=python)
+
+    for kind, tries in place.play(scenario).items():
+        plain = {name for name, row in escapes.rows_of(kind).items() if isinstance(row.attack, attacks.Plain)}
+        for number, found in enumerate(tries):
+            full = python and number == 0
+            assert found.keys() == (escapes.rows_of(kind).keys() if full else plain)
+            wrong = {name: text for name, text in escapes.wrong(kind, found).items() if full or name in plain}
+            assert not wrong, f"in {kind}, form {number}: {wrong}"
 
 
 def test_a_command_runs_as_a_user_of_the_image(place: Place, image: Callable[[str], str]) -> None:

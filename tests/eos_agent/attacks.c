@@ -1,7 +1,7 @@
 /* The attacks of attacks.py that need no interpreter, for images that have none: `attacks FILE [daemon]`.
  *
  * Each line of FILE is NAME, VERB and arguments, tabs between them; each runs in a fork and gives one line: NAME, tab, "ok", E and the number of
- * the errno, or "died" and the signal. With `daemon` all of it runs in a session of its own whose parent is pid 1, and output goes to FILE.out.
+ * the errno, or "died" and the signal. `attacks serve NAME` is the other session: it prints the port that it listens on, as on the abstract NAME. With `daemon` all of it runs in a session of its own whose parent is pid 1, and output goes to FILE.out.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -205,8 +205,22 @@ static void run(char *line) {
     fflush(stdout);
 }
 
+static int serving(const char *name) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_un hidden = {.sun_family = AF_UNIX};
+    socklen_t size = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0), other = socket(AF_UNIX, SOCK_STREAM, 0);
+    strncpy(hidden.sun_path + 1, name, sizeof hidden.sun_path - 2);
+    if (bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 9) || getsockname(fd, (struct sockaddr *)&at, &size)) return 3;
+    if (bind(other, (struct sockaddr *)&hidden, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))) || listen(other, 9)) return 3;
+    printf("%d\n", ntohs(at.sin_port));
+    fflush(stdout);
+    return pause();
+}
+
 int main(int argc, char **argv) {
     char line[4096], path[4096];
+    if (argc > 2 && !strcmp(argv[1], "serve")) return serving(argv[2]);
     for (int fd = 3; fd < 1024; fd++) leftovers += fcntl(fd, F_GETFD) >= 0;
     FILE *file = argc > 1 ? fopen(argv[1], "re") : NULL;
     if (!file) return 2;

@@ -196,7 +196,7 @@ def _trace(pid: int) -> None:
 
 
 def _leftovers(_place: Place) -> str:
-    """Descriptors that nobody gave this command."""
+    """Descriptors that nobody gave this command. A fork of pid 1 has closed them by now; attacks.c, a command, looks before it opens anything."""
     found = [f"{n}" for n in range(4, 1024) if os.path.lexists(f"/proc/self/fd/{n}")]
     if not found:
         raise OSError(errno.ENOENT, "none")
@@ -300,10 +300,18 @@ def kill_runner(_place: Place) -> None:
     raise OSError(errno.EPERM, "sent, and pid 1 does not care")
 
 
-def count_processes(_place: Place) -> None:
-    names = [n for n in os.listdir("/proc") if n.isdigit()]
-    if len(names) <= 3:  # pid 1, this one, the fork that it runs in
-        raise OSError(errno.ENOENT, f"only {names}")
+def strangers(_place: Place) -> str:
+    """Processes that are neither this one nor above it; its own parents end at pid 1."""
+    family, pid = {"1"}, "self"
+    while pid not in family | {"0"}:
+        with open(f"/proc/{pid}/status") as f:
+            status = dict(line.split(":\t", 1) for line in f.read().splitlines() if ":\t" in line)
+        family.add(status["Pid"])
+        pid = status["PPid"]
+    found = [n for n in os.listdir("/proc") if n.isdigit() and n not in family]
+    if not found:
+        raise OSError(errno.ENOENT, f"only {sorted(family)}")
+    return " ".join(found)
 
 
 def machine_devices(_place: Place) -> str:

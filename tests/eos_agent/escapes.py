@@ -162,7 +162,7 @@ ESCAPES: dict[str, Row] = {
     "connect to the engine": Row(connecting("unix", "/run/docker.sock"), HIDDEN, REAL),
     "connect to the engine by its old name": Row(connecting("unix", "/var/run/docker.sock"), HIDDEN, REAL),
     # other sessions
-    "see other processes": Row(attacks.count_processes, HIDDEN),
+    "see other processes": Row(attacks.strangers, HIDDEN),
     "find a secret of another session in /proc": Row(hunting("secret"), HIDDEN),
     "signal a process of another session": Row(signalling("{other_pid}"), GONE),
     "trace a process of another session": Row(tracing("{other_pid}"), GONE),
@@ -221,7 +221,7 @@ ESCAPES: dict[str, Row] = {
     "read ~/.ssh": Row(reading("{home}/.ssh/id"), HIDDEN, REAL),
     "read ~/.netrc": Row(opening("{home}/.netrc", os.O_RDWR), HIDDEN, REAL),
     "write /etc": Row(write_file("/etc/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
-    "write /usr/bin": Row(write_file("/usr/bin/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
+    "write /bin": Row(write_file("/bin/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
     "a library for programs of other sessions": Row(write_file("/etc/ld.so.preload"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT + "; the agent's loader reads no such file"),
     "write the home folder": Row(write_file("{home}/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
     "write /dev": Row(write_file("/dev/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
