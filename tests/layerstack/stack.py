@@ -13,6 +13,7 @@ import pytest
 
 from layerstack import durable, linux, overlay
 from layerstack.changes import Conflict
+from layerstack.drafts import Draft
 from layerstack.durable import Step, no_step
 from layerstack.errors import PublishRejected
 from layerstack.form import FORMS, Form
@@ -87,6 +88,13 @@ class Session:
             return error.conflicts
         raise AssertionError("published")
 
+    def keep(self, reason: str = "put aside") -> Draft:
+        """End it; what it wrote is a draft."""
+        self.umount()
+        draft = self.upper.to_draft(reason=reason)
+        assert draft is not None
+        return draft
+
 
 class Stack:
     """A store in `folder`, with its sessions."""
@@ -142,6 +150,24 @@ class Stack:
         before = {"f": "", "l": "-> ", "d": "/"}
         tree = self.tree(version).items()
         return {path: before[entry.kind] + entry.body.decode("utf-8", "surrogateescape") for path, entry in tree if path}
+
+    @contextlib.contextmanager
+    def on_a_small_disk(self, base: Base, *, size_mib: int) -> Generator[tuple[Stack, Callable[[], None]]]:
+        """Another stack, of the same form, on a disk of that size; and how to fill this up. Freed again by unlinking `filler` in its folder."""
+        folder = f"{self.folder}/small"
+        os.mkdir(folder)
+        linux.mount("none", folder, "tmpfs", 0, f"size={size_mib}m,mode=755")
+
+        def fill() -> None:
+            with open(f"{folder}/filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+
+        try:
+            with contextlib.closing(Stack(self.form.name, base, folder=folder)) as stack:
+                yield stack, fill
+        finally:
+            linux.umount(folder)
 
     def mode(self, path: str) -> int:
         return self.tree()[path].meta[0]

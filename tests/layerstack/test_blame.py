@@ -154,8 +154,7 @@ def test_live_sessions_are_not_seen_and_drafts_belong_to_the_session_that_publis
         stack.store.blame("f")
     publish(a, "workspace_session:a")
     assert b.rejected() == {"f": "content"}
-    draft = b.upper.to_draft(reason="source_conflict")
-    assert draft is not None
+    draft = b.keep(reason="source_conflict")
     again = stack.session(draft_id=draft.draft_id)
     put(again.at("f"), TEXT.replace("one", "mine") + "seven\n")
     put(again.at("g"), "of the last\n")

@@ -64,9 +64,7 @@ def one_of_each(stack: Stack) -> Files:
     os.unlink(a.at("f"))
     done = a.publish()
     put(b.at("y"))
-    b.umount()
-    draft = b.upper.to_draft(reason="é \udcff")
-    assert draft is not None
+    draft = b.keep(reason="é \udcff")
     stack.store.pins.pin(stack.store.head.version, agent="é")
     stack.store.close()
     stems = [f".layer-metadata/{done.layer_id}", f".layer-metadata/{block.squashed_layer_id}"]
@@ -209,9 +207,7 @@ def test_what_damaged_work_may_stand_on_stays_until_it_is_settled(stack: Stack) 
         stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
     a, dead = stack.session(), stack.session()
     put(a.at("draft"), "kept\n")
-    a.umount()
-    draft = a.upper.to_draft(reason="r")
-    assert draft is not None
+    draft = a.keep()
     put(dead.at("work"), "of the dead\n")
     dead.umount()
     for n in range(3):
@@ -254,8 +250,7 @@ def test_a_squash_that_was_cut_off_waits_for_what_is_damaged(stack: Stack) -> No
     a.umount()
     for n in range(3):
         stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
-    draft = a.upper.to_draft(reason="r")
-    assert draft is not None
+    draft = a.keep()
 
     def killed(step: str) -> None:
         if step == "squash.close_versions":
@@ -286,9 +281,7 @@ def test_a_squash_that_was_cut_off_waits_for_what_is_damaged(stack: Stack) -> No
 def test_a_damaged_draft_or_pin_is_settled_by_whoever_says_so(stack: Stack) -> None:
     a = stack.session()
     put(a.at("draft"), "kept\n")
-    a.umount()
-    draft = a.upper.to_draft(reason="r")
-    assert draft is not None
+    draft = a.keep()
     for version in (1, 2):
         stack.store.update_file("s", lambda old: (old or b"") + b"s", owner="o", request_id="r")
         stack.store.pins.pin(version)
@@ -308,9 +301,7 @@ def test_a_damaged_draft_or_pin_is_settled_by_whoever_says_so(stack: Stack) -> N
 def test_a_session_that_stands_on_a_damaged_draft_waits_for_it(stack: Stack) -> None:
     a = stack.session()
     put(a.at("draft"), "kept\n")
-    a.umount()
-    draft = a.upper.to_draft(reason="r")
-    assert draft is not None
+    draft = a.keep()
     b = stack.session(draft_id=draft.draft_id)
     put(b.at("more"), "on top\n")
     b.umount()

@@ -51,17 +51,15 @@ def test_rejections_one_after_the_other_stack_up_and_the_view_stays(stack: Stack
         assert b.rejected() == {"f": "content"}
     b.mount()
     assert get(b.at("f")) == "ours\n" and os.listdir(b.at("more")) == ["3"]
-    b.umount()
-    draft = b.upper.to_draft(reason="rejected")
-    assert draft is not None and draft.paths == 6  # f, n, n/x, d, more, more/3
+    draft = b.keep()
+    assert draft.paths == 6  # f, n, n/x, d, more, more/3
     assert stack.store.layer_stats()["draft_count"] == 1
 
 
 @on_a_stack({**BASE})
 def test_a_draft_says_where_it_comes_from_and_gives_the_losing_bytes_back(stack: Stack) -> None:
     b = rejected(stack)
-    draft = b.upper.to_draft(reason="source_conflict")
-    assert draft is not None
+    draft = b.keep(reason="source_conflict")
     assert draft.to_json() | {"created_unix_ms": 0} == {
         "draft_id": draft.draft_id,
         "origin": "workspace_session:s1",
@@ -82,8 +80,7 @@ def test_a_draft_says_where_it_comes_from_and_gives_the_losing_bytes_back(stack:
 
 @on_a_stack({**BASE})
 def test_a_session_on_a_draft_leaves_it_whole_when_it_is_thrown_away(stack: Stack) -> None:
-    draft = rejected(stack).upper.to_draft(reason="r")
-    assert draft is not None
+    draft = rejected(stack).keep()
     again = stack.session(draft_id=draft.draft_id)
     put(again.at("f"), "scribble\n")
     shutil.rmtree(again.at("n"))
@@ -105,8 +102,7 @@ def test_a_session_on_a_draft_leaves_it_whole_when_it_is_thrown_away(stack: Stac
 
 @on_a_stack({**BASE})
 def test_a_draft_that_is_published_with_its_session_is_gone(stack: Stack) -> None:
-    draft = rejected(stack).upper.to_draft(reason="r")
-    assert draft is not None
+    draft = rejected(stack).keep()
     first, second = stack.session(draft_id=draft.draft_id), stack.session(draft_id=draft.draft_id)
     put(first.at("f"), "base\n")
     first.publish()
@@ -119,8 +115,7 @@ def test_a_draft_that_is_published_with_its_session_is_gone(stack: Stack) -> Non
 
 @on_a_stack({**BASE})
 def test_a_draft_published_by_a_process_that_died_then_is_gone_at_the_next_open(stack: Stack) -> None:
-    draft = rejected(stack).upper.to_draft(reason="r")
-    assert draft is not None
+    draft = rejected(stack).keep()
     first, second = stack.session(draft_id=draft.draft_id), stack.session(draft_id=draft.draft_id)
     put(first.at("f"), "base\n")
     put(second.at("late"))
@@ -132,8 +127,7 @@ def test_a_draft_published_by_a_process_that_died_then_is_gone_at_the_next_open(
 
 @on_a_stack({**BASE})
 def test_the_preview_of_a_draft_is_what_its_publish_would_say(stack: Stack) -> None:
-    draft = rejected(stack).upper.to_draft(reason="r")
-    assert draft is not None
+    draft = rejected(stack).keep()
     preview = stack.store.preview_draft(draft.draft_id)
     assert {c.path: c.cls for c in preview.conflicts} == {"f": "content"} and preview.source_count == 4
     stack.store.update_file("f", lambda old: b"base\n", owner="o", request_id="r")
@@ -155,9 +149,7 @@ def test_sessions_of_a_dead_process_become_drafts_with_origin_and_reason(stack: 
     a, b, c = stack.session(agent="one"), stack.session(), stack.session()
     put(a.at("lost"), "not lost\n")
     put(c.at("f"), "c\n")
-    c.umount()
-    draft = c.upper.to_draft(reason="kept")
-    assert draft is not None
+    draft = c.keep()
     d = stack.session(draft_id=draft.draft_id)
     put(d.at("on-top"))
     assert os.listdir(b.view)
@@ -187,9 +179,8 @@ def test_a_session_that_was_rejected_before_its_process_died_is_recovered_whole(
 def test_a_draft_keeps_its_base_alive_and_its_lease_does_not_count_as_a_sessions(stack: Stack) -> None:
     a = stack.session()
     put(a.at("x"))
-    a.umount()
-    draft = a.upper.to_draft(reason="r")
-    assert draft is not None and draft.layer_ids == stack.store.head.layer_ids
+    draft = a.keep()
+    assert draft.layer_ids == stack.store.head.layer_ids
     stats = stack.store.layer_stats()
     assert (stats["draft_count"], stats["active_lease_count"]) == (1, 0)
     stack.store.gc()
@@ -200,9 +191,7 @@ def test_a_draft_keeps_its_base_alive_and_its_lease_does_not_count_as_a_sessions
 def test_what_cannot_be_opened_is_refused_by_name_and_leaves_nothing(stack: Stack) -> None:
     a = stack.session()
     put(a.at("x"))
-    a.umount()
-    draft = a.upper.to_draft(reason="r")
-    assert draft is not None
+    a.keep()
     for draft_id in ("draft-0000000000000000", "../../etc", ""):
         with pytest.raises(NotFound):
             stack.store.open_upper("n", origin="t", draft_id=draft_id)

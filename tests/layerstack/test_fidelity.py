@@ -8,7 +8,6 @@ import socket
 import stat
 
 from tests.layerstack.stack import Session, Stack, on_a_stack, put
-from tests.layerstack.test_rebase import draft_of
 from tests.menagerie import Facts, acl, difference, look, make
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 21))
@@ -68,7 +67,7 @@ def test_a_squash_keeps_them_too(stack: Stack) -> None:
 @on_a_stack(BASE)
 def test_a_draft_keeps_them_over_a_restart_until_it_is_published(stack: Stack) -> None:
     session, want = at_work(stack)
-    draft = draft_of(stack, session)
+    draft = session.keep().draft_id
     stack.reopen()
     again = stack.session(draft_id=draft)
     assert difference(look(again.at("m")), want) == []
@@ -79,7 +78,7 @@ def test_a_draft_keeps_them_over_a_restart_until_it_is_published(stack: Stack) -
 @on_a_stack(BASE)
 def test_a_draft_that_is_carried_over_to_the_head_keeps_them_too(stack: Stack) -> None:
     session, want = at_work(stack)
-    draft = draft_of(stack, session)
+    draft = session.keep().draft_id
     head_moves(stack)
     again = stack.session(draft_id=draft, draft_base="head")
     assert difference(look(again.at("m")), want) == []

@@ -10,7 +10,6 @@ import tracemalloc
 
 import pytest
 
-from layerstack import linux
 from layerstack.errors import Invalid
 from layerstack.export import fold
 from layerstack.form import FORMS
@@ -184,22 +183,14 @@ def test_p3_a_rejection_names_path_hunk_all_three_sides_and_the_winner_and_leave
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
 def test_p10_on_a_full_disk_nothing_is_half_done_and_all_of_it_works_once_there_is_space(stack: Stack) -> None:
-    stack.store.close()
-    small = f"{stack.folder}/small"
-    os.mkdir(small)
-    linux.mount("none", small, "tmpfs", 0, "size=8m,mode=755")
-    inner = Stack("trusted", {"f": "base\n", "d/g": "g\n"}, folder=small)
-    try:
+    with stack.on_a_small_disk({"f": "base\n", "d/g": "g\n"}, size_mib=8) as (inner, fill):
         for n in range(3):
             inner.store.update_file(f"n{n}", lambda _: b"n\n", owner="o", request_id="r")
         session = inner.session()
         put(session.at("mine"), "mine\n")
         os.unlink(session.at("d/g"))
         session.umount()
-        filler = open(f"{small}/filler", "wb", buffering=0)  # noqa: SIM115
-        with filler, pytest.raises(OSError):
-            while True:
-                filler.write(bytes(4096))
+        fill()
 
         def on_disk() -> dict[str, list[str]]:
             names = ("layers", "manifests", ".layer-metadata", "drafts", "staging")
@@ -216,15 +207,12 @@ def test_p10_on_a_full_disk_nothing_is_half_done_and_all_of_it_works_once_there_
             with open(f"{inner.root}/manifest.json", "rb") as file:
                 assert file.read() == manifest
         assert names_in_export(inner) == {f"n{n}": b"n\n" for n in range(3)}, "reading needs no space"
-        os.unlink(f"{small}/filler")
+        os.unlink(f"{inner.folder}/filler")
         session.publish()
         assert len(inner.store.squash().blocks) == 1
         inner.reopen()
         assert inner.shows() == {"d": "/", "f": "base\n", "mine": "mine\n", **{f"n{n}": "n\n" for n in range(3)}}
         assert on_disk()["staging"] == []
-    finally:
-        inner.close()
-        linux.umount(small)
 
 
 @on_a_stack({"sub/.git": "gitdir: ../.git/modules/sub\n", ".git/HEAD": "ref: refs/heads/main\n", ".git/modules/sub/HEAD": "0" * 40 + "\n"})

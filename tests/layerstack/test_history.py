@@ -239,8 +239,7 @@ def test_the_difference_of_a_draft_is_told_against_its_base_and_against_the_head
     os.unlink(b.at("d/a"))
     a.publish()
     assert b.rejected() == {"f": "content"}
-    draft = b.upper.to_draft(reason="source_conflict")
-    assert draft is not None
+    draft = b.keep(reason="source_conflict")
     base = history.diff_draft(stack.store, draft.draft_id)
     assert changes(base) == {"d/a": "deleted", "d/b": "modified", "d/ours": "added", "f": "modified"}
     head = history.diff_draft(stack.store, draft.draft_id, against="head")

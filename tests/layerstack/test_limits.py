@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from layerstack import durable, export, history, linux
+from layerstack import durable, export, history
 from layerstack.depth import Depths
 from layerstack.errors import LayerLimit, NotFound, StoreCorrupt
 from layerstack.manifest import LOWER_LIMIT
@@ -280,12 +280,7 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
 
 @on_a_stack(BASE, forms=("trusted",))
 def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_go_on_after_space_is_freed(s: Stack) -> None:
-    small = f"{s.folder}/small"
-    os.mkdir(small)
-    linux.mount("none", small, "tmpfs", 0, "size=2m,mode=755")
-    with contextlib.ExitStack() as undo:
-        undo.callback(linux.umount, small)
-        stack = undo.enter_context(contextlib.closing(Stack(s.form.name, BASE, folder=small)))
+    with s.on_a_small_disk(BASE, size_mib=2) as (stack, fill):
         stack.store.quota.bytes = 10**6  # which is not what is in the way
         for name in ("a", "b", "c"):
             write(stack, name)
@@ -294,9 +289,7 @@ def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_
         write(stack, "z")
         before, head, used = stack.layer_dirs(), stack.store.head, stack.store.quota.used_bytes()
         exported = exports(stack)
-        with open(f"{small}/filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
-            while filler.write(bytes(4096)):
-                pass
+        fill()
         for attempt in (
             session.publish,
             stack.store.squash,
@@ -308,7 +301,7 @@ def test_on_a_full_disk_publish_and_squash_fail_by_name_an_export_works_and_all_
             assert caught.value.errno == errno.ENOSPC
             assert (stack.layer_dirs(), stack.store.head) == (before, head) and stack.store.quota.used_bytes() == used
         assert exports(stack) == exported
-        os.unlink(f"{small}/filler")
+        os.unlink(f"{stack.folder}/filler")
         assert os.listdir(f"{stack.root}/staging") == []
         assert len(stack.store.squash().blocks) == 1
         session.publish()

@@ -113,7 +113,8 @@ def test_every_public_noun_and_every_member_of_one_says_what_it_is() -> None:
             text = inspect.getdoc(thing) or ""
             if len(text) < 15 or text.startswith(f"{noun}("):
                 silent.append(noun)
-        for name, member in vars(thing).items() if inspect.isclass(thing) else ():
+        kinds = [kind for kind in thing.__mro__ if kind.__module__.startswith("layerstack")] if inspect.isclass(thing) else []
+        for name, member in ((name, member) for kind in kinds for name, member in vars(kind).items()):
             function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
             if name.startswith("_") or name == "to_json" or not inspect.isfunction(function):
                 continue

@@ -50,9 +50,7 @@ def test_every_way_to_publish_is_refused_before_anything_is_written_and_goes_on_
     session, drafted = s.session(), s.session()
     put(session.at("mine"), "m" * 500)
     put(drafted.at("kept"), "k" * 400)
-    drafted.umount()
-    draft = drafted.upper.to_draft(reason="test")
-    assert draft is not None
+    draft = drafted.keep()
     reopened = s.session(draft_id=draft.draft_id)
     before, head = on_disk(s), s.store.head
 
@@ -81,8 +79,8 @@ def test_work_that_was_refused_can_become_a_draft_however_full_the_store_is(s: S
     session = s.session()
     put(session.at("mine"), "mine\n")
     assert refused(session.publish) == {"reason": "quota_bytes", "limit": 1, "used": 0, "wanted": 5}
-    draft = session.upper.to_draft(reason="publish_error")
-    assert draft is not None and draft.paths == 1
+    draft = session.keep(reason="publish_error")
+    assert draft.paths == 1
     assert s.store.quota.used_bytes() == 0
     s.reopen()
     again = s.session(draft_id=draft.draft_id)

@@ -8,17 +8,10 @@ import shutil
 import pytest
 
 from layerstack.errors import PublishRejected
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
+from tests.layerstack.stack import Stack, get, on_a_stack, put
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 21))
 BASE: dict[str, str | bytes | None] = {"f": TEXT, "d/a": "a\n", "gone": "x\n"}
-
-
-def draft_of(stack: Stack, session: Session) -> str:
-    session.umount()
-    draft = session.upper.to_draft(reason="put aside")
-    assert draft is not None
-    return draft.draft_id
 
 
 def work(stack: Stack) -> tuple[str, str]:
@@ -27,7 +20,7 @@ def work(stack: Stack) -> tuple[str, str]:
     put(a.at("f"), TEXT.replace("line 3\n", "three\n"))
     put(a.at("new/x"), "mine\n")
     shutil.rmtree(a.at("d"))
-    draft = draft_of(stack, a)
+    draft = a.keep().draft_id
     stack.store.update_file("f", lambda _: TEXT.replace("line 15\n", "fifteen\n").encode(), owner="o", request_id="r")
     stack.store.update_file("theirs", lambda _: b"theirs\n", owner="o", request_id="r")
     return draft, TEXT.replace("line 3\n", "three\n").replace("line 15\n", "fifteen\n")
@@ -84,7 +77,7 @@ def test_conflicts_are_all_told_and_nothing_has_happened(stack: Stack) -> None:
 def test_what_the_head_has_already_leaves_a_clean_session(stack: Stack) -> None:
     a = stack.session()
     put(a.at("f"), "same\n")
-    draft = draft_of(stack, a)
+    draft = a.keep().draft_id
     stack.store.update_file("f", lambda _: b"same\n", owner="o", request_id="r")
     session = stack.session(draft_id=draft, draft_base="head")
     assert get(session.at("f")) == "same\n"
@@ -114,7 +107,7 @@ def test_a_session_on_it_that_is_refused_once_more_goes_on_and_can_be_carried_ov
     session.mount()
     assert get(session.at("f")) == merged and get(session.at("late")) == "ours\n"
     os.unlink(session.at("late"))
-    second = draft_of(stack, session)
+    second = session.keep().draft_id
     again = stack.session(draft_id=second, draft_base="head")
     assert get(again.at("late")) == "theirs\n" and get(again.at("f")) == merged
 

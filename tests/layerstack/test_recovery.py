@@ -64,9 +64,7 @@ def test_an_open_that_is_cut_off_while_it_removes_a_published_session_is_done_by
 def test_a_published_draft_stays_while_a_dead_session_that_stands_on_it_cannot_be_recovered(stack: Stack) -> None:
     a = stack.session()
     put(a.at("mine"), "work\n")
-    a.umount()
-    draft = a.upper.to_draft(reason="r")
-    assert draft is not None
+    draft = a.keep()
     b, c = stack.session(draft_id=draft.draft_id), stack.session(draft_id=draft.draft_id)
     put(c.at("more"), "more\n")
     b.publish()
@@ -91,9 +89,7 @@ def test_a_published_draft_stays_while_a_dead_session_that_stands_on_it_cannot_b
 def test_a_dead_session_whose_draft_is_missing_keeps_its_folder_and_the_store_opens(stack: Stack) -> None:
     a = stack.session()
     put(a.at("mine"))
-    a.umount()
-    draft = a.upper.to_draft(reason="r")
-    assert draft is not None
+    draft = a.keep()
     b = stack.session(draft_id=draft.draft_id)
     put(b.at("more"), "more\n")
     b.umount()

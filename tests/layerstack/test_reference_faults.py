@@ -18,7 +18,6 @@ from layerstack.errors import StoreCorrupt
 from layerstack.publish import CommitUnsynced
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put
-from tests.layerstack.test_rebase import draft_of
 from tests.trees import Tree
 
 TEXT = "f{\n1\n2\n3\ntail\n"
@@ -288,7 +287,7 @@ def test_l2_every_conflict_is_told_and_the_rest_of_the_work_is_carried_over_to_t
     for n in range(3):
         put(ours.at(f"f{n}"), LONG)
     os.unlink(ours.at("gone"))
-    draft = draft_of(stack, ours)
+    draft = ours.keep().draft_id
     again = stack.session(draft_id=draft, draft_base="head")
     assert get(again.at("f0")) == LONG.replace("line 9\n", "theirs\n"), "taken back to the base: the head's is seen"
     done = again.publish()

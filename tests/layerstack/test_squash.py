@@ -13,7 +13,6 @@ from collections.abc import Callable
 import pytest
 
 from layerstack import documents, durable
-from layerstack.drafts import Draft
 from layerstack.errors import NotFound, SquashInFlight, StoreCorrupt
 from layerstack.squash import Squashed
 from layerstack.store import Store
@@ -46,14 +45,6 @@ def squash(s: Stack) -> Squashed:
     assert s.store.head == done.manifest
     check_versions(s, trees)
     return done
-
-
-def kept(session: Session) -> Draft:
-    """End the session; what it wrote is a draft."""
-    session.umount()
-    draft = session.upper.to_draft(reason="test")
-    assert draft is not None
-    return draft
 
 
 def openable(s: Stack) -> list[int]:
@@ -366,7 +357,7 @@ def test_a_draft_keeps_no_replaced_layer_and_opens_as_before(s: Stack) -> None:
     publish(s, c="c\n")
     session = s.session()
     put(session.at("d/f"), "work\n")
-    draft = kept(session)
+    draft = session.keep()
     publish(s, later="e\n")
     (block,) = squash(s).blocks
     assert block.reclaimed and len(block.replaced_layer_ids) == 2
@@ -390,7 +381,7 @@ def test_the_draft_of_a_session_on_replaced_layers_names_the_new_one(s: Stack) -
     session = s.session()
     put(session.at("work"), "work\n")
     s.store.squash()
-    draft = kept(session)
+    draft = session.keep()
     assert draft.layer_ids == s.store.head.layer_ids
     assert len(s.layer_dirs()) == 2, "the replaced ones went with the session"
 
@@ -521,7 +512,7 @@ def test_a_crash_between_commit_and_end_is_finished_by_the_next_open(s: Stack) -
     publish(s, c="c\n")
     session = s.session()
     put(session.at("work"), "work\n")
-    draft = kept(session)
+    draft = session.keep()
 
     class Cut(BaseException):
         pass
@@ -659,7 +650,7 @@ def refuse_at_each_act(s: Stack, code: int) -> int:
     tapped(tick)
     keeper = s.session()
     put(keeper.at("kept"), "kept\n")
-    draft = kept(keeper)
+    draft = keeper.keep()
     number = 0
     while left <= 0:
         number += 1

@@ -189,30 +189,21 @@ def test_a_base_on_a_read_only_mount_of_its_own_is_copied_never_linked(stack: St
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
 def test_a_full_disk_refuses_the_publish_keeps_head_and_work_and_lets_it_pass_later(stack: Stack) -> None:
-    stack.store.close()
-    small = f"{stack.folder}/small"
-    os.mkdir(small)
-    linux.mount("none", small, "tmpfs", 0, "size=6m,mode=755")
-    inner = Stack("trusted", {"big": b"\0" * (2 << 20), "moved/big": b"\1" * (1 << 20)}, folder=small)
-    try:
+    with stack.on_a_small_disk({"big": b"\0" * (2 << 20), "moved/big": b"\1" * (1 << 20)}, size_mib=6) as (inner, _):
         a = inner.session()
         os.rename(a.at("moved"), a.at("there"))  # must be copied at publish
         a.umount()
-        put(f"{small}/ballast", b"x" * (2 << 20))
+        put(f"{inner.folder}/ballast", b"x" * (2 << 20))
         with pytest.raises(OSError) as caught:
             a.publish()
         assert caught.value.errno == 28 and inner.store.head.version == 1 and inner.layer_dirs() == []
         with pytest.raises(OSError):
             a.mount()
-        os.unlink(f"{small}/ballast")
+        os.unlink(f"{inner.folder}/ballast")
         a.mount()
         assert os.path.getsize(a.at("there/big")) == 1 << 20 and not os.path.exists(a.at("moved"))
         a.publish()
         assert set(inner.shows()) == {"big", "there", "there/big"} and os.listdir(f"{inner.root}/staging") == []
-    finally:
-        inner.close()
-        linux.umount(small)
-    stack.store = Store.open(stack.root)
 
 
 # ---- reading without a mount

@@ -98,9 +98,7 @@ def test_what_the_kernel_shows_of_whiteouts_that_are_plain_files_is_what_is_publ
 def test_a_draft_of_whiteouts_that_are_plain_files_shows_the_same_when_it_is_opened_again(stack: Stack) -> None:
     a = laid(stack)
     view = seen(a.view)
-    a.umount()
-    draft = a.upper.to_draft(reason="r")
-    assert draft is not None
+    draft = a.keep()
     again = stack.session(draft_id=draft.draft_id)
     assert seen(again.view) == view
     again.publish()
