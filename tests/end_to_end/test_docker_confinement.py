@@ -90,29 +90,38 @@ async def _other(host: Host, sandbox_id: str, token: str, abstract: str, python:
     while not port:
         lines = await host.ask(sandbox_id, "read_command_lines", command_session_id=key, start_offset=0, limit=5)
         port = str(lines["output"]).strip()
-    client = docker.from_env()
-    top = client.containers.get(sandbox_id).top(ps_args="-eo pid,args")
-    client.close()
-    (pid,) = [row[0] for row in top["Processes"] if "serve" in row[1] and "sandbox-daemon" not in row[1]]
-    return {
+    store, runtime = "/eos/layer-stack", "/eos/runtime/daemon"
+    place = {
         **said,
-        "store": "/eos/layer-stack",
-        "upper": f"/eos/layer-stack/sessions/{other}/upper/secret",
+        "store": store,
+        "base_file": f"{store}/base/B000001-base/attacks",
+        "upper": f"{store}/sessions/{other}/upper/secret",
         "home": "/root",
         "bundle": "/eos/bundle",
-        "token": "/eos/runtime/daemon/token",
-        "agent_socket": "/eos/runtime/daemon/runtime.sock",
+        "token": f"{runtime}/token",
+        "agent_socket": f"{runtime}/runtime.sock",
         "agent_port": AGENT_PORT,
         "engine_socket": "/var/run/docker.sock",
         "abstract": abstract,
         "other_id": other,
-        "other_pid": int(pid),
         "other_port": int(port),
         "other_tmp": OTHER_TMP,
         "other_abstract": OTHER_ABSTRACT,
         "workspace": "/workspace",
         "disk": os.stat(probes.scratch_root()).st_dev,
     }
+    client = docker.from_env()
+    try:
+        container = client.containers.get(sandbox_id)
+        top = container.top(ps_args="-eo pid,args")
+        (pid,) = [row[0] for row in top["Processes"] if "serve" in row[1] and "sandbox-daemon" not in row[1]]
+        names = ["upper", "base_file", "bundle", "token", "agent_socket", "store"]
+        there = [*(str(place[name]) for name in names), f"{store}/manifest.json", f"{store}/layers"]
+        seen = container.exec_run(["ls", "-d", *there])
+        assert seen.exit_code == 0, f"what nobody shall reach is not where it is looked for: {seen.output}"
+    finally:
+        client.close()
+    return {**place, "other_pid": int(pid)}
 
 
 async def _tried(host: Host, sandbox_id: str, kind: str, said: dict[str, Any], python: bool) -> list[dict[str, str]]:

@@ -250,7 +250,7 @@ clone3 = Plain(_clone3, "clone3", ())
 def x32(_place: Place) -> None:
     status = in_child(lambda: raw(0x40000000 + 39))
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS:
-        raise OSError(errno.EPERM, "killed by SIGSYS")
+        raise OSError("killed by SIGSYS")
 
 
 def node(kind: int, device: int | str = 0) -> Plain:
@@ -397,11 +397,11 @@ def cgroup_files(_place: Place) -> str:
 
 def symlink_races(place: Place) -> None:
     """Make the agent read or write where a link of the workspace points: it is another session's business, so the links alone are tried here."""
-    for name, target in (("to-store", "{store}"), ("to-token", "{token}"), ("to-root", "/proc/1/root")):
+    for name, target in (("to-store", "{store}"), ("to-base", "{base_file}"), ("to-token", "{token}"), ("to-root", "/proc/1/root")):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         os.symlink(target.format(**place), name)
-    for path in ("to-store/manifest.json", "to-store/base/hello", "to-token", "to-root/etc/passwd"):
+    for path in ("to-store/manifest.json", "to-base", "to-token", "to-root/etc/passwd"):
         with contextlib.suppress(OSError), open(path, "rb") as f:
             raise AssertionError(f"{path} shows {f.read(40)!r}")
     raise OSError(errno.ENOENT, "no link leads anywhere")

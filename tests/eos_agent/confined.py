@@ -113,6 +113,7 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
         listening.append(socket.create_server(("127.0.0.1", 0)))
         place: dict[str, Any] = {
             "store": f"{box.top}/store",
+            "base_file": f"{box.top}/store/base/attacks",
             "upper": f"{box.top}/store/other/upper/secret",
             "home": f"{box.top}/home",
             "bundle": f"{box.top}/private/bundle",
@@ -137,6 +138,8 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             place["other_port"] = served["port"]
             live = await box.session("attacker", network=network)
             result, _ = await live.runner.file_op("attack", place)
+            there = [place[name] for name in ("store", "base_file", "upper", "token", "bundle", "agent_socket")]
+            assert all(map(os.path.exists, there)), there
             forked = dict(json.loads(result["found"]))
             nested: dict[str, str] = {}
             daemon: dict[str, str] = {}

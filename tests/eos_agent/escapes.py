@@ -104,7 +104,7 @@ CALLS: dict[str, Row] = {
     "setns": Row(attacks.joining, DENIED),
     **{f"clone {name}": Row(cloning(flag), DENIED) for name, flag in NAMESPACES.items()},
     "clone3": Row(attacks.clone3, frozenset({"ENOSYS"})),
-    "x32": Row(attacks.x32 if attacks.X86 else call("unshare", 0), DENIED),
+    "x32": Row(attacks.x32, frozenset({"killed by SIGSYS"})) if attacks.X86 else Row(call("unshare", 0), DENIED),
     "mknod of a character device": Row(node(0o020000, os.makedev(1, 3)), DENIED),
     "mknod of a block device": Row(node(0o060000, "{disk}"), DENIED),
     "mknod of a whiteout": Row(node(0o020000, 0), DENIED),
@@ -142,8 +142,8 @@ CALLS: dict[str, Row] = {
 
 ESCAPES: dict[str, Row] = {
     # the store, the agent, the engine
-    "read the base layer in the store": Row(reading("{store}/base/hello"), HIDDEN),
-    "write into the base layer": Row(opening("{store}/base/hello", WRITE), HIDDEN),
+    "read the base layer in the store": Row(reading("{base_file}"), HIDDEN),
+    "write into the base layer": Row(opening("{base_file}", WRITE), HIDDEN),
     "read the head's manifest": Row(reading("{store}/manifest.json"), HIDDEN),
     "list the store": Row(listing("{store}"), HIDDEN),
     "list the layers": Row(listing("{store}/layers"), HIDDEN),
@@ -183,7 +183,7 @@ ESCAPES: dict[str, Row] = {
     "read the environment of pid 1": Row(reading("/proc/1/environ"), HIDDEN),
     "open a descriptor of pid 1": Row(opening("/proc/1/fd/*", READ), HIDDEN),
     "look at a descriptor of pid 1": Row(following("/proc/1/fd/3"), HIDDEN),
-    "go through the root of pid 1": Row(reading("/proc/1/root/{store}/base/hello"), HIDDEN),
+    "go through the root of pid 1": Row(reading("/proc/1/root{base_file}"), HIDDEN),
     "join a namespace of pid 1": Row(opening("/proc/1/ns/mnt", READ), HIDDEN),
     "descriptors that were left open": Row(attacks.leftovers, HIDDEN),
     "type into a terminal that is not one's own": Row(attacks.typing_into_terminal, HIDDEN | {"EIO", "ENOTTY"}),

@@ -1,0 +1,133 @@
+"""Write docs/confinement.md: `python docs/make_confinement.py`, as root, on a machine with an engine, user namespaces and musl-gcc.
+
+It tries the table of tests/eos_agent/escapes.py in each kind of session and writes down what came out. A test compares names, columns and results
+with the table; another one tries it all again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if __name__ == "__main__":
+    sys.path[:0] = [ROOT, os.path.join(ROOT, "agent_image")]
+
+from tests.eos_agent import attacks, escapes  # noqa: E402
+from tests.eos_agent.escapes import Row  # noqa: E402
+
+PAGE = os.path.join(ROOT, "docs", "confinement.md")
+NOT_TRIED = "–"
+SECTIONS: dict[str, tuple[str, Mapping[str, Row]]] = {
+    "Calls": ("System calls that a session is refused.", escapes.CALLS),
+    "Ways out": (
+        "Each is tried on the real thing: a store with layers, the agent's own token, socket and port, another session with a secret in its "
+        "environment, files and servers, an abstract socket of the machine. `open` is by design, for the reason in the last column.",
+        escapes.ESCAPES,
+    ),
+    "What must work": ("Confinement that breaks ordinary programs would be switched off.", escapes.ALLOWED),
+}
+HEAD = """\
+# Confinement
+
+<!-- made by docs/make_confinement.py from tests/eos_agent/escapes.py and what came out: change that, not this page -->
+
+The boundary is for **cooperating agents on one user's machine, not for hostile tenants**. It keeps the work of one session out of another's, the
+published layers, the agent and its token out of everybody's hands, and the machine from being changed by mistake or by a program that was told to
+try. It is made of what one kernel offers (namespaces, capabilities, seccomp, Landlock, masks; [architecture.md](architecture.md#the-security-boundary)
+says which for what), so a bug of that kernel reaches everything. The agent of a container has SYS_ADMIN: whoever becomes the agent has that
+container. Locally, whatever else the person who started the gateway may read can be read by the sessions, only not the keys that are hidden.
+
+Everything below was tried, in {kinds} kinds of session, and is tried again by each run of the tests: {calls} calls, {ways} ways out, {works} things that
+must work. The attacks are [attacks.py](../tests/eos_agent/attacks.py), and those with a ✓ also [attacks.c](../tests/eos_agent/attacks.c), a static program
+for images without an interpreter (tried in Debian and in busybox), started by a shell of a shell, and again as a daemon that left its command: what
+holds for a command holds for whatever it starts. A cell is the error that came out here (which of several refusals comes first depends on the
+kernel and the image; the table says which ones may); `{not_tried}`: not tried there, it would say nothing.
+
+`rootfs: read_only` of `create_workspace_session` gives a session of a container the tight columns: a read-only root, /tmp, /run and /dev of its own, Landlock
+where the kernel has it. Local sessions always have that, and hide `~/.ssh`, `~/.gnupg`, `~/.aws`, `~/.kube`, `~/.docker`, `~/.netrc`.
+"""
+
+
+def cell(row: Row, kind: str, found: str) -> str:
+    """What a reader sees: an errno; `works` or `open` for what succeeded."""
+    if row.expects(kind) is None:
+        return NOT_TRIED
+    word = found.split(":")[0]
+    return word if word != "ok" else "works" if row.expected == escapes.OK else "open"
+
+
+def page(results: Mapping[str, Mapping[str, str]]) -> str:
+    """The whole page, from kind of session -> name of the row -> what came out."""
+    return "\n".join(_lines(results)) + "\n"
+
+
+def _lines(results: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    counts = {"calls": len(escapes.CALLS), "ways": len(escapes.ESCAPES), "works": len(escapes.ALLOWED)}
+    yield HEAD.format(kinds=len(escapes.KINDS), not_tried=NOT_TRIED, **counts)
+    for title, (said, rows) in SECTIONS.items():
+        yield f"## {title}\n\n{said}\n"
+        yield f"| | ✓ | {' | '.join(escapes.KINDS.values())} | why |"
+        yield f"|---|---|{'---|' * len(escapes.KINDS)}---|"
+        for name, row in rows.items():
+            cells = [cell(row, kind, results[kind].get(name, NOT_TRIED)) for kind in escapes.KINDS]
+            mark = "✓" if isinstance(row.attack, attacks.Plain) else ""
+            yield f"| {name} | {mark} | {' | '.join(cells)} | {row.why} |"
+        yield ""
+
+
+def tried() -> dict[str, dict[str, str]]:
+    """Everything, tried here and now. Half a minute.
+
+    Raises:
+        SystemExit: something came out that the table does not allow.
+    """
+    import asyncio
+
+    import docker
+
+    from tests import images
+    from tests.conftest import drop_dir, make_short_dir
+    from tests.end_to_end import test_docker_confinement
+    from tests.end_to_end.hosting import hosting, records
+    from tests.eos_agent import confined
+
+    results: dict[str, dict[str, str]] = {kind: confined.findings(kind).forked for kind in escapes.KINDS if kind in confined.OF_BOXES}
+    top = make_short_dir("eos-c-")
+    os.environ.update(EOS_STATE_DIR=f"{top}/s", EOS_SHARED_BASE_CACHE=f"{top}/bases")
+    os.mkdir(f"{top}/w")
+    test_docker_confinement.carry(f"{top}/w")
+
+    async def in_docker() -> dict[str, list[dict[str, str]]]:
+        async with hosting(f"{top}/s", backend="docker", instance_id=f"confinement-{os.getpid()}") as host:
+            image = images.ensure("debian")
+            return await test_docker_confinement.findings(
+                host, lambda: str(records(f"{top}/s")[0]["token"]), image, f"{top}/w", python=True
+            )
+
+    try:
+        results |= {kind: tries[0] for kind, tries in asyncio.run(in_docker()).items()}
+    finally:
+        client = docker.from_env()
+        for name in os.listdir(f"{top}/bases") if os.path.isdir(f"{top}/bases") else []:
+            for volume in client.volumes.list(filters={"name": f"eos-shared-base-{name}"}):
+                volume.remove(force=True)
+        client.close()
+        shutil.rmtree(f"{top}/w")
+        drop_dir(top)
+    for kind, found in results.items():
+        if wrong := escapes.wrong(kind, found):
+            raise SystemExit(f"{kind}: {wrong}")
+    return results
+
+
+def main() -> None:
+    text = page(tried())
+    with open(PAGE, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+if __name__ == "__main__":
+    main()
