@@ -17,6 +17,7 @@ from typing import NamedTuple
 if __name__ == "__main__":  # run as a file: the checkout is what `tests` is found in
     sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
+from eos_agent.cgroups import Limits, Wanted, open_groups
 from layerstack import linux
 from tests import children, folding, images, inspector
 
@@ -152,6 +153,19 @@ def _fuse() -> None:
         children.call("trusted", try_it)
 
 
+def _cgroups() -> None:
+    """A folder with limits of its own, in cgroups of either version."""
+    _root()
+    limits = Limits(memory_max_bytes=64 << 20, pids_max=64)
+    with tempfile.TemporaryDirectory(prefix="eos-probe-") as folder:
+        groups = open_groups("eos-probe", folder, Wanted(limits, limits))
+        try:
+            if None in (groups.unified, groups.applied.memory_max_bytes, groups.applied.pids_max):
+                raise RuntimeError(groups.reason or "no cgroups of version 2")
+        finally:
+            groups.close()
+
+
 def _debootstrap() -> None:
     _root()
     images.debian_source()
@@ -172,6 +186,7 @@ PROBES: dict[str, Callable[[], None]] = {
     "inspector": _inspector,
     "loopfs": _loopfs,
     "fuse": _fuse,
+    "cgroups": _cgroups,
     "debootstrap": _debootstrap,
     "busybox": _busybox,
 }

@@ -59,7 +59,7 @@ class Command:
         self.on_finished: Callable[[Command], None] = lambda _command: None
         self.completion = "process_group"
         self.answer_bytes = ANSWER_MAX_BYTES
-        self._group_gone = self._attached = False
+        self._group_gone = self._attached = self._killing = False
         self._loop = asyncio.get_running_loop()
         self._readers: dict[int, Transcript] = {}
         self._input = -1
@@ -140,7 +140,7 @@ class Command:
                 self._gone([])
         elif kind == "waiting_on":
             self.waiting_on = list(event.get("processes", []))
-        elif kind == "group_gone" and not self._group_gone:
+        elif kind == "group_gone" and not self._group_gone and not self._killing:  # what left the group has to go too
             self._gone(list(event.get("left_behind", [])))
 
     def _gone(self, left_behind: list[dict[str, Any]]) -> None:
@@ -303,11 +303,13 @@ class Command:
         return True
 
     async def _kill(self) -> None:
-        runner = self.session.runner
+        runner, self._killing = self.session.runner, True
         try:
             await runner.kill_tree(self.id)
         except OperationError:
             return  # the session itself is gone, which ends its commands
+        finally:
+            self._killing = False
         if not self._group_gone:
             self._gone([])
 

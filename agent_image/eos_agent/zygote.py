@@ -318,8 +318,11 @@ class Runner:
         self._born[key] = (0, 0)
         try:
             frame = await self._call(message)
-        except BaseException:
+        except BaseException as error:
             self._born.pop(key, None)
+            most = self.group.limits()["pids_max"]
+            if most is not None and isinstance(error, OperationError) and error.details.get("errno") == "EAGAIN":
+                error.details["hint"] = f"the session has all of the {most} processes that it may have; cancel or signal a command of it"
             raise
         if key in self._born:  # else it has ended already
             self._born[key] = (int(frame.message["mark"]), int(frame.message["pid"]))

@@ -1,0 +1,160 @@
+"""What the sessions of a sandbox may use, as a person gets it: containers with the standard profile and with little memory, and this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.cgroup_tree import folders_of, paths_of, wait_until_gone
+from tests.processes import kill
+
+from .desk import Container, Desk, Desks, Sandbox, docker
+
+MIB = 1 << 20
+WAIT_S = 60
+ENGINE_ID = 64
+BOMB = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("forking", flush=True)
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+    except OSError:
+        pass
+"""
+
+pytestmark = pytest.mark.needs("overlay", "cgroups")
+
+IN_DOCKER = pytest.param("debian", marks=pytest.mark.needs("dockerd"))
+
+
+def config(desk_of: Desks, text: str) -> Desk:
+    """A root person's desk whose gateway has this configuration."""
+    desk = desk_of("root")
+    path = desk.give("limits.yml", text)
+    desk.env["SANDBOX_GATEWAY_CONFIG_YAML"] = str(path)
+    return desk
+
+
+def started(sandbox: Sandbox, session: str, cmd: str, text: str = "") -> str:
+    """The id of a command that runs and has said `text`."""
+    found = sandbox.do("exec_command", "--yield-time-ms", "1", "--tty=false", "--workspace-session-id", session, cmd)
+    end = time.monotonic() + WAIT_S
+    while text not in sandbox.do("read_command_lines", "--command-session-id", found["command_session_id"])["output"]:
+        assert time.monotonic() < end
+    return str(found["command_session_id"])
+
+
+def cancelled(sandbox: Sandbox, command: str) -> dict[str, Any]:
+    sandbox.do("write_command_stdin", "--command-session-id", command, "\x03")
+    return sandbox.do("wait_command", "--command-session-id", command, "--timeout-ms", str(WAIT_S * 1000))
+
+
+def limits_of(sandbox: Sandbox) -> dict[str, Any]:
+    made = sandbox.do("create_workspace_session")
+    return {**made["limits"], "session": made["workspace_session_id"]}
+
+
+@pytest.mark.parametrize("image_name", [IN_DOCKER, "host"])
+def test_x18_a_fork_bomb_and_a_memory_hog_leave_the_control_plane_and_other_sessions_working(
+    desk: Desks, image: Callable[[str], str], image_name: str
+) -> None:
+    who = config(desk, "manager:\n  local_daemon:\n    resource_profile: standard\n")
+    sandbox = who.create("host" if image_name == "host" else image(image_name))
+    held = limits_of(sandbox)
+    bad, good = held["session"], sandbox.session()
+    assert (held["state"], held["memory_max_bytes"], held["pids_max"], held["reason"]) == ("applied", 384 * MIB, 224, None)
+    assert held["nano_cpus"] == 950_000_000
+    sandbox.write("bomb.py", BOMB, bad)
+    hog = started(sandbox, bad, "while :; do tail /dev/zero; done")
+    bomb = started(sandbox, bad, "exec python3 bomb.py", "forking")
+    rows = sandbox.do("list_workspace_sessions")["sessions"]
+    assert {row["workspace_session_id"] for row in rows} == {bad, good}
+    assert sandbox.shell("echo fine", good)["output"].strip() == "fine"
+    assert sandbox.shell("echo new")["output"].strip() == "new"
+    assert cancelled(sandbox, bomb)["status"] == "cancelled"
+    assert cancelled(sandbox, hog)["status"] == "cancelled"
+    assert sandbox.shell("echo again", bad)["output"].strip() == "again"
+    assert sandbox.do("destroy_workspace_session", "--workspace-session-id", bad)["destroyed"]
+    assert sandbox.shell("echo fine", good)["output"].strip() == "fine"
+    sandbox.destroy()
+    assert wait_until_gone(sandbox.id) == []
+
+
+@pytest.mark.needs("dockerd")
+def test_a_sandbox_of_256_mib_works_and_memory_runs_out_for_commands_alone(desk: Desks, image: Callable[[str], str]) -> None:
+    who = config(desk, f"manager:\n  docker:\n    memory_bytes: {256 * MIB}\n")
+    sandbox = who.create(image("debian"))
+    assert isinstance(sandbox, Container)
+    held = limits_of(sandbox)
+    session, agent = held["session"], sandbox.agent()
+    assert held["memory_max_bytes"] == 192 * MIB
+    waiting = started(sandbox, session, "sleep 1000")
+    done = sandbox.shell("exec python3 -c 'x = bytearray(240 << 20)'", session, "--tty=false")
+    assert (done["exit_code"], done["oom_kills"]) == (-9, 1) and "memory" in done["hint"], done
+    fits = sandbox.shell("exec python3 -c 'x = bytearray(120 << 20); print(len(x) >> 20)'", session, "--tty=false")
+    assert fits["output"].strip() == "120"
+    others = [sandbox.session() for _ in range(4)]
+    hogs = [
+        started(sandbox, other, "exec python3 -c 'x = bytearray(150 << 20); import time; print(1, flush=True); time.sleep(1000)'")
+        for other in others
+    ]
+    ends = [sandbox.do("wait_command", "--command-session-id", hog, "--timeout-ms", "1500") for hog in hogs]
+    assert any(end["status"] == "error" and end["exit_code"] == -9 for end in ends)  # together they are more than the sandbox has
+    assert sandbox.do("wait_command", "--command-session-id", waiting, "--timeout-ms", "0")["status"] == "running"
+    assert sandbox.agent() == agent and sandbox.read("a.txt") == "base"
+    assert docker("inspect", "--format", "{{.State.OOMKilled}} {{.RestartCount}}", sandbox.id).endswith(" 0")
+    sandbox.destroy()
+    assert wait_until_gone(sandbox.id) == []
+
+
+@pytest.mark.needs("dockerd")
+def test_no_cgroup_of_a_container_is_left_when_its_agent_was_killed(desk: Desks, image: Callable[[str], str]) -> None:
+    sandbox = desk("root").create(image("debian"))
+    session = sandbox.session()
+    container = docker("inspect", "--format", "{{.Id}}", sandbox.id)
+    assert len(container) == ENGINE_ID
+    assert any(sandbox.id in path for path in folders_of(container))
+    first = {path for pid in sandbox.members(session) for path in paths_of(pid).values() if sandbox.id in path}
+    kill(sandbox.agent())
+    end = time.monotonic() + WAIT_S
+    while docker("inspect", "--format", "{{.RestartCount}} {{.State.Running}}", sandbox.id) != "1 true":
+        assert time.monotonic() < end
+    again = sandbox.session()
+    now = {path for pid in sandbox.members(again) for path in paths_of(pid).values() if sandbox.id in path}
+    assert now and not now & first
+    sandbox.destroy()
+    assert wait_until_gone(container) == [] and folders_of(sandbox.id) == []
+
+
+def test_no_cgroup_of_this_machine_is_left_when_a_sandbox_with_a_dead_agent_is_destroyed(desk: Desks) -> None:
+    sandbox = desk("root").create("host")
+    limits = limits_of(sandbox)
+    assert limits["state"] == "applied" and limits["pids_max"] == 4096 and limits["nano_cpus"] is None
+    assert folders_of(sandbox.id)
+    kill(sandbox.agent())
+    assert folders_of(sandbox.id)
+    sandbox.destroy()
+    assert wait_until_gone(sandbox.id) == []
+    another = desk("root").create("host")
+    another.session()
+    another.destroy()
+    assert folders_of(another.id) == []
+
+
+@pytest.mark.needs("dockerd")
+def test_a_profile_without_a_workload_cgroup_says_so(desk: Desks, image: Callable[[str], str]) -> None:
+    profile = (
+        "{nano_cpus: 1000000000, memory_high_bytes: 402653184, memory_max_bytes: 536870912, pids_max: 256, separate_workload_cgroup: false}"
+    )
+    who = config(desk, f"manager:\n  docker:\n    resource_profile: plain\n    resource_profiles:\n      plain: {profile}\n")
+    sandbox = who.create(image("busybox"))
+    held = limits_of(sandbox)
+    assert held["state"] == "not_configured" and "separate_workload_cgroup" in held["reason"] and held["pids_max"] is None
+    assert docker("inspect", "--format", "{{.HostConfig.PidsLimit}}", sandbox.id) == "256"
+    sandbox.destroy()

@@ -1,0 +1,315 @@
+"""What a session may use, how it is made to stand still and how all of it ends: real cgroups, real processes, an agent of the local provider."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eos_agent import cgroups
+from tests import children
+from tests.cgroup_tree import folders_of, paths_of, wait_until_gone
+from tests.processes import ended
+
+from .agent_process import Agent, Failed
+
+MIB = 1 << 20
+WAIT_S = 30
+SESSION = {"memory_max_bytes": 96 * MIB, "pids_max": 60}
+LIMITS = {"workload": {"memory_max_bytes": 256 * MIB, "pids_max": 300, "nano_cpus": 1_500_000_000}, "session": SESSION}
+APPLIED = {"state": "applied", "nano_cpus": 1_500_000_000, "memory_high_bytes": None, **SESSION, "reason": None}
+
+pytestmark = pytest.mark.needs("overlay", "cgroups")
+
+DAEMONS = """
+import os, signal, time
+for turn in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.closerange(0, 64)
+        while True:
+            pass
+    os.wait()
+print("started", flush=True)
+time.sleep(1000)
+"""
+BOMB = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("forking", flush=True)
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+    except OSError:
+        pass
+"""
+
+
+@pytest.fixture
+def limited(start_agent: Callable[..., Agent]) -> Callable[..., Agent]:
+    """limited(limits): an agent whose sessions are limited."""
+
+    def start(limits: dict[str, Any] | None = None) -> Agent:
+        agent = start_agent()
+        agent.stop()
+        agent.settings["limits"] = LIMITS if limits is None else limits
+        return agent.start()
+
+    return start
+
+
+def name_of(agent: Agent) -> str:
+    return cgroups.folder_name(agent.sandbox_id, agent.store)
+
+
+def starts_of(agent: Agent) -> set[str]:
+    """The names of its folders: there is one for each start."""
+    return {part for path in folders_of(name_of(agent)) for part in path.split("/") if part.startswith(name_of(agent))}
+
+
+def processes_of(agent: Agent, session: str) -> list[str]:
+    """Names of what runs in a session beside its pid 1."""
+    (found,) = [one for one in agent.call("topology")["topology"]["workspaces"] if one["workspace_id"] == session]
+    return [row["name"] for row in found["processes"] if row["kind"] == "process"]
+
+
+def until_empty(agent: Agent, session: str) -> list[str]:
+    end = time.monotonic() + WAIT_S
+    while (left := processes_of(agent, session)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return left
+
+
+def test_a_session_says_what_it_is_held_to_and_is_held_to_it(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    made = agent.call("create_workspace_session")
+    session = made["workspace_session_id"]
+    held = made["limits"]
+    assert {**held, "memory_high_bytes": None} == APPLIED
+    assert agent.call("list_workspace_sessions")["sessions"][0]["limits"] == held
+    (workspace,) = agent.call("topology")["topology"]["workspaces"]
+    assert (workspace["workload_cgroup_state"], workspace["workload_cgroup_reason"]) == ("applied", None)
+    assert workspace["applied_cgroup_limits"] == {
+        key: held[key] for key in ("nano_cpus", "memory_high_bytes", "memory_max_bytes", "pids_max")
+    }
+    assert workspace["cgroup_path"] == paths_of(workspace["holder_pid"])[""]
+    counted = agent.run(
+        "exec python3 -c 'import os, signal; n = 1\ntry:\n while os.fork(): n += 1\n signal.pause()\n"
+        "except OSError: print(n, flush=True); signal.pause()'",
+        session, tty=False, timeout_ms=20_000, yield_time_ms=0,
+    )  # fmt: skip
+    shown = agent.call("read_command_lines", command_session_id=counted["command_session_id"], start_offset=0, limit=5)
+    end = time.monotonic() + WAIT_S
+    while not shown["output"] and time.monotonic() < end:
+        shown = agent.call("read_command_lines", command_session_id=counted["command_session_id"], start_offset=0, limit=5)
+    assert SESSION["pids_max"] - 2 <= int(shown["output"]) <= SESSION["pids_max"] + cgroups.OWN_PIDS
+
+
+@pytest.mark.parametrize("ordinary", [True, False])
+def test_what_cannot_be_enforced_is_said(start_agent: Callable[..., Agent], ordinary: bool) -> None:
+    if ordinary:
+        agent = start_agent(uid=children.ORDINARY_UID)
+        agent.stop()
+        agent.settings["limits"] = LIMITS
+        agent.start()
+        limits = agent.call("create_workspace_session")["limits"]
+        if limits["state"] == "applied":
+            pytest.skip("cgroups are delegated to the ordinary user here")
+        assert limits["state"] == "unsupported" and limits["reason"].startswith("not enforced: ")
+        for controller in cgroups.CONTROLLERS:
+            assert f"{controller}: Permission denied" in limits["reason"], limits
+    else:
+        agent = start_agent()
+        assert agent.call("create_workspace_session")["limits"]["state"] == "available_unprofiled"
+        agent.stop()
+        agent.settings["limits"] = {"none": "by choice"}
+        agent.start()
+        limits = agent.call("create_workspace_session")["limits"]
+        assert (limits["state"], limits["reason"]) == ("not_configured", "by choice")
+    assert [limits[key] for key in ("nano_cpus", "memory_high_bytes", "memory_max_bytes", "pids_max")] == [None] * 4
+    (workspace,) = agent.call("topology")["topology"]["workspaces"]
+    assert workspace["applied_cgroup_limits"] is None and workspace["workload_cgroup_reason"] == limits["reason"]
+
+
+def test_x3_a_timeout_leaves_no_process_of_the_tree(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    session = agent.session()
+    done = agent.run("sh -c 'sleep 3000 & (setsid sh -c \"sleep 3000 & sleep 3000\" &) ; sleep 3000'", session, timeout_ms=500, tty=False)
+    assert (done["status"], done["exit_code"]) == ("timed_out", 124)
+    assert until_empty(agent, session) == []
+    assert agent.run("echo on", session)["output"].strip() == "on"
+
+
+def test_x5_a_cancel_ends_daemons_that_burn_processor_time_and_so_does_the_end_of_the_agent(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    session = agent.session()
+    agent.call("file_write", path="daemons.py", content=DAEMONS, workspace_session_id=session)
+    command = agent.run("exec python3 daemons.py", session, tty=False, yield_time_ms=0)
+    waited(agent, command, "started")
+    assert processes_of(agent, session).count("python3") == 4
+    agent.call("signal_command", command_session_id=command["command_session_id"], signal="USR1")  # ends the leader alone
+    agent.call("wait_command", command_session_id=command["command_session_id"])
+    assert processes_of(agent, session).count("python3") == 3  # left behind, as told
+    again = agent.run("exec python3 daemons.py", session, tty=False, yield_time_ms=0)
+    waited(agent, again, "started")
+    done = cancel(agent, again)
+    assert done["status"] == "cancelled" and processes_of(agent, session).count("python3") == 3
+    pids = [row["pid"] for row in agent.call("topology")["topology"]["workspaces"][0]["processes"]]
+    agent.kill()
+    assert all(ended(pid) for pid in pids)
+
+
+def waited(agent: Agent, command: dict[str, Any], text: str) -> None:
+    end = time.monotonic() + WAIT_S
+    args: dict[str, Any] = {"command_session_id": command["command_session_id"], "start_offset": 0, "limit": 50}
+    while text not in (said := agent.call("read_command_lines", **args)["output"]):
+        assert time.monotonic() < end, said
+
+
+def cancel(agent: Agent, command: dict[str, Any]) -> dict[str, Any]:
+    agent.call("write_command_stdin", command_session_id=command["command_session_id"], stdin="\x03")
+    return agent.call("wait_command", command_session_id=command["command_session_id"], timeout_ms=WAIT_S * 1000)
+
+
+def test_x17_five_hundred_orphans_leave_no_zombie_and_no_process(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    session = agent.session()
+    done = agent.run("for i in $(seq 500); do sh -c '(sleep 0.05 &)'; done", session, tty=False, yield_time_ms=30_000)
+    assert done["status"] == "ok", done
+    assert until_empty(agent, session) == []
+    for _ in range(20):
+        one = agent.run("sh -c '(sleep 0.05 &)'", session, tty=False)
+        assert one["status"] == "ok", one
+    assert until_empty(agent, session) == []
+    assert agent.run("ls -d /proc/[0-9]* | wc -l", session, tty=False)["output"].strip() in ("3", "4")  # pid 1, the shell, ls, wc
+
+
+def test_x18_a_fork_bomb_and_a_memory_hog_in_one_session_stop_nobody_else(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    bad, good = agent.session(), agent.session()
+    agent.call("file_write", path="bomb.py", content=BOMB, workspace_session_id=bad)
+    hog = agent.run("while :; do tail /dev/zero; done", bad, tty=False, yield_time_ms=200)
+    bomb = agent.run("exec python3 bomb.py", bad, tty=False, yield_time_ms=0)
+    waited(agent, bomb, "forking")
+    assert {one["workspace_session_id"] for one in agent.call("list_workspace_sessions")["sessions"]} == {bad, good}
+    assert agent.run("echo fine", good, tty=False)["output"].strip() == "fine"
+    assert agent.run("echo alone", tty=False)["output"].strip() == "alone"  # a session of its own, made now
+    assert cancel(agent, bomb)["status"] == "cancelled" and cancel(agent, hog)["status"] == "cancelled"
+    assert until_empty(agent, bad) == []
+    assert agent.run("echo again", bad, tty=False)["output"].strip() == "again"
+    assert agent.call("destroy_workspace_session", workspace_session_id=bad)["destroyed"]
+    assert agent.run("echo fine", good, tty=False)["output"].strip() == "fine"
+
+
+def test_a_process_that_memory_ran_out_for_is_told_of_and_nothing_else_of_the_session_dies(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    session = agent.session()
+    waiting = agent.run("sleep 1000", session, tty=False, yield_time_ms=0)
+    done = agent.run("exec python3 -c 'x = bytearray(200 << 20)'", session, tty=False)
+    assert (done["status"], done["exit_code"], done["oom_kills"]) == ("error", -9, 1), done
+    assert str(SESSION["memory_max_bytes"]) in done["hint"]
+    inner = agent.run("python3 -c 'x = bytearray(200 << 20)'; echo $?; exit 3", session, tty=False)
+    assert (inner["exit_code"], inner["oom_kills"], inner["output"].split()[-1]) == (3, 1, "137")
+    assert "oom_kills" not in agent.run("exit 1", session, tty=False)
+    assert agent.call("wait_command", command_session_id=waiting["command_session_id"], timeout_ms=0)["status"] == "running"
+    own = int(Path(f"/proc/{agent.pid}/oom_score_adj").read_text())
+    lowered = f"for i in $(seq 3000); do read score < /proc/1/oom_score_adj; [ $score = {own} ] && break; done; echo $score"
+    scores = agent.run(f"{lowered}; cat /proc/self/oom_score_adj", session, tty=False)["output"].split()
+    assert (int(scores[0]), int(scores[1])) == (own, min(1000, own + 500))
+
+
+def test_a_session_stands_still_by_its_cgroup_and_jobs_that_were_stopped_stay_so(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    session = agent.session()
+    command = agent.run("sleep 1000 & kill -STOP $!; echo stopped; exec sleep 1001", session, tty=False, yield_time_ms=0)
+    waited(agent, command, "stopped")
+    for _ in range(3):
+        agent.call("preview_publish", workspace_session_id=session)
+    stopped = agent.run("grep -l '^State:.T' /proc/[0-9]*/status | wc -l", session, tty=False)["output"]
+    assert stopped.strip() == "1"
+
+
+def test_a_session_that_was_frozen_dies_at_its_publication(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    session = agent.session()
+    left = agent.run("echo new > new.txt; setsid sleep 1000 > /dev/null 2>&1 & sleep 0.2", session, tty=False)
+    assert left["left_behind"], left
+    pids = [row["pid"] for row in agent.call("topology")["topology"]["workspaces"][0]["processes"]]
+    assert agent.call("publish_workspace_session", workspace_session_id=session)["publish"]["no_op"] is False
+    assert all(ended(pid) for pid in pids)
+
+
+def test_no_process_of_a_session_can_leave_its_cgroup(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    session = agent.session()
+    tried = agent.run(
+        "for f in $(find /sys/fs/cgroup -name cgroup.procs -o -name tasks -o -name pids.max -o -name memory.limit_in_bytes 2>/dev/null); do"
+        " (echo $$ > $f) 2>/dev/null && echo got $f; done; mount -t cgroup2 x /tmp && echo mounted; true",
+        session,
+        tty=False,
+    )
+    assert "got" not in tried["output"] and "mounted\n" not in tried["output"]
+
+
+def test_nothing_is_left_of_a_session_an_agent_or_an_agent_that_was_killed(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    name = name_of(agent)
+    session = agent.session()
+    pid = agent.call("topology")["topology"]["workspaces"][0]["holder_pid"]
+    leaf = "/".join(paths_of(pid)[""].split("/")[-2:])
+    assert folders_of(f"{name}.")
+    agent.call("destroy_workspace_session", workspace_session_id=session)
+    assert wait_until_gone(leaf) == []
+    agent.session()
+    assert agent.stop() == 0
+    assert folders_of(name) == [] and not os.path.exists(f"{agent.settings['runtime_dir']}/cgroups.json")
+
+    agent.start()
+    agent.session()
+    agent.kill()
+    left = starts_of(agent)
+    assert len(left) == 1
+    agent.start()
+    now = starts_of(agent)
+    assert len(now) == 1 and not now & left  # the next agent removed what the dead one left
+    agent.kill()
+    done = subprocess.run([sys.executable, "-m", "eos_agent", "reap", "--settings", agent.settings_path], capture_output=True, text=True)
+    assert (done.returncode, folders_of(name)) == (0, []), done.stderr
+
+
+def test_a_killed_zygote_takes_its_cgroups_along(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    agent.session()
+    (zygote,) = map(int, Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split())
+    os.kill(zygote, signal.SIGKILL)
+    assert agent.wait() == 1
+    assert folders_of(name_of(agent)) == []
+
+
+def test_a_full_session_refuses_the_next_command_by_name(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    session = agent.session()
+    agent.call("file_write", path="bomb.py", content=BOMB, workspace_session_id=session)
+    bomb = agent.run("exec python3 bomb.py", session, tty=False, yield_time_ms=0)
+    waited(agent, bomb, "forking")
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            agent.run("true", session, tty=False, yield_time_ms=0)
+        except Failed as error:
+            assert error.reason == "exec_failed" and error.details["errno"] == "EAGAIN"
+            assert str(SESSION["pids_max"]) in error.details["hint"]
+            break
+        assert time.monotonic() < end
+    cancel(agent, bomb)
