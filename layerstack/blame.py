@@ -21,7 +21,8 @@ from layerstack.chain import Chain
 from layerstack.changes import path_json
 from layerstack.errors import InvalidPath, LayerStackError, NotFound
 from layerstack.index import Layer
-from layerstack.merge import BUDGET, MERGE_LIMIT, Budget, diff, is_text, numbering, scan_lines
+from layerstack.lines import TEXT_MAX, diff, is_text, numbering, scan_lines
+from layerstack.myers import BUDGET, Budget
 from layerstack.paths import ancestors, check, join
 from layerstack.states import DIRECTORY, FILE, LINK, State, same
 
@@ -106,7 +107,7 @@ class _Text(NamedTuple):
 def blame(store: Store, path: str) -> Answer:
     """The ranges of a path of the head, in order and without gaps; of a path that is gone those of its last text.
 
-    Symlinks, binary files, files above MERGE_LIMIT and those on the ignored route have one range of one line, whose owner wrote them last.
+    Symlinks, binary files, files above TEXT_MAX and those on the ignored route have one range of one line, whose owner wrote them last.
     A file without a byte has none.
     Raises:
         NotFound: no publication ever made or changed such a file (reason no_auditability_record); a folder, too.
@@ -241,7 +242,7 @@ def _answer(store: Store, chain: Chain, path: str, texts: Sequence[_Text]) -> An
     if (told := _told(store, layer, path)) is not None:
         return told
     base = chain.base.tree.state(path) if chain.base.get(path) is not None else None
-    if state.kind != FILE or state.size > MERGE_LIMIT or _ignored(store, texts[at]) or not is_text(state.data()):
+    if state.kind != FILE or state.size > TEXT_MAX or _ignored(store, texts[at]) or not is_text(state.data()):
         return (Range(1, 1, _last_writer(store, texts[at:], base)),)
     return _merged(_Walk(store, path).lines(texts[at:], base))
 
@@ -300,7 +301,7 @@ class _Walk:
 
     def scan(self, state: State) -> array[int] | None:
         """The lines of a text, or None: it is none."""
-        if state.kind != FILE or state.size > MERGE_LIMIT:
+        if state.kind != FILE or state.size > TEXT_MAX:
             return None
         data = state.data()
         if not is_text(data):
@@ -333,7 +334,7 @@ class _Walk:
             if not same(state, below):
                 then = self.scan(below)
                 if then is None:  # a binary or too large file before: nobody can say what is new
-                    last = _owner(self.store, text) if below.size <= MERGE_LIMIT else UNKNOWN
+                    last = _owner(self.store, text) if below.size <= TEXT_MAX else UNKNOWN
                     break
                 owner, before = _owner(self.store, text), array("l")
                 at, budget = 0, Budget(BUDGET)

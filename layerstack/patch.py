@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from layerstack.merge import MERGE_LIMIT, Region, diff, is_text, numbering, scan_lines
+from layerstack.lines import TEXT_MAX, Region, diff, is_text, numbering, scan_lines
 from layerstack.states import FILE, LINK, State
 
 CONTEXT = 3
@@ -24,7 +24,7 @@ class Patch(NamedTuple):
 
 
 def patch(path: str, old: State | None, new: State | None, *, limit: int = PATCH_LIMIT) -> Patch | None:
-    """The patch that makes `new` out of `old`; None where that takes more than lines: a directory, a file with NUL bytes, one above MERGE_LIMIT.
+    """The patch that makes `new` out of `old`; None where that takes more than lines: a directory, a file with NUL bytes, one above TEXT_MAX.
 
     A file whose attributes alone changed has a header without hunks, which may say nothing (owner, xattrs).
     Cost: that of one diff; content is read.
@@ -62,7 +62,7 @@ def _text(state: State | None) -> bytes | None:
         return b""
     if state.kind == LINK:
         return os.fsencode(state.target)
-    if state.size > MERGE_LIMIT:
+    if state.size > TEXT_MAX:
         return None
     data = state.data()
     return data if is_text(data) else None

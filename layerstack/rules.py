@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from layerstack.changes import Hunk
-from layerstack.merge import MERGE_LIMIT, is_text, merge
+from layerstack.lines import TEXT_MAX, is_text
+from layerstack.merge import merge
 from layerstack.states import FILE, LINK, Meta, State, same
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def _files(base: State | None, ours: State, head: State) -> tuple[str | None, st
         return None, "ours", ()
     if same(base, ours) if base is not None else ours.size == 0:
         return None, "head", ()
-    if max(ours.size, head.size, base.size if base is not None else 0) > MERGE_LIMIT:
+    if max(ours.size, head.size, base.size if base is not None else 0) > TEXT_MAX:
         return "binary", "ours", ()
     three = (base.data() if base is not None else b"", ours.data(), head.data())
     if not all(map(is_text, three)):

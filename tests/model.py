@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from layerstack import merge
 from layerstack.ignore import IgnoreRules
+from layerstack.lines import TEXT_MAX
 from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def content(base: Entry | None, ours: Entry, head: Entry) -> tuple[str, bytes]:
     if good:
         return "", body
     three = (base.body if base else b"", ours.body, head.body)
-    if any(len(text) > merge.MERGE_LIMIT or b"\0" in text for text in three):
+    if any(len(text) > TEXT_MAX or b"\0" in text for text in three):
         return "binary", head.body
     merged = merge.merge(*three)
     if merged.content is None:

@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layerstack.changes import Hunk
-from layerstack.merge import BUDGET, Budget, diff, is_text, merge, numbering, scan_lines
+from layerstack.lines import diff, is_text, numbering, scan_lines
+from layerstack.merge import merge
+from layerstack.myers import BUDGET, Budget
 
 Triple = tuple[bytes, bytes, bytes]
 
