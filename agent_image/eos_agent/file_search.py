@@ -15,6 +15,7 @@ import re
 import resource
 import signal
 import stat
+import unicodedata  # noqa: F401  # pyright: ignore[reportUnusedImport]  # `re` imports it for \N{...}: where it searches it could not open it
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -70,7 +71,7 @@ def place_of(cursor: str) -> Place:
     """
     try:
         offset, line, path = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).split(b":", 2)
-        if not (offset.isdigit() and line.isdigit() and len(offset) < 20 and len(line) < 20) or b"\0" in path:
+        if not (offset.isdigit() and line.isdigit() and len(offset) < 19 and len(line) < 19) or b"\0" in path:
             raise ValueError
         return Place(os.fsdecode(path), int(offset), max(1, int(line)))
     except (binascii.Error, ValueError):

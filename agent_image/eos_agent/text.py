@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, NamedTuple
 
-from eos_agent.file_encoding import UTF8
+from eos_agent.file_encoding import LATIN1, UTF8
 from eos_agent.protocol import INVALID_REQUEST, OperationError
 from eos_agent.workspace_path import shown
 
@@ -18,6 +18,8 @@ CHUNK = 1 << 20
 SCAN_S = 20.0
 """Longest time for one pass over a file: a sparse file of some TiB would hold up everything else of its session for hours."""
 BOM = b"\xef\xbb\xbf"
+_DECODERS = {encoding: codecs.getincrementaldecoder(encoding) for encoding in (UTF8, LATIN1)}
+"""Looked up now: a codec is a module, and where a session reads a file no module can be opened any more."""
 
 
 def not_utf8(path: str) -> OperationError:
@@ -71,7 +73,7 @@ def read_window(
         raise OperationError(INVALID_REQUEST, f"limit of file_read must be at most {max_lines} lines", details, reason="out_of_bounds")
     offset = max(1, offset)
     first, last = offset - 1, offset - 1 + limit  # the window in line numbers from 0, the second one excluded
-    check = codecs.getincrementaldecoder(encoding)()
+    check = _DECODERS[encoding]()
     window = bytearray()
     line = total = 0  # number of the line that the next byte belongs to; bytes seen
     ended = True  # the last byte was a line end

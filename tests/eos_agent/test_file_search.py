@@ -209,7 +209,7 @@ def test_a_cursor_goes_on_in_a_tree_that_changed_and_a_foreign_one_is_refused(tr
     os.unlink(os.path.join(tree.root, "b"))
     rest = tree.search("needle", cursor=first["next"])
     assert {match["path"] for match in rest["matches"]} == {"c"} and rest["next"] is None
-    for cursor in ("zzz", "AAAA", "\u00e9", Place("x", 1, 1).cursor()[:-4]):
+    for cursor in ("zzz", "AAAA", "\u00e9", Place("x", 1, 1).cursor()[:-4], Place("a", 1 << 63, 1).cursor()):
         assert tree.refused("needle", cursor=cursor)["details"]["reason"] == "invalid_cursor"
 
 
