@@ -10,7 +10,7 @@ import pytest
 
 from tests import ordinary, people, processes
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.desk import Desk, Desks
+from tests.end_to_end.desk import Desk, Desks, Sandbox
 from tests.people import Person
 
 
@@ -74,3 +74,13 @@ def desk(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) ->
     yield make
     for one in made:
         one.destroy_all()
+
+
+@pytest.fixture
+def sandbox(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> Generator[Sandbox]:
+    """A new sandbox of the local provider at a new desk of root's; at the end nothing of it is left."""
+    who = person("root")
+    made = Desk(who, cache_of(who)).create("host")
+    yield made
+    made.destroy()
+    assert made.desk.left_in_state() == []

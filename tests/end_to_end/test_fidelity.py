@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import menagerie
-from tests.end_to_end.desk import Desk, Sandbox
+from tests.end_to_end.desk import Sandbox
 from tests.menagerie import Facts, difference, look
-from tests.people import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
 SOURCE = Path(menagerie.__file__).read_text()
-
-
-@pytest.fixture
-def sandbox(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> Generator[Sandbox]:
-    who = person("root")
-    made = Desk(who, cache_of(who)).create("host")
-    yield made
-    made.destroy()
-    assert made.desk.left_in_state() == []
 
 
 def run(sandbox: Sandbox, words: str, session: str) -> str:

@@ -5,25 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.desk import Desk, Sandbox
+from tests.end_to_end.desk import Sandbox
 from tests.eos_mcp.mcp_wire import Wire, call
-from tests.people import Person
 
 pytestmark = [pytest.mark.needs("overlay")]
-
-
-@pytest.fixture
-def sandbox(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> Generator[Sandbox]:
-    who = person("root")
-    made = Desk(who, cache_of(who)).create("host")
-    yield made
-    made.destroy()
-    assert made.desk.left_in_state() == []
 
 
 def test_a_person_goes_back_to_an_earlier_version_and_forth_again(sandbox: Sandbox, tmp_path: Path) -> None:

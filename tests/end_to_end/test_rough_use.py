@@ -7,16 +7,14 @@ import errno
 import json
 import os
 import subprocess
-from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from layerstack import durable
-from tests.end_to_end.desk import MODULES, Desk, Sandbox, living, watch
+from tests.end_to_end.desk import MODULES, Sandbox, living, watch
 from tests.eos_mcp import programs
-from tests.people import Person
 from tests.processes import WAIT_S, kill
 
 pytestmark = [pytest.mark.needs("overlay", "userns")]
@@ -28,15 +26,6 @@ LITERAL = 2
 
 GO_DOWN = f"mkdir x; echo bottom > x/f; for i in $(seq 60); do mkdir y && mv x y/{'n' * 100} && mv y x || exit 1; done; echo down"
 """Makes x/nnn.../.../f, whose path no system call takes."""
-
-
-@pytest.fixture
-def sandbox(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> Generator[Sandbox]:
-    who = person("root")
-    made = Desk(who, cache_of(who)).create("host")
-    yield made
-    made.destroy()
-    assert made.desk.left_in_state() == []
 
 
 def started(sandbox: Sandbox, *words: str) -> subprocess.Popen[str]:

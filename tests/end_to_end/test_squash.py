@@ -5,30 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.desk import Container, Desk, Desks, Sandbox
+from tests.end_to_end.desk import Container, Desks, Sandbox
 from tests.eos_mcp.mcp_wire import Wire, call
-from tests.people import Person
 
 pytestmark = [pytest.mark.needs("overlay")]
 
 LOOK = "find . -type d -exec stat -c '%n %a %Y' {} + | sort; find . ! -type d -exec stat -c '%N %a %i %y' {} + | sort"
 """Directories of an overlay have inode numbers of the mount's own; files have those of their layer."""
 IN_USE = "unsupported:kernel_gate_not_proven"
-
-
-@pytest.fixture
-def sandbox(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> Generator[Sandbox]:
-    who = person("root")
-    made = Desk(who, cache_of(who)).create("host")
-    yield made
-    made.destroy()
-    assert made.desk.left_in_state() == []
 
 
 def squash(sandbox: Sandbox) -> dict[str, Any]:

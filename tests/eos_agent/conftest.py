@@ -49,3 +49,14 @@ def shared_agent() -> Generator[Agent]:
             yield started
     finally:
         drop_dir(folder)
+
+
+@pytest.fixture
+def session(shared_agent: Agent) -> Generator[str]:
+    """A session in the shared agent; what still runs in it is killed afterwards."""
+    made = shared_agent.session()
+    yield made
+    for command in shared_agent.call("list_commands", workspace_session_id=made)["commands"]:
+        if command["status"] == "running":
+            shared_agent.call("signal_command", command_session_id=command["command_session_id"], signal="KILL")
+    shared_agent.call("destroy_workspace_session", workspace_session_id=made, grace_s=60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,16 +59,6 @@ class Watch:
                 seen += page["output"].split("\n")
                 self.at = page["end_offset"]
         return seen
-
-
-@pytest.fixture
-def session(shared_agent: Agent) -> Generator[str]:
-    made = shared_agent.session()
-    yield made
-    for command in shared_agent.call("list_commands", workspace_session_id=made)["commands"]:
-        if command["status"] == "running":
-            shared_agent.call("signal_command", command_session_id=command["command_session_id"], signal="KILL")
-    shared_agent.call("destroy_workspace_session", workspace_session_id=made, grace_s=60)
 
 
 @pytest.mark.parametrize("first", ["command", "edit", "write", "rename", "move"])

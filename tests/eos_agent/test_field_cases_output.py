@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -13,16 +12,6 @@ from eos_mcp.server import render
 from .agent_process import Agent, Failed
 
 pytestmark = pytest.mark.needs("overlay")
-
-
-@pytest.fixture
-def session(shared_agent: Agent) -> Generator[str]:
-    made = shared_agent.session()
-    yield made
-    for command in shared_agent.call("list_commands", workspace_session_id=made)["commands"]:
-        if command["status"] == "running":
-            shared_agent.call("signal_command", command_session_id=command["command_session_id"], signal="KILL")
-    shared_agent.call("destroy_workspace_session", workspace_session_id=made, grace_s=60)
 
 
 def lines(agent: Agent, result: dict[str, Any]) -> list[str]:
