@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from layerstack import documents, durable, overlay
 from layerstack.chain import Chain
-from layerstack.errors import Invalid
+from layerstack.errors import Invalid, StoreCorrupt
 from layerstack.index import Layer
 from layerstack.lease import Lease
 from layerstack.manifest import Manifest
@@ -73,7 +73,9 @@ def _make_folder(store: Store, identity: Identity, manifest: Manifest, chain: Ch
         store.step("session.mkdir")
         os.mkdir(folder, 0o700)
         root = chain.find("")
-        assert root is not None
+        if root is None:
+            base = f"{store.root}/base"
+            raise StoreCorrupt(f"{base}: what lies lowest in version {manifest.version} is missing", details={"file": base})
         make_directory(f"{folder}/upper", root)
         os.mkdir(f"{folder}/work")
         if carried is not None:

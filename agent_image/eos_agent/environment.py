@@ -12,6 +12,10 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "
 ALLOWED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", *PROXIES)
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+GIT_CONFIG = (("safe.directory", "*"), ("core.checkStat", "minimal"))
+"""The files of a base belong to whoever made it, and git would refuse them all. They have the times and sizes that git's index knows, and other inodes:
+without `minimal` git reads each of them at every status, since it may not write the index then (GIT_OPTIONAL_LOCKS)."""
+
 
 def base_environment(settings: Settings) -> dict[str, str]:
     """What every command of the sandbox starts from.
@@ -31,8 +35,10 @@ def base_environment(settings: Settings) -> dict[str, str]:
     found.setdefault("PAGER", "cat")
     found.setdefault("GIT_PAGER", "cat")
     found["GIT_OPTIONAL_LOCKS"] = "0"
-    if "GIT_CONFIG_COUNT" not in found:  # the files of a base belong to whoever made it: git would refuse them all
-        found.update(GIT_CONFIG_COUNT="1", GIT_CONFIG_KEY_0="safe.directory", GIT_CONFIG_VALUE_0="*")
+    if "GIT_CONFIG_COUNT" not in found:
+        for number, (key, value) in enumerate(GIT_CONFIG):
+            found.update({f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value})
+        found["GIT_CONFIG_COUNT"] = str(len(GIT_CONFIG))
     found["EOS_WORKSPACE"] = settings.workspace_root
     return found
 

@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from eos_agent.operation import TTL_MIN_S
+
 if TYPE_CHECKING:
     from eos_agent.session import Session
 
 EXPIRED = "expired"
-TTL_MIN_S, TTL_MAX_S = 0.1, 30 * 24 * 3600
 
 
 class Expiry:

@@ -10,6 +10,7 @@ ARRAY_DEPTH = 16
 KINDS = ("string", "integer", "float", "path", "json_array", "boolean")
 ANSWER_S = 30.0
 DEFAULT_YIELD_MS = 1000
+TTL_MIN_S, TTL_MAX_S = 0.1, 30 * 24 * 3600  # of a session
 NO_BUDGET = math.inf  # an operation whose length nobody can bound: the gateway waits for it
 
 

@@ -6,7 +6,6 @@ the help page and of `tools/list`. What the reference has comes first; `ours` ma
 
 from __future__ import annotations
 
-from eos_agent.expiry import TTL_MAX_S, TTL_MIN_S
 from eos_agent.file_operations import CONTRACT_FILES, MORE_FILES
 from eos_agent.observability import OBSERVABILITY
 from eos_agent.operation import (
@@ -17,6 +16,8 @@ from eos_agent.operation import (
     PATH_B64,
     RUNTIME_SETS,
     SESSION,
+    TTL_MAX_S,
+    TTL_MIN_S,
     Argument,
     Family,
     Operation,
@@ -59,7 +60,7 @@ _YIELD = Argument(
     value="N",
 )
 _RAW = Argument("raw", "boolean", help="Show all that a carriage return overwrote.", default=False, ours=True)
-_IF_CLEAN = Argument("if_clean", "boolean", help="true: refuse if something is unpublished.", default=False, ours=True)
+_IF_CLEAN = Argument("if_clean", "boolean", help="true: refuse if work would be lost.", default=False, ours=True, hidden=True)
 _GRACE = Argument("grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N")
 _VERSION = Argument("version", "integer", required=True, help="Number of the version.", minimum=1, value="N")
 _DRAFT = Argument("draft_id", "string", help="Draft id, from a refused publish or list_drafts.", value="ID", ours=True)
@@ -243,6 +244,7 @@ RUNTIME: tuple[Operation, ...] = (
                 maximum=TTL_MAX_S,
                 value="N",
                 ours=True,
+                hidden=True,
             ),
         ),
         related=("publish_workspace_session", "destroy_workspace_session", "exec_command"),
@@ -286,9 +288,10 @@ RUNTIME: tuple[Operation, ...] = (
             Argument(
                 "keep_open",
                 "boolean",
-                help="true: go on in the session, on the new version. Needs it idle: no commands, nothing left behind.",
+                help="true: the session goes on, on the new version.",
                 default=False,
                 ours=True,
+                hidden=True,
             ),
         ),
         related=("preview_publish", "destroy_workspace_session"),

@@ -449,13 +449,17 @@ class Sessions:
         """The operation file_search: of the head in a session made for it, which ends with the page. The gate is not held while it looks."""
         session_id: str | None = args.pop("workspace_session_id", None)
         limit_s = SEARCH_S + KILL_S
-        if session_id is None:
-            own = await self.create_implicit(agent=None, request_id=request_id)
-            try:
-                with telemetry.span("namespace.exec.file_op", op="search"):
-                    return (await own.runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
-            finally:
-                await asyncio.shield(self.settle(own))
+        if session_id is not None:
+            return await self._search_in(session_id, args, limit_s)
+        own = await self.create_implicit(agent=None, request_id=request_id)
+        try:
+            with telemetry.span("namespace.exec.file_op", op="search"):
+                return (await own.runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
+        finally:
+            await asyncio.shield(self.settle(own))
+
+    async def _search_in(self, session_id: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Once more when the session went on with another runner meanwhile."""
         while True:
             async with self.use(session_id, kind=NOT_FOUND) as session:
                 runner = session.runner

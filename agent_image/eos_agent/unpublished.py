@@ -6,7 +6,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
-from layerstack.rebase import CARRIED
+from layerstack.session import CARRIED
 
 if TYPE_CHECKING:
     from eos_agent.session import Session

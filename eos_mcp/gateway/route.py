@@ -38,6 +38,7 @@ class Manager(Protocol):
     def handles(self, op: str, scope_kind: str) -> bool: ...
     async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]: ...
     def target(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[Target]: ...
+    async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None: ...
     def note_activity(self, sandbox_id: str) -> None: ...
     def sandbox_count(self) -> int: ...
     async def close(self) -> None: ...
@@ -104,7 +105,17 @@ class Router:
             elif op == "cancel_request":  # what it names may not have reached the agent yet
                 args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self._executing}
             budget_s = catalog.budget_s(catalog.find(op), args)
-            return await self._forwarder.request(sandbox_id, op, args, request_id=request.request_id, timeout_s=budget_s)
+            try:
+                reply = await self._forwarder.request(sandbox_id, op, args, request_id=request.request_id, timeout_s=budget_s)
+            except OperationError as error:
+                if error.details.get("reason") != "sandbox_gone":
+                    raise
+                raise await self._manager.explain(sandbox_id, op, error) or error from error
+        if protocol.is_error(reply) and reply["error"].get("kind") == protocol.SERVER_SHUTTING_DOWN:
+            told = await self._manager.explain(sandbox_id, op, None)
+            if told is not None:
+                raise told
+        return reply
 
     def _after_manager(self, op: str, args: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
         sandbox_id = args.get("sandbox_id")

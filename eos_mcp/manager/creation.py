@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import protocol
-from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_agent.protocol import INTERNAL_ERROR, SERVER_BUSY, OperationError
 from eos_mcp.config import ConfigError, agent_config, check_profile_fits
 from eos_mcp.gateway.log import log
-from eos_mcp.manager import base, roots
+from eos_mcp.manager import base, prune, roots
 from eos_mcp.manager.registry import Record, quota_of
 from eos_mcp.providers.provider import Plan, Provider, new_token, wait_ready
 
@@ -28,6 +29,21 @@ class Creation:
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
         self._copying: dict[str, asyncio.Lock] = {}
+        self._under_way = 0
+        self._pause = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncGenerator[None]:
+        """For as long as the block runs none begins.
+
+        Raises:
+            OperationError: server_busy, reason creating: one is under way, and nobody else knows yet what it uses.
+        """
+        async with self._pause:
+            if self._under_way:
+                details = {"creating": self._under_way, "retryable": True}
+                raise OperationError(SERVER_BUSY, "sandboxes are being created: try again", details, reason="creating")
+            yield
 
     async def create(self, image: str, workspace: str, count: int, caller_path: str, progress: Progress) -> list[Record]:
         """`count` ready sandboxes over one base.
@@ -36,6 +52,14 @@ class Creation:
             OperationError: invalid_request for the workspace, operation_failed while preparing the base, else internal_error. No record,
                 container, process or directory of this call is left.
         """
+        async with self._pause:
+            self._under_way += 1
+        try:
+            return await self._create(image, workspace, count, caller_path, progress)
+        finally:
+            self._under_way -= 1
+
+    async def _create(self, image: str, workspace: str, count: int, caller_path: str, progress: Progress) -> list[Record]:
         manager = self.manager
         roots.check_root(workspace, manager.config.manager.workspace_roots)
         await manager.run(base.check_workspace, workspace, manager.own)
@@ -47,6 +71,7 @@ class Creation:
             tree = await manager.run(
                 lambda: base.prepare(workspace, manager.bases, special_files=manager.config.manager.base.special_files, progress=progress)
             )
+        await manager.run(prune.note_user, manager.bases, tree.root_hash, manager.registry.path)
         how = "reused" if tree.reused else "built"
         progress(f"base {how}: source {tree.source}, root_hash {tree.root_hash}, {tree.size_bytes} bytes")
         for warning in tree.warnings[:20]:

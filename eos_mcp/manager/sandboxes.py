@@ -18,18 +18,20 @@ from eos_mcp import catalog, places
 from eos_mcp.config import Config
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.log import log
-from eos_mcp.manager import arguments, base, fleet, roots
+from eos_mcp.manager import arguments, base, fate, fleet, prune, roots
 from eos_mcp.manager.creation import Creation
 from eos_mcp.manager.exporting import Exports, guards
 from eos_mcp.manager.metrics import Metrics
 from eos_mcp.manager.registry import Record, Registry, RegistryError
 from eos_mcp.providers.docker import DockerProvider
 from eos_mcp.providers.local import HOST_IMAGE, LocalProvider, is_local_image
-from eos_mcp.providers.provider import Found, Provider, ask_ready
+from eos_mcp.providers.provider import Found, Provider, ask_ready, wait_ready
 
 THREADS = 32
 BACKENDS = ("auto", "docker", "local", "none")
 ASK_BEFORE_DESTROY_S = 2.0
+CHECK_BEFORE_DESTROY_S = 120.0
+DISCARDED_PATHS = 100
 ASK_TOPOLOGY_S = 5.0
 SETTLE_S = 5.0
 OF_SANDBOX_SCOPE = frozenset({"cgroup"})
@@ -57,6 +59,7 @@ class Manager:
         self.forwarder = forwarder
         cache = places.cache_dir()
         self.bases = base.cache_dir(os.path.join(cache, "bases"))
+        self.bundles = os.path.join(cache, "bundles")
         token_dir = os.path.dirname(places.token_file())
         own_token = token_dir if os.path.basename(token_dir) == ".ephemeral-sandbox" else places.token_file()
         self.own = tuple(dict.fromkeys((state_dir, cache, self.bases, own_token)))
@@ -83,6 +86,8 @@ class Manager:
             "list_docker_images": self._images,
             "list_workspace_directories": self._directories,
             "destroy_sandbox": self._destroy,
+            "start_sandbox": self._start,
+            "prune": self._prune,
             "list_sandboxes": self._list,
             "inspect_sandbox": self._inspect,
             "squash_layerstacks": self._squash,
@@ -163,6 +168,10 @@ class Manager:
         if record.daemon is None:
             raise OperationError(INVALID_REQUEST, f"sandbox {sandbox_id} has no endpoint", {"sandbox_id": sandbox_id}, reason="no_endpoint")
         return Target(record.daemon.host, record.daemon.port, record.token, sandbox_id)
+
+    async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
+        """As fate.explain."""
+        return await fate.explain(self, sandbox_id, op, broken)
 
     def note_activity(self, sandbox_id: str) -> None:
         record = self.registry.find(sandbox_id)
@@ -282,9 +291,12 @@ class Manager:
         return self.registry.get(arguments.text(args, "sandbox_id", "inspect_sandbox")).public()
 
     async def _destroy(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        if_clean = _checked("destroy_sandbox", args)["if_clean"]
         sandbox_id = arguments.text(args, "sandbox_id", "destroy_sandbox")
         record = self.registry.get(sandbox_id)
-        discarded = await self._would_discard(record, request_id) if record.state == "ready" else None
+        discarded = await self._would_discard(record, request_id, exactly=if_clean) if record.state == "ready" else None
+        if if_clean:
+            _refuse_unpublished(record, discarded)
         record = self.registry.move(sandbox_id, ("ready", "failed", "stopped"), "stopping")
         self.forwarder.forget(sandbox_id)
         try:
@@ -304,27 +316,75 @@ class Manager:
             result["warnings"] = warnings
         return result
 
-    async def _would_discard(self, record: Record, request_id: str) -> dict[str, Any] | None:
-        """What is not on the host and goes with the sandbox: published layers, open sessions, drafts. None when its agent does not answer."""
+    async def _would_discard(self, record: Record, request_id: str, *, exactly: bool) -> dict[str, Any] | None:
+        """What is not on the host and goes with the sandbox: published layers, open sessions, drafts. None when its agent does not answer.
+
+        Args:
+            exactly: look at each session as a publish would, however long that takes.
+        """
         if record.daemon is None or await self.run(lambda: ask_ready(record.daemon, record.id, record.token, timeout_s=0.5)) is not None:  # type: ignore[arg-type]
             return None
+        timeout_s = CHECK_BEFORE_DESTROY_S if exactly else ASK_BEFORE_DESTROY_S
+        own_id = f"{request_id}:unpublished"
         try:
-            seen = await self.forwarder.request(
-                record.id, "snapshot", {}, request_id=f"{request_id}:snapshot", timeout_s=ASK_BEFORE_DESTROY_S
-            )
-            drafts = await self.forwarder.request(
-                record.id, "list_drafts", {}, request_id=f"{request_id}:drafts", timeout_s=ASK_BEFORE_DESTROY_S
-            )
+            found = await self.forwarder.request(record.id, "unpublished_work", {"clean": exactly}, request_id=own_id, timeout_s=timeout_s)
         except OperationError:
             return None
-        stack: dict[str, Any] = seen.get("stack") or {}
-        sessions: list[dict[str, Any]] = seen.get("workspaces") or []
-        kept: list[dict[str, Any]] = drafts.get("drafts") or []
+        if is_error(found):
+            return None
+        sessions: list[dict[str, Any]] = found["sessions"]
+        drafts: list[dict[str, Any]] = found["drafts"]
+        work: list[dict[str, Any]] = [row for row in sessions if not row["clean"]]
+        paths: list[Any] = [path for row in work for path in row["paths"]]
         return {
-            "layers": max(0, int(stack.get("layer_count", 1)) - 1),
-            "sessions": [str(row.get("workspace_id")) for row in sessions],
-            "drafts": [str(row.get("draft_id")) for row in kept],
+            "layers": int(found["layers"]),
+            "sessions": [str(row["workspace_session_id"]) for row in sessions],
+            "drafts": [str(row.get("draft_id")) for row in drafts],
+            "unpublished": {
+                "sessions": [str(row["workspace_session_id"]) for row in work],
+                "paths": paths[:DISCARDED_PATHS],
+                "count": sum(int(row["count"]) for row in work) + sum(int(row.get("paths") or 0) for row in drafts),
+                "bytes": sum(int(row["bytes"]) for row in work) + sum(int(row.get("bytes") or 0) for row in drafts),
+                "truncated": len(paths) > DISCARDED_PATHS or any(row["truncated"] for row in work) or bool(drafts),
+            },
         }
+
+    async def _start(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        """A sandbox whose container was stopped or whose agent is dead runs again; one that runs is left alone."""
+        sandbox_id = arguments.text(args, "sandbox_id", "start_sandbox")
+        record = self.registry.get(sandbox_id)
+        if record.state not in ("ready", "failed"):
+            details = {"sandbox_id": sandbox_id, "state": record.state, "wanted": "ready"}
+            raise OperationError(
+                INVALID_REQUEST, f"sandbox {sandbox_id} is {record.state}: it cannot be started", details, reason="wrong_state"
+            )
+        provider = self.provider(record.provider)
+        progress(f"starting {sandbox_id}")
+        found = await self.run(provider.revive, record)
+        if found is None:
+            details = {"sandbox_id": sandbox_id, "hint": "destroy_sandbox removes the record"}
+            raise OperationError(INTERNAL_ERROR, f"nothing of sandbox {sandbox_id} exists any more", details, reason="sandbox_vanished")
+        there = record.but(daemon=found.daemon, daemon_http=found.daemon_http)
+        docker = self.config.manager.docker
+        timeout_s, poll_s, closing = docker.readiness_timeout_ms / 1000, docker.readiness_poll_ms / 1000, self.closing.is_set
+        await self.run(lambda: wait_ready(provider, there, timeout_s=timeout_s, poll_s=poll_s, given_up=closing))
+        moved = self.registry.move(sandbox_id, ("ready", "failed"), "ready", daemon=found.daemon, daemon_http=found.daemon_http)
+        return moved.public()
+
+    async def _prune(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        dry_run = _checked("prune", args)["dry_run"]
+        async with self.creation.paused():
+            used = {record.shared_base.root_hash for record in self.registry if record.shared_base is not None}
+            docker = self.providers.get("docker")
+            return await self.run(
+                lambda: prune.perform(
+                    prune.Places(self.bases, self.bundles, self.registry.path),
+                    used,
+                    docker if isinstance(docker, DockerProvider) else None,
+                    dry_run=dry_run,
+                    progress=progress,
+                )
+            )
 
     async def _squash(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         record = self.registry.get(arguments.text(args, "sandbox_id", "squash_layerstacks"))
@@ -385,6 +445,28 @@ class Manager:
             "series": series,
             "topology": topology,
         }
+
+
+def _refuse_unpublished(record: Record, found: dict[str, Any] | None) -> None:
+    """destroy_sandbox with `if_clean`, before anything has happened; published layers are no reason.
+
+    Raises:
+        OperationError: unpublished_work; unpublished_unknown when the agent could not be asked.
+    """
+    if found is None:
+        details: dict[str, Any] = {
+            "sandbox_id": record.id,
+            "state": record.state,
+            "hint": "start_sandbox first, or destroy it without if_clean",
+        }
+        message = f"the agent of sandbox {record.id} does not say whether anything is unpublished"
+        raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_unknown")
+    work, drafts = found["unpublished"], found["drafts"]
+    if work["sessions"] or drafts:
+        hint = "publish the sessions, publish or discard the drafts; without if_clean all of it is thrown away"
+        details = {"sandbox_id": record.id, "unpublished": {**work, "drafts": drafts}, "hint": hint}
+        message = f"sandbox {record.id} has unpublished work: {len(work['sessions'])} sessions, {len(drafts)} drafts"
+        raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
 
 
 def _checked(op: str, args: dict[str, Any]) -> dict[str, Any]:

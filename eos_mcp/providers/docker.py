@@ -33,6 +33,8 @@ Container = Any
 BUNDLE_AT = build.MOUNTED_AT
 POISON = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES")
 """Variables of an image that would reach into our own loader; empty means absent to it."""
+MADE_BY = "eos.made_by"
+"""Of a shared volume: the gateway's instance that filled it, and may prune it."""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -62,7 +64,7 @@ class DockerProvider:
             if self._client is None:
                 self._client, self._choice = engine.connect(self.docker.docker_endpoint, timeout_s=self.docker.connect_timeout_s)
                 self._info = self._client.info()
-                self._volumes = Volumes(self._client, os.path.join(self.cache_dir, "locks"), {"eos.shared": "true"}, self.instance_id)
+                self._volumes = Volumes(self._client, os.path.join(self.cache_dir, "locks"), {"eos.shared": "true", MADE_BY: self.instance_id}, self.instance_id)
             return self._client
 
     @contextlib.contextmanager
@@ -115,7 +117,7 @@ class DockerProvider:
         with self._engine("creating the container"):
             with contextlib.ExitStack() as undo:
                 undo.callback(self._undo, plan.sandbox_id)
-                container = self._make(plan, image, progress)
+                container = self._make_whole(plan, image, progress)
                 container.put_archive(
                     "/", contents.archive(plan, self.docker, image, limits.of_profile(self.docker.profile(), self._nano_cpus()))
                 )
@@ -127,7 +129,17 @@ class DockerProvider:
         base = SharedBase(source=plan.base.source, target=base_at, root_hash=plan.base.root_hash)
         return Made(daemon, http, base, self.docker.profile().to_json(self.docker.resource_profile), {"container": container.id})
 
-    def _make(self, plan: Plan, image: dict[str, Any], progress: Progress) -> Container:
+    def _make_whole(self, plan: Plan, image: dict[str, Any], progress: Progress) -> Container:
+        """Once more where a shared volume was pruned between its filling and the container that would have kept it."""
+        container, shared = self._make(plan, image, progress)
+        assert self._volumes is not None
+        if self._volumes.whole(*shared):
+            return container
+        container.remove(v=True, force=True)
+        self._volumes.drop_empty(*shared)
+        return self._make(plan, image, progress)[0]
+
+    def _make(self, plan: Plan, image: dict[str, Any], progress: Progress) -> tuple[Container, tuple[str, str]]:
         client, volumes = self.client(), self._volumes
         assert volumes is not None
         progress("installing daemon assets")
@@ -137,7 +149,7 @@ class DockerProvider:
         docker, profile = self.docker, self.docker.profile()
         stack_root = contents.stack_root(plan)
         ports = {f"{docker.daemon_port}/tcp": ("127.0.0.1", 0), f"{docker.daemon_http_port}/tcp": ("127.0.0.1", 0)}
-        return client.containers.create(
+        container = client.containers.create(
             plan.image,
             name=plan.sandbox_id,
             entrypoint=[*build.daemon_argv(BUNDLE_AT), "serve", "--settings", contents.SETTINGS_AT],
@@ -166,6 +178,7 @@ class DockerProvider:
                 bundle: {"bind": BUNDLE_AT, "mode": "ro,nocopy"},
             },
         )
+        return container, (bundle, base)
 
     def _nano_cpus(self) -> int:
         """What the profile gives, as far as the engine's machine has it."""
@@ -324,6 +337,22 @@ class DockerProvider:
     def _undo(self, sandbox_id: str) -> None:
         with contextlib.suppress(OperationError):
             self._remove(sandbox_id, stop=False)
+
+    def unused_volumes(self) -> list[str]:
+        """Shared volumes that this instance made and no container has."""
+        with self._engine("looking for unused volumes") as client:
+            volumes = client.volumes.list(filters={"dangling": True, "label": f"{MADE_BY}={self.instance_id}"})
+        return sorted(str(volume.name) for volume in volumes)
+
+    def remove_volume(self, name: str) -> None:
+        """Remove one of them; the engine refuses when a container has it by now.
+
+        Raises:
+            OperationError: internal_error, reason docker_failed.
+        """
+        with self._engine(f"removing volume {name}"):
+            assert self._volumes is not None
+            self._volumes.remove(name)
 
     def adopt(self) -> list[Record]:
         """Running containers of this instance id, with the token read back out of them."""

@@ -48,6 +48,29 @@ class Volumes:
         self._ensure(name, image, lambda: base_archive(path))
         return name
 
+    def remove(self, name: str) -> None:
+        """Remove one that no container has; nobody of this user fills it meanwhile."""
+        from docker.errors import NotFound
+
+        with self._mutex, _between_processes(os.path.join(self.lock_dir, f"{name}.lock")):
+            self._complete.discard(name)
+            with contextlib.suppress(NotFound):
+                self.client.volumes.get(name).remove()
+
+    def whole(self, *names: str) -> bool:
+        """Whether the volumes are those that were filled: for one that somebody removed a container gets a new one, without labels and empty."""
+        return all("eos.shared" in (self.client.volumes.get(name).attrs.get("Labels") or {}) for name in names)
+
+    def drop_empty(self, *names: str) -> None:
+        """Have those that are not whole filled again; they go where no container has them, so that they get their labels."""
+        from docker.errors import APIError
+
+        for name in names:
+            if not self.whole(name):
+                with contextlib.suppress(APIError):
+                    self.remove(name)
+                self._complete.discard(name)
+
     def sweep(self) -> None:
         """Remove the containers through which a gateway of this instance id was filling a volume when it was killed."""
         ((label, value),) = self.helper_mark.items()

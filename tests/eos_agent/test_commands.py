@@ -6,7 +6,7 @@ import concurrent.futures
 import json
 import os
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,17 +23,6 @@ def refused(call: Callable[[], Any]) -> Failed:
     with pytest.raises(Failed) as caught:
         call()
     return caught.value
-
-
-@pytest.fixture
-def session(shared_agent: Agent) -> Generator[str]:
-    """A session in the shared agent; what still runs in it is killed afterwards."""
-    made = shared_agent.session()
-    yield made
-    for command in shared_agent.call("list_commands", workspace_session_id=made)["commands"]:
-        if command["status"] == "running":
-            shared_agent.call("signal_command", command_session_id=command["command_session_id"], signal="KILL")
-    shared_agent.call("destroy_workspace_session", workspace_session_id=made, grace_s=60)
 
 
 class In:
@@ -250,7 +239,7 @@ def test_the_working_directory_and_the_environment_are_arguments(here: In) -> No
     names = set(re.findall(r"(?m)^(\w+)=", here.run("env")["output"]))
     assert names <= {
         *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "PAGER", "GIT_PAGER", "GIT_OPTIONAL_LOCKS", "EOS_WORKSPACE"),
-        *("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0", "PWD", "OLDPWD", "SHLVL", "_"),
+        *("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0", "GIT_CONFIG_KEY_1", "GIT_CONFIG_VALUE_1", "PWD", "OLDPWD", "SHLVL", "_"),
     }
 
 

@@ -123,6 +123,9 @@ class ScriptedManager:
             return await self.work(progress)
         return {"sandboxes": []}
 
+    async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
+        return broken
+
     def note_activity(self, sandbox_id: str) -> None:
         self.active.append(sandbox_id)
 

@@ -62,7 +62,7 @@ def test_a_call_works_after_the_gateway_or_the_agent_was_killed_and_what_was_pub
     assert [(status, json.loads(out)["content"]) for status, out, _ in said] == [(0, "ready")] * 5
 
 
-def test_a_command_whose_agent_is_killed_is_answered_at_once_as_sandbox_gone(sandbox: Sandbox) -> None:
+def test_a_command_whose_agent_is_killed_is_answered_at_once_as_agent_gone(sandbox: Sandbox) -> None:
     words = argv("runtime", "--sandbox-id", sandbox.id, "exec_command", "--yield-time-ms", "50000", "echo up; sleep 60")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
         while not sandbox.do("list_commands")["commands"]:
@@ -73,7 +73,7 @@ def test_a_command_whose_agent_is_killed_is_answered_at_once_as_sandbox_gone(san
         killer.join()
     found = json.loads(err)["error"]
     assert (waiting.returncode, out, found["kind"]) == (1, "", "internal_error")
-    assert (found["details"]["reason"], found["details"]["retryable"]) == ("sandbox_gone", True)
+    assert (found["details"]["reason"], found["details"]["retryable"]) == ("agent_gone", True)
     assert sandbox.do("exec_command", "cat a.txt")["output"] == "base"
 
 

@@ -1,0 +1,215 @@
+"""What creations left behind that no sandbox uses any more: shared volumes, copies of workspaces, runtimes. Found, then removed if asked to.
+
+A cache may serve several gateways. Each notes in `<cache>/<root_hash>/users/` that it uses a base, and where its registry is; a base goes when no
+registry of those names it. A runtime goes when no process runs from it. A volume is asked of the engine, which knows who has it mounted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from agent_image import build
+from eos_agent.protocol import OperationError
+from eos_mcp.manager.base import BASE_LAYER
+from layerstack import durable
+
+USERS = "users"
+SETTLING_S = 3600.0
+"""So long after another gateway took a base it may not have written its record yet."""
+SHOWN = 1000
+_HASH = re.compile(r"[0-9a-f]{16,64}")
+_BUILDING = re.compile(r"\.building-(\d+)-[0-9a-f]+")
+
+
+class Item(NamedTuple):
+    """Something that nobody uses. `kind`: volume, base, runtime, or scrap (what a killed copy left); size None: not known."""
+
+    kind: str
+    name: str
+    path: str
+    size_bytes: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "name": self.name, "bytes": self.size_bytes}
+
+
+class Places(NamedTuple):
+    """The caches of bases and runtimes, and this gateway's registry."""
+
+    bases: str
+    bundles: str
+    registry: str
+
+
+class Engine(Protocol):
+    """What is asked of the Docker provider."""
+
+    def unused_volumes(self) -> list[str]:
+        """Shared volumes of this gateway's own making that no container has."""
+        ...
+
+    def remove_volume(self, name: str) -> None:
+        """Remove one that no container has. Raises OperationError, also when one has it by now."""
+        ...
+
+
+def perform(
+    places: Places, used: Iterable[str], engine: Engine | None, *, dry_run: bool, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """The result of `prune`: what could go, or what went and what did not."""
+    found = find(places.bases, places.bundles, places.registry, used)
+    warnings: list[str] = []
+    if engine is not None:
+        try:
+            found += [Item("volume", name, "", None) for name in engine.unused_volumes()]
+        except OperationError as error:
+            warnings.append(error.message)
+    gone: list[Item] = []
+    for item in found:
+        try:
+            if not dry_run:
+                progress(f"removing {item.kind} {item.name}")
+                if engine is not None and item.kind == "volume":
+                    engine.remove_volume(item.name)
+                else:
+                    remove(item)
+            gone.append(item)
+        except OperationError as error:
+            warnings.append(f"{item.kind} {item.name}: {error.message}")
+        except OSError as error:
+            warnings.append(f"{item.kind} {item.name}: {error}")
+    return {
+        "dry_run": dry_run,
+        "items": [item.to_json() for item in gone[:SHOWN]],
+        "count": len(gone),
+        "bytes": sum(item.size_bytes or 0 for item in gone),
+        "warnings": warnings[:SHOWN],
+    }
+
+
+def note_user(cache: str, root_hash: str, registry_path: str) -> None:
+    """This gateway uses that base from now on, for as long as its registry says so."""
+    folder = os.path.join(cache, root_hash, USERS)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, hashlib.sha256(os.fsencode(registry_path)).hexdigest()[:32])
+    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(registry_path)
+
+
+def find(bases: str, bundles: str, registry_path: str, used: Iterable[str]) -> list[Item]:
+    """What could go of both caches.
+
+    Args:
+        used: root hashes that this gateway's own records name. No creation of it may be under way.
+    Cost: a walk over each tree that could go, for its size.
+    """
+    return [*_bases(bases, registry_path, frozenset(used)), *_bundles(bundles), *_scrap(bases), *_scrap(bundles)]
+
+
+def remove(item: Item) -> None:
+    """All of it or nothing: the name goes first, so that nobody takes half of it for the whole.
+
+    Raises:
+        OSError: it is still there, or some of it is, as scrap for the next time.
+    """
+    aside = item.path
+    if item.kind != "scrap":
+        aside = os.path.join(os.path.dirname(item.path), f".pruned-{os.urandom(6).hex()}")
+        os.rename(item.path, aside)
+    durable.remove_tree(aside)
+
+
+def _bases(cache: str, registry_path: str, used: frozenset[str]) -> Iterator[Item]:
+    for name in _names(cache):
+        path = os.path.join(cache, name)
+        if _HASH.fullmatch(name) and name not in used and os.path.isdir(os.path.join(path, "base", BASE_LAYER)):
+            users = list(_users(path))
+            if users and not any(other != registry_path and _may_use(file, other, name) for file, other in users):
+                yield Item("base", name, path, _size(path))
+
+
+def _users(path: str) -> Iterator[tuple[str, str]]:
+    folder = os.path.join(path, USERS)
+    for name in _names(folder):
+        with contextlib.suppress(OSError), open(os.path.join(folder, name), encoding="utf-8", errors="surrogateescape") as file:
+            yield file.name, file.read()
+
+
+def _may_use(file: str, registry_path: str, root_hash: str) -> bool:
+    """Whether a gateway uses a base, or may be about to; one whose registry cannot be read does."""
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(file).st_mtime < SETTLING_S:
+            return True
+    try:
+        with open(registry_path, encoding="utf-8") as registry:
+            records: list[dict[str, Any]] = json.load(registry)["sandboxes"]
+        bases: list[dict[str, Any] | None] = [record.get("shared_base") for record in records]
+        return any(base is not None and base.get("root_hash") == root_hash for base in bases)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return True
+
+
+def _bundles(folder: str) -> Iterator[Item]:
+    """Not the one that the next creation would take."""
+    try:
+        newest = build.known(folder)
+    except build.BuildError:
+        newest = None
+    running = _running_below(folder)
+    for name in _names(folder):
+        path = os.path.join(folder, name)
+        if _HASH.fullmatch(name) and os.path.isdir(path) and name not in running and (newest is None or newest.sha != name):
+            yield Item("runtime", name, path, _size(path))
+
+
+def _running_below(folder: str) -> set[str]:
+    """Names below `folder` from which a process runs."""
+    found: set[str] = set()
+    mark = os.fsencode(os.path.join(folder, ""))
+    for pid in filter(str.isdecimal, _names("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            for word in file.read().split(b"\0"):
+                if mark in word:
+                    found.add(os.fsdecode(word.split(mark, 1)[1].split(b"/", 1)[0]))
+    return found
+
+
+def _scrap(folder: str) -> Iterator[Item]:
+    for name in _names(folder):
+        building = _BUILDING.fullmatch(name)
+        dead = building is not None and not os.path.exists(f"/proc/{building[1]}")
+        if dead or name.startswith((".torn-", ".pruned-")):
+            path = os.path.join(folder, name)
+            yield Item("scrap", name, path, _size(path))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _size(path: str) -> int:
+    """Bytes of its regular files; one with several names here counts once."""
+    total, seen, stack = 0, set[int](), [path]
+    while stack:
+        with contextlib.suppress(OSError), os.scandir(stack.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_ino not in seen:
+                        seen.add(status.st_ino)
+                        total += status.st_size
+    return total
