@@ -13,6 +13,7 @@ from layerstack.delta import change_of
 from layerstack.errors import LayerStackError
 from layerstack.lease import READER
 from layerstack.patch import PATCH_LIMIT, Patch, patch
+from layerstack.paths import check
 from layerstack.projection import Snapshot
 from layerstack.states import State, equal, fingerprint
 
@@ -118,9 +119,10 @@ def diff_versions(store: Store, old: int, new: int, *, under: str = "", start: i
     """What changed from one version to another, at and below a path.
 
     Raises:
-        NotFound: one of them cannot be opened (version_not_found).
+        NotFound: one of them cannot be opened (version_not_found). InvalidPath: `under` is no path of a tree.
     Cost: O(records of the layers that only one has), once; then that of the page.
     """
+    check(under)
     with opened(store, old) as before, opened(store, new) as after:
         paths = store.deltas.paths(before.chain, after.chain, under)
         return _page(paths, start, under, lambda path: _three(before.chain, after.chain, path))
@@ -131,8 +133,9 @@ def diff_draft(store: Store, draft_id: str, *, against: str = "base", under: str
 
     Against the head, paths that the draft changed and that the head has in the same way are left out.
     Raises:
-        NotFound: there is no such draft (draft_not_found).
+        NotFound: there is no such draft (draft_not_found). InvalidPath: `under` is no path of a tree.
     """
+    check(under)
     with _draft_opened(store, draft_id) as (base, work):
         paths = store.deltas.paths(base, work, under)
         if against == "base":

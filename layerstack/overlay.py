@@ -79,8 +79,8 @@ def check_count(lowers: int) -> None:
 
 @contextlib.contextmanager
 def _short(path: str) -> Generator[str]:
-    """`path`, or a name of it that fsconfig takes, for as long as the block runs."""
-    if len(os.fsencode(path)) <= _VALUE_MAX:
+    """`path`, or a name of it that fsconfig takes, for as long as the block runs. A backslash escapes in upperdir and workdir, not in `lowerdir+`."""
+    if len(os.fsencode(path)) <= _VALUE_MAX and "\\" not in path:
         yield path
         return
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)

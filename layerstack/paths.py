@@ -15,6 +15,10 @@ def check(path: str) -> str:
         raise InvalidPath(f"path {path!r} is absolute: paths in a tree are relative", details={"path": path})
     if "\0" in path:
         raise InvalidPath(f"path {path!r} holds a NUL byte", details={"path": path})
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise InvalidPath(f"path {path!r} holds a character that no file name can", details={"path": ascii(path)}) from None
     for name in path.split("/"):
         if name in ("", ".", ".."):
             raise InvalidPath(f"path {path!r} holds the name {name!r}", details={"path": path})

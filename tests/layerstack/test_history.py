@@ -12,7 +12,7 @@ import pytest
 from layerstack import history
 from layerstack.delta import delta
 from layerstack.durable import no_step, remove_tree
-from layerstack.errors import NotFound
+from layerstack.errors import InvalidPath, NotFound
 from layerstack.publish import Published
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 from tests.trees import read_tree
@@ -218,6 +218,11 @@ def test_long_differences_come_in_pages_and_long_patches_are_cut_between_hunks(s
         seen += [change.path for change in page.changes]
         start, pages = page.next, pages + 1
     assert seen == ["many", *(f"many/{n:03}" for n in range(450))] and pages == 3
+    for under in ("../many", "many/", "a\0b"):
+        with pytest.raises(InvalidPath):
+            history.diff_versions(stack.store, 1, 2, under=under)
+        with pytest.raises(InvalidPath):
+            history.diff_draft(stack.store, "draft-0123456789abcdef", under=under)
     long = "".join(f"{n} {'x' * 70}\n" for n in range(20_000))
     for version, text in ((3, long), (4, long.replace("x\n", "y\n", 1).replace("19999 x", "y"))):
         stack.store.update_file("long", lambda _, text=text: text.encode(), owner="o", request_id="r")  # type: ignore[misc]

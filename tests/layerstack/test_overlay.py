@@ -58,17 +58,29 @@ def test_the_legacy_mount_takes_as_many_lowers_as_the_new_one(stack: Stack) -> N
 
 @on_a_stack({"f": "base\n"})
 def test_paths_longer_than_the_kernels_option_strings_can_be_mounted(stack: Stack) -> None:
-    long = "/".join([stack.folder, *["x" * 200] * 3])
-    for name in ("upper", "work", "lower"):
-        os.makedirs(f"{long}/{name}")
-    put(f"{long}/lower/f")
-    fd = overlay.create([f"{long}/lower"], f"{long}/upper", f"{long}/work", form=stack.form)
-    os.mkdir(f"{stack.folder}/t")
-    linux.move_mount(fd, f"{stack.folder}/t")
+    mount_at(stack, "/".join([stack.folder, *["x" * 200] * 3]))
+
+
+def mount_at(stack: Stack, folder: str) -> None:
+    """An overlay whose directories lie in `folder` takes a write, and its upperdir is in use until it is gone."""
+    upper, target = f"{folder}/upper", f"{stack.folder}/t"
+    for path in (upper, f"{folder}/work", f"{folder}/lower", target):
+        os.makedirs(path)
+    put(f"{folder}/lower/f")
+    fd = overlay.create([f"{folder}/lower"], upper, f"{folder}/work", form=stack.form)
+    linux.move_mount(fd, target)
     os.close(fd)
-    put(f"{stack.folder}/t/g")
-    linux.umount(f"{stack.folder}/t")
-    assert os.listdir(f"{long}/upper") == ["g"]
+    put(f"{target}/g")
+    assert sorted(os.listdir(target)) == ["f", "g"] and overlay.is_mounted(upper)
+    linux.umount(target)
+    assert os.listdir(upper) == ["g"] and not overlay.is_mounted(upper)
+    os.rmdir(target)
+
+
+@on_a_stack({"f": "base\n"})
+def test_a_store_lies_at_a_path_of_any_bytes(stack: Stack) -> None:
+    for name in ("a,b", "c:d", "e\\f", "g\\:h\\", 'q"u', "new\nline", " sp ", os.fsdecode(b"\xff\xfe"), "lowerdir=", "%s"):
+        mount_at(stack, f"{stack.folder}/{name}")
 
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
