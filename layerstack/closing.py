@@ -89,7 +89,7 @@ def finish(store: Store) -> None:
         with store.scrap.scrap() as scrap:
             rewritten: list[tuple[str, str]] = []
             written = False
-            with durable.suppress_errno(*range(1, 134)):  # on a full disk the versions stay as they are until it is tried again
+            with durable.best_effort():  # on a full disk the versions stay as they are until it is tried again
                 new = write_anew(store, layers, squashed, store.head.version - 1, scrap)
                 durable.sync_files(store.root, [path for path, _ in new], (), followed=True)
                 rewritten, written = new, True
@@ -115,7 +115,7 @@ def reclaim(stack: Stack) -> None:
 def _remove(stack: Stack, layer_ids: Sequence[str]) -> None:
     """Best effort: what stays is named by nothing, and gc or the next open takes it."""
     folder = stack.scrap.name("replaced")
-    with durable.suppress_errno(*range(1, 134)):
+    with durable.best_effort():
         stack.step("squash.remove_layers")
         os.mkdir(folder)
         for layer_id in layer_ids:
@@ -124,7 +124,7 @@ def _remove(stack: Stack, layer_ids: Sequence[str]) -> None:
             for suffix in gc.SUFFIXES:
                 with durable.suppress_errno(errno.ENOENT):
                     os.rename(f"{stack.root}/.layer-metadata/{layer_id}{suffix}", f"{folder}/{layer_id}{suffix}")
-    with durable.suppress_errno(*range(1, 134)):
+    with durable.best_effort():
         stack.scrap.throw_away(folder)
     stack.scrap.forget(folder)
 

@@ -101,5 +101,5 @@ def _metadata_back(root: str, arrival: Arrival) -> None:
 
 def _back(new: str, old: str) -> None:
     """Undo a rename, best effort: what cannot be undone is found at the next open."""
-    with durable.suppress_errno(*range(1, 134)):
+    with durable.best_effort():
         os.rename(new, old)

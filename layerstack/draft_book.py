@@ -13,9 +13,10 @@ from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.lease import READER, Lease
 from layerstack.manifest import LayerId, Manifest, reference
+from layerstack.memory_tree import MemoryTree
 from layerstack.publish import Preview, preview
 from layerstack.quota import holders
-from layerstack.tree import DiskTree, MemoryTree
+from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -55,7 +56,7 @@ class DraftBook:
         with store.lock:
             ids = store.layer_ids_at(draft.base_version)
             if draft.layer_ids != ids:
-                with durable.suppress_errno(*range(1, 134)):
+                with durable.best_effort():
                     drafts.rewrite(store, draft, ids)
                     return
             self.hold(draft)
@@ -99,7 +100,7 @@ class DraftBook:
 
     def consume(self, draft_id: str) -> None:
         """Its work was published with a session that stood on it: it goes with the last session that uses it, or at the next open."""
-        with self._store.lock, durable.suppress_errno(*range(1, 134)):
+        with self._store.lock, durable.best_effort():
             if self._users.get(draft_id):
                 self._consumed.add(draft_id)
             elif os.path.isdir(drafts.folder_of(self._store, draft_id)):
@@ -137,7 +138,7 @@ class DraftBook:
             self._users.pop(draft_id, None)
             if draft_id in self._consumed:
                 self._consumed.discard(draft_id)
-                with durable.suppress_errno(*range(1, 134)):
+                with durable.best_effort():
                     self._remove(draft_id)
 
     def _remove(self, draft_id: str) -> None:

@@ -105,7 +105,7 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
             durable.rename_new(f"{folder}/layer", tree.root)
             raise
     except BaseException:
-        with durable.suppress_errno(*range(1, 134)):
+        with durable.best_effort():
             if os.path.lexists(f"{folder}/layer"):  # the only copy of the work: it could not be put back, and is a draft from now on
                 store.draft_book.adopt(draft)
             else:

@@ -232,6 +232,14 @@ def suppress_errno(*codes: int) -> Generator[None]:
             raise
 
 
+def best_effort() -> contextlib.AbstractContextManager[None]:
+    """For what is done again later, by gc or the next open, or undone after an error that counts more: whatever the kernel refuses is no error.
+
+    An OSError without an errno of the kernel's is a bug, and passes.
+    """
+    return suppress_errno(*range(1, 134))
+
+
 def remove_tree(path: str) -> None:
     """Delete what is at `path`, through no symlink and no mount; absent is fine. Directories of mode 000 are opened up on the way.
 

@@ -5,6 +5,7 @@ pins/<version>.json: version, agent, request_id, created_unix_ms. Which layers i
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -95,7 +96,7 @@ class Pins:
                     durable.fsync_dir(store.root)
                 documents.write(f"{self._folder}/{version}.json", pin._asdict(), step=store.step, name="pin")
             except BaseException:
-                with durable.suppress_errno(*range(1, 134)):
+                with durable.best_effort():
                     os.unlink(f"{self._folder}/{version}.json")
                 if os.path.lexists(f"{self._folder}/{version}.json"):
                     self.unsynced = True
@@ -117,7 +118,7 @@ class Pins:
             if version not in self._held and path not in store.damaged:
                 return False
             store.step("unpin.unlink")
-            with durable.suppress_errno(2):
+            with durable.suppress_errno(errno.ENOENT):
                 os.unlink(path)
             store.step("unpin.fsync_dir")
             self.unsynced = True

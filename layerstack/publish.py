@@ -23,12 +23,13 @@ from layerstack.errors import LayerStackError, PublishRejected
 from layerstack.index import Layer
 from layerstack.index_file import Indexed, build, checksum, dump, known_digests
 from layerstack.manifest import Manifest, published_id
+from layerstack.memory_tree import MemoryTree
 from layerstack.paths import parent as parent_of
 from layerstack.quota import holders, size_of
 from layerstack.resolve import Edit, Ignored, Plan, plan
 from layerstack.staging import Names
 from layerstack.states import DIRECTORY, FILE, WHITEOUT
-from layerstack.tree import DiskTree, MemoryTree, Tree, clone
+from layerstack.tree import DiskTree, Tree, clone
 
 if TYPE_CHECKING:
     from layerstack.store import Store

@@ -116,7 +116,7 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
         if body is None:
             continue
         if body["token"] in done:
-            with durable.suppress_errno(*range(1, 134)):
+            with durable.best_effort():
                 store.scrap.throw_away(folder)  # published, or a draft already: the crash came between that and this
             continue
         body["layers"] = store.layer_ids_at(body["base_version"])  # a squash may have replaced those that it was opened on

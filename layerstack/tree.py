@@ -1,4 +1,4 @@
-"""A layer tree that can be read and rewritten: on disk, or in memory over files that are somebody else's.
+"""A layer tree that can be read and rewritten: what that takes, and the one on disk.
 
 Sealing, merging and folding are written once against `Tree`. A publish runs them on a `DiskTree`, a preview on a `MemoryTree` over the
 live upper, which it never touches: so both decide the same.
@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from layerstack.durable import Step, no_step, remove_tree, suppress_errno
+from layerstack.durable import Step, best_effort, no_step, remove_tree
 from layerstack.form import Form
 from layerstack.paths import join
-from layerstack.paths import parent as parent_of
 from layerstack.states import (
     DIRECTORY,
     FILE,
@@ -47,22 +46,54 @@ class Tree(Protocol):
 
     form: Form
 
-    def scan(self, path: str) -> list[Child]: ...
-    def state(self, path: str) -> State: ...
-    def opaque(self, path: str) -> bool: ...
-    def foreign(self, path: str) -> list[str] | None: ...
-    def redirect(self, path: str) -> str | None: ...
-    def put(self, path: str, state: State, *, times: bool = True) -> None: ...
-    def whiteout(self, path: str) -> None: ...
+    def scan(self, path: str) -> list[Child]:
+        """What is in a directory of this layer alone, in order of the names."""
+        ...
+
+    def state(self, path: str) -> State:
+        """The entry at the path, which is there."""
+        ...
+
+    def opaque(self, path: str) -> bool:
+        """Does the directory hide what is below it?"""
+        ...
+
+    def foreign(self, path: str) -> list[str] | None:
+        """In a directory marked for them, the names of whiteouts that are plain files; None in any other."""
+        ...
+
+    def redirect(self, path: str) -> str | None:
+        """Where the kernel looks for the lower content of a directory that was renamed; None for any other."""
+        ...
+
+    def put(self, path: str, state: State, *, times: bool = True) -> None:
+        """A new entry where nothing is: a directory alone, a file by a hard link where that may be, else by a copy."""
+        ...
+
+    def whiteout(self, path: str) -> None:
+        """A whiteout, in the place of whatever but a directory is there."""
+        ...
+
     def mark_opaque(self, path: str) -> None: ...
     def unmark_opaque(self, path: str) -> None: ...
     def unmark_redirect(self, path: str) -> None: ...
     def unlink(self, path: str) -> None: ...
     def rmdir(self, path: str) -> None: ...
-    def remove(self, path: str) -> None: ...
-    def replace(self, path: str, state: State, *, times: bool = True) -> None: ...
-    def set_attributes(self, path: str, state: State) -> None: ...
-    def set_times(self, path: str, times: tuple[int, int]) -> None: ...
+    def remove(self, path: str) -> None:
+        """Take away whatever is there, with all below it."""
+        ...
+
+    def replace(self, path: str, state: State, *, times: bool = True) -> None:
+        """A new inode in the place of whatever is there; the old one may be shared with a published layer."""
+        ...
+
+    def set_attributes(self, path: str, state: State) -> None:
+        """Mode, owner and xattrs of a directory: its inode is this tree's own."""
+        ...
+
+    def set_times(self, path: str, times: tuple[int, int]) -> None:
+        """Access and modification time, in ns."""
+        ...
 
 
 class DiskTree:
@@ -99,7 +130,6 @@ class DiskTree:
         return is_opaque(self.full(path), self.form)
 
     def foreign(self, path: str) -> list[str] | None:
-        """In a directory marked for them, the names of whiteouts that are plain files; None in any other."""
         if not has_plain_file_whiteouts(self.full(path), self.form):
             return None
         return [name for name, kind in self.scan(path) if kind == FILE and self.state(join(path, name)).hides]
@@ -178,7 +208,6 @@ class DiskTree:
         remove_tree(self.full(path))
 
     def replace(self, path: str, state: State, *, times: bool = True) -> None:
-        """A new inode in the place of whatever is there; the old one may be shared with a published layer."""
         self.step("seal.replace")
         self._copies.clear()
         full = self.full(path)
@@ -192,7 +221,6 @@ class DiskTree:
         self._placed(path, lambda part: None if link(part, state) else write_copy(part, state, times=times))
 
     def set_attributes(self, path: str, state: State) -> None:
-        """Of a directory: its inode is this tree's own."""
         self.step("seal.attributes")
         full = self.full(path)
         set_xattrs(full, state.xattrs, self.form)
@@ -200,112 +228,6 @@ class DiskTree:
 
     def set_times(self, path: str, times: tuple[int, int]) -> None:
         set_times(self.full(path), times)
-
-
-class _Node:
-    __slots__ = ("children", "foreign", "opaque", "redirect", "state")
-
-    def __init__(self, state: State | None, *, opaque: bool = False, redirect: str | None = None) -> None:
-        self.state = state  # None: a whiteout, or a special file
-        self.opaque, self.redirect = opaque, redirect
-        self.foreign: list[str] | None = None
-        self.children: dict[str, tuple[str, _Node]] | None = None
-
-
-class MemoryTree:
-    """A tree of names over files on disk; changing it changes no file."""
-
-    def __init__(self, root: State, form: Form) -> None:
-        self.form = form
-        self._root = _Node(root)
-        self._root.children = {}
-
-    @classmethod
-    def load(cls, source: DiskTree) -> MemoryTree:
-        """The tree at `source` as it is now, by reading alone: one lstat per entry, two getxattr per directory.
-
-        Of a live upper the files may not be linked from anywhere: a hard link changes what the session sees.
-        """
-        tree = cls(source.state(""), source.form)
-
-        def fill(path: str, node: _Node) -> None:
-            node.opaque, node.redirect, node.foreign = source.opaque(path), source.redirect(path), source.foreign(path)
-            node.children = {}
-            for name, kind in source.scan(path):
-                child = join(path, name)
-                if kind in (WHITEOUT, SPECIAL):
-                    node.children[name] = (kind, _Node(None))
-                    continue
-                inner = _Node(source.state(child))
-                node.children[name] = (kind, inner)
-                if kind == DIRECTORY:
-                    fill(child, inner)
-
-        fill("", tree._root)
-        return tree
-
-    def _node(self, path: str) -> _Node:
-        node = self._root
-        if path:
-            for name in path.split("/"):
-                assert node.children is not None
-                node = node.children[name][1]
-        return node
-
-    def _children(self, path: str) -> dict[str, tuple[str, _Node]]:
-        children = self._node(path).children
-        assert children is not None
-        return children
-
-    def scan(self, path: str) -> list[Child]:
-        return sorted(Child(name, kind) for name, (kind, _) in self._children(path).items())
-
-    def state(self, path: str) -> State:
-        state = self._node(path).state
-        assert state is not None
-        return state
-
-    def opaque(self, path: str) -> bool:
-        return self._node(path).opaque
-
-    def foreign(self, path: str) -> list[str] | None:
-        return self._node(path).foreign
-
-    def redirect(self, path: str) -> str | None:
-        return self._node(path).redirect
-
-    def put(self, path: str, state: State, *, times: bool = True) -> None:
-        node = _Node(state)
-        if state.kind == DIRECTORY:
-            node.children = {}
-        self._children(parent_of(path))[path.rpartition("/")[2]] = (state.kind, node)
-
-    def whiteout(self, path: str) -> None:
-        self._children(parent_of(path))[path.rpartition("/")[2]] = (WHITEOUT, _Node(None))
-
-    def mark_opaque(self, path: str) -> None:
-        self._node(path).opaque = True
-
-    def unmark_opaque(self, path: str) -> None:
-        self._node(path).opaque, self._node(path).foreign = False, None
-
-    def unmark_redirect(self, path: str) -> None:
-        self._node(path).redirect = None
-
-    def unlink(self, path: str) -> None:
-        del self._children(parent_of(path))[path.rpartition("/")[2]]
-
-    rmdir = unlink
-    remove = unlink
-
-    def replace(self, path: str, state: State, *, times: bool = True) -> None:
-        self.put(path, state, times=times)
-
-    def set_attributes(self, path: str, state: State) -> None:
-        self._node(path).state = state
-
-    def set_times(self, path: str, times: tuple[int, int]) -> None:
-        pass
 
 
 def clone(source: DiskTree, target: DiskTree) -> None:
@@ -336,5 +258,5 @@ def clone(source: DiskTree, target: DiskTree) -> None:
 
 def discard(path: str) -> None:
     """Best-effort removal of scrap; what stays is swept at the next open."""
-    with suppress_errno(*range(1, 134)):
+    with best_effort():
         remove_tree(path)

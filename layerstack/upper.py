@@ -24,11 +24,12 @@ from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.lease import Lease
 from layerstack.manifest import LayerId
+from layerstack.memory_tree import MemoryTree
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
 from layerstack.quota import holders
 from layerstack.states import make_directory
-from layerstack.tree import DiskTree, MemoryTree
+from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
     from layerstack.manifest import Manifest
@@ -167,7 +168,7 @@ class Upper:
             try:
                 published = store.quota.with_room(lambda: self._publish(author))
             except PublishRejected:
-                with durable.suppress_errno(*range(1, 134)):  # what fails here is tried again by `mount`
+                with durable.best_effort():  # what fails here is tried again by `mount`
                     self._set_aside()
                 raise
             except CommitUnsynced as error:
@@ -320,7 +321,7 @@ class Upper:
     def _end(self) -> None:
         self._ended = True
         store = self._store
-        with durable.suppress_errno(*range(1, 134)):  # a folder that cannot be moved away is looked at by the next open
+        with durable.best_effort():  # a folder that cannot be moved away is looked at by the next open
             store.step("session.end")
             store.scrap.throw_away(self.directory)
         store.release(self._lease)

@@ -18,6 +18,7 @@ from layerstack import (
     index,
     lease,
     linux,
+    memory_tree,
     merge,
     opening,
     pins,
@@ -180,7 +181,7 @@ def marks_stay_on_new_directories() -> None:
         replace(kind, "unmark_opaque", unmark)
 
     spare(tree.DiskTree)
-    spare(tree.MemoryTree)
+    spare(memory_tree.MemoryTree)
     replace(resolve._Merge, "bring_below", nothing)
 
 

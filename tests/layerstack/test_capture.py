@@ -7,7 +7,8 @@ import shutil
 
 from layerstack.capture import seal
 from layerstack.index_file import build
-from layerstack.tree import DiskTree, MemoryTree
+from layerstack.memory_tree import MemoryTree
+from layerstack.tree import DiskTree
 from layerstack.whiteout import is_opaque, is_whiteout
 from tests.layerstack.stack import Session, Stack, on_a_stack, put
 
