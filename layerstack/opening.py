@@ -23,7 +23,8 @@ _NO_VERDICT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, step: Step) -> None:
     """See `Store.create`."""
-    inner, outer = os.path.realpath(root) + "/", os.path.realpath(workspace_root) + "/"
+    root = os.path.realpath(root)
+    inner, outer = root + "/", os.path.realpath(workspace_root) + "/"
     if inner.startswith(outer) or outer.startswith(inner):
         details = {"store": root, "workspace_root": workspace_root}
         raise Invalid(f"{root} and its workspace {workspace_root} lie inside one another", reason="store_in_workspace", details=details)

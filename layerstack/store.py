@@ -87,6 +87,7 @@ class Store(Stack):
                 What only a session, a draft, a pin or an earlier version needs is set apart: see `damaged`.
             Unsupported: the store has the other form of xattrs than this process can use.
         """
+        root = os.path.realpath(root)  # the way to it may change while it is open: a symlink, the working directory
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 4 * PATH_DEPTH_MAX))
         fd = opening.lock(root)
         try:

@@ -14,6 +14,7 @@ import pytest
 from layerstack import linux
 from layerstack.errors import Invalid, NotAFile, NotFound, StoreBusy, StoreCorrupt, Unsupported
 from layerstack.form import TRUSTED, USER
+from layerstack.fsck import check
 from layerstack.store import Store
 from tests import children
 from tests.layerstack.stack import Stack, get, on_a_stack, put
@@ -65,6 +66,30 @@ def test_create_again_is_nothing_and_create_over_another_store_is_refused(stack:
     with pytest.raises(Invalid) as caught:
         Store.create(stack.root, workspace_root="/elsewhere", base_root_hash="0" * 64, form=other)
     assert caught.value.reason == "store_exists" and "form" in str(caught.value) and "workspace_root" in str(caught.value)
+
+
+@on_a_stack({**BASE})
+def test_a_store_is_reached_by_a_symlink_or_from_the_working_directory_and_stays_where_it_is(stack: Stack) -> None:
+    stack.store.close()
+    new = f"{stack.folder}/new"
+    os.makedirs(f"{new}/base/B000001-base")
+    os.chdir(stack.folder)
+    os.symlink(stack.root, "link")
+    os.symlink(new, "link-to-new")
+    Store.create("link-to-new", workspace_root="/workspace", base_root_hash="0" * 64, form=stack.form)
+    for root, place in (("link", stack.root), ("link-to-new/", new), ("./new/.", new)):
+        os.chdir(stack.folder)
+        stack.store = Store.open(root)
+        os.chdir("/")
+        stack.store.pins.pin(1)
+        session = stack.session()
+        put(session.at("x"), root)
+        assert not session.publish().no_op and stack.store.root == place
+        stack.store.close()
+        os.chdir(stack.folder)
+        assert list(check(root)) == []
+    os.chdir("/")
+    stack.store = Store.open(stack.root)
 
 
 @on_a_stack({**BASE})
