@@ -70,7 +70,9 @@ async def findings(host: Host, token: Callable[[], str], image: str, workspace: 
             of_machine.bind("\0" + abstract)
             of_machine.listen()
             said = await _other(host, sandbox_id, token(), abstract, python)
+            before = _published(sandbox_id)
             found = {kind: await _tried(host, sandbox_id, kind, said, python) for kind in KINDS}
+            assert _published(sandbox_id) == before, "the base or a layer was changed"
             assert await host.run(sandbox_id, "echo still here", workspace_session_id=said["other_id"], tty=False) == "still here"
             return found
     finally:
@@ -118,10 +120,22 @@ async def _other(host: Host, sandbox_id: str, token: str, abstract: str, python:
         names = ["upper", "base_file", "bundle", "token", "agent_socket", "store"]
         there = [*(str(place[name]) for name in names), f"{store}/manifest.json", f"{store}/layers"]
         seen = container.exec_run(["ls", "-d", *there])
-        assert seen.exit_code == 0, f"what nobody shall reach is not where it is looked for: {seen.output}"
+        assert seen.exit_code == 0, f"what nobody shall reach is not where it is looked for: {seen.output!r}"
     finally:
         client.close()
     return {**place, "other_pid": int(pid)}
+
+
+def _published(sandbox_id: str) -> str:
+    """Attributes and content of every file of the base and of the layers, as root of the container sees them."""
+    client = docker.from_env()
+    try:
+        look = "cd /eos/layer-stack && find base layers | sort | xargs ls -ld && find base layers -type f | sort | xargs sha256sum"
+        done = client.containers.get(sandbox_id).exec_run(["sh", "-c", look])
+        assert done.exit_code == 0 and b"/attacks" in done.output, done.output
+        return str(done.output)
+    finally:
+        client.close()
 
 
 async def _tried(host: Host, sandbox_id: str, kind: str, said: dict[str, Any], python: bool) -> list[dict[str, str]]:
@@ -140,7 +154,9 @@ async def _tried(host: Host, sandbox_id: str, kind: str, said: dict[str, Any], p
 
 
 @pytest.mark.parametrize("name", ["debian", "busybox"])
-def test_no_row_of_the_table_gets_out_of_a_session_of_a_container(place: Place, image: Callable[[str], str], name: str) -> None:
+def test_m14_no_row_of_the_table_gets_out_of_a_session_of_a_container_or_changes_the_base(
+    place: Place, image: Callable[[str], str], name: str
+) -> None:
     carry(place.workspace)
     python = name == "debian"
 
