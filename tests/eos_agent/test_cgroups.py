@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 
 from eos_agent import cgroups
+from eos_agent.processes import Marks
+from eos_agent.session_group import SessionGroup
 from tests import children
 from tests.cgroup_tree import folders_of, paths_of, wait_until_gone
 from tests.processes import ended
@@ -313,3 +317,90 @@ def test_a_full_session_refuses_the_next_command_by_name(limited: Callable[..., 
             break
         assert time.monotonic() < end
     cancel(agent, bomb)
+
+
+def mounted_second_version() -> Path | None:
+    """Where an ordinary user finds version 2."""
+    found = [Path(path) for path in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified") if os.path.exists(f"{path}/cgroup.controllers")]
+    return found[0] if found else None
+
+
+@pytest.mark.needs("uid")
+def test_an_ordinary_user_has_what_was_delegated_to_it(start_agent: Callable[..., Agent]) -> None:
+    mounted = mounted_second_version()
+    if mounted is None:
+        pytest.skip("cgroups of version 2 are mounted nowhere")
+    agent = start_agent(uid=children.ORDINARY_UID)
+    agent.stop()
+    own = mounted / paths_of(os.getpid())[""].lstrip("/")
+    delegated = own / f"eos-delegated-{os.path.basename(agent.folder)}"
+    delegated.mkdir()
+    try:
+        for name in (".", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"):
+            os.chown(delegated / name, children.ORDINARY_UID, children.ORDINARY_UID)
+        (delegated / "cgroup.procs").write_text(str(os.getpid()))  # what we start is in it
+        try:
+            agent.start()
+        finally:
+            (own / "cgroup.procs").write_text(str(os.getpid()))
+        session = agent.session()
+        (workspace,) = agent.call("topology")["topology"]["workspaces"]
+        assert f"/{delegated.name}/{name_of(agent)}." in workspace["cgroup_path"] == paths_of(workspace["holder_pid"])[""]
+        command = agent.run("sleep 1000 & kill -STOP $!; echo stopped; exec sleep 1001", session, tty=False, yield_time_ms=0)
+        waited(agent, command, "stopped")
+        agent.call("preview_publish", workspace_session_id=session)
+        assert agent.run("grep -l '^State:.T' /proc/[0-9]*/status | wc -l", session, tty=False)["output"].strip() == "1"
+        assert agent.stop() == 0
+        assert folders_of(name_of(agent)) == []
+    finally:
+        agent.close()
+        delegated.rmdir()
+
+
+def test_what_is_frozen_moves_only_when_all_have_thawed_it_and_a_command_is_killed_by_its_mark(tmp_path: Path) -> None:
+    groups = cgroups.open_groups("eos-unit", str(tmp_path), None)
+    leaf = groups.make()
+    pids: list[int] = []
+    readers: list[int] = []
+    limits = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    marks = [Marks().take(), 0]
+    resource.setrlimit(resource.RLIMIT_MSGQUEUE, limits)
+    for mark in marks:
+        readable, writable = os.pipe()
+        pid = children.fork()
+        if pid == 0:
+            groups.join(leaf)
+            resource.setrlimit(resource.RLIMIT_MSGQUEUE, (mark, limits[1]))
+            while True:
+                os.write(writable, b"x")
+        os.close(writable)
+        assert os.read(readable, 1) == b"x"
+        pids.append(pid)
+        readers.append(readable)
+
+    def stands_still() -> bool:
+        assert groups.unified is not None
+        return "frozen 1" in cgroups.read(groups.unified.fd, f"{leaf}/cgroup.events")
+
+    async def scenario() -> None:
+        group = SessionGroup(groups, leaf)
+        await group.freeze()
+        await group.freeze()
+        group.thaw()
+        assert group.frozen and stands_still()
+        for pid in pids:
+            assert os.waitpid(pid, os.WNOHANG | os.WUNTRACED) == (0, 0)  # no signal stopped it
+        assert await group.kill_command(marks[0], 0) == 1
+        assert os.waitpid(pids[0], 0)[1] == signal.SIGKILL  # it dies while the other stands still
+        assert group.frozen and stands_still()
+        group.thaw()
+        assert not group.frozen and os.read(readers[1], 1) == b"x"
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        groups.close()  # kills what is left
+        assert os.waitpid(pids[1], 0)[1] == signal.SIGKILL
+        for reader in readers:
+            os.close(reader)
+    assert folders_of(cgroups.folder_name("eos-unit", str(tmp_path))) == []
