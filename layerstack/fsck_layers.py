@@ -190,7 +190,7 @@ def base(look: Look) -> Iterator[Damage | None]:
         return
     told: list[Damage] = []
     blind: list[str] = []
-    looking = fsck_base.tree_hash(path, lambda error: _base_failed(look, error, told, blind))
+    looking = fsck_base.tree_hash(os.path.realpath(path), lambda error: _base_failed(look, error, told, blind))
     found: str | None = None
     while True:
         try:
@@ -212,8 +212,8 @@ def base(look: Look) -> Iterator[Damage | None]:
 
 
 def _base_failed(look: Look, error: OSError, told: list[Damage], blind: list[str]) -> None:
-    name = os.path.relpath(os.fsdecode(error.filename or ""), look.base_dir)
+    name = os.path.relpath(os.fsdecode(error.filename or ""), os.path.realpath(f"{look.base_dir}/{BASE_ID}"))
     if error.errno in (errno.EACCES, errno.EPERM):
         blind.append(name)
     else:
-        told.append(Damage(f"base/{name}", f"cannot be read: {error.strerror}", "reading it"))
+        told.append(Damage(f"base/{BASE_ID}/{name}", f"cannot be read: {error.strerror}", "reading it"))

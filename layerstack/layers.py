@@ -71,9 +71,11 @@ class Layers:
         path = f"{self._root}/{reference(layer_id).path}"
         if not os.path.isdir(path):
             raise StoreCorrupt(f"{path}: missing", details={"file": path, "layer_id": layer_id})
-        tree = DiskTree(path, self._form, linkable=layer_id != BASE_ID)
         if layer_id == BASE_ID:
-            return base_layer(tree)
+            return base_layer(DiskTree(os.path.realpath(path), self._form, linkable=False))  # its root is a state, and no symlink to one
+        if os.path.islink(path):
+            raise StoreCorrupt(f"{path}: is a symlink", details={"file": path, "layer_id": layer_id})
+        tree = DiskTree(path, self._form)
         stem = f"{self._root}/.layer-metadata/{layer_id}"
         about = documents.read(f"{stem}.json")
         squashed = layer_id.startswith("S")

@@ -417,6 +417,9 @@ def test_the_base_is_compared_with_the_hash_that_the_store_was_made_with_when_th
             documents.write(file, {**documents.read(file), "base_root_hash": end.value})
             break
     assert list(check(stack.root, base=True)) == []
+    os.rename(stack.base, f"{stack.folder}/elsewhere")
+    os.symlink(f"{stack.folder}/elsewhere", stack.base)
+    assert list(check(stack.root, base=True)) == []
     os.chmod(f"{stack.base}/d/g", 0o600)
     assert list(found(stack.root, base=True)) == ["base/B000001-base"] and found(stack.root) == {}
     os.chmod(f"{stack.base}/d/g", 0o644)

@@ -93,6 +93,33 @@ def test_a_store_is_reached_by_a_symlink_or_from_the_working_directory_and_stays
 
 
 @on_a_stack({**BASE})
+def test_a_base_that_is_a_symlink_is_the_tree_behind_it_and_a_layer_that_is_one_is_damaged(stack: Stack) -> None:
+    stack.store.close()
+    os.chmod(stack.base, 0o751)
+    os.rename(stack.base, f"{stack.folder}/elsewhere")
+    os.symlink(f"{stack.folder}/elsewhere", stack.base)
+    stack.store = Store.open(stack.root)
+    before = stack.tree()
+    assert before[""].meta[0] == 0o751
+    assert stack.session().publish().no_op
+    session = stack.session()
+    put(session.at("x"))
+    layer = f"{stack.root}/layers/{session.publish().layer_id}"
+    assert stack.mode("") == 0o751 and stack.mode("x") == 0o644
+    stack.store.rollback(1, owner="o", request_id="r")
+    assert stack.tree() == before
+    stack.store.close()
+    os.rename(layer, f"{stack.folder}/layer")
+    os.symlink(f"{stack.folder}/layer", layer)
+    with pytest.raises(StoreCorrupt) as caught:
+        Store.open(stack.root)
+    assert caught.value.details["file"] == layer and layer.removeprefix(f"{stack.root}/") in {one.file for one in check(stack.root)}
+    os.unlink(layer)
+    os.rename(f"{stack.folder}/layer", layer)
+    stack.store = Store.open(stack.root)
+
+
+@on_a_stack({**BASE})
 def test_a_second_process_is_refused_until_the_first_closes(stack: Stack) -> None:
     with pytest.raises(StoreBusy):
         Store.open(stack.root)
