@@ -165,7 +165,7 @@ class Container(Sandbox):
 
     def agent(self) -> int:
         first = int(docker("inspect", "--format", "{{.State.Pid}}", self.id))
-        return min(pid for pid in descendants(first) if b"sandbox-daemon\0serve\0" in cmdline(pid))
+        return next(pid for pid in descendants(first) if b"sandbox-daemon\0serve\0" in cmdline(pid))  # a parent comes before its children
 
     def restart(self) -> None:
         docker("restart", "-t", "5", self.id)
