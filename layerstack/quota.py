@@ -1,7 +1,8 @@
 """What a store may hold: bytes and layers of published work, and the chain that the kernel mounts. Checked before anything is written.
 
 Used bytes are those of the published layers above the base that the head and leases (sessions, drafts, pins, exports) keep: sizes of regular
-files as the layers' metadata tell them, several names of one file once. Nothing is walked. Drafts, seals and live sessions are not counted
+files as the layers' metadata tell them, several names of one file once. Nothing is walked. It errs on the strict side: of files that a session
+moved within its mount nobody knows in which layer they lay, and they count twice until a squash folds both. Drafts, seals and live sessions are not counted
 and never refused: work that a quota refuses stays where it is.
 
 With `fold_at` the head is folded when it has grown too long, before it is refused: between that and the limit only where it pays.
