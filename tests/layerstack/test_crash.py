@@ -97,13 +97,16 @@ def intact() -> None:
     """The library as it is."""
 
 
-def kill_everywhere(form: str, folder: str, stride: int, *, every: int = 1, broken_by: Callable[[], None] = intact) -> list[str]:
+def kill_everywhere(
+    form: str, folder: str, stride: int, *, every: int = 1, broken_by: Callable[[], None] = intact, all_of_them: bool = True
+) -> list[str]:
     """Runs the history once for each chosen act, killed there, and once to its end; checks what is left. Returns the names of the acts.
 
     Runs in a child that may mount; the store lies in memory, since a killed process loses nothing of the page cache anyway.
     Args:
         every: only every so many of the chosen acts.
         broken_by: breaks the library in the processes that are killed; those that record and check have it whole.
+        all_of_them: go on to the end, and tell all that are broken; else the first one ends it.
     """
     linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
 
@@ -124,6 +127,8 @@ def kill_everywhere(form: str, folder: str, stride: int, *, every: int = 1, brok
             scenario.check(places, journal.read(), recorded.expected)
         except Exception as error:
             broken.append(f"killed before act {number}, {names[number]}: {type(error).__name__}: {error}")
+            if not all_of_them:
+                break
     assert not broken, f"{len(broken)} of {len(recorded.acts)} acts:\n" + "\n".join(broken[:12])
     return recorded.acts
 

@@ -83,7 +83,7 @@ def test_a_plain_history_notices_a_squash_that_drops_opaque_marks() -> None:
 def test_the_power_cut_notices_a_layer_that_is_renamed_before_it_is_synced(short_dir: str) -> None:
     def find() -> None:
         faults.rename_before_sync()
-        test_power_cut.cut_everywhere(short_dir, steps=lambda name: name == faults.TOO_LATE)
+        test_power_cut.cut_everywhere(short_dir, steps=lambda name: name == faults.TOO_LATE, all_of_them=False)
 
     with pytest.raises(children.ChildFailed) as found:
         children.call("trusted", find)
@@ -94,7 +94,7 @@ def test_the_power_cut_notices_a_layer_that_is_renamed_before_it_is_synced(short
 @pytest.mark.parametrize("name", faults.FOR_THE_KILL_HARNESS)
 def test_the_kill_harness_notices_a_rename_that_is_left_out(short_dir: str, name: str) -> None:
     def find() -> None:
-        test_crash.kill_everywhere("trusted", short_dir, 10_000, every=8, broken_by=faults.FOR_THE_KILL_HARNESS[name])
+        test_crash.kill_everywhere("trusted", short_dir, 10_000, every=8, broken_by=faults.FOR_THE_KILL_HARNESS[name], all_of_them=False)
 
     with pytest.raises(children.ChildFailed) as found:
         children.call("trusted", find)
@@ -106,7 +106,7 @@ def test_the_kill_harness_notices_a_rename_that_is_left_out(short_dir: str, name
 def test_the_power_cut_notices_a_sync_that_is_left_out(short_dir: str, name: str) -> None:
     def find() -> None:
         faults.FOR_THE_POWER_CUT[name]()
-        test_power_cut.cut_everywhere(short_dir, steps=test_power_cut.none)
+        test_power_cut.cut_everywhere(short_dir, steps=test_power_cut.none, all_of_them=False)
 
     with pytest.raises(children.ChildFailed) as found:
         children.call("trusted", find)

@@ -148,7 +148,7 @@ def trees(draw: st.DrawFn) -> dict[str, bytes | None]:
     return whole(tree)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(trees())
 @example({".gitignore": b"*.c\n!foo\n", "foo": None, "foo/x.c": b""})
 @example({".gitignore": b"build/\n!build/keep\n", "build": None, "build/keep": b""})
