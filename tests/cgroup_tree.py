@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from eos_agent import cgroups
+from eos_agent import cgroups, hierarchies
 
 WAIT_S = 30
 
 
-def hierarchies() -> list[str]:
+def limiting() -> list[str]:
     """Those that sessions have leaves in: the ones with a limit, and version 2 ("")."""
     with open("/proc/self/cgroup") as file:
         names = [line.split(":")[1] for line in file]
@@ -22,8 +22,8 @@ def hierarchies() -> list[str]:
 def folders_of(text: str) -> list[str]:
     """`hierarchy:path` of every cgroup whose path holds `text`, outermost first."""
     found: list[str] = []
-    for hierarchy in hierarchies():
-        root = cgroups.root_of(hierarchy)
+    for hierarchy in limiting():
+        root = hierarchies.root_of(hierarchy)
         try:
             found += [f"{hierarchy}:{path}" for path in _below(root, ".") if text in path]
         finally:

@@ -16,12 +16,11 @@ import hashlib
 import json
 import os
 import secrets
-import signal
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from layerstack import durable, linux
+from eos_agent.hierarchies import descend, memberships, name_of, read, remove_tree, root_of, write
+from layerstack import durable
 
 CONTROLLERS = ("memory", "pids", "cpu")
 APPLIED, UNPROFILED, UNSUPPORTED, NOT_CONFIGURED = "applied", "available_unprofiled", "unsupported", "not_configured"
@@ -29,8 +28,6 @@ OWN_PIDS = 8
 """What a session may have beyond its limit of processes: its pid 1 and the helpers of file operations."""
 CONTROL_LEAF = "eos-control"
 PERIOD_US = 100_000
-REMOVE_S = 2.0
-_MOUNTED = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 
 class Limits(NamedTuple):
@@ -168,7 +165,7 @@ def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none:
     name = f"{folder_name(sandbox_id, store)}.{secrets.token_hex(4)}"
     missing: dict[str, str] = {}
     parts: list[Part] = []
-    ours = _memberships()
+    ours = memberships()
     wants = CONTROLLERS if wanted is not None else ()
     for hierarchy, own in ours.items():
         controllers = tuple(c for c in wants if c in hierarchy.split(","))
@@ -179,7 +176,7 @@ def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none:
         except OSError as error:
             elsewhere = {name for known in ours for name in known.split(",")}
             refused = controllers or [c for c in wants if c not in elsewhere]
-            missing.update(dict.fromkeys(refused, f"{error.strerror} ({_where(hierarchy)})"))
+            missing.update(dict.fromkeys(refused, f"{error.strerror} ({name_of(hierarchy)})"))
     if wanted is None:
         state = (UNPROFILED if why_none is None else NOT_CONFIGURED) if parts else UNSUPPORTED
         reason = why_none or "no limits are configured for this sandbox"
@@ -190,14 +187,6 @@ def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none:
     groups = Groups(parts, wanted, UNSUPPORTED, None)
     _apply(groups, wanted, missing)
     return groups
-
-
-def folder_name(sandbox_id: str, store: str) -> str:
-    return f"{sandbox_id[:80]}-{hashlib.sha256(os.fsencode(store)).hexdigest()[:8]}"
-
-
-def _where(hierarchy: str) -> str:
-    return f"cgroup v1 {hierarchy}" if hierarchy else "cgroup v2"
 
 
 def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
@@ -214,7 +203,7 @@ def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
                     os.rmdir("try", dir_fd=part.fd)
                 good.append(controller)
             except OSError as error:
-                missing[controller] = f"{error.strerror} ({_where(part.hierarchy)})"
+                missing[controller] = f"{error.strerror} ({name_of(part.hierarchy)})"
         groups.parts[number] = part._replace(controllers=tuple(good))
     held = {controller: part for part in groups.parts for controller in part.controllers}
     session = wanted.session
@@ -250,44 +239,6 @@ def _limit(part: Part, controller: str, leaf: str, limits: Limits) -> None:
 # Where we are, and where our folder can be
 
 
-def _memberships() -> dict[str, str]:
-    """Hierarchy -> path below the root that our cgroup namespace shows, version 2 (the empty name) last. Those with a name only are left out."""
-    found: dict[str, str] = {}
-    with contextlib.suppress(FileNotFoundError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            _, hierarchy, path = line.rstrip("\n").split(":", 2)
-            if not hierarchy.startswith("name="):
-                found[hierarchy] = path
-    return found
-
-
-def root_of(hierarchy: str) -> int:
-    """A descriptor of the root of a hierarchy, through a mount of our own where we may make one."""
-    if os.geteuid() == 0:
-        with contextlib.suppress(OSError):
-            return _detached(hierarchy)
-    for path in _MOUNTED if not hierarchy else (f"/sys/fs/cgroup/{hierarchy}",):
-        if hierarchy or os.path.exists(f"{path}/cgroup.controllers"):
-            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    raise FileNotFoundError(errno.ENOENT, "not mounted", _where(hierarchy))
-
-
-def _detached(hierarchy: str) -> int:
-    """Only what the kernel has as version 1 is asked for as that: else a mount could take a controller away from version 2."""
-    context = linux.fsopen("cgroup" if hierarchy else "cgroup2")
-    try:
-        for name in hierarchy.split(",") if hierarchy else ():
-            linux.fsconfig(context, linux.FSCONFIG_SET_FLAG, name)
-        linux.fsconfig(context, linux.FSCONFIG_CMD_CREATE)
-        mount = linux.fsmount(context)
-    finally:
-        os.close(context)
-    try:
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
-    finally:
-        os.close(mount)
-
-
 def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], whole: bool) -> Part:
     root = root_of(hierarchy)
     try:
@@ -296,10 +247,18 @@ def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], who
         for path, enabled in _places(root, own, controllers, whole):
             try:
                 part = _folder("", root, path, name, enabled)
-            except PermissionError:
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
                 continue
-            for controller in enabled:
-                write(part.fd, "cgroup.subtree_control", f"+{controller}")
+            try:
+                for controller in enabled:
+                    write(part.fd, "cgroup.subtree_control", f"+{controller}")
+            except BaseException:
+                os.close(part.fd)
+                os.rmdir(name, dir_fd=part.parent_fd)
+                os.close(part.parent_fd)
+                raise
             return part
         return _folder("", root, own, name, ())
     finally:
@@ -308,7 +267,7 @@ def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], who
 
 def _places(root: int, own: str, controllers: tuple[str, ...], whole: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Cgroups of version 2 whose folders get controllers: our own when nothing but us is in it, else the nearest one above."""
-    here = _descend(root, own)
+    here = descend(root, own)
     try:
         offered = [c for c in controllers if c in read(here, "cgroup.controllers").split()]
         if not offered:
@@ -322,7 +281,7 @@ def _places(root: int, own: str, controllers: tuple[str, ...], whole: bool) -> I
     finally:
         os.close(here)
     while True:
-        fd = _descend(root, own)
+        fd = descend(root, own)
         try:
             enabled = tuple(c for c in controllers if c in read(fd, "cgroup.subtree_control").split())
         finally:
@@ -348,7 +307,7 @@ def _make_room(fd: int) -> None:
 
 
 def _folder(hierarchy: str, root: int, parent: str, name: str, controllers: tuple[str, ...]) -> Part:
-    parent_fd = _descend(root, parent)
+    parent_fd = descend(root, parent)
     try:
         os.mkdir(name, 0o755, dir_fd=parent_fd)
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent_fd)
@@ -358,11 +317,8 @@ def _folder(hierarchy: str, root: int, parent: str, name: str, controllers: tupl
     return Part(hierarchy, os.path.join(parent, name), parent_fd, fd, controllers)
 
 
-def _descend(root: int, path: str) -> int:
-    return os.open(path.lstrip("/") or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
-
-
-# Removing
+def folder_name(sandbox_id: str, store: str) -> str:
+    return f"{sandbox_id[:80]}-{hashlib.sha256(os.fsencode(store)).hexdigest()[:8]}"
 
 
 def reap(record: str, sandbox_id: str, store: str, *, but: Groups | None = None) -> int:
@@ -386,64 +342,3 @@ def reap(record: str, sandbox_id: str, store: str, *, but: Groups | None = None)
             finally:
                 os.close(root)
     return removed
-
-
-def remove_tree(dir_fd: int, path: str) -> bool:
-    """Kill everything in a cgroup and below, and remove it; whether it was there.
-
-    Raises:
-        OSError: EBUSY, something in it does not end.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
-    except FileNotFoundError:
-        return False
-    deadline = time.monotonic() + REMOVE_S
-    try:
-        while True:
-            with contextlib.suppress(OSError):
-                write(fd, "cgroup.kill", "1")
-            for entry in os.scandir(fd):
-                if entry.is_dir(follow_symlinks=False):
-                    remove_tree(fd, entry.name)
-            for pid in members(fd, "."):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            try:
-                os.rmdir(path, dir_fd=dir_fd)
-                return True
-            except OSError as error:
-                if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.002)
-    finally:
-        os.close(fd)
-
-
-# Files of a cgroup
-
-
-def members(dir_fd: int, leaf: str) -> list[int]:
-    """Its processes, by their numbers in our pid namespace; those that have none there are left out."""
-    with contextlib.suppress(FileNotFoundError, OSError):
-        return [pid for pid in map(int, read(dir_fd, f"{leaf}/cgroup.procs").split()) if pid]
-    return []
-
-
-def read(dir_fd: int, path: str) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
-        found = b""
-        while piece := os.read(fd, 65536):
-            found += piece
-        return found.decode("ascii", "replace")
-    finally:
-        os.close(fd)
-
-
-def write(dir_fd: int, path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)

@@ -9,7 +9,7 @@ import signal
 import time
 from typing import Any
 
-from eos_agent import cgroups
+from eos_agent import hierarchies
 from eos_agent.cgroups import Groups
 from eos_agent.processes import FREEZE_LIMIT_S
 from eos_agent.protocol import OPERATION_FAILED, OperationError
@@ -50,10 +50,10 @@ class SessionGroup:
         self._holders += 1
         deadline = time.monotonic() + FREEZE_LIMIT_S
         try:
-            cgroups.write(part.fd, f"{self._leaf}/cgroup.freeze", "1")
-            while "frozen 1" not in cgroups.read(part.fd, f"{self._leaf}/cgroup.events"):
+            hierarchies.write(part.fd, f"{self._leaf}/cgroup.freeze", "1")
+            while "frozen 1" not in hierarchies.read(part.fd, f"{self._leaf}/cgroup.events"):
                 if time.monotonic() > deadline:
-                    moving = [{"pid": pid, "name": _name(pid)} for pid in cgroups.members(part.fd, self._leaf)]
+                    moving = [{"pid": pid, "name": _name(pid)} for pid in hierarchies.members(part.fd, self._leaf)]
                     raise OperationError(
                         OPERATION_FAILED, f"cannot freeze: {moving[:8]}", {"processes": moving[:8]}, reason="freeze_failed"
                     )
@@ -70,7 +70,7 @@ class SessionGroup:
         if self._holders > 0:
             return
         with contextlib.suppress(FileNotFoundError, OSError):
-            cgroups.write(part.fd, f"{self._leaf}/cgroup.freeze", "0")
+            hierarchies.write(part.fd, f"{self._leaf}/cgroup.freeze", "0")
 
     async def kill_command(self, mark: int, leader: int) -> int:
         """SIGKILL to all that descends from one command, while nothing in the session can fork; how many that were.
@@ -82,7 +82,7 @@ class SessionGroup:
         assert part is not None
         await self.freeze()
         try:
-            found = [pid for pid in cgroups.members(part.fd, self._leaf) if _is_of(pid, mark, leader)]
+            found = [pid for pid in hierarchies.members(part.fd, self._leaf) if _is_of(pid, mark, leader)]
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -98,7 +98,7 @@ class SessionGroup:
             if "memory" in part.controllers:
                 name = "memory.oom_control" if part.hierarchy else "memory.events"
                 with contextlib.suppress(OSError, ValueError):
-                    words = cgroups.read(part.fd, f"{self._leaf}/{name}").split()
+                    words = hierarchies.read(part.fd, f"{self._leaf}/{name}").split()
                     count = int(words[words.index("oom_kill") + 1])
                     new, self._told_kills = count - self._told_kills, count
                     return new

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent import cgroups
+from eos_agent import cgroups, hierarchies
 from eos_agent.processes import Marks
 from eos_agent.session_group import SessionGroup
 from tests import children
@@ -380,7 +380,7 @@ def test_what_is_frozen_moves_only_when_all_have_thawed_it_and_a_command_is_kill
 
     def stands_still() -> bool:
         assert groups.unified is not None
-        return "frozen 1" in cgroups.read(groups.unified.fd, f"{leaf}/cgroup.events")
+        return "frozen 1" in hierarchies.read(groups.unified.fd, f"{leaf}/cgroup.events")
 
     async def scenario() -> None:
         group = SessionGroup(groups, leaf)
