@@ -174,7 +174,8 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    tcp, web = await server.listen(), await http.listen()
+    tcp = await server.listen()
+    web = await http.listen(tcp[1])
     endpoint = {"format": 1, "pid": os.getpid(), "tcp": list(tcp), "http": list(web)}
     durable.write_file(found.pid_path, f"{os.getpid()}\n".encode())
     durable.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,6 +42,11 @@ def gone(writer: asyncio.StreamWriter) -> bool:
         return True
     sock = writer.get_extra_info("socket")
     return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Let the peer see a reset once this is closed: the mere end of a connection would make an answer without a length look whole."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Exchange:
@@ -158,16 +164,19 @@ class Exchange:
             async with contextlib.aclosing(pieces(self._server.reader, body)) as content:
                 async for piece in content:
                     await self._show(frame(piece) if chunked else piece)
-        except (asyncio.IncompleteReadError, BadMessage):
-            raise ConnectionResetError("the server broke off its answer") from None
+        except (asyncio.IncompleteReadError, BadMessage, ConnectionError):
+            _reset(self._client.writer)
+            raise ConnectionResetError("the answer was broken off") from None
         await self._show(frame(b"") if chunked else b"")
 
     def _framing(self, response: ResponseHead, body: Body, chunked: bool) -> list[tuple[str, str]]:
         if chunked:
             return [("Transfer-Encoding", "chunked")]
+        if response.status == 204:
+            return []
         if self._request.method == "HEAD" or response.status == 304:  # the length that the body would have
             return [("Content-Length", value) for value in response.fields.all("content-length")[:1]]
-        return [] if body.length is None or response.status == 204 else [("Content-Length", str(body.length))]
+        return [] if body.length is None else [("Content-Length", str(body.length))]
 
     def _start(self, response: ResponseHead, pairs: Sequence[tuple[str, str]]) -> None:
         self.started = True

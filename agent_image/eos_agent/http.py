@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import re
 import socket
 from typing import Any
 
@@ -24,6 +25,7 @@ CROWDED_READ_S = 2  # for the connections over the limit, which are read only so
 WRITE_TIMEOUT_S = 30
 LINGER_S = 1.0
 TOKEN_FIELD = "x-eos-token"  # beside Authorization, which may be meant for the server behind /forward
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 BY_KIND = {"server_busy": 429, "server_shutting_down": 503}
 
 
@@ -47,13 +49,14 @@ class HttpServer:
         self._forwarder = Forwarder(handlers.settings, lambda: handlers.sessions, self._own_ports)
         self.draining = False
 
-    async def listen(self) -> tuple[str, int]:
+    async def listen(self, *others: int) -> tuple[str, int]:
+        """`others`: ports of the agent's other listeners, to which nothing is forwarded either."""
         settings = self._handlers.settings
         self._server = await asyncio.start_server(
             self._accept, settings.http_host, settings.http_port, limit=MAX_HEAD_BYTES, family=socket.AF_INET
         )
         host, port = self._server.sockets[0].getsockname()[:2]
-        self._own_ports.add(int(port))
+        self._own_ports.update((int(port), *others))
         return str(host), int(port)
 
     def close(self) -> None:
@@ -236,14 +239,16 @@ def _check_caller(request: RequestHead) -> None:
 
 
 def _plain_host(host: str) -> bool:
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = (found[1] or found[2]).lower()
     if name == "localhost":
-        return True
+        return found[1] is None
     try:
-        ipaddress.ip_address(name)
+        return (ipaddress.ip_address(name).version == 6) is (found[1] is not None)
     except ValueError:
         return False
-    return True
 
 
 def is_own_address(address: str) -> bool:

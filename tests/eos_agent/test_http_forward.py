@@ -295,6 +295,7 @@ def test_a_malformed_chunk_ends_the_request(short_dir: str, body: bytes) -> None
         ("GET", b"HTTP/1.1 204 None\r\nX: 1\r\n\r\n", b"HTTP/1.1 204 None\r\nX: 1\r\nConnection: close\r\n\r\n"),
         ("GET", b"HTTP/1.1 304 Same\r\nContent-Length: 7\r\n\r\n", b"HTTP/1.1 304 Same\r\nContent-Length: 7\r\nConnection: close\r\n\r\n"),
         ("GET", b"HTTP/1.0 200 OK\r\n\r\nuntil the end", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end"),
+        ("HEAD", b"HTTP/1.1 204 No\r\nContent-Length: 5\r\n\r\n", b"HTTP/1.1 204 No\r\nConnection: close\r\n\r\n"),
         ("GET", b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + HELLO, HELLO.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")),
         ("GET", b"HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 \r\nContent-Length: 0\r\nConnection: close\r\n\r\n"),
     ],
@@ -383,6 +384,46 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(short_dir: str)
             return shown
 
     assert not asyncio.run(case()).endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize(
+    ("head", "breaks_off"),
+    [
+        ("Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", False),
+        ("Content-Length: 9\r\n\r\nhello", False),
+        ("\r\nhello", True),
+        ("\r\nhello", False),
+    ],
+)
+def test_an_answer_that_was_not_whole_does_not_end_as_a_whole_one_does(short_dir: str, head: str, version: str, breaks_off: bool) -> None:
+    """A client that takes the end of the connection for that of the body would not notice."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n" + head.encode())
+        if breaks_off:
+            await shown.wait()
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+    async def case() -> bytes:
+        async with web(short_dir) as (_, port), server(serve) as behind:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request(f"/forward/shared/{behind}/", version=version))
+            try:
+                found = await reader.readuntil(b"hello")
+                shown.set()
+                return found + await reader.read()
+            finally:
+                writer.close()
+
+    shown = asyncio.Event()
+    if head.startswith("\r\n") and not breaks_off:
+        assert asyncio.run(case()).endswith(b"\r\n\r\nhello")
+    else:
+        with pytest.raises(ConnectionResetError):
+            asyncio.run(case())
 
 
 # Tunnels
@@ -521,7 +562,13 @@ def test_hosts_are_checked_and_origins_are_the_servers_business(short_dir: str) 
         async with web(short_dir) as (_, port), server(answer_hello) as behind:
             raw = request(f"/forward/shared/{behind}/", "Origin: http://page.example")
             assert status(await ask(port, raw)) == 200
-            assert status(await ask(port, raw.replace(b"127.0.0.1:7001", b"page.example"))) == 403
+            for host in ("localhost", "LOCALHOST:80", "[::1]:7001", "[::1]", "10.0.0.1", "localhost:"):
+                assert status(await ask(port, raw.replace(b"127.0.0.1:7001", host.encode()))) == 200, host
+            for host in ("page.example", "page.example:80", "[::1]page.example", "[::1", "[localhost]", "[127.0.0.1]", "::1", "localhost:80:80", "localhost:x",
+                         "localhost.page.example", "127.0.0.1@page.example", "0x7f.1", ":80"):  # fmt: skip
+                assert status(await ask(port, raw.replace(b"127.0.0.1:7001", host.encode()))) == 403, host
+                origin = request("/health", f"Origin: http://{host}")
+                assert status(await ask(port, origin)) == 403, host
             for path in ("/forward", "/forwarded/shared/1/", "/"):
                 assert status(await ask(port, request(path))) == 404
 
@@ -748,6 +795,16 @@ def test_isolated_sessions_are_reached_by_their_ids_over_http_and_websocket_and_
         wait_until_empty(min(children_of(agent.pid)))  # our end of the tunnel is open: that must not keep the session's network
     shown = web_side.ask(f"/forward/isolated={ids[0]}/8000/")
     assert (status(shown), reason(shown)) == (404, "session_not_found")
+
+
+@pytest.mark.needs("overlay")
+def test_nothing_is_forwarded_to_any_port_of_the_agent(shared_agent: Agent) -> None:
+    web_side = Http(shared_agent)
+    with open(shared_agent.settings["endpoint_path"]) as file:
+        endpoint = json.load(file)
+    for name in ("tcp", "http"):
+        shown = web_side.ask(f"/forward/shared/{endpoint[name][1]}/")
+        assert (status(shown), reason(shown)) == (403, "own_port")
 
 
 @pytest.mark.needs("overlay")
