@@ -20,7 +20,7 @@ AGENT_SECTIONS = ("daemon", "runtime", "runner", "observability")
 DEFAULT_BIND_ADDR = "127.0.0.1:7878"
 
 BUILT_IN = """\
-# What a gateway without a configuration file works with. Keys that are absent have the defaults of `eos config show`.
+# What a gateway without a configuration file works with. Keys that are absent have their defaults.
 runtime:
   layerstack:
     autosquash_policies:

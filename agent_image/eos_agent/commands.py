@@ -31,7 +31,8 @@ COUNTER_BLOCK = 1000
 
 
 def command_not_found(command_id: str, kind: str = OPERATION_FAILED) -> OperationError:
-    return OperationError(kind, f"command not found: {command_id}", {"command_session_id": command_id}, reason="command_not_found")
+    details = {"command_session_id": command_id, "hint": "list_commands shows the running ones and the newest that ended"}
+    return OperationError(kind, f"command not found: {command_id}", details, reason="command_not_found")
 
 
 class Commands:

@@ -6,6 +6,11 @@ from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError,
 from eos_agent.publication import rejection
 from layerstack.errors import Busy, LayerStackError, PublishRejected
 
+HINTS = {
+    "version_not_found": "list_versions shows those that can be opened",
+    "draft_not_found": "list_drafts shows the ones that are kept",
+}
+
 
 def operation_error(error: BaseException, request_id: str | None = None) -> OperationError:
     """The error as the wire shows it. What was not raised on purpose becomes `internal_error` without its text."""
@@ -19,6 +24,8 @@ def operation_error(error: BaseException, request_id: str | None = None) -> Oper
         details = {"reason": error.reason, **error.details}
         if isinstance(error, Busy):
             details.setdefault("retryable", True)
+        if error.reason in HINTS:
+            details.setdefault("hint", HINTS[error.reason])
         found = OperationError(error.kind, error.message, details)
     elif isinstance(error, OSError):
         found = os_error(error)

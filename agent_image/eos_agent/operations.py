@@ -116,7 +116,7 @@ RUNTIME: tuple[Operation, ...] = (
         "Run a shell command",
         "Run a shell command in the workspace. Without workspace_session_id its changes are published as one layer when it ends; with one they stay private. "
         "Answers within yield_time_ms; status running: go on with its command_session_id. "
-        "publish_rejected: your work is in draft_id; redo it on the head, then discard the draft.",
+        "publish_rejected: your work is in draft_id; redo it on the head; the draft may stay.",
         (
             Argument("cmd", "string", required=True, help="The command, run by sh or bash.", positional="COMMAND"),
             SESSION._replace(help="Session to run in. Omit for a fresh one that publishes at its end."),

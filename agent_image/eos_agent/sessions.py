@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import damaged, log, telemetry
 from eos_agent.expiry import EXPIRED, Expiry
+from eos_agent.failures import operation_error
 from eos_agent.file_changes import COPY_NEEDED
 from eos_agent.file_search import KILL_S, SEARCH_S
 from eos_agent.lost import LOST, RUNNER_LOST, RUNNER_STUCK, pending_hint, session_lost, session_not_found
@@ -27,6 +28,7 @@ from eos_agent.session import EXPLICIT, IMPLICIT, Session, check_grace
 from eos_agent.settle import SETTLED, finalization_failed, publish_or_keep
 from eos_agent.unpublished import is_clean, unpublished
 from eos_agent.zygote import Runner, SessionSpec, Zygote
+from layerstack.errors import PublishRejected
 
 if TYPE_CHECKING:
     from eos_agent.command import Command
@@ -100,6 +102,9 @@ class Sessions:
         if args.get("draft_id") is not None and args.get("base_version") is not None:
             message = "create_workspace_session takes draft_id or base_version: a draft has a base of its own"
             raise OperationError(INVALID_REQUEST, message, {"argument": "base_version"}, reason="one_of_two")
+        if args.get("draft_id") is None and args["draft_base"] == "head":
+            message = "draft_base head needs the draft_id of the draft that is to be opened there"
+            raise OperationError(INVALID_REQUEST, message, {"argument": "draft_id"}, reason="missing_argument")
         session = await self._create(
             EXPLICIT,
             network=args["network_profile"],
@@ -184,7 +189,13 @@ class Sessions:
                 raise
 
         with telemetry.span("namespace.exec.mount_overlay"):
-            upper, mount_fd = await self.pool.run(prepare)
+            try:
+                upper, mount_fd = await self.pool.run(prepare)
+            except PublishRejected as error:
+                refused = operation_error(error)
+                hint = "draft_base own opens it as it was; redo its work on the newest version"
+                message = f"draft {draft_id} cannot be carried over to the head: {error.message}"
+                raise OperationError(refused.kind, message, {**refused.details, "draft_id": draft_id, "hint": hint}) from None
         try:
             with telemetry.span("namespace.runner.spawn_child"):
                 runner = await self.zygote.create(spec, mount_fd, timeout_s=self.setup_timeout_s)

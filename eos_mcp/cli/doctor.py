@@ -41,6 +41,8 @@ def main(words: Sequence[str]) -> int:
     ways = [
         shown for name, shown in (("docker", "Docker"), ("local", "this machine without a container (--image host)")) if findings[name].ok
     ]
+    if not all(findings[place].ok for place in ("state", "cache")):  # every sandbox needs both
+        ways = []
     output.write(f"\nsandboxes can be made on: {', '.join(ways) or 'nothing yet; see FAIL above'}\n".encode())
     return output.OK if ways else output.FAILED
 
@@ -56,9 +58,9 @@ def check_local() -> Finding:
     """What the local provider itself asks before it makes a sandbox: a mount namespace and an overlay where the state directory lies."""
     from eos_mcp.providers import local_probe
 
-    folder = _existing(places.state_dir())
-    if not os.access(folder, os.W_OK):
-        return Finding("local", False, f"{folder} cannot be written", "set EOS_STATE_DIR to a directory of your own")
+    folder, state = _existing(places.state_dir()), check_state()
+    if not state.ok:
+        return Finding("local", False, state.said, state.step)
     try:
         problem = local_probe.problem(folder, [sys.executable, "-P"])
     except (OSError, subprocess.SubprocessError) as error:
@@ -116,11 +118,12 @@ def check_versions() -> Finding:
 
 
 def check_state() -> Finding:
-    path = places.state_dir()
-    folder = _existing(path)
-    if not os.access(folder, os.W_OK):
-        return Finding("state", False, f"{path} cannot be written", "set EOS_STATE_DIR to a directory of your own")
-    return Finding("state", True, f"{path}{'' if os.path.isdir(path) else ' (made when needed)'}; caches in {places.cache_dir()}")
+    return _place("state", places.state_dir(), "set EOS_STATE_DIR to a directory of your own")
+
+
+def check_cache() -> Finding:
+    """Copies of workspaces and the runtime: without a place for them no sandbox can be made, whatever else works."""
+    return _place("cache", places.cache_dir(), "set XDG_CACHE_HOME to a directory of your own")
 
 
 def check_token() -> Finding:
@@ -160,10 +163,23 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_userns,
     check_docker,
     check_state,
+    check_cache,
     check_token,
     check_socket,
     check_gateway,
 )
+
+
+def _place(name: str, path: str, step: str) -> Finding:
+    folder = _existing(path)
+    if not os.access(folder, os.W_OK) or (folder != path and _is_virtual(folder)):
+        return Finding(name, False, f"{path} cannot be {'written' if folder == path else 'made'}", step)
+    return Finding(name, True, f"{path}{'' if folder == path else ' (made when needed)'}")
+
+
+def _is_virtual(folder: str) -> bool:
+    """Below /proc and /sys root may write, and yet nothing can be made."""
+    return folder.split("/")[1] in ("proc", "sys")
 
 
 def _existing(path: str) -> str:

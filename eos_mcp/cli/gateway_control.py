@@ -33,11 +33,24 @@ def main(words: Sequence[str]) -> int:
 
 
 def start(arguments: list[str]) -> int:
+    from eos_mcp.gateway import options
     from eos_mcp.gateway.ownership import running_pid
 
+    try:
+        chosen = options.parse(arguments)
+    except options.UsageError as error:
+        output.write_error(f"eos gateway: {error}\n\n{options.usage()}".encode("utf-8", "replace"))
+        return output.USAGE
     if running_pid() is not None:
+        if arguments:
+            output.write_error(b"eos gateway: it runs already, without these options: `eos gateway stop` first\n")
+            return output.FAILED
         output.write(b"it runs already\n")
         return status([])
+    mistake = mistake_in(chosen.config_yaml)
+    if mistake is not None:
+        output.write_error(f"eos gateway: {mistake}\n".encode("utf-8", "replace"))
+        return output.FAILED
     if os.environ.get(client.TOKEN_ENV) is None:
         token_file.ensure()
     own = f"unix://{places.socket_path()}"
@@ -47,7 +60,7 @@ def start(arguments: list[str]) -> int:
     while time.monotonic() < deadline:
         ended, code = os.waitpid(pid, os.WNOHANG)
         if ended:
-            reason = last_reason(places.log_path())
+            reason = last_reason(places.log_path(), pid)
             output.write_error(
                 f"eos gateway: it ended with status {os.waitstatus_to_exitcode(code)}: {reason}\n".encode("utf-8", "replace")
             )
@@ -57,6 +70,17 @@ def start(arguments: list[str]) -> int:
         time.sleep(0.02)
     output.write_error(f"eos gateway: pid {pid} does not answer within {READY_S:g} s; see {places.log_path()}\n".encode())
     return output.FAILED
+
+
+def mistake_in(path: str | None) -> str | None:
+    """What is wrong with a configuration, the sections included that are otherwise read only when a sandbox is made."""
+    from eos_mcp import config
+
+    try:
+        config.agent_config(config.load(path).daemon_yaml())
+    except config.ConfigError as error:
+        return error.message if path is None or path in error.message else f"{path}: {error.message}"
+    return None
 
 
 def end(_: list[str]) -> int:

@@ -126,7 +126,9 @@ class _Parser:
             return
         positional = self.open_positional()
         if positional is None:
-            self.note(usage_error(f"unexpected positional argument for {self.name}: {_shown(token)}"))
+            apart = token in ("true", "false") and any(a.kind == "boolean" for a, _ in self.flags.values())
+            how = "; the value of a flag stands after `=`, as in --flag=false" if apart else ""
+            self.note(usage_error(f"unexpected positional argument for {self.name}: {_shown(token)}{how}"))
             return
         self.take(positional, token)
 

@@ -70,7 +70,7 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return _fail(f"the gateway ended with status {os.waitstatus_to_exitcode(status)}: {last_reason(log)}")
+            return _fail(f"the gateway ended with status {os.waitstatus_to_exitcode(status)}: {last_reason(log, pid)}")
         try:
             reply = client.call(settings, "gateway_info", {}, timeout_s=1)
         except OperationError:
@@ -100,8 +100,8 @@ def product_root() -> str | None:
     return root if os.path.exists(os.path.join(root, "config", "prd.yml")) else None
 
 
-def last_reason(log: str) -> str:
-    """What the last `start_failed` line of a log says."""
+def last_reason(log: str, pid: int) -> str:
+    """What the `start_failed` line of this process says, not of one before it."""
     import json
 
     try:
@@ -114,7 +114,7 @@ def last_reason(log: str) -> str:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and entry.get("event") == "start_failed":  # pyright: ignore[reportUnknownMemberType]
+        if isinstance(entry, dict) and entry.get("event") == "start_failed" and entry.get("pid") == pid:  # pyright: ignore[reportUnknownMemberType]
             return str(entry.get("error"))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     return f"see {log}"
 

@@ -13,6 +13,7 @@ import anyio
 from mcp import Client, StdioServerParameters
 
 from eos_agent.protocol import OperationError
+from eos_mcp.cli import doctor
 from eos_mcp.demo import Options, agents, host_tests, images, project
 from eos_mcp.demo.story import Story
 
@@ -20,10 +21,13 @@ PROGRESS_WIDTH = 100
 
 
 def server_parameters(home: Path, backend: str) -> StdioServerParameters:
-    """One `eos-mcp` process on the demo's own gateway: state, token and base cache lie in `home`, so nobody else's sandboxes are seen."""
+    """One `eos-mcp` process on the demo's own gateway: state, token and base cache lie in `home`, so nobody else's sandboxes are seen.
+    The other cache too where this user's own cannot be written, as in a container without a home."""
     names = ("PATH", "HOME", "XDG_CACHE_HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
     environment = {name: os.environ[name] for name in names if name in os.environ}
     environment |= {"EOS_STATE_DIR": str(home / "state"), "EOS_SHARED_BASE_CACHE": str(home / "bases"), "EOS_GATEWAY_BACKEND": backend}
+    if not doctor.check_cache().ok:
+        environment["XDG_CACHE_HOME"] = str(home / "cache")
     return StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "all"], env=environment)
 
 

@@ -49,7 +49,8 @@ def run(chosen: Options) -> int:
             if extra_pid_file is not None:
                 _write_pid(extra_pid_file)
         except config.ConfigError as error:
-            raise StartError(error.message) from None
+            where = chosen.config_yaml
+            raise StartError(error.message if where is None or where in error.message else f"{where}: {error.message}") from None
         except (ownership.AlreadyRunning, ListenError) as error:
             raise StartError(str(error)) from None
         except OperationError as error:
@@ -62,7 +63,7 @@ def run(chosen: Options) -> int:
         os.chdir("/")
         return asyncio.run(_Life(chosen, settings, token, listeners).run())
     except StartError as error:
-        log("start_failed", error=str(error))
+        log("start_failed", pid=os.getpid(), error=str(error))
         _tell_waiting(chosen, str(error))
         return 1
     finally:

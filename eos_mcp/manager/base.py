@@ -104,6 +104,8 @@ def prepare(workspace: str, cache: str, *, special_files: str = "skip", progress
             refused.details["hint"] = "make it readable for the user that runs the gateway, or choose a workspace without it"
         elif refused.details["reason"] == "disk_full":
             refused.details["hint"] = "free space on the file system of the cache, or move it with EOS_SHARED_BASE_CACHE"
+        elif refused.details.get("errno") in ("EROFS", "EACCES", "EPERM"):
+            refused.details["hint"] = "set XDG_CACHE_HOME (or EOS_SHARED_BASE_CACHE, for bases alone) to a directory that can be written"
         message = f"workspace preparation failed: {refused.message}" + (f": {where}" if where else f" while copying to {cache}")
         raise OperationError(OPERATION_FAILED, message, refused.details) from error
 

@@ -28,7 +28,7 @@ def next_step(around: Object) -> str:
     redo = "redo the listed paths on the newest version (file_read without a session shows it; file_edit without a session, or a new session, changes it)"
     draft, session = around.get("draft_id"), around.get("workspace_session_id")
     if draft:
-        return f"next: {redo}; your version is readable in create_workspace_session draft_id={draft}; discard the draft after that"
+        return f"next: {redo}; your version is readable in create_workspace_session draft_id={draft}; the draft may stay (discard_draft deletes it)"
     if session:
         return f"next: nothing is lost, session {session} stays open; {redo}; then destroy_workspace_session"
     return f"next: {redo}"

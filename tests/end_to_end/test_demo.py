@@ -90,10 +90,12 @@ def test_docker_ps_shows_the_demo_s_container_while_it_runs_and_nothing_of_it_af
 
 
 @pytest.mark.needs("overlay")
-def test_without_an_engine_the_demo_says_so_and_runs_on_the_local_provider(person: Callable[[str], Person]) -> None:
+def test_without_an_engine_and_a_place_for_its_cache_the_demo_says_so_and_runs_on_the_local_provider(
+    person: Callable[[str], Person],
+) -> None:
     someone = person("root")
     dest = someone.home / "result"
-    env = someone.environment(TMPDIR=str(someone.home), DOCKER_HOST=f"unix://{someone.home}/none.sock")
+    env = someone.environment(TMPDIR=str(someone.home), DOCKER_HOST=f"unix://{someone.home}/none.sock", XDG_CACHE_HOME="/proc/nowhere")
     code, out, err = someone.run([someone.python, "-m", "eos_mcp.cli.eos", "demo", "--dest", str(dest)], env=env)
     assert (code, err) == (0, "")
     assert "no Docker engine answers" in out

@@ -168,6 +168,10 @@ def test_a_refused_one_shot_command_keeps_its_work_as_a_draft_that_can_be_reopen
     assert draft["draft_id"] == result["draft_id"]
     assert (draft["origin"], draft["base_version"]) == (f"workspace_session:{result['workspace_session_id']}", 1)
     assert agent.call("preview_publish", draft_id=draft["draft_id"])["conflict_count"] == 1
+    error = refused(lambda: agent.session(draft_id=draft["draft_id"], draft_base="head"))
+    assert error.message.startswith(f"draft {draft['draft_id']} cannot be carried over to the head")
+    assert error.details["draft_id"] == draft["draft_id"] and "draft_base own" in error.details["hint"]
+    assert error.details["publish_rejection"]["conflict_count"] == 1
     session = agent.session(draft_id=draft["draft_id"])
     assert agent.read("README.md", workspace_session_id=session) == "mine"
     assert agent.run("cat README.md extra", session)["output"] == "mine\nkept"
@@ -336,7 +340,10 @@ def test_sessions_and_their_commands_are_listed(agent: Agent) -> None:
 def test_arguments_that_make_no_sense_are_refused_by_name(shared_agent: Agent) -> None:
     error = refused(lambda: shared_agent.session(network_profile="galactic"))
     assert error.kind == "invalid_request" and "shared" in error.message and "isolated" in error.message
-    assert refused(lambda: shared_agent.session(draft_id="draft-0000000000000000")).reason == "draft_not_found"
+    unknown = refused(lambda: shared_agent.session(draft_id="draft-0000000000000000"))
+    assert (unknown.reason, "list_drafts" in unknown.details["hint"]) == ("draft_not_found", True)
+    assert "list_versions" in refused(lambda: shared_agent.session(base_version=99999)).details["hint"]
+    assert "draft_id" in refused(lambda: shared_agent.session(draft_base="head")).message
     assert refused(lambda: shared_agent.call("preview_publish")).kind == "invalid_request"
     assert refused(lambda: shared_agent.call("discard_draft", draft_id="draft-0000000000000000")).kind == "not_found"
 

@@ -231,6 +231,12 @@ def test_what_is_no_workspace_is_an_invalid_request(path: str) -> None:
     assert caught.value.details["argument"] == "workspace_root"
 
 
+def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it(workspace: Path) -> None:
+    with pytest.raises(OperationError) as caught:
+        base.prepare(str(workspace), "/sys/eos-cache")
+    assert "/sys/eos-cache" in caught.value.message and "XDG_CACHE_HOME" in caught.value.details["hint"]
+
+
 def test_a_workspace_that_holds_our_own_state_or_lies_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home/.local/state/eos/sandboxes").mkdir(parents=True)
     (tmp_path / "home/project").mkdir()

@@ -250,6 +250,15 @@ def test_the_doctor_tries_things_and_names_next_steps(state_dir: str) -> None:
     assert not os.listdir(state_dir)  # a check-up starts and makes nothing
 
 
+def test_the_doctor_promises_no_sandbox_where_state_or_cache_cannot_be_made(state_dir: str) -> None:
+    for variable, name in (("XDG_CACHE_HOME", "cache"), ("EOS_STATE_DIR", "state")):
+        done = run("eos", "doctor", env={variable: "/proc/nowhere"})
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"FAIL {name} ")]
+        assert "/proc/nowhere" in line and "cannot be made" in line
+        assert f"-> set {variable} to" in done.stdout
+        assert done.returncode == 1 and "sandboxes can be made on: nothing yet" in done.stdout
+
+
 def test_the_catalog_export_is_the_document() -> None:
     from eos_mcp import catalog
 

@@ -180,11 +180,34 @@ def test_start_status_and_stop_of_the_umbrella(alone: str) -> None:
     started = run("eos", "gateway", "start")
     assert started.returncode == 0 and f"pid {pid_of(alone)}" in started.stdout
     assert "it runs already" in run("eos", "gateway", "start").stdout
+    ignored = run("eos", "gateway", "start", "--backend", "local")
+    assert ignored.returncode == 1 and "without these options" in ignored.stderr and "eos gateway stop" in ignored.stderr
     assert f"unix://{alone}/gateway.sock" in run("eos", "gateway", "status").stdout
     information = result(run("manager", "gateway_info"))
     assert information["pid"] == pid_of(alone) and len(information["catalog_hash"]) == 64
     bad = run("eos", "gateway", "stop", "x")
     assert bad.returncode == 2
+
+
+def test_a_start_that_fails_says_its_own_reason_with_the_file_and_the_key(alone: str) -> None:
+    broken = config(alone, "gatewy: {}\n")
+    for _ in range(2):
+        failed = run("eos", "gateway", "start", "--config-yaml", broken)
+        assert failed.returncode == 1 and f"{broken}: gatewy: unknown field" in failed.stderr
+    serve = subprocess.run(serve_argv("--config-yaml", broken), capture_output=True, text=True, timeout=WAIT_S)
+    assert serve.returncode == 1 and f"{broken}: gatewy: unknown field" in serve.stderr
+    unread = config(alone, "runtime: {layerstack: {quota_byte: 1}}\n")
+    failed = run("eos", "gateway", "start", "--config-yaml", unread)
+    assert failed.returncode == 1 and f"{unread}: runtime.layerstack.quota_byte: unknown field" in failed.stderr
+    wrong = run("eos", "gateway", "start", "--frob")
+    assert wrong.returncode == 2 and "unknown option: --frob" in wrong.stderr and "gatewy" not in wrong.stderr
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        failed = run("eos", "gateway", "start", "--gateway-endpoint", f"127.0.0.1:{port}")
+    assert failed.returncode == 1 and str(port) in failed.stderr and "gatewy" not in failed.stderr
+    assert gateways_of(alone) == []
 
 
 def test_serve_runs_in_the_foreground_on_tcp_and_on_the_users_own_socket(alone: str) -> None:

@@ -71,6 +71,9 @@ def test_positionals_are_taken_as_they_are() -> None:
 
 def test_one_positional_too_many_names_operation_and_word() -> None:
     assert mistake(runtime("exec_command", "ls", "-la")) == "unexpected positional argument for exec_command: -la"
+    assert mistake(manager("prune", "--dry-run", "false")).endswith(
+        "prune: false; the value of a flag stands after `=`, as in --flag=false"
+    )
 
 
 def test_missing_arguments_are_named_by_flag_or_label() -> None:
