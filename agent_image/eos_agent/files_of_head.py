@@ -32,7 +32,7 @@ from layerstack.publish import Author
 from layerstack.states import DIRECTORY, FILE, LINK
 
 if TYPE_CHECKING:
-    from layerstack.projection import Snapshot
+    from layerstack.projection import Entry, Snapshot
     from layerstack.store import Store
 
 LETTERS = {FILE: "file", LINK: "symlink", DIRECTORY: "directory"}
@@ -118,15 +118,21 @@ def _missing(snapshot: Snapshot, path: str) -> OperationError:
     return not_found(path)
 
 
+def _entry(snapshot: Snapshot, path: str) -> Entry:
+    """What is at the path. Raises OperationError where nothing is, or where something on the way is no directory."""
+    try:
+        entry = snapshot.stat(path)
+    except NotAFile as error:
+        raise _refused(snapshot, path, error) from None
+    if entry is None:
+        raise _missing(snapshot, path)
+    return entry
+
+
 def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     with store.reading() as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p))
-        try:
-            entry = snapshot.stat(path)
-        except NotAFile as error:
-            raise _refused(snapshot, path, error) from None
-        if entry is None:
-            raise _missing(snapshot, path)
+        entry = _entry(snapshot, path)
         if entry.kind != "file":
             target = os.readlink(entry.real_path) if entry.kind == "symlink" else None
             raise not_a_file(path, KINDS[entry.kind], target=target)
@@ -137,12 +143,7 @@ def _read(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     with store.reading() as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p), allow_root=True)
-        try:
-            entry = snapshot.stat(path) if path else None
-        except NotAFile as error:
-            raise _refused(snapshot, path, error) from None
-        if path and entry is None:
-            raise _missing(snapshot, path)
+        entry = _entry(snapshot, path) if path else None
         if entry is not None and entry.kind != "directory":
             raise not_a_directory(path, KINDS.get(entry.kind, "File"))
         limit, after = list_limit(args), list_after(args)
@@ -154,12 +155,7 @@ def _list(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 def _stat(store: Store, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     with store.reading() as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p), allow_root=True)
-        try:
-            entry = snapshot.stat(path)
-        except NotAFile as error:
-            raise _refused(snapshot, path, error) from None
-        if entry is None:
-            raise _missing(snapshot, path)
+        entry = _entry(snapshot, path)
         target = os.readlink(entry.real_path) if entry.kind == "symlink" else None
         return described(path, os.lstat(entry.real_path), target)
 

@@ -12,8 +12,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
+
+import pytest
 
 from eos_agent import cgroups, operations
 from eos_agent.protocol import DAEMON_TOKEN_KEY, encode_request, new_request_id
@@ -52,6 +54,13 @@ class Failed(Exception):
     @property
     def reason(self) -> str:
         return str(self.details.get("reason"))
+
+
+def refused(call: Callable[[], object]) -> Failed:
+    """The error envelope of a call that must not pass."""
+    with pytest.raises(Failed) as caught:
+        call()
+    return caught.value
 
 
 class Connection:

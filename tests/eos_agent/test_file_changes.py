@@ -16,27 +16,12 @@ from eos_agent import file_changes, files, text
 from eos_agent.files import perform_in_mount
 from eos_agent.protocol import OperationError
 
-from .agent_process import Agent, Failed
+from .agent_process import Agent, Failed, refused
+from .folder import Folder
 
 
-class Tree:
+class Tree(Folder):
     """A directory and the operations on it."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-
-    def at(self, path: str) -> str:
-        return os.path.join(self.root, path)
-
-    def put(self, path: str, content: bytes = b"", mode: int = 0o644) -> None:
-        os.makedirs(os.path.dirname(self.at(path)), exist_ok=True)
-        with open(self.at(path), "wb") as file:
-            file.write(content)
-        os.chmod(self.at(path), mode)
-
-    def get(self, path: str) -> bytes:
-        with open(self.at(path), "rb") as file:
-            return file.read()
 
     def do(self, name: str, data: bytes | None = None, **args: Any) -> dict[str, Any]:
         defaults: dict[str, dict[str, Any]] = {
@@ -272,12 +257,6 @@ def test_latin_1_reads_and_edits_bytewise(tree: Tree) -> None:
 
 
 # Of the head, and beside it in a session
-
-
-def refused(call: Callable[[], Any]) -> Failed:
-    with pytest.raises(Failed) as caught:
-        call()
-    return caught.value
 
 
 def move(agent: Agent, source: str, target: str, /, **more: Any) -> dict[str, Any]:

@@ -12,25 +12,11 @@ import pytest
 from eos_agent.files import perform_in_mount
 from eos_agent.protocol import OperationError
 
+from .folder import Folder
 
-class Tree:
+
+class Tree(Folder):
     """A directory and the operations on it."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-
-    def at(self, path: str) -> str:
-        return os.path.join(self.root, path)
-
-    def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        os.makedirs(os.path.dirname(self.at(path)), exist_ok=True)
-        with open(self.at(path), "wb") as file:
-            file.write(content)
-        os.chmod(self.at(path), mode)
-
-    def get(self, path: str) -> bytes:
-        with open(self.at(path), "rb") as file:
-            return file.read()
 
     def do(self, name: str, data: bytes | None = None, **args: Any) -> dict[str, Any]:
         if name == "read":

@@ -11,20 +11,12 @@ import os
 import stat
 import struct
 import tarfile
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from .agent_process import Agent, Failed
+from .agent_process import Agent, refused
 
 pytestmark = pytest.mark.needs("overlay")
-
-
-def refused(call: Callable[[], Any]) -> Failed:
-    with pytest.raises(Failed) as caught:
-        call()
-    return caught.value
 
 
 def test_a_read_answers_the_contracts_object(shared_agent: Agent) -> None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from .agent_process import Agent, Failed
+from .agent_process import Agent, refused
 
 pytestmark = pytest.mark.needs("overlay")
-
-
-def refused(call: Callable[[], Any]) -> Failed:
-    with pytest.raises(Failed) as caught:
-        call()
-    return caught.value
 
 
 def blame(agent: Agent, path: str, **args: Any) -> list[tuple[int, int, str]]:

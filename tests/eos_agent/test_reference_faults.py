@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from .agent_process import Agent, Failed
+from .agent_process import Agent, refused
 
 pytestmark = pytest.mark.needs("overlay")
 
 LINES = "".join(f"line {n}\n" for n in range(1, 31))
-
-
-def refused(call: Callable[[], Any]) -> Failed:
-    with pytest.raises(Failed) as caught:
-        call()
-    return caught.value
 
 
 def lines_until(agent: Agent, command: str, text: str) -> None:
