@@ -30,6 +30,8 @@ from layerstack.states import (
 )
 from layerstack.whiteout import get_mark, has_plain_file_whiteouts, is_opaque, is_whiteout, make_whiteout, set_opaque
 
+PATH_MAX, NAME_MAX = 4096, 255
+"""Bytes of a path with the NUL at its end, and of a name; limits.h of Linux."""
 PART = "part-"
 """What a name begins with under which an entry is completed aside; it is gone within the call, or with the process."""
 
@@ -97,10 +99,13 @@ class Tree(Protocol):
 
 
 class DiskTree:
-    """The tree at `root`. `aside` is a directory of the same file system where an entry is completed before it is renamed in."""
+    """The tree at `root`. `aside` is a directory of the same file system where an entry is completed before it is renamed in; an entry whose
+    path leaves less than `room` bytes of PATH_MAX is refused with ENAMETOOLONG when its directory is listed."""
 
-    def __init__(self, root: str, form: Form, *, aside: str = "", step: Step = no_step, linkable: bool = True) -> None:
-        self.root, self.form, self.aside, self.step, self.linkable = root, form, aside, step, linkable
+    def __init__(
+        self, root: str, form: Form, *, aside: str = "", step: Step = no_step, linkable: bool = True, room: int | None = None
+    ) -> None:
+        self.root, self.form, self.aside, self.step, self.linkable, self.room = root, form, aside, step, linkable, room
         self._copies: dict[tuple[object, ...], str] = {}
         """Of files with several names that could not be linked: inode and attributes -> where the copy is; until anything is taken away."""
 
@@ -121,7 +126,17 @@ class DiskTree:
                     kind = WHITEOUT if is_whiteout(entry.stat(follow_symlinks=False)) else SPECIAL
                 found.append(Child(entry.name, kind))
         found.sort()
+        if self.room is not None:
+            self._check_room(path, found, self.room)
         return found
+
+    def _check_room(self, path: str, children: list[Child], room: int) -> None:
+        full = self.full(path)
+        left = PATH_MAX - 2 - room - len(os.fsencode(full))
+        if left < NAME_MAX:
+            for name, _ in children:
+                if len(os.fsencode(name)) > left:
+                    raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), f"{full}/{name}")
 
     def state(self, path: str) -> State:
         return State(self.full(path), self.form, linkable=self.linkable)

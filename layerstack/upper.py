@@ -18,6 +18,7 @@ from layerstack import durable, overlay
 from layerstack.capture import seal
 from layerstack.chain import Chain
 from layerstack.drafts import Draft, keep
+from layerstack.durable import Step
 from layerstack.errors import Invalid, PublishRejected
 from layerstack.fold import fold
 from layerstack.index import Layer
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from layerstack.manifest import Manifest
     from layerstack.store import Store
 
+LONGEST_PLACE = 64
+"""Bytes between the store's root and the path of an entry in the deepest place of a tree, `/drafts/draft-0123456789abcdef/layer/`, and some to spare."""
 SIZE_WALK_MAX = 50_000
 """Entries after which `size_bytes` stops counting."""
 
@@ -237,8 +240,11 @@ class Upper:
 
     # ---- sealing
 
-    def _tree(self) -> DiskTree:
-        return DiskTree(self.upperdir, self._store.form, aside=self._store.scrap.path, step=self._store.step)
+    def _tree(self, step: Step | None = None) -> DiskTree:
+        """What is written to it must be reachable as a layer too, and as a draft: the way there may be longer."""
+        store = self._store
+        room = max(0, len(os.fsencode(store.root)) + LONGEST_PLACE - len(os.fsencode(self.upperdir)) - 1)
+        return DiskTree(self.upperdir, store.form, aside=store.scrap.path, step=step or store.step, room=room)
 
     def _fold(self, top: MemoryTree | DiskTree, target: MemoryTree | DiskTree) -> None:
         layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records)
@@ -249,9 +255,21 @@ class Upper:
         """Seal in place; with private layers the result is folded onto the base, in staging, and the originals stay."""
         store = self._store
         self._renew()
-        tree = self._tree()
+        sealed, changed = self._sealed, False
+
+        def step(name: str) -> None:
+            nonlocal changed
+            changed = True
+            store.step(name)
+
+        tree = self._tree(step)
         self._sealed = True
-        self._dropped += seal(tree, self._chain).dropped
+        try:
+            self._dropped += seal(tree, self._chain).dropped
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG and not changed:
+                self._sealed = sealed  # nothing was touched: whoever made that path can remove it
+            raise
         with store.scrap.scrap() as scrap:
             if self._chain.private:
                 folded = DiskTree(scrap("fold"), store.form, aside=store.scrap.path, step=store.step)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
 from layerstack import durable
+from layerstack.tree import PATH_MAX
+from layerstack.upper import LONGEST_PLACE
 from tests import children
+from tests.layerstack.stack import Stack, get, on_a_stack, put
 
 
 def go_down(folder: str, name: str, depth: int) -> None:
@@ -36,3 +40,59 @@ def test_a_tree_of_any_depth_is_removed_and_nothing_beside_it(short_dir: str, fo
         return os.listdir(short_dir)
 
     assert children.call(form, in_child) == ["beside"]
+
+
+@on_a_stack({"f": "base\n"})
+def test_a_path_that_cannot_be_captured_stops_the_publish_and_the_session_goes_on_and_removes_it(stack: Stack) -> None:
+    session = stack.session()
+    put(session.at("a"), "before\n")
+    go_down(session.view, "n" * 200, 25)
+    os.chdir("/")
+    session.umount()
+    for attempt in (session.upper.preview, session.publish, lambda: session.upper.to_draft(reason="r"), session.publish):
+        with pytest.raises(OSError) as caught:
+            attempt()
+        assert caught.value.errno == errno.ENAMETOOLONG
+        session.mount()
+        assert get(session.at("a")) == "before\n" and os.path.exists(session.at("n" * 200))
+        session.umount()
+    session.mount()
+    durable.remove_tree(session.at("n" * 200))
+    session.publish()
+    assert stack.shows() == {"a": "before\n", "f": "base\n"}
+
+
+def of_length(length: int) -> str:
+    """A path of so many bytes, of names of 200."""
+    whole, rest = divmod(length - 1, 201)
+    return "/".join([*["n" * 200] * whole, "n" * (rest + 1)])
+
+
+@on_a_stack({"f": "base\n"})
+def test_whatever_is_published_can_be_read_and_folded_where_it_lies_then(stack: Stack) -> None:
+    """A layer lies deeper in the store than the upperdir of a session with a short name."""
+    longest = PATH_MAX - 1 - len(stack.root) - LONGEST_PLACE
+    fits, too_long = stack.session(), stack.session()
+    for session, length in ((fits, longest), (too_long, PATH_MAX - 2 - len(too_long.upper.upperdir))):
+        path = of_length(length)
+        assert len(path) == length and len(f"{session.upper.upperdir}/{path}") < PATH_MAX
+        os.chdir(session.view)
+        for name in path.split("/")[:-1]:
+            os.mkdir(name)
+            os.chdir(name)
+        put(os.path.join(".", path.rpartition("/")[2]), "deep\n")
+        os.chdir("/")
+    with pytest.raises(OSError) as caught:
+        too_long.publish()
+    assert caught.value.errno == errno.ENAMETOOLONG
+    too_long.upper.discard()
+    fits.publish()
+    stack.store.update_file("g", lambda old: b"g", owner="o", request_id="r")
+    assert stack.store.squash().blocks and stack.store.snapshot().read_bytes(of_length(longest)) == b"deep\n"
+    stack.store.rollback(1, owner="o", request_id="r")
+    draft = stack.session()
+    put(draft.at("x"))
+    draft.umount()
+    draft.upper.to_draft(reason="r")
+    with stack.store.checking() as looking:
+        assert list(looking) == []
