@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, str]] = {
     "docker-read-only": {"rootfs": "read_only"},
     "docker-isolated": {"network_profile": "isolated"},
 }
-OTHER_TMP, OTHER_ABSTRACT, AGENT_PORT = "/tmp/eos-test-other", "eos-test-other", 7000
+OTHER_TMP, OTHER_ABSTRACT, AGENT_PORT, HTTP_PORT = "/tmp/eos-test-other", "eos-test-other", 7000, 7001
 TRY = """
 import json, sys
 sys.path.insert(0, "/workspace/code")
@@ -103,7 +103,9 @@ async def _other(host: Host, sandbox_id: str, token: str, abstract: str, python:
         "token": f"{runtime}/token",
         "agent_socket": f"{runtime}/runtime.sock",
         "agent_port": AGENT_PORT,
+        "http_port": HTTP_PORT,
         "engine_socket": "/var/run/docker.sock",
+        "late_socket": "/run/docker.sock",
         "abstract": abstract,
         "other_id": other,
         "other_port": int(port),

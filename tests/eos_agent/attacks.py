@@ -407,6 +407,31 @@ def symlink_races(place: Place) -> None:
     raise OSError(errno.ENOENT, "no link leads anywhere")
 
 
+def copying_a_descriptor(_place: Place) -> None:
+    """pidfd_getfd(2) from pid 1, whose third is the agent's socket."""
+    pidfd = os.pidfd_open(1)
+    try:
+        os.close(raw(438, pidfd, 3, 0))
+    finally:
+        os.close(pidfd)
+
+
+def asking_agent(method: str, path: str) -> Attack:
+    """A request without a token to the agent's HTTP port, from inside of the sandbox."""
+
+    def attack(place: Place) -> str:
+        with socket.create_connection(("127.0.0.1", int(place["http_port"])), timeout=5) as sock:
+            sock.sendall(
+                f"{method} {path.format(**place)} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+            )
+            status = sock.recv(1000).split()[1].decode()
+        if status in ("401", "403"):
+            raise PermissionError(errno.EACCES, status)
+        return status
+
+    return attack
+
+
 def sniffing(_place: Place) -> None:
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)):
         pass

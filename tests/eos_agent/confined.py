@@ -104,7 +104,7 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
     async def scenario(box: Box) -> Findings:
         listening: list[socket.socket] = []
         abstract = f"eos-test-{os.getpid()}"
-        engine = f"/var/tmp/eos-test-{os.getpid()}.sock"
+        engine, late = f"/var/tmp/eos-test-{os.getpid()}.sock", f"/var/tmp/eos-test-{os.getpid()}-late.sock"
         for address in (f"{box.top}/private/agent.sock", engine, "\0" + abstract):
             sock = socket.socket(socket.AF_UNIX)
             sock.bind(address)
@@ -121,6 +121,7 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             "agent_socket": f"{box.top}/private/agent.sock",
             "agent_port": listening[-1].getsockname()[1],
             "engine_socket": engine,
+            "late_socket": late,
             "abstract": abstract,
             "other_abstract": f"{abstract}-other",
             "other_tmp": f"/tmp/eos-test-{os.getpid()}",
@@ -137,6 +138,9 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             served, _ = await other.runner.file_op("serve", place)
             place["other_port"] = served["port"]
             live = await box.session("attacker", network=network)
+            listening.append(socket.socket(socket.AF_UNIX))
+            listening[-1].bind(late)
+            listening[-1].listen()
             result, _ = await live.runner.file_op("attack", place)
             there = [place[name] for name in ("store", "base_file", "upper", "token", "bundle", "agent_socket")]
             assert all(map(os.path.exists, there)), there
@@ -153,8 +157,9 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             return Findings(forked, nested, daemon)
         finally:
             os.unlink(engine)
-            if os.path.exists(place["other_tmp"]):
-                os.unlink(place["other_tmp"])
+            for path in (place["other_tmp"], late):
+                if os.path.exists(path):
+                    os.unlink(path)
             for sock in listening:
                 sock.close()
 

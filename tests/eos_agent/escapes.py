@@ -35,24 +35,29 @@ OWN_ROOT = (*LOCAL, "docker-read-only")
 """Sessions whose `/` is read-only, whose /tmp, /run and /dev are their own."""
 REAL = tuple(KINDS)
 ISOLATED = ("docker-isolated", "local-isolated")
+CONTAINERS = tuple(kind for kind in KINDS if kind.startswith("docker"))
 SHARED_ROOT = "the root file system and /tmp of a container are shared by its sessions, as on any machine"
 AS_ROOT = tuple(kind for kind in EVERYWHERE if kind != "local-user")
 SHARING = tuple(kind for kind in EVERYWHERE if kind not in ISOLATED)
 OWN_NETWORK = "all packets there are the session's own"
+LATE = "a read-only mount stops no connect(2): what listens when a session is made is hidden, and /run and /tmp whatever comes"
 SHARED_NETWORK = "sessions that are not isolated share one network, loopback included"
 
 
 class Row(NamedTuple):
-    """What is tried and what may come out of it in the kinds of `where`. Elsewhere `otherwise` comes out, for the reason `why`, or it is not tried."""
+    """What is tried and what may come out of it in the kinds of `where`. Elsewhere `otherwise` comes out, for the reason `why`, or it is not tried; never but in `kinds`."""
 
     attack: Attack
     expected: frozenset[str]
     where: tuple[str, ...] = EVERYWHERE
     otherwise: frozenset[str] | None = None
     why: str = ""
+    kinds: tuple[str, ...] = EVERYWHERE
 
     def expects(self, kind: str) -> frozenset[str] | None:
         """What may come out in this kind of session; None: it is not tried there."""
+        if kind not in self.kinds:
+            return None
         if kind in self.where:
             return self.expected
         return None if kind == SHARED_VIEW else self.otherwise
@@ -155,9 +160,12 @@ ESCAPES: dict[str, Row] = {
     "connect to the agent's socket": Row(connecting("unix", "{agent_socket}"), HIDDEN),
     "take the agent's port": Row(attacks.taking_port("{agent_port}"), frozenset({"EADDRINUSE"}), SHARING, OK, OWN_NETWORK),
     "connect to the agent's port, which wants its token": Row(connecting("tcp", "{agent_port}"), HIDDEN, ISOLATED, OK, SHARED_NETWORK),
+    "see the agent's files by HTTP without a token": Row(attacks.asking_agent("POST", "/files/list"), HIDDEN, kinds=CONTAINERS),
+    "reach an isolated session's server through the agent": Row(attacks.asking_agent("GET", "/forward/isolated={other_id}/{other_port}/"), HIDDEN, kinds=CONTAINERS),
     "list the bundle": Row(listing("{bundle}"), HIDDEN),
     "follow links of the workspace out of it": Row(attacks.symlink_races, HIDDEN),
     "connect to a socket outside the private folders": Row(connecting("unix", "{engine_socket}"), HIDDEN, REAL),
+    "connect to such a socket that came after the session": Row(connecting("unix", "{late_socket}"), HIDDEN, CONTAINERS, OK, LATE, REAL),
     "connect to an abstract socket of the machine": Row(connecting("abstract", "{abstract}"), HIDDEN, REAL),
     "connect to the engine": Row(connecting("unix", "/run/docker.sock"), HIDDEN, REAL),
     "connect to the engine by its old name": Row(connecting("unix", "/var/run/docker.sock"), HIDDEN, REAL),
@@ -177,6 +185,7 @@ ESCAPES: dict[str, Row] = {
     ),
     "connect to a server of another session": Row(connecting("tcp", "{other_port}"), HIDDEN, ISOLATED, OK, SHARED_NETWORK),
     # pid 1, what it left open, its terminal
+    "copy a descriptor of pid 1": Row(attacks.copying_a_descriptor, DENIED),
     "kill pid 1": Row(attacks.kill_runner, DENIED),
     "trace pid 1": Row(tracing("1"), DENIED),
     "open the memory of pid 1": Row(opening("/proc/1/mem", os.O_RDWR), HIDDEN),

@@ -1,0 +1,116 @@
+"""The table of escapes against sandboxes of the local provider: the program without an interpreter, with a real agent, its token, its store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.eos_agent import attacks, confined, escapes
+from tests.processes import cmdline, pids
+
+from .desk import Desks, Sandbox
+from .hosting import records
+
+pytestmark = [pytest.mark.needs("overlay", "userns", "root", "uid")]
+OTHER_TMP = "/tmp/eos-test-other"
+KINDS = {("root", "shared"): "local-root", ("ordinary", "shared"): "local-user", ("root", "isolated"): "local-isolated"}
+
+
+@contextlib.contextmanager
+def listening(*addresses: str) -> Generator[None]:
+    """Sockets that everybody may connect to; those with a path are unlinked at the end."""
+    with contextlib.ExitStack() as undo:
+        for address in addresses:
+            sock = undo.enter_context(socket.socket(socket.AF_UNIX))
+            sock.bind(address)
+            sock.listen()
+            if not address.startswith("\0"):
+                undo.callback(os.unlink, address)
+                os.chmod(address, 0o666)
+        yield
+
+
+class Sessions(NamedTuple):
+    attacker: str
+    other: str
+
+
+def _other(sandbox: Sandbox, session: str, abstract: str, secret: str) -> dict[str, Any]:
+    """What the other session has, started by a command of it."""
+    cmd = f"touch of-another secret; echo x > {OTHER_TMP}; exec ./attacks serve {abstract}"
+    how = ("--yield-time-ms", "0", "--tty=false", "--env", json.dumps([f"SECRET={secret}"]))
+    command = sandbox.do("exec_command", "--workspace-session-id", session, *how, cmd)
+    port = ""
+    while not port:
+        lines = ("--command-session-id", command["command_session_id"], "--start-offset", "0", "--limit", "5")
+        port = str(sandbox.do("read_command_lines", *lines)["output"]).strip()
+    (pid,) = [pid for pid in pids() if cmdline(pid) == f"./attacks\0serve\0{abstract}\0".encode()]
+    upper = sandbox.store / "sessions" / session / "upper/secret"
+    assert upper.exists()
+    return {"other_pid": pid, "other_port": int(port), "other_tmp": OTHER_TMP, "other_abstract": abstract, "upper": str(upper)}
+
+
+def _kept(path: Path) -> tuple[int, int, int, bytes]:
+    """All that a change of a file changes."""
+    status = path.stat()
+    return status.st_mode, status.st_nlink, status.st_ctime_ns, path.read_bytes()
+
+
+@pytest.mark.parametrize(("who", "network"), KINDS)
+def test_m13_m14_no_program_of_a_local_session_gets_to_the_store_the_agent_its_token_or_another_session(
+    desk: Desks, who: str, network: str
+) -> None:
+    at, kind = desk(who), KINDS[who, network]
+    program = at.give("w/attacks", "")
+    program.write_bytes(confined.program())
+    program.chmod(0o755)
+    for name in (".ssh/id", ".netrc"):
+        at.give(name, "PRIVATE")
+    sandbox = at.create("host")
+    folder, (record,) = at.state / "sandboxes" / sandbox.id, records(str(at.state))
+    held = [str(path) for path in at.state.rglob("*") if path.is_file() and record["token"].encode() in path.read_bytes()]
+    base = sandbox.store / "base/B000001-base/attacks"
+    real = base if base.exists() else next(Path(at.env["XDG_CACHE_HOME"]).rglob("bases/*/**/attacks"))  # where the agent alone mounts it
+    number = os.getpid()
+    engine, late, abstract = f"/var/tmp/eos-test-{number}.sock", f"/var/tmp/eos-test-{number}-late.sock", f"eos-test-{number}"
+    place: dict[str, Any] = {
+        "abstract": abstract,
+        "workspace": str(at.workspace),
+        "home": str(at.person.home),
+        "store": str(sandbox.store),
+        "base_file": str(real),
+        "bundle": str(next(Path(at.env["XDG_CACHE_HOME"], "eos/bundles").glob("*/ld.so")).parent),
+        "token": held[0],
+        "agent_socket": str(next(path for path in folder.rglob("*") if path.is_socket())),
+        "agent_port": record["daemon"]["port"],
+        "engine_socket": engine,
+        "late_socket": late,
+        "disk": os.stat(at.state).st_dev,
+    }
+    attacks.in_halves(place, "secret", f"secret-{os.urandom(8).hex()}")
+    attacks.in_halves(place, "token_text", str(record["token"]))
+    before = _kept(real)
+    with listening(engine, f"\0{abstract}"):
+        sessions = Sessions(*(sandbox.session("--network-profile", network) for _ in range(2)))
+        place |= _other(sandbox, sessions.other, f"{abstract}-other", place["secret"])
+        lines = escapes.lines_of(kind, place) + "".join(f"token {n}\tread\t{path}\n" for n, path in enumerate(held))
+        sandbox.write("lines", lines, sessions.attacker)
+        with listening(late):
+            output = sandbox.shell("sh -c './attacks lines; true'", sessions.attacker, "--tty=false")["output"]
+    found = confined.parse(output)
+    assert len(held) >= 2 and {found.pop(f"token {n}") for n in range(len(held))} <= escapes.HIDDEN
+    assert found.keys() == {name for name, row in escapes.rows_of(kind).items() if isinstance(row.attack, attacks.Plain)}
+    wrong = {name: text for name, text in escapes.wrong(kind, found).items() if name in found}
+    if str(at.person.home).startswith("/tmp/"):
+        wrong.pop("write the home folder", None)  # it went to the session's own /tmp
+        assert not (at.person.home / "eos-was-here").exists()
+    assert not wrong
+    assert _kept(real) == before
+    sandbox.destroy()
