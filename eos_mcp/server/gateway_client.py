@@ -29,7 +29,7 @@ from eos_agent.protocol import (
     encode_request,
     is_error,
 )
-from eos_mcp import client, token_file
+from eos_mcp import catalog, client, token_file
 
 Progress = Callable[[str], Awaitable[None]]
 
@@ -98,7 +98,11 @@ class GatewayClient:
             details["hint"] = "the operation may still be at work: look before you repeat it, or start the server with a larger --timeout-s"
             raise OperationError(CONNECTION_ERROR, f"no answer from the gateway within {waited:.0f} s", details, reason="timeout") from None
         except OSError as error:
-            details = {"errno": errno.errorcode.get(error.errno or 0, "EIO"), "retryable": True, "request_id": request_id}
+            operation = catalog.find(op)
+            reads = operation is not None and operation.read_only
+            details = {"errno": errno.errorcode.get(error.errno or 0, "EIO"), "retryable": reads, "request_id": request_id}
+            if not reads:  # a command that is sent twice runs twice
+                details["hint"] = "the sandbox goes on without the gateway, and the operation may be at work there: look before you repeat it"
             raise OperationError(
                 CONNECTION_ERROR, f"lost the gateway at {settings.endpoint}: {error.strerror or error}", details, reason="connection_lost"
             ) from None

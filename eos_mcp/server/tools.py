@@ -224,10 +224,10 @@ def _nearest(word: str, known: Sequence[str]) -> str | None:
 def _unknown_tool(name: str, known: list[str]) -> OperationError:
     details: dict[str, Any] = {"operation": name}
     nearest = _nearest(name, known)
-    if nearest is not None:
-        details["nearest"], details["hint"] = nearest, f"did you mean {nearest}?"
-    elif catalog.find(name) is not None:
+    if catalog.find(name) is not None:
         details["hint"] = "this server was started with another --set, which does not have it"
+    elif nearest is not None:
+        details["nearest"], details["hint"] = nearest, f"did you mean {nearest}?"
     return OperationError(INVALID_REQUEST, f"unknown operation: {name}", details, reason="unknown_operation")
 
 

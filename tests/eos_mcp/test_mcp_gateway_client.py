@@ -74,7 +74,13 @@ def says(*lines: bytes) -> Answer:
 
 
 def ask(
-    folder: str, answer: Answer, *, timeout_s: float = 60, args: dict[str, Any] | None = None, progress: list[str] | None = None
+    folder: str,
+    answer: Answer,
+    *,
+    op: str = "file_read",
+    timeout_s: float = 60,
+    args: dict[str, Any] | None = None,
+    progress: list[str] | None = None,
 ) -> Any:
     """The reply and the request as it came."""
 
@@ -85,7 +91,7 @@ def ask(
 
         async with gateway(folder, answer) as (client, requests):
             reply = await client.request(
-                "file_read",
+                op,
                 args or {"path": "a"},
                 sandbox_id="eos-1",
                 request_id="r-1",
@@ -138,6 +144,15 @@ def test_an_unusable_answer_is_an_error_that_says_so(short_dir: str, answer: Ans
     with pytest.raises(OperationError) as error:
         ask(short_dir, answer)
     assert error.value.kind == kind
+
+
+@pytest.mark.parametrize(("op", "again"), [("file_read", True), ("exec_command", False), ("destroy_sandbox", False)])
+def test_of_a_call_whose_gateway_went_away_only_a_read_is_called_safe_to_repeat(op: str, again: bool, short_dir: str) -> None:
+    with pytest.raises(OperationError) as error:
+        ask(short_dir, says(), op=op)
+    assert (error.value.kind, error.value.details["reason"]) == ("connection_error", "connection_lost")
+    assert error.value.details["retryable"] is again
+    assert ("look before you repeat it" in error.value.details.get("hint", "")) is not again
 
 
 def test_a_gateway_that_does_not_answer_runs_into_the_deadline(short_dir: str) -> None:

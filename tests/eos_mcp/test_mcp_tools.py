@@ -159,6 +159,8 @@ def test_a_tool_of_another_set_is_refused_by_name() -> None:
     found = call("exec_command", {"sandbox_id": "s", "cmd": "x"}, ScriptedGateway(), Options(tool_set="management"))
     assert found.structure["error"]["kind"] == "invalid_request"
     assert "--set" in found.text
+    close = call("discard_draft", {"sandbox_id": "s", "draft_id": "d"}, ScriptedGateway(), Options(tool_set="agent"))
+    assert "--set" in close.text and "did you mean" not in close.text  # diff_draft, which this set has, is no way to discard one
 
 
 def test_the_servers_own_sandbox_stands_in_where_none_is_named_but_never_for_destroying() -> None:
