@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from layerstack.blame import Range
+    from layerstack.blame_file import Range
     from layerstack.changes import Conflict, Fingerprint, Hunk, Notice, TheirsLayer
     from layerstack.drafts import Draft
     from layerstack.errors import LayerStackError, PublishRejected
@@ -79,7 +79,7 @@ _WHERE = {
     "Preview": "layerstack.publish",
     "PublishRejected": "layerstack.errors",
     "Published": "layerstack.publish",
-    "Range": "layerstack.blame",
+    "Range": "layerstack.blame_file",
     "Snapshot": "layerstack.projection",
     "Store": "layerstack.store",
     "TRUSTED": "layerstack.form",

@@ -11,7 +11,7 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerstack import blame, closing, documents, durable
+from layerstack import blame, blame_file, closing, documents, durable
 from layerstack.commit import Arrival, CommitUnsynced, commit
 from layerstack.errors import SquashInFlight
 from layerstack.fold import fold
@@ -119,7 +119,7 @@ def _fold(store: Store, run: Run, scrap: Names) -> _Ready:
     about = _about(run, indexed)
     stem = scrap("metadata", *SUFFIXES)
     store.step("squash.write")
-    told, index = blame.dump(blame.of_block(store, run.layers, run.below)), dump(indexed)
+    told, index = blame_file.dump(blame.of_block(store, run.layers, run.below)), dump(indexed)
     about["index_sha256"], about["blame_sha256"] = checksum(index), hashlib.sha256(told).hexdigest()
     for suffix, data in zip(SUFFIXES, (documents.dump(about), index, told), strict=True):
         durable.write_new(stem + suffix, data, sync=False)

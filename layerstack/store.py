@@ -27,9 +27,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from layerstack import closing, figures, gc, opening, rebase, recovery, session, squash, update
-from layerstack.blame import Answer as Blame
 from layerstack.blame import Cache as BlameCache
 from layerstack.blame import blame
+from layerstack.blame_file import Answer as Blame
 from layerstack.delta import Deltas
 from layerstack.draft_book import DraftBook
 from layerstack.drafts import Draft

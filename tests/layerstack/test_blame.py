@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from layerstack import blame
-from layerstack.blame import Range
+from layerstack import blame, blame_file
+from layerstack.blame_file import Range
 from layerstack.errors import InvalidPath, NotFound
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
 
@@ -232,8 +232,8 @@ def test_a_block_of_layers_remembers_its_ranges_for_a_squash(stack: Stack) -> No
         "gone\n\udcff": (Range(1, 1, "operation:2"),),
     }
     file = f"{stack.folder}/x.blame"
-    put(file, blame.dump(told))
-    assert blame.load(file) == told
+    put(file, blame_file.dump(told))
+    assert blame_file.load(file) == told
     assert get(file).startswith('{"format":1')
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from layerstack import blame, documents, index_file
+from layerstack import blame_file, documents, index_file
 from layerstack.durable import no_step
 from layerstack.errors import Invalid, NotFound, StoreCorrupt
 from layerstack.fsck import check
@@ -139,7 +139,7 @@ def test_damage_of_a_file_that_the_head_needs_stops_the_open_and_is_named_by_a_c
         write(path, broken)
         assert files.blame in {damage.file for damage in check(stack.root)}
         with pytest.raises(StoreCorrupt) as caught:
-            blame.load(path)
+            blame_file.load(path)
         assert caught.value.details["file"] == path
     write(path, data)
     stack.store = Store.open(stack.root)
