@@ -160,6 +160,8 @@ def _preview(
         over = store.chain(head)
         settle(tree, planned.edits, head=over, version=version)
         indexed = build(tree, over, hashes=False)
+    elif _containers_met(store, indexed, version):
+        indexed = build(tree, store.chain(head), hashes=False)
     source, other = count_routes(indexed, base, ignored)
     no_op = not indexed.changed
     return Preview(not no_op, no_op, head.version, source, other, (), planned.notices, dropped), lambda: size_of(tree, indexed)

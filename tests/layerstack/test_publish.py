@@ -494,6 +494,18 @@ def test_pitfall_18_source_and_ignored_work_below_a_removed_directory_conflicts_
 # ---- preview, rounds, limits
 
 
+@on_a_stack({"d/x": "x\n", "d/y": "y\n"})
+def test_a_preview_counts_a_directory_that_the_head_has_made_meanwhile_as_the_publish_does(stack: Stack) -> None:
+    ours, theirs = stack.session(), stack.session()
+    put(theirs.at("d/x"), "changed\n")
+    put(theirs.at("new/theirs"))
+    theirs.publish()
+    os.unlink(ours.at("d/y"))
+    put(ours.at("new/ours"))
+    previewed, done = ours.upper.preview(), ours.publish()
+    assert (previewed.source_count, done.source_count) == (2, 2)  # `new` is the head's by now
+
+
 @on_a_stack({"f": TEXT, "d/g": "g\n"})
 def test_a_preview_of_a_live_session_touches_nothing_and_says_what_the_publish_says(stack: Stack) -> None:
     a, b = two(stack)
