@@ -60,6 +60,7 @@ class Draft(NamedTuple):
 
 
 def new_id() -> str:
+    """An id that no draft has."""
     return f"draft-{os.urandom(8).hex()}"
 
 
@@ -131,6 +132,7 @@ def rewrite(store: Store, draft: Draft, layer_ids: tuple[str, ...]) -> None:
 
 
 def folder_of(store: Store, draft_id: str) -> str:
+    """Where a draft of that id lies; it need not be there."""
     return f"{store.root}/drafts/{draft_id}"
 
 

@@ -37,6 +37,7 @@ class Leases:
         """Told of each lease but readers' that was `acquired` or `released`, in whatever thread."""
 
     def take(self, holder: str, version: int, layer_ids: tuple[str, ...]) -> Lease:
+        """A new claim. Whoever takes one that a squash must mind holds the store's lock, so that none has looked already."""
         lease = Lease(next(self._numbers), holder, version, layer_ids)
         with self._lock:
             self._held[lease.number] = lease
@@ -54,6 +55,7 @@ class Leases:
             self.on_change("released", lease)
 
     def all(self) -> tuple[Lease, ...]:
+        """Those that are held now, readers' too."""
         with self._lock:
             return tuple(self._held.values())
 

@@ -21,6 +21,7 @@ class Run(NamedTuple):
 
     @property
     def first_version(self) -> int:
+        """That of its oldest member."""
         return self.layers[-1].first_version
 
     @property

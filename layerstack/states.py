@@ -204,6 +204,7 @@ def set_attributes(path: str, state: State) -> None:
 
 
 def set_times(path: str, times: tuple[int, int]) -> None:
+    """Access and modification time in ns, of a symlink its own."""
     os.utime(path, ns=times, follow_symlinks=False)
 
 
