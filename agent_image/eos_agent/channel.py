@@ -20,7 +20,8 @@ NO_DATA = 0xFFFFFFFF
 MAX_JSON_BYTES = 24 * 1024 * 1024
 MAX_DATA_BYTES = 256 * 1024 * 1024
 MAX_FDS = 8
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024  # malloc(3) maps and unmaps each buffer from 128 KiB on
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each frame
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_FDS * 4) if hasattr(socket, "CMSG_SPACE") else 0
 
 
@@ -38,7 +39,7 @@ class BadFrame(ValueError):
 
 def encode(message: dict[str, Any], data: bytes | None = None, fd_count: int = 0) -> bytes:
     """The bytes of one frame. Names that are no UTF-8 travel as the surrogates of os.fsdecode."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = _ENCODER.encode(message).encode()
     return HEADER.pack(len(body), NO_DATA if data is None else len(data), fd_count) + body + (data or b"")
 
 

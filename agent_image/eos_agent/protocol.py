@@ -74,9 +74,12 @@ def new_request_id() -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps would make one for each line
+
+
 def encode(value: object) -> bytes:
     """Compact UTF-8 JSON and one newline. A lone surrogate (from a name that is no UTF-8) becomes U+FFFD; NaN raises ValueError."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = _ENCODER.encode(value)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:
@@ -96,7 +99,7 @@ def decode_object(line: bytes) -> dict[str, Any]:
         OperationError: bad_json.
     """
     try:
-        value = json.loads(line, parse_constant=_no_constant)
+        value = _DECODER.decode(line.decode(json.detect_encoding(line), "surrogatepass"))  # as json.loads, which makes a decoder each time
     except (ValueError, RecursionError):
         raise OperationError(BAD_JSON, "the request line is not JSON", reason="bad_json") from None
     if not isinstance(value, dict):
@@ -106,6 +109,9 @@ def decode_object(line: bytes) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")  # NaN and Infinity, which Python would read and could not write again
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def check_request_id(found: str, longest: int = REQUEST_ID_MAX) -> None:

@@ -106,9 +106,9 @@ class Server:
                 )
                 await self._last_answer(reader, writer, busy)
                 return
-            first = True
+            first, received = True, bytearray()
             while not self.draining or first:
-                line = await self._line(reader, writer, first)
+                line = await self._line(reader, writer, received, first)
                 if line is None or not await self._one(line, writer, trusted):
                     return
                 first = False
@@ -131,50 +131,56 @@ class Server:
         oldest.transport.abort()
         return True
 
-    async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bool) -> bytes | None:
-        """One request line; None at the end of the stream. Time runs from the first byte on a kept connection, else from the start."""
-        head = b""
-        if not first:
+    async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray, first: bool) -> bytes | None:
+        """One request line; None at the end of the stream. Time runs from the first byte on a kept connection, else from the start.
+
+        Args:
+            received: what came beyond the line before; on return, beyond this one.
+        """
+        if not first and not received:
             self._idle.add(writer)
             self._busy -= 1
             try:
-                head = await reader.read(1)
+                received += await reader.read(READ_BYTES)
             finally:
                 self._busy += 1
                 self._idle.discard(writer)
-            if not head:
+            if not received:
                 return None
         try:
-            async with asyncio.timeout(self._read_timeout):
-                line = await self._rest(head, reader, stranger=writer in self._strangers)
-            return line if line.strip() else None
+            end = received.find(b"\n")
+            if end < 0:
+                async with asyncio.timeout(self._read_timeout):
+                    end = await self._rest(received, reader, stranger=writer in self._strangers)
+            if end > self._max_request:
+                raise self._too_large()
         except OperationError as error:
             await self._last_answer(reader, writer, error)
             return None
+        line = bytes(received[: end + 1])
+        del received[: end + 1]
+        return line if line.strip() else None
 
-    async def _rest(self, head: bytes, reader: asyncio.StreamReader, *, stranger: bool) -> bytes:
-        """`head` and what follows up to the newline or the end of the stream.
+    async def _rest(self, received: bytearray, reader: asyncio.StreamReader, *, stranger: bool) -> int:
+        """Receive up to a newline or the end of the stream; returns where that is.
 
         Raises:
             OperationError: request_too_large; server_busy, when those who have not shown the token yet send too much together.
         """
-        line = bytearray(head)
         counted = 0
         try:
             while True:
-                try:
-                    line += await reader.readuntil(b"\n")
-                    break
-                except asyncio.IncompleteReadError as error:
-                    line += error.partial
-                    break
-                except asyncio.LimitOverrunError as error:
-                    line += await reader.readexactly(error.consumed)
-                if len(line) > self._max_request:
+                searched = len(received)
+                data = await reader.read(READ_BYTES)
+                received += data
+                end = received.find(b"\n", searched)
+                if end >= 0 or not data:
+                    return end if data else searched
+                if len(received) > self._max_request:
                     raise self._too_large()
                 if stranger:
-                    self._strangers_bytes += len(line) - counted
-                    counted = len(line)
+                    self._strangers_bytes += len(received) - counted
+                    counted = len(received)
                     if self._strangers_bytes > STRANGERS_BYTES:
                         raise OperationError(
                             SERVER_BUSY,
@@ -184,9 +190,6 @@ class Server:
                         )
         finally:
             self._strangers_bytes -= counted
-        if len(line) > self._max_request + 1:
-            raise self._too_large()
-        return bytes(line)
 
     def _too_large(self) -> OperationError:
         return OperationError(
@@ -245,8 +248,9 @@ class Server:
 
     async def _answer(self, writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
         writer.write(encode(value))
-        async with asyncio.timeout(ANSWER_S):
-            await writer.drain()
+        if writer.transport.get_write_buffer_size():  # else the kernel has all of it
+            async with asyncio.timeout(ANSWER_S):
+                await writer.drain()
 
     async def _last_answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, error: OperationError) -> None:
         """Answer a peer that may still be sending, and read on for a moment, so that it sees the answer and not a reset."""

@@ -107,7 +107,12 @@ class Forwarder:
     async def request(
         self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None
     ) -> dict[str, Any]:
-        """The agent's reply, which may be an error envelope.
+        """The agent's reply, which may be an error envelope; see `request_line`."""
+        line = await self.request_line(sandbox_id, op, args, request_id=request_id, timeout_s=timeout_s)
+        return decoded(line, op)
+
+    async def request_line(self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None) -> bytes:
+        """The agent's reply as it came, a JSON object without a newline; one that does not have `"error"` in it is a result.
 
         Args:
             timeout_s: for the whole exchange; None waits as long as the agent lives.
@@ -150,7 +155,7 @@ class Forwarder:
         for sandbox_id in list(self._idle):
             self.forget(sandbox_id)
 
-    async def _request(self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+    async def _request(self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
         operation = catalog.find(op)
         attempts = 2 if operation is not None and operation.read_only else 1  # a read may be asked again; whatever writes is sent once
         while True:
@@ -232,6 +237,16 @@ class Forwarder:
             line.close()
 
 
+def decoded(line: bytes, op: str) -> dict[str, Any]:
+    """The reply of that line.
+
+    Raises:
+        OperationError: internal_error, reason sandbox_gone: it is no JSON object.
+    """
+    with _gone(op):
+        return _object(line)
+
+
 async def _open(target: Target) -> LineSocket:
     loop = asyncio.get_running_loop()
     connected: socket.socket | None = None
@@ -268,7 +283,7 @@ async def _prove(line: LineSocket, target: Target) -> None:
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             await line.send(ping)
-            reply = await _reply(line)
+            reply = _object(await _reply(line))
         if reply.get("status") == "ready" and reply.get("sandbox_id") in (None, target.sandbox_id):
             return
         error = reply.get("error")
@@ -284,14 +299,20 @@ async def _prove(line: LineSocket, target: Target) -> None:
         raise
 
 
-async def _reply(line: LineSocket) -> dict[str, Any]:
+async def _reply(line: LineSocket) -> bytes:
     received = await line.read_line(protocol.MAX_LINE_BYTES)
     if received is None:
         raise EOFError("it closed the connection")
-    reply = json.loads(received)
-    if not isinstance(reply, dict):
+    if not (received.startswith(b"{") and received.endswith(b"}")):
         raise ValueError("the reply is no object")
-    return reply  # pyright: ignore[reportUnknownVariableType]
+    return received
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError("the reply is no object")
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 @contextlib.contextmanager

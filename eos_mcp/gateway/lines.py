@@ -42,6 +42,22 @@ class LineSocket:
                     raise EOFError
                 return None
             self.pending += chunk
+        return self._take(end, limit)
+
+    def line_at_hand(self, limit: int) -> bytes | None:
+        """The line if all of it is here: nothing is waited for, so nobody needs a clock. None: `read_line` says what is the matter.
+
+        Raises:
+            TooLong: as `read_line`; OSError: the connection broke.
+        """
+        try:
+            self.pending += self.socket.recv(CHUNK)
+        except BlockingIOError:
+            return None
+        end = self.pending.find(b"\n")
+        return None if end < 0 else self._take(end, limit)
+
+    def _take(self, end: int, limit: int) -> bytes:
         if end >= limit:
             raise TooLong
         line = bytes(self.pending[:end])
@@ -65,6 +81,17 @@ class LineSocket:
 
     async def send(self, data: bytes) -> None:
         await self._loop.sock_sendall(self.socket, data)
+
+    def send_at_once(self, data: bytes) -> bytes:
+        """What the peer's buffer has room for; returns the rest, for `send`.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        try:
+            return data[self.socket.send(data) :]
+        except BlockingIOError:
+            return data
 
     async def linger(self) -> None:
         """Take in what the peer still sends, within bounds: closing with unread bytes resets the connection and may take our answer with it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from eos_agent import protocol
 from eos_agent.operations import INTERNAL_NAMES
 from eos_agent.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
 from eos_mcp import __version__, catalog
-from eos_mcp.gateway.forward import Forwarder, Target
+from eos_mcp.gateway.forward import Forwarder, Target, decoded
 from eos_mcp.gateway.log import log
 
 REVISING = frozenset(
@@ -52,8 +51,8 @@ class Router:
         self._info, self._contract_results = info, contract_results
         self._executing: set[tuple[str, str]] = set()  # sandbox and request id of commands that are waited for
 
-    async def answer(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any]:
-        """The reply, which may be an agent's error envelope.
+    async def answer(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any] | bytes:
+        """The reply, which may be an agent's error envelope; bytes are the line of an agent's result as it came.
 
         Raises:
             OperationError: the gateway's or the manager's own.
@@ -71,9 +70,9 @@ class Router:
                 took_ms = round((time.monotonic() - started) * 1000, 1)
                 who = {"op": request.op, "request_id": request.request_id, "sandbox_id": request.sandbox_id}
                 log("request", **{key: value and value[:LOGGED_CHARACTERS] for key, value in who.items()}, result=result, took_ms=took_ms)
-        return only_contract(request.op, reply) if self._contract_results else reply
+        return only_contract(request.op, reply) if self._contract_results and not isinstance(reply, bytes) else reply
 
-    async def _route(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any]:
+    async def _route(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any] | bytes:
         op, sandbox_id = request.op, request.sandbox_id
         if sandbox_id is None and op == "gateway_info":
             return self._info()
@@ -90,27 +89,32 @@ class Router:
         if operation is not None and operation.scope == "system":
             message = f"{op} is a manager operation: send it with system scope, sandbox_id inside args"
             raise OperationError(INVALID_REQUEST, message, {"operation": op}, reason="wrong_scope")
-        reply = await self._forward(sandbox_id, request)
-        if op in REVISING and _counts(reply):
+        answer = await self._forward(sandbox_id, request)
+        if op in REVISING and _counts(answer):
             self._manager.note_activity(sandbox_id)
-        return reply
+        return answer
 
-    async def _forward(self, sandbox_id: str, request: Request) -> dict[str, Any]:
+    async def _forward(self, sandbox_id: str, request: Request) -> dict[str, Any] | bytes:
         op, args = request.op, request.args
-        with contextlib.ExitStack() as stack:
-            if op == "exec_command":
-                key = (sandbox_id, request.request_id)
-                self._executing.add(key)
-                stack.callback(self._executing.discard, key)
-            elif op == "cancel_request":  # what it names may not have reached the agent yet
-                args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self._executing}
+        executing = (sandbox_id, request.request_id) if op == "exec_command" else None
+        if executing is not None:
+            self._executing.add(executing)
+        elif op == "cancel_request":  # what it names may not have reached the agent yet
+            args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self._executing}
+        try:
             budget_s = catalog.budget_s(catalog.find(op), args)
             try:
-                reply = await self._forwarder.request(sandbox_id, op, args, request_id=request.request_id, timeout_s=budget_s)
+                line = await self._forwarder.request_line(sandbox_id, op, args, request_id=request.request_id, timeout_s=budget_s)
+                if b'"error"' not in line and not self._contract_results:
+                    return line
+                reply = decoded(line, op)
             except OperationError as error:
                 if error.details.get("reason") != "sandbox_gone":
                     raise
                 raise await self._manager.explain(sandbox_id, op, error) or error from error
+        finally:
+            if executing is not None:
+                self._executing.discard(executing)
         if protocol.is_error(reply) and reply["error"].get("kind") == protocol.SERVER_SHUTTING_DOWN:
             told = await self._manager.explain(sandbox_id, op, None)
             if told is not None:
@@ -167,16 +171,16 @@ def _without(value: object, name: str) -> object:
     return value
 
 
-def _kind(reply: Mapping[str, Any]) -> str:
-    if not protocol.is_error(reply):
+def _kind(reply: Mapping[str, Any] | bytes) -> str:
+    if isinstance(reply, bytes) or not protocol.is_error(reply):
         return "ok"
     error = reply["error"]
     return str(cast("dict[str, Any]", error).get("kind")) if isinstance(error, dict) else protocol.INTERNAL_ERROR
 
 
-def _counts(reply: Mapping[str, Any]) -> bool:
+def _counts(reply: Mapping[str, Any] | bytes) -> bool:
     """Did the call change the sandbox? A publish that failed only while tearing the session down has."""
-    if not protocol.is_error(reply):
+    if isinstance(reply, bytes) or not protocol.is_error(reply):
         return True
     error = reply["error"]
     details: Any = cast("dict[str, Any]", error).get("details") if isinstance(error, dict) else None

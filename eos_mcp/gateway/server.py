@@ -30,7 +30,7 @@ READ_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 60.0  # for 16 MiB at most: who takes longer to read them has gone to sleep, and holds one of our connections
 ACCEPT_PAUSE_S = 0.1
 
-Answer = Callable[[Request, Callable[[str], None]], Awaitable[dict[str, Any]]]
+Answer = Callable[[Request, Callable[[str], None]], Awaitable[dict[str, Any] | bytes]]
 
 
 class GatewayServer:
@@ -44,19 +44,21 @@ class GatewayServer:
         self._max_connections = max_connections
         self._open: set[asyncio.Task[None]] = set()
         self._refusing: set[asyncio.Task[None]] = set()
-        self._accepting: list[asyncio.Task[None]] = []
+        self._accepting = False
 
     @property
     def busy(self) -> bool:
         return bool(self._open)
 
     def start(self) -> None:
-        self._accepting = [asyncio.create_task(self._accept(listener.socket)) for listener in self.listeners]
+        self._accepting = True
+        for listener in self.listeners:
+            self._watch(listener.socket)
 
     async def stop_accepting(self) -> None:
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        self._accepting = False
+        for listener in self.listeners:
+            asyncio.get_running_loop().remove_reader(listener.socket)
 
     def take_pending(self) -> None:
         """Serve what stands in the backlogs; called once nobody can join them any more."""
@@ -75,16 +77,22 @@ class GatewayServer:
         if self._open:
             await asyncio.wait(self._open, timeout=1)
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connected, _ = await loop.sock_accept(listening)
-            except OSError as error:  # out of descriptors: those in use will be given back
-                log("accept_failed", error=str(error))
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            self._admit(connected)
+    def _watch(self, listening: socket.socket) -> None:
+        if self._accepting:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            connected, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # whoever it was has gone
+            return
+        except OSError as error:  # out of descriptors: those in use will be given back
+            log("accept_failed", error=str(error))
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listening)
+            loop.call_later(ACCEPT_PAUSE_S, self._watch, listening)
+            return
+        self._admit(connected)
 
     def _admit(self, connected: socket.socket) -> None:
         self.last_request_at = time.monotonic()
@@ -122,8 +130,9 @@ class GatewayServer:
             reply = await self._exchange(line)
             if reply is not None:
                 with contextlib.suppress(OSError):  # the client has gone or does not read; what it asked for was done
-                    async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                        await line.send(reply)
+                    if rest := line.send_at_once(reply):
+                        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                            await line.send(rest)
                     if line.pending or not line.at_rest():
                         await line.linger()
         finally:
@@ -163,6 +172,9 @@ class GatewayServer:
 
     async def _receive(self, line: LineSocket) -> bytes | None:
         try:
+            at_hand = line.line_at_hand(protocol.MAX_LINE_BYTES)
+            if at_hand is not None:
+                return at_hand
             async with asyncio.timeout(READ_TIMEOUT_S):
                 return await line.read_line(protocol.MAX_LINE_BYTES)
         except TooLong:
@@ -217,7 +229,9 @@ def _no_progress(_: str) -> None:
     pass
 
 
-def _encoded(reply: dict[str, Any]) -> bytes:
+def _encoded(reply: dict[str, Any] | bytes) -> bytes:
+    if isinstance(reply, bytes):
+        return reply + b"\n"
     encoded = protocol.encode(reply)
     if len(encoded) <= protocol.MAX_LINE_BYTES:
         return encoded

@@ -83,12 +83,13 @@ class GatewayClient:
         settings = self._settings or client.discover(endpoint=self._endpoint, token=self._token)
         try:
             async with asyncio.timeout(timeout_s):
-                sock = await self._connect(settings)
-                with sock:
+                # Made before the connect, at which the gateway wakes up: it then finds the line.
+                line = _line(op, args, sandbox_id, request_id, settings.token, on_progress is not None)
+                with await self._connect(settings) as sock:
                     self._settings = settings
-                    # A gateway that was just started has made its token by now.
-                    token = settings.token if settings.token is not None else token_file.read()
-                    reply = await _exchange(sock, _line(op, args, sandbox_id, request_id, token, on_progress is not None), on_progress)
+                    if settings.token is None:  # a gateway that was just started has made its token by now
+                        line = _line(op, args, sandbox_id, request_id, token_file.read(), on_progress is not None)
+                    reply = await _exchange(sock, line, on_progress)
             if is_error(reply) and reply["error"].get("kind") == UNAUTHORIZED:
                 self._settings = None  # the token file may have been replaced: read it again at the next call
             return reply

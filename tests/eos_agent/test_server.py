@@ -88,6 +88,19 @@ def test_a_kept_connection_serves_many_requests_and_another_ends_after_its_answe
     connection.close()
 
 
+def test_requests_that_come_in_one_piece_or_torn_apart_are_answered_one_by_one(shared_agent: Agent) -> None:
+    connection = shared_agent.connect()
+    raw = [encode_request("file_read", {"path": f"no-{n}"}, request_id=str(n), sandbox_id="eos-test", _keep_alive=True) for n in range(3)]
+    torn = len(raw[0]) + len(raw[1]) // 2
+    connection.socket.sendall(b"".join(raw)[:torn])
+    assert '"no-0"' in connection.file.readline().decode()
+    connection.socket.sendall(b"".join(raw)[torn:-1])
+    assert '"no-1"' in connection.file.readline().decode()
+    connection.socket.sendall(b"\n")
+    assert '"no-2"' in connection.file.readline().decode()
+    connection.close()
+
+
 def test_a_request_over_the_limit_is_refused_in_words_and_one_below_it_served(start_agent: Callable[..., Agent]) -> None:
     agent = start_agent(daemon={"server": {"max_request_bytes": 65536}})
     answer = agent.tcp_call("file_write", path="big", content="x" * 70_000)

@@ -347,6 +347,49 @@ def test_a_bug_is_an_internal_error_whose_text_stays_in_the_log(short_dir: str, 
     assert "inner words" in capfd.readouterr().err
 
 
+def test_a_result_of_an_agent_reaches_the_client_byte_for_byte(short_dir: str) -> None:
+    async def case(one: Gateway) -> None:
+        written = b'{ "content":"\\u00e4 \xc3\xa4 1e2",\t"size":1e2 }'  # as no encoder of ours writes it
+
+        async def answer(_: Request, writer: asyncio.StreamWriter) -> dict[str, Any] | None:
+            writer.write(written + b"\n")
+            await writer.drain()
+            return None
+
+        one.agent.behaviour = answer
+        reader, writer = await asyncio.open_unix_connection(one.path)
+        writer.write(line("file_read", scope={"kind": "sandbox", "sandbox_id": "s"}))
+        assert await reader.read() == written + b"\n"
+        writer.close()
+
+    run(short_dir, case)
+
+
+def test_without_descriptors_nobody_is_accepted_and_with_them_everybody_is(short_dir: str, capfd: pytest.CaptureFixture[str]) -> None:
+    import resource
+
+    def said() -> bool:
+        return "accept_failed" in capfd.readouterr().err
+
+    async def case(one: Gateway) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket(socket.AF_UNIX) as waiting:
+            lowest = os.dup(waiting.fileno())
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+            try:
+                waiting.connect(one.path)
+                waiting.sendall(line())
+                while not said():
+                    await asyncio.sleep(0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            waiting.setblocking(False)
+            assert json.loads(await asyncio.get_running_loop().sock_recv(waiting, 65536)) == {"sandboxes": []}
+
+    run(short_dir, case)
+
+
 def test_a_request_in_flight_when_the_gateway_stops_is_told_so(short_dir: str) -> None:
     async def case(one: Gateway) -> None:
         inside = asyncio.Event()
