@@ -169,3 +169,12 @@ def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:
     assert config.agent_config(b"runtime: {workspace: {setup_timeout_s: 1e-9}}").runtime.workspace.setup_timeout_s == 1e-9
     assert load(tmp_path, "manager: {export: {directory_mode: 0700}}").manager.export.directory_mode == "0700"
     assert config.agent_config(b"observability: {max_file_bytes: 1048576}").observability.max_disk_bytes == 2097152
+
+
+def test_the_document_that_the_page_shows_is_one(tmp_path: Path) -> None:
+    page = Path(PRD).parent.parent.joinpath("docs", "configuration.md").read_text()
+    shown = load(tmp_path, page.split("```yaml\n")[1].split("```")[0])
+    agent = config.agent_config(shown.daemon_yaml())
+    config.check_profile_fits(agent, shown.manager.docker.profile().daemon_runtime_profile)
+    assert (agent.runtime.layerstack.quota_layers, shown.manager.docker.profile().pids_max) == (400, 1024)
+    assert shown.manager.local_profile() is not None
