@@ -75,11 +75,17 @@ def usage(operation: Operation, program: str) -> str:
 def unknown_operation(name: str, domain: str, program: str) -> OperationError:
     """The multi-line error of `help NAME` for a name that is none."""
     near = catalog.suggestions(name, domain)
-    lines = [f"unknown operation: {name}", ""]
+    lines = [f"unknown operation: {name}{elsewhere(name)}", ""]
     if near:
         lines += ["Did you mean:", *(f"  {found}" for found in near), ""]
     lines += _use(domain, program)
     return OperationError(INVALID_REQUEST, "\n".join(lines), {"operation": name, "suggestions": near}, reason="unknown_operation")
+
+
+def elsewhere(name: str) -> str:
+    """What is said of a name that another of the three programs has; nothing of a name that none has."""
+    owner = next((domain for domain, operations in catalog.DOMAINS.items() if any(o.name == name for o in operations)), None)
+    return "" if owner is None else f"; sandbox-{owner}-cli has it"
 
 
 def _use(domain: str, program: str) -> list[str]:

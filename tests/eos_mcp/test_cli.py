@@ -78,6 +78,12 @@ def test_vector_1_an_unknown_operation_is_exactly_one_line(state_dir: str) -> No
     assert done.stderr == '{"error":{"kind":"invalid_request","message":"unknown operation: nope","details":{}}}\n'
 
 
+def test_an_operation_of_another_program_is_sent_there(state_dir: str) -> None:
+    for words in (("squash_layerstacks",), ("help", "squash_layerstacks")):
+        found = error(run("runtime", *NOWHERE, "--sandbox-id", "s", *words), 2)
+        assert found["message"].startswith("unknown operation: squash_layerstacks; sandbox-manager-cli has it")
+
+
 def test_vector_2_nobody_there_is_a_connection_error(state_dir: str) -> None:
     found = error(run("manager", *NOWHERE, "list_sandboxes"), 1)
     assert (found["kind"], found["details"]) == ("connection_error", {})
