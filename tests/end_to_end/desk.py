@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -139,6 +140,17 @@ class Sandbox:
     def zygote(self) -> int:
         return min(children_of(self.agent()))
 
+    def everything(self) -> list[int]:
+        """Every process of the sandbox, the agent first."""
+        return [self.agent(), *descendants(self.agent())]
+
+    def wipe_run_directories(self) -> None:
+        """What no reboot leaves."""
+        shutil.rmtree(self.desk.state / "sandboxes" / self.id / "run")
+
+    def log(self) -> str:
+        return (self.desk.state / "sandboxes" / self.id / "daemon.log").read_text()
+
     def runner(self, session: str) -> int:
         """The resident process of a session: the zygote's child in whose mounts the session's upper is."""
         (found,) = [pid for pid in children_of(self.zygote()) if session in mountinfo(pid)]
@@ -166,6 +178,17 @@ class Container(Sandbox):
     def agent(self) -> int:
         first = int(docker("inspect", "--format", "{{.State.Pid}}", self.id))
         return next(pid for pid in descendants(first) if b"sandbox-daemon\0serve\0" in cmdline(pid))  # a parent comes before its children
+
+    def everything(self) -> list[int]:
+        first = int(docker("inspect", "--format", "{{.State.Pid}}", self.id))
+        return [first, *descendants(first)]
+
+    def wipe_run_directories(self) -> None:
+        """Those of a container are its own; the engine starts it again by itself."""
+
+    def log(self) -> str:
+        done = subprocess.run(["docker", "logs", self.id], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout + done.stderr
 
     def restart(self) -> None:
         docker("restart", "-t", "5", self.id)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -170,6 +173,45 @@ def test_after_a_restart_of_the_container_the_next_call_works_and_the_work_is_in
     work = prepared(sandbox)
     sandbox.restart()
     assert_recovered(sandbox, work)
+
+
+@in_places(ROOT, DOCKER)
+def test_after_a_power_cut_of_the_host_the_work_of_all_twenty_sessions_is_in_drafts_and_nothing_else_of_them_is_left(
+    sandbox: Sandbox,
+) -> None:
+    """Everything is killed at once, the gateway too; what lies in run directories is gone, registry and store are as they were."""
+    work = prepared(sandbox)
+
+    def begin(number: int) -> str:
+        session = sandbox.session("--agent", f"agent {number}")
+        sandbox.shell(f"echo work of {number} > n{number}; rm -r d; mkdir -p dir/n{number}; setsid sleep 1000 > /dev/null 2>&1 < /dev/null &", session)
+        return session
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        sessions = list(pool.map(begin, range(19)))
+    clean = sandbox.session()
+    runners = watch([sandbox.runner(session) for session in (*sessions, clean)])
+    for pid in (programs.pid_of(str(sandbox.desk.state)), *sandbox.everything()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert living([*runners, *work.members]) == []
+    sandbox.wipe_run_directories()
+    assert sandbox.read("published.txt") == "kept", "the next call starts all of it again"
+    drafts = {draft["origin"]: draft for draft in sandbox.do("list_drafts")["drafts"]}
+    assert set(drafts) == {f"workspace_session:{session}" for session in (*sessions, work.session)}
+    assert {draft["reason"] for draft in drafts.values()} == {"recovered"}
+    for number in (0, 18):
+        draft = drafts[f"workspace_session:{sessions[number]}"]
+        assert draft["agent"] == f"agent {number}"
+        changes = {entry["path"]: entry for entry in sandbox.do("diff_draft", "--draft-id", draft["draft_id"])["entries"]}
+        assert {f"n{number}", "d/b.txt"} <= set(changes) and f"+work of {number}\n" in changes[f"n{number}"]["patch"]
+    assert sandbox.refused("exec_command", "--workspace-session-id", clean, "true")["details"]["reason"] == "session_not_found"
+    for session in (*sessions, work.session, clean):
+        assert mounts_that_name(session) == []
+    assert os.listdir(sandbox.store / "sessions") == [] and sandbox.uppers_in_use() == []
+    assert sandbox.do("list_workspace_sessions")["sessions"] == []
+    assert "boot storage sweep done: 20 sessions of an earlier agent became drafts" in sandbox.log()
+    assert sandbox.shell("cat d/b.txt")["output"] == "in a directory"
 
 
 @in_places(ROOT, DOCKER)
