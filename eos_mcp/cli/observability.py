@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from eos_mcp.cli.program import run
+from eos_mcp.cli import program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run("observability", "sandbox-observability-cli", argv)
+    return program.main("observability", "sandbox-observability-cli", argv)
 
 
 if __name__ == "__main__":
