@@ -81,14 +81,18 @@ def remove_tree(dir_fd: int, path: str) -> bool:
         while True:
             with contextlib.suppress(OSError):
                 write(fd, "cgroup.kill", "1")
-            for entry in os.scandir(fd):
-                if entry.is_dir(follow_symlinks=False):
-                    remove_tree(fd, entry.name)
+            with contextlib.suppress(FileNotFoundError):
+                with os.scandir(fd) as entries:
+                    folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+                for name in folders:
+                    remove_tree(fd, name)
             for pid in members(fd, "."):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             try:
                 os.rmdir(path, dir_fd=dir_fd)
+                return True
+            except FileNotFoundError:  # the zygote was faster
                 return True
             except OSError as error:
                 if error.errno != errno.EBUSY or time.monotonic() > deadline:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -290,6 +292,41 @@ def test_nothing_is_left_of_a_session_an_agent_or_an_agent_that_was_killed(limit
     agent.kill()
     done = subprocess.run([sys.executable, "-m", "eos_agent", "reap", "--settings", agent.settings_path], capture_output=True, text=True)
     assert (done.returncode, folders_of(name)) == (0, []), done.stderr
+
+
+def test_two_may_remove_a_cgroup_at_once(tmp_path: Path) -> None:
+    """An agent that cannot go on removes its folder while the zygote removes a leaf whose pid 1 it has just reaped."""
+    for _ in range(12):
+        groups = cgroups.open_groups("eos-unit", str(tmp_path), None)
+        leaf, unified = groups.make(), groups.unified
+        assert unified is not None
+        pid = children.fork()
+        if pid == 0:
+            groups.join(leaf)
+            signal.pause()
+        while not hierarchies.members(unified.fd, leaf):
+            pass
+
+        def other(pid: int = pid, leaf: str = leaf, fd: int = os.dup(unified.fd)) -> None:
+            os.waitpid(pid, 0)
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(leaf, dir_fd=fd)
+            os.close(fd)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert hierarchies.remove_tree(unified.parent_fd, os.path.basename(unified.path))
+        thread.join(WAIT_S)
+        groups.close()
+
+
+def test_an_agent_that_cannot_open_its_store_leaves_no_cgroup(limited: Callable[..., Agent]) -> None:
+    agent = limited()
+    assert agent.stop() == 0
+    Path(agent.store, "workspace.json").write_text("no store")
+    agent.start(wait=False)
+    assert agent.wait() == 1
+    assert folders_of(name_of(agent)) == []
 
 
 def test_a_killed_zygote_takes_its_cgroups_along(limited: Callable[..., Agent]) -> None:
