@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import tempfile
@@ -49,6 +50,16 @@ def put(full: str, body: str | bytes = "x\n") -> None:
 def get(full: str) -> str:
     with open(full, "rb") as file:
         return file.read().decode()
+
+
+def refusing(step: str, *, code: int = errno.ENOSPC) -> Step:
+    """A disk that refuses what comes after this named step."""
+
+    def take(name: str) -> None:
+        if name == step:
+            raise OSError(code, os.strerror(code))
+
+    return take
 
 
 class Session:

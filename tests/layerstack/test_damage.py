@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from layerstack.errors import Invalid, NotFound, StoreCorrupt
 from layerstack.fsck import check
 from layerstack.manifest import FIRST_VERSION, Manifest, reference
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n"}
 
@@ -404,11 +405,7 @@ def test_the_only_copy_of_work_that_a_failed_publish_left_in_layers_survives_the
             raise OSError(5, "Input/output error", old)
         real(old, new)
 
-    def fail(step: str) -> None:
-        if step == "commit.rename_manifest":
-            raise OSError(5, "Input/output error")
-
-    stack.store.step = fail
+    stack.store.step = refusing("commit.rename_manifest", code=errno.EIO)
     os.rename = rename  # type: ignore[assignment]
     try:
         with pytest.raises(OSError, match="Input/output"):
@@ -433,11 +430,7 @@ def test_a_write_that_failed_and_could_not_be_undone_can_be_done_again(stack: St
             raise OSError(5, "Input/output error", old)
         real(old, new)
 
-    def fail(step: str) -> None:
-        if step == "commit.rename_manifest":
-            raise OSError(5, "Input/output error")
-
-    stack.store.step = fail
+    stack.store.step = refusing("commit.rename_manifest", code=errno.EIO)
     os.rename = rename  # type: ignore[assignment]
     try:
         with pytest.raises(OSError, match="Input/output"):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from layerstack.errors import Busy, Invalid, NotFound, PublishRejected
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
+from tests.layerstack.stack import Session, Stack, get, on_a_stack, put, refusing
 
 
 def rejected(stack: Stack) -> Session:
@@ -223,11 +223,7 @@ def test_a_publish_that_fails_leaves_the_upper_usable_and_the_head_old(stack: St
         os.utime(a.at("f"))
         head = stack.store.head
 
-        def fail(step: str, name: str = name) -> None:
-            if step == name:
-                raise OSError(28, "No space left on device")
-
-        stack.store.step = fail
+        stack.store.step = refusing(name)
         with pytest.raises(OSError, match="No space"):
             a.publish()
         assert stack.store.head is head

@@ -14,7 +14,7 @@ from layerstack.delta import delta
 from layerstack.durable import no_step, remove_tree
 from layerstack.errors import InvalidPath, NotFound
 from layerstack.publish import Published
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 from tests.trees import read_tree
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 31))
@@ -137,11 +137,7 @@ def test_a_rollback_that_the_disk_refuses_changes_nothing_and_passes_later(stack
     for name in dict.fromkeys(name for name in names if name != "commit.fsync_manifest"):
         head = stack.store.head
 
-        def fail(step: str, name: str = name) -> None:
-            if step == name:
-                raise OSError(28, "No space left on device")
-
-        stack.store.step = fail
+        stack.store.step = refusing(name)
         with pytest.raises(OSError, match="No space"):
             back(stack, 1)
         assert stack.store.head is head and os.listdir(f"{stack.root}/staging") == []
@@ -320,12 +316,7 @@ def test_a_pin_that_the_disk_refuses_is_none_and_a_damaged_one_is_named(stack: S
     stack.store.step = names.append
     stack.store.pins.pin(2)
     for name in names:
-
-        def fail(step: str, name: str = name) -> None:
-            if step == name:
-                raise OSError(28, "No space left on device")
-
-        stack.store.step = fail
+        stack.store.step = refusing(name)
         with pytest.raises(OSError, match="No space"):
             stack.store.pins.pin(3)
         assert list(stack.store.pins.all()) == [2] and os.listdir(f"{stack.root}/pins") == ["2.json"]

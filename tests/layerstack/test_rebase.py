@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from layerstack.errors import PublishRejected
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 21))
 BASE: dict[str, str | bytes | None] = {"f": TEXT, "d/a": "a\n", "gone": "x\n"}
@@ -122,12 +122,7 @@ def test_a_full_disk_on_the_way_leaves_no_session_and_the_draft(stack: Stack) ->
     first.umount()
     first.upper.discard()
     for name in dict.fromkeys(name for name in names if name != "session.end"):
-
-        def fail(step: str, name: str = name) -> None:
-            if step == name:
-                raise OSError(28, "No space left on device")
-
-        stack.store.step = fail
+        stack.store.step = refusing(name)
         with pytest.raises(OSError, match="No space"):
             stack.store.open_upper("n", origin="t", draft_id=draft, draft_base="head")
         assert os.listdir(f"{stack.root}/staging") == os.listdir(f"{stack.root}/sessions") == []

@@ -10,7 +10,7 @@ import pytest
 
 from layerstack.durable import no_step
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 from tests.trees import read_tree
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n"}
@@ -69,11 +69,7 @@ def test_a_published_draft_stays_while_a_dead_session_that_stands_on_it_cannot_b
     put(c.at("more"), "more\n")
     b.publish()
 
-    def full(step: str) -> None:
-        if step == "draft.mkdir":
-            raise OSError(28, "No space left on device")
-
-    stack.step = full
+    stack.step = refusing("draft.mkdir")
     stack.reopen()
     assert [name for name, _ in stack.store.unrecovered] == ["s2"]
     stack.reopen()
@@ -159,11 +155,7 @@ def test_a_second_publish_on_a_disk_that_is_still_full_does_not_end_the_upper(st
     a.publish()
     b.umount()
 
-    def fail(step: str) -> None:
-        if step == "upper.renew":
-            raise OSError(28, "No space left on device")
-
-    stack.store.step = fail
+    stack.store.step = refusing("upper.renew")
     assert b.rejected() == {"f": "content"}
     for _ in range(2):
         with pytest.raises(OSError, match="No space"):

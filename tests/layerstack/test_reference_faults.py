@@ -17,7 +17,7 @@ from layerstack import documents
 from layerstack.errors import StoreCorrupt
 from layerstack.publish import CommitUnsynced
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 from tests.trees import Tree
 
 TEXT = "f{\n1\n2\n3\ntail\n"
@@ -179,14 +179,10 @@ def test_w6_a_file_that_carries_the_mark_of_a_deletion_as_an_attribute_is_an_ord
 
 @on_a_stack({"f": "old\n"})
 def test_w7_a_layer_whose_manifest_was_renamed_in_is_kept_when_the_last_sync_fails(stack: Stack) -> None:
-    def failing(name: str) -> None:
-        if name == "commit.fsync_manifest":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     session = stack.session()
     put(session.at("f"), "new\n")
     session.umount()
-    stack.store.step = failing
+    stack.store.step = refusing("commit.fsync_manifest", code=errno.EIO)
     with pytest.raises(CommitUnsynced) as caught:
         session.publish()
     assert caught.value.published.manifest == stack.store.head
@@ -208,11 +204,7 @@ def test_w7_a_squash_whose_last_sync_fails_keeps_the_layer_that_the_manifest_nam
     write(stack, "f", "1\n2\n3\n")
     write(stack, "f", "1\n2\n3\n4\n")
 
-    def failing(name: str) -> None:
-        if name == "commit.fsync_manifest":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    stack.store.step = failing
+    stack.store.step = refusing("commit.fsync_manifest", code=errno.EIO)
     with pytest.raises(CommitUnsynced):
         stack.store.squash()
     stack.store.gc()

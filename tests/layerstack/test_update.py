@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 
@@ -10,7 +11,7 @@ import pytest
 from layerstack import durable
 from layerstack.durable import no_step
 from layerstack.publish import CommitUnsynced
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 
 TEXT = "".join(f"line {n}\n" for n in range(20))
 
@@ -58,11 +59,7 @@ def test_work_written_after_a_publish_that_was_not_synced_is_not_lost(stack: Sta
     put(a.at("x"), "1\n")
     a.umount()
 
-    def fail(step: str) -> None:
-        if step == "commit.fsync_manifest":
-            raise OSError(5, "Input/output error")
-
-    stack.store.step = fail
+    stack.store.step = refusing("commit.fsync_manifest", code=errno.EIO)
     with pytest.raises(CommitUnsynced):
         a.publish()
     stack.store.step = no_step
@@ -87,13 +84,9 @@ def test_writing_over_a_huge_file_reads_no_more_of_it_than_asked(stack: Stack) -
 
 @on_a_stack({"f": TEXT})
 def test_what_is_published_already_is_synced_before_anybody_is_told_so(stack: Stack) -> None:
-    def fail(step: str) -> None:
-        if step == "commit.fsync_manifest":
-            raise OSError(5, "Input/output error")
-
     a = stack.session()
     put(a.at("f"), "new\n")
-    stack.store.step = fail
+    stack.store.step = refusing("commit.fsync_manifest", code=errno.EIO)
     with pytest.raises(CommitUnsynced):
         stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r")
     stack.store.step = no_step
