@@ -6,7 +6,10 @@ from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError,
 from eos_agent.publication import rejection
 from layerstack.errors import Busy, LayerStackError, PublishRejected
 
+QUOTA_HINT = "make room: squash_layerstacks, end sessions, drafts and pins that keep old layers; then repeat it. Another quota holds for new sandboxes"
 HINTS = {
+    "quota_bytes": QUOTA_HINT,
+    "quota_layers": QUOTA_HINT,
     "version_not_found": "list_versions shows those that can be opened",
     "draft_not_found": "list_drafts shows the ones that are kept",
 }

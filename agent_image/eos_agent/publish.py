@@ -12,8 +12,8 @@ from eos_agent.history import cursor
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.publication import preview_json, publish_json, rejection
 from eos_agent.session import EXPLICIT, Session, check_grace
-from eos_agent.settle import QUOTA_HINT, commit
-from layerstack.errors import PublishRejected, QuotaExceeded
+from eos_agent.settle import commit
+from layerstack.errors import PublishRejected
 from layerstack.publish import CommitUnsynced
 
 if TYPE_CHECKING:
@@ -220,8 +220,6 @@ def _refused(
     if shown.kind == INTERNAL_ERROR:
         log.failure("publish_failed", error, session=session.id)
     details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
-    if isinstance(error, QuotaExceeded):
-        details["hint"] = QUOTA_HINT
     if not retained:
         details["draft_id"] = sessions.lost.get(session.id)
     kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED

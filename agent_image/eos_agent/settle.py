@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import log, telemetry
-from eos_agent.failures import operation_error
+from eos_agent.failures import QUOTA_HINT, operation_error
 from eos_agent.publication import publish_json, rejection
 from layerstack.errors import PublishRejected, QuotaExceeded
 from layerstack.publish import CommitUnsynced
@@ -19,7 +19,6 @@ HINT = (
     "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
     "redo them on the newest version, then discard_draft"
 )
-QUOTA_HINT = "make room: squash_layerstacks, end sessions, drafts and pins that keep old layers; or raise the quota; then publish again"
 CANCELLED = "cancelled"
 CANCELLED_HINT = "the request was cancelled: nothing was published; what the command wrote is kept in draft_id, discard_draft deletes it"
 SETTLED = frozenset({"source_conflict", "publish_error", CANCELLED})  # drafts of sessions that ended in good order

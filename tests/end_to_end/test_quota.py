@@ -57,7 +57,8 @@ def test_f9_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessi
         sandbox.write("kept", "k" * 600)
         before = layers(sandbox)
         over = ("operation_failed", "quota_bytes", 1500, 600, 1000)
-        assert refusal(sandbox.refused("file_write", "--path", "more", "--content", "m" * 1000)) == over
+        error = sandbox.refused("file_write", "--path", "more", "--content", "m" * 1000)
+        assert refusal(error) == over and "squash_layerstacks" in error["details"]["hint"]
 
         session = sandbox.session()
         sandbox.shell("setsid sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid; head -c 1000 /dev/zero > mine", session)
