@@ -124,10 +124,13 @@ def _content(path: str, limit: int) -> bytes:
     return found
 
 
-def decode(line: bytes) -> dict[str, Any] | None:
-    """The object of one line; None for a torn one, or one that is no object."""
+def decode(line: bytes, **members: type) -> dict[str, Any] | None:
+    """The object of one line; None for a torn one, for one that is no object, and for one that lacks one of `members` or has it of another type."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, dict):
+        return None
+    found: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+    return found if all(isinstance(found.get(name), kind) for name, kind in members.items()) else None

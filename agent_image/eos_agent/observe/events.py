@@ -27,13 +27,13 @@ def _events(telemetry: Telemetry, name: str | None, since_ms: int | None, last_n
             break
         if not line.startswith(b'{"kind":"event"'):
             continue
-        value = decode(line)
+        value = decode(line, ts=int, name=str)
         if value is None or (name is not None and value.get("name") != name) or (since_ms is not None and value["ts"] < since_ms):
             continue
         size += len(line)
         if size > MAX_BYTES:
             break
-        at = value.pop("at", value["ts"])
+        at = value.pop("at", None)
         value.pop("_counters", None)
-        found.append((at, value))
+        found.append((at if isinstance(at, int | float) else value["ts"], value))
     return [value for _, value in sorted(found, key=lambda one: one[0])]

@@ -132,7 +132,7 @@ class Sampler:
         found: list[dict[str, Any]] = []
         size = 0
         for line in reversed([line for data in segments.read() for line in data.split(b"\n") if mark in line]):
-            value = decode(line)
+            value = decode(line, ts=int, metrics=dict)
             if value is None or value.get("scope") != scope:
                 continue
             size += len(line)

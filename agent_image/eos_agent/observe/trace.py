@@ -42,8 +42,8 @@ def _last(lines: list[bytes]) -> str | None:
     """The trace of the request that was answered last."""
     for line in reversed(lines):
         if b'"name":"daemon' in line and b'"parent":' not in line:
-            value = decode(line)
-            if value is not None and value.get("kind") == "span" and isinstance(value.get("trace"), str):
+            value = decode(line, trace=str)
+            if value is not None and value.get("kind") == "span":
                 return str(value["trace"])
     return None
 
@@ -56,14 +56,20 @@ def _records(lines: list[bytes], wanted: str) -> tuple[list[dict[str, Any]], boo
     for line in reversed(lines):
         if mark not in line:
             continue
-        value = decode(line)
-        if value is None or value.get("trace") != wanted:
+        value = decode(line, ts=int, name=str)
+        if value is None or value.get("trace") != wanted or not _whole(value):
             continue
         size += len(line) + 64
         if len(found) >= MAX_RECORDS or size > MAX_BYTES:
             return found[::-1], True
         found.append(value)
     return found[::-1], False
+
+
+def _whole(record: dict[str, Any]) -> bool:
+    """Whether what a record may have is what we write there: a disk that was repaired can have kept half of two lines."""
+    at, parent = record.get("at", 0), record.get("parent", "")
+    return isinstance(at, int | float) and isinstance(parent, str) and (record.get("kind") != "span" or isinstance(record.get("span"), str))
 
 
 def tree(records: list[dict[str, Any]], still_open: dict[str, str | None]) -> list[dict[str, Any]]:
