@@ -53,7 +53,7 @@ def boundaries(stack: Stack, layers: Sequence[Layer]) -> set[str]:
 
 
 def plan(stack: Stack, chain: Chain) -> list[Run]:
-    """The maximal runs of two or more layers that are neither the base nor the newest layer of a lease.
+    """The maximal runs of two or more layers that are neither the base, nor the newest layer of a lease, nor known to be damaged.
 
     None while damaged work is set apart: on which version it stands nobody knows.
     """
@@ -63,7 +63,7 @@ def plan(stack: Stack, chain: Chain) -> list[Run]:
     runs: list[Run] = []
     start = 0
     for at, layer in enumerate(layers):
-        if layer.is_base or layer.id in stops:
+        if layer.is_base or layer.id in stops or layer.id in stack.unfoldable:
             if at - start >= 2:
                 runs.append(Run(layers[start:at], Chain(layers[at:], chain.shelf, chain.form)))
             start = at + 1

@@ -8,12 +8,14 @@ block are closed, since their trees are gone. What a crash leaves of this last p
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerstack import blame, blame_file, closing, documents, durable
+from layerstack.chain import Chain
 from layerstack.commit import Arrival, CommitUnsynced, commit
-from layerstack.errors import SquashInFlight
+from layerstack.errors import SquashInFlight, StoreCorrupt
 from layerstack.fold import fold
 from layerstack.index import Layer
 from layerstack.index_file import Indexed, build, checksum, dump, load_digests
@@ -93,7 +95,7 @@ def squash(store: Store, *, wait: bool = False) -> Squashed:
                     closing.finish(store)
             with store.reading() as snapshot:
                 store.step("squash.plan")
-                ready = [_fold(store, run, scrap) for run in plan(store, snapshot.chain)]
+                ready = _fold_all(store, snapshot.chain, scrap)
                 head, folded, named = _commit(store, ready, scrap) if ready else (store.head, [], False)
             if not folded:
                 return Squashed(head, ())
@@ -108,6 +110,16 @@ def squash(store: Store, *, wait: bool = False) -> Squashed:
             return Squashed(head, tuple(blocks))
     finally:
         store.squash_lock.release()
+
+
+def _fold_all(store: Store, chain: Chain, scrap: Names) -> list[_Ready]:
+    """Every run of the chain. A layer with a damaged file stops this squash, by name, and no later one: the stack must not grow for its sake."""
+    try:
+        return [_fold(store, run, scrap) for run in plan(store, chain)]
+    except StoreCorrupt as error:
+        damaged = os.path.basename(str(error.details.get("file", ""))).partition(".")[0]
+        store.unfoldable.update(layer.id for layer in chain.published if layer.id == damaged)
+        raise
 
 
 def _fold(store: Store, run: Run, scrap: Names) -> _Ready:

@@ -41,6 +41,8 @@ class Stack:
         """Layers that a squash replaced and that somebody's lease still keeps."""
         self.withheld: set[str] = set()
         """Layers that a squash replaced and that something on disk still names, since the disk refused to let it be replaced: see `unsettled`."""
+        self.unfoldable: set[str] = set()
+        """Layers whose metadata a squash of this process found damaged: it said so, and later ones leave them as they are."""
         self.unsettled = False
         """The disk refused to delete or replace what still names them; it is tried again by the next squash or gc, or at the next open."""
         self.on_head: Callable[[], object] | None = None

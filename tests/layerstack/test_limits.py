@@ -164,6 +164,30 @@ def test_a_damaged_layer_that_a_fold_meets_is_told_and_stops_no_publish_that_fit
 
 
 @on_a_stack(BASE, forms=("user",))
+def test_a_damaged_layer_stops_one_squash_by_name_and_later_ones_fold_around_it(s: Stack) -> None:
+    store = s.store
+    grow(s, 4)
+    (block,) = store.squash().blocks
+    for name in ("one", "two", "three"):
+        write(s, name)
+    path = f"{s.root}/.layer-metadata/{block.squashed_layer_id}.blame"
+    with open(path, "rb") as file:
+        good = file.read()
+    put(path, good[:-9])
+    s.reopen()
+    store = s.store
+    before = s.tree()
+    with pytest.raises(StoreCorrupt) as caught:
+        store.squash()
+    assert caught.value.details["file"] == path and os.listdir(store.scrap.path) == []
+    assert store.squash().blocks and [layer[0] for layer in store.head.layer_ids] == ["S", "S", "B"]
+    assert s.tree() == before and not store.squash().blocks
+    put(path, good)
+    s.reopen()
+    assert s.store.squash().blocks and len(s.store.head.layers) == 2 and s.tree() == before
+
+
+@on_a_stack(BASE, forms=("user",))
 def test_many_publishes_at_once_at_the_limit_fold_once_and_all_go_through(s: Stack) -> None:
     store = s.store
     store.quota.layers, store.quota.fold_at = 30, FOLD_AT
