@@ -139,7 +139,7 @@ def denied_calls(machine: str = linux.MACHINE) -> dict[str, int]:
 def _no_listening_in(machine: str) -> list[bytes]:
     """No packet sockets, and of the raw ones those of ping only: any other shows what goes over the network that the session shares.
 
-    The token of the agent is among that: the gateway's requests come over TCP, and CAP_NET_RAW is for more than ping.
+    The token of the agent is among that: the gateway's requests come over TCP, and CAP_NET_RAW is for more than ping (ADR 0026).
     """
     deny, allow = _op(_RETURN, 0, 0, _errno(errno.EPERM)), _op(_RETURN, 0, 0, _ALLOW)
     domain, kind, protocol = (_op(_LOAD, 0, 0, _ARGUMENTS + 8 * n) for n in range(3))
