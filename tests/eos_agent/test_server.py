@@ -252,9 +252,13 @@ def test_http_answers_no_page_that_came_by_a_name(shared_agent: Agent) -> None:
     assert http(shared_agent, "GET", "/health", Origin="http://127.0.0.1:9")[0] == 200
 
 
-def test_no_command_reaches_the_agents_socket_or_its_token(shared_agent: Agent) -> None:
+def test_m13_no_command_reaches_the_agents_socket_or_its_token(shared_agent: Agent) -> None:
     paths = [shared_agent.settings["socket_path"], shared_agent.settings["endpoint_path"], shared_agent.store]
     found = shared_agent.run("; ".join(f"ls -A {path}" for path in paths) + "; env", None)
+    found["output"] += shared_agent.run(
+        "cat /proc/*/environ /proc/*/cmdline /proc/net/unix /proc/self/mountinfo 2>/dev/null | tr '\\0' ' '"
+    )["output"]
+    assert shared_agent.run(f"cat {shared_agent.settings['token_file']} 2>/dev/null | grep -c .")["output"] == "0"
     assert TOKEN not in found["output"] and "manifest" not in found["output"]
     with socket.socket(socket.AF_UNIX) as ours:
         ours.connect(shared_agent.settings["socket_path"])
