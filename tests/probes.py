@@ -177,6 +177,11 @@ def _busybox() -> None:
     images.static_busybox()
 
 
+def _musl() -> None:
+    if shutil.which("musl-gcc") is None:
+        raise RuntimeError("no musl-gcc (package musl-tools)")
+
+
 PROBES: dict[str, Callable[[], None]] = {
     "root": _root,
     "uid": _uid,
@@ -189,6 +194,7 @@ PROBES: dict[str, Callable[[], None]] = {
     "cgroups": _cgroups,
     "debootstrap": _debootstrap,
     "busybox": _busybox,
+    "musl": _musl,
 }
 """Each raises when the machine cannot; the exception's text is the reason."""
 

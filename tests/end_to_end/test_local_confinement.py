@@ -18,7 +18,7 @@ from tests.processes import cmdline, pids
 from .desk import Desks, Sandbox
 from .hosting import records
 
-pytestmark = [pytest.mark.needs("overlay", "userns", "root", "uid")]
+pytestmark = [pytest.mark.needs("overlay", "userns", "root", "uid", "musl")]
 OTHER_TMP = "/tmp/eos-test-other"
 KINDS = {("root", "shared"): "local-root", ("ordinary", "shared"): "local-user", ("root", "isolated"): "local-isolated"}
 

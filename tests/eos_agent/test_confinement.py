@@ -47,6 +47,7 @@ def test_every_row_of_the_table_comes_out_as_it_says(kind: str) -> None:
     assert escapes.wrong(kind, findings(kind).forked) == {}
 
 
+@pytest.mark.needs("musl")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_program_without_an_interpreter_gets_no_further_at_the_end_of_a_chain_of_shells_or_as_a_daemon(kind: str) -> None:
     found = findings(kind)
