@@ -411,23 +411,21 @@ def cancel(agent: Agent, request_id: Any, **more: Any) -> dict[str, Any]:
     return answer
 
 
-def running_command(agent: Agent, request_id: str) -> dict[str, Any]:
-    while True:
-        for row in agent.call("list_commands")["commands"]:
+def running_command(agent: Agent, request_id: str, answer: concurrent.futures.Future[dict[str, Any]]) -> dict[str, Any]:
+    """The row of the command of a request that `answer` waits for, once it runs. A request that failed is no reason to wait for it."""
+    while not answer.done():
+        for row in agent.call("list_commands", limit=1000)["commands"]:
             if row["request_id"] == request_id and row["status"] == "running":
                 return dict(row)
+    raise AssertionError(answer.result())
 
 
 def test_a_cancelled_request_ends_with_its_process_tree_and_its_work_is_a_draft(shared_agent: Agent) -> None:
     answer = in_background(shared_agent, "to-cancel", cmd="echo half > work; setsid sleep 3600 & sleep 3600 & echo up > ready; wait")
-    row = running_command(shared_agent, "to-cancel")
+    row = running_command(shared_agent, "to-cancel", answer)
     session, head = row["workspace_session_id"], shared_agent.version()
-    while True:
-        try:
-            shared_agent.read("ready", workspace_session_id=session)
-            break
-        except Failed as error:
-            assert error.kind == "not_found"
+    while "ready" not in [entry["name"] for entry in shared_agent.call("file_list", workspace_session_id=session)["entries"]]:
+        assert not answer.done(), answer.result()
     cancelled = cancel(shared_agent, "to-cancel")
     assert cancelled == {"request_id": "to-cancel", "cancelled": True, "command_session_id": row["command_session_id"]}
     result = answer.result(60)
@@ -446,9 +444,9 @@ def test_a_cancelled_request_ends_with_its_process_tree_and_its_work_is_a_draft(
 
 def test_a_cancelled_request_in_an_explicit_session_leaves_the_session_as_it_is(shared_agent: Agent, here: In) -> None:
     answer = in_background(shared_agent, "in-session", cmd="echo kept > work; sleep 3600", workspace_session_id=here.session)
-    running_command(shared_agent, "in-session")
+    running_command(shared_agent, "in-session", answer)
     while "work" not in [entry["name"] for entry in shared_agent.call("file_list", workspace_session_id=here.session)["entries"]]:
-        pass
+        assert not answer.done(), answer.result()
     assert cancel(shared_agent, "in-session")["cancelled"] is True
     assert answer.result(60)["status"] == "cancelled"
     assert here.run("cat work; grep -l sleep /proc/[0-9]*/comm 2>/dev/null || echo none")["output"] == "kept\nnone"
