@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 
 import anyio
 
@@ -19,6 +20,7 @@ def serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> None:
 
 
 async def _serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> None:
+    gc.freeze()  # what was imported stays: no collection walks the SDK again
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     async with anyio.create_task_group() as tasks:
