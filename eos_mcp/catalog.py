@@ -182,7 +182,12 @@ MANAGER: tuple[Operation, ...] = (
         (
             _SANDBOX,
             Argument(
-                "if_clean", "boolean", help="true: refuse while there is unpublished work or a draft.", default=False, ours=True, hidden=True
+                "if_clean",
+                "boolean",
+                help="true: refuse while there is unpublished work or a draft.",
+                default=False,
+                ours=True,
+                hidden=True,
             ),
         ),
         scope="system",
@@ -195,7 +200,12 @@ MANAGER: tuple[Operation, ...] = (
             "The manager stops the agent, removes the sandbox, marks the record stopped and drops it.",
             "If removal fails the record stays as failed, for a person to recover.",
         ),
-        result=(*_RECORD, ResultField("discarded", "object", "layers, sessions, drafts that are gone; unpublished: sessions, paths (100), count, bytes", ours=True)),
+        result=(
+            *_RECORD,
+            ResultField(
+                "discarded", "object", "layers, sessions, drafts that are gone; unpublished: sessions, paths (100), count, bytes", ours=True
+            ),
+        ),
         sets=_MANAGEMENT,
         waits=NO_BUDGET,
         promise="On success the final record of state stopped, which is no longer listed.",

@@ -285,4 +285,6 @@ class Handlers:
     def _diagnose(self, ts: int) -> None:
         """At each sample, in its thread."""
         inside = observe_daemon.own_figures()
-        self.diagnostics.look(ts, **inside, about=lambda: observe_daemon.measure({"ownership": {}, "transcripts": self.settings.transcripts}))
+        self.diagnostics.look(
+            ts, **inside, about=lambda: observe_daemon.measure({"ownership": {}, "transcripts": self.settings.transcripts})
+        )

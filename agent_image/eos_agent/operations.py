@@ -86,7 +86,12 @@ _COMMAND_RESULT = (
     ResultField("publish_rejection", "object", "every conflict with base, ours, theirs and hunks", ours=True),
     ResultField("draft_id", "string", "where refused work is kept", ours=True),
     ResultField("hint", "string", ours=True),
-    ResultField("discarded", "object", "paths, count, bytes: unpublished work that went with its session; by and request_id say at whose word", ours=True),
+    ResultField(
+        "discarded",
+        "object",
+        "paths, count, bytes: unpublished work that went with its session; by and request_id say at whose word",
+        ours=True,
+    ),
     ResultField("finalizing", "boolean", "the command ended, its session is being published", ours=True),
     ResultField("leader_exit_code", "integer", "the command itself ended, others of its group live", ours=True),
     ResultField("waiting_on", "array", "processes of the group that still run", ours=True),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,16 +23,17 @@ class Pool:
     async def run(self, call: Callable[[], T]) -> T:
         """The result of call(), made in a thread, in the context of the caller. It runs to its end even if the caller stops waiting."""
         context = contextvars.copy_context()
+
+        def counted() -> T:
+            try:
+                return context.run(call)
+            finally:
+                with self._counting:
+                    self._asked -= 1
+
         with self._counting:
             self._asked += 1
-        return await asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(context.run, self._counted, call))
-
-    def _counted(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        finally:
-            with self._counting:
-                self._asked -= 1
+        return await asyncio.get_running_loop().run_in_executor(self._executor, counted)
 
     @property
     def active(self) -> int:

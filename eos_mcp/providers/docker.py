@@ -64,7 +64,9 @@ class DockerProvider:
             if self._client is None:
                 self._client, self._choice = engine.connect(self.docker.docker_endpoint, timeout_s=self.docker.connect_timeout_s)
                 self._info = self._client.info()
-                self._volumes = Volumes(self._client, os.path.join(self.cache_dir, "locks"), {"eos.shared": "true", MADE_BY: self.instance_id}, self.instance_id)
+                self._volumes = Volumes(
+                    self._client, os.path.join(self.cache_dir, "locks"), {"eos.shared": "true", MADE_BY: self.instance_id}, self.instance_id
+                )
             return self._client
 
     @contextlib.contextmanager

@@ -103,7 +103,9 @@ class GatewayClient:
             reads = operation is not None and operation.read_only
             details = {"errno": errno.errorcode.get(error.errno or 0, "EIO"), "retryable": reads, "request_id": request_id}
             if not reads:  # a command that is sent twice runs twice
-                details["hint"] = "the sandbox goes on without the gateway, and the operation may be at work there: look before you repeat it"
+                details["hint"] = (
+                    "the sandbox goes on without the gateway, and the operation may be at work there: look before you repeat it"
+                )
             raise OperationError(
                 CONNECTION_ERROR, f"lost the gateway at {settings.endpoint}: {error.strerror or error}", details, reason="connection_lost"
             ) from None

@@ -184,7 +184,9 @@ def test_after_a_power_cut_of_the_host_the_work_of_all_twenty_sessions_is_in_dra
 
     def begin(number: int) -> str:
         session = sandbox.session("--agent", f"agent {number}")
-        sandbox.shell(f"echo work of {number} > n{number}; rm -r d; mkdir -p dir/n{number}; setsid sleep 1000 > /dev/null 2>&1 < /dev/null &", session)
+        sandbox.shell(
+            f"echo work of {number} > n{number}; rm -r d; mkdir -p dir/n{number}; setsid sleep 1000 > /dev/null 2>&1 < /dev/null &", session
+        )
         return session
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
