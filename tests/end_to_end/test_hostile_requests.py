@@ -36,6 +36,8 @@ def requests(folder: str) -> Iterator[tuple[str, str, str, bytes]]:
         for argument in operation.arguments:
             more = PATHS if argument.kind == "path" else IMAGES if argument.name == "image" else ()
             for odd in (*ODD, *more):
+                if argument.kind == "boolean" and odd in ("true", "false"):
+                    continue  # nothing odd about it
                 values = needed | {argument.name: odd}
                 if argument.name == "image":
                     values["workspace_root"] = json.dumps(folder)  # an image is looked at after the workspace
