@@ -90,13 +90,14 @@ def send(
     settings: client.Settings, operation: Operation, args: dict[str, object], sandbox_id: str | None, parsed: Parsed, started: float
 ) -> int:
     progress = "progress" in parsed.options
+    watched = progress or (operation in catalog.DOMAINS["manager"] and sys.stderr.isatty())  # some take seconds: nobody stares at nothing
     reply = client.call(
         settings,
         operation.name,
         args,
         sandbox_id=sandbox_id,
         request_id=parsed.options.get("request_id"),
-        on_progress=output.progress_printer(started) if progress else None,
+        on_progress=output.progress_printer(started) if watched else None,
     )
     status = output.exit_status(reply, propagate="propagate_exit" in parsed.options, fail_on_reject="fail_on_reject" in parsed.options)
     if "error" in reply:

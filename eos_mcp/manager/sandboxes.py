@@ -319,6 +319,8 @@ class Manager:
     async def _would_discard(self, record: Record, request_id: str, *, exactly: bool) -> dict[str, Any] | None:
         """What is not on the host and goes with the sandbox: published layers, open sessions, drafts. None when its agent does not answer.
 
+        `unpublished`: `paths`, their `count`, `bytes` and `truncated` are of the sessions; each of its `drafts` has figures of its own.
+
         Args:
             exactly: look at each session as a publish would, however long that takes.
         """
@@ -343,9 +345,10 @@ class Manager:
             "unpublished": {
                 "sessions": [str(row["workspace_session_id"]) for row in work],
                 "paths": paths[:DISCARDED_PATHS],
-                "count": sum(int(row["count"]) for row in work) + sum(int(row.get("paths") or 0) for row in drafts),
-                "bytes": sum(int(row["bytes"]) for row in work) + sum(int(row.get("bytes") or 0) for row in drafts),
-                "truncated": len(paths) > DISCARDED_PATHS or any(row["truncated"] for row in work) or bool(drafts),
+                "count": sum(int(row["count"]) for row in work),
+                "bytes": sum(int(row["bytes"]) for row in work),
+                "truncated": len(paths) > DISCARDED_PATHS or any(row["truncated"] for row in work),
+                "drafts": [{key: row.get(key) for key in ("draft_id", "paths", "bytes")} for row in drafts],
             },
         }
 
@@ -464,7 +467,7 @@ def _refuse_unpublished(record: Record, found: dict[str, Any] | None) -> None:
     work, drafts = found["unpublished"], found["drafts"]
     if work["sessions"] or drafts:
         hint = "publish the sessions, publish or discard the drafts; without if_clean all of it is thrown away"
-        details = {"sandbox_id": record.id, "unpublished": {**work, "drafts": drafts}, "hint": hint}
+        details = {"sandbox_id": record.id, "unpublished": work, "hint": hint}
         message = f"sandbox {record.id} has unpublished work: {len(work['sessions'])} sessions, {len(drafts)} drafts"
         raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
 

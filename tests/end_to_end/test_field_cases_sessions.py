@@ -137,6 +137,21 @@ def test_p9_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_o
         docker("volume", "rm", "-f", f"eos-shared-base-{other.base_hash}")
 
 
+def test_p9_a_draft_that_keeps_a_sandbox_from_being_destroyed_is_named_with_what_it_holds(desk: Desks) -> None:
+    at = desk("root")
+    sandbox = at.create("host")
+    session = sandbox.session()
+    sandbox.write("mine", "12345", session)
+    sandbox.write("other", "678", session)
+    kill(sandbox.runner(session))
+    draft_id = sandbox.refused("file_read", "--workspace-session-id", session, "--path", "mine")["details"]["draft_id"]
+    error = at.refused("manager", "destroy_sandbox", "--sandbox-id", sandbox.id, "--if-clean")
+    draft = {"draft_id": draft_id, "paths": 2, "bytes": 8}
+    nothing: dict[str, Any] = {"sessions": [], "paths": [], "count": 0, "bytes": 0, "truncated": False}
+    assert error["details"]["unpublished"] == {**nothing, "drafts": [draft]}
+    assert at.do("manager", "destroy_sandbox", "--sandbox-id", sandbox.id)["discarded"]["unpublished"] == {**nothing, "drafts": [draft]}
+
+
 def test_p8_a_sandbox_is_destroyed_with_twenty_sessions_while_another_works_and_the_hosts_tree_is_as_it_was(desk: Desks) -> None:
     at = desk("root")
     before = tree_hash(at.workspace)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Generator
@@ -16,7 +18,7 @@ import pytest
 from eos_agent import protocol
 from eos_mcp import client
 from eos_mcp.cli import output
-from tests.eos_mcp.programs import error, no_gateway_left, result, run
+from tests.eos_mcp.programs import argv, error, no_gateway_left, result, run
 
 NOWHERE = ("--gateway-socket", "127.0.0.1:1", "--gateway-auth-token", "t")
 
@@ -190,6 +192,23 @@ def test_progress_goes_to_standard_error_and_precedes_the_output_mark(state_dir:
     assert [re.sub(r"\d+\.\d{3}s", "T", line) for line in lines] == ["[progress T] one", '[progress T] two "x"', "[Output]"]
     failed = run("manager", *peer.flags, "--progress", *words)
     assert failed.returncode == 1 and "[Output]" not in failed.stderr
+
+
+def test_whoever_looks_on_at_a_terminal_sees_progress_without_asking(state_dir: str, answers: Any) -> None:
+    peer = answers(b'cli_log("one")\n{"id":"s"}\n')
+    ours, theirs = pty.openpty()
+    try:
+        words = argv("manager", *peer.flags, "create_sandbox", "--image", "i", "--workspace-root", "/w")
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True)
+        os.close(theirs)
+        theirs = -1
+        said = os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        if theirs >= 0:
+            os.close(theirs)
+    assert done.stdout == b'{"id":"s"}\n' and re.fullmatch(rb"\[progress \d+\.\d{3}s\] one\r\n", said), said
+    assert peer.requests[0]["_stream_logs"] is True
 
 
 def test_results_are_compact_unless_asked_otherwise(state_dir: str, answers: Any) -> None:
