@@ -203,7 +203,10 @@ MANAGER: tuple[Operation, ...] = (
         result=(
             *_RECORD,
             ResultField(
-                "discarded", "object", "layers, sessions, drafts that are gone; unpublished: sessions, their paths (100), count, bytes; drafts", ours=True
+                "discarded",
+                "object",
+                "layers, sessions, drafts that are gone; unpublished: sessions, their paths (100), count, bytes; drafts",
+                ours=True,
             ),
         ),
         sets=_MANAGEMENT,
