@@ -194,7 +194,7 @@ def _stage(plan: Plan) -> None:
     if plan.isolated:
         with view.step("bring up loopback (needs CAP_NET_ADMIN; manager.docker.net_admin gives it)"):
             bring_up_loopback()
-    view.stage(plan.scene, read_only=plan.read_only)
+    view.stage(plan.scene, read_only=plan.read_only, own_network=plan.isolated)
 
 
 def _finish(plan: Plan, order: Order) -> str | None:

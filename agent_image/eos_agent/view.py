@@ -2,7 +2,8 @@
 
 Two views. `shared` (Docker): root file system, /tmp and /dev are the sandbox's own, writable. `read_only` (the local provider, and on
 demand): `/` is read-only, /tmp, /run and /dev are private. In both, the store's mounts leave the session's namespace for good, /proc
-is its own and masked again: a fresh one would let uid 0 without any capability write /proc/sys/kernel/core_pattern.
+is its own and masked again: a fresh one would let uid 0 without any capability write /proc/sys/kernel/core_pattern. /sys is read-only where
+the machine's is, and a new one in a session with a network of its own.
 
 What is the same for all sessions is mounted once, by `prepare`, in the zygote's own mount namespace, of which each session gets a copy.
 """
@@ -24,6 +25,9 @@ _PROC_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sys
 _PROC_MASKED_FILES = ("kcore", "keys", "kmsg", "latency_stats", "timer_list", "timer_stats", "sched_debug")
 _PROC_MASKED_FOLDERS = ("/proc/acpi", "/proc/scsi", "/proc/asound")
 _MASKED_SYS = ("/sys/firmware", "/sys/devices/virtual/powercap")
+_INTERFACES = "/sys/class/net"
+_CGROUPS = "/sys/fs/cgroup"
+_WHOLE_TREE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_RECURSIVE
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "fd": "/proc/self/fd",
@@ -91,8 +95,10 @@ def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequ
     return Scene(workspace_root, local, rootfs is not None, [path for path in secrets if not os.path.lexists(path)])
 
 
-def stage(scene: Scene, *, read_only: bool) -> None:
+def stage(scene: Scene, *, read_only: bool, own_network: bool) -> None:
     """In pid 1 of a session, a copy of the zygote's namespace: what does not depend on the session and may be done before it is asked for.
+
+    own_network: it is in a network namespace of its own, which /sys has to show instead of the machine's.
 
     Raises:
         SetupFailed: it names the step.
@@ -112,6 +118,8 @@ def stage(scene: Scene, *, read_only: bool) -> None:
         if os.path.isdir("/dev/pts"):
             _devpts()
     _proc()
+    if own_network and os.path.isdir("/sys"):
+        _sys()
 
 
 def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]) -> None:
@@ -236,6 +244,35 @@ def _proc() -> None:
             _mask_folder(path)
 
 
+def _sys() -> None:
+    """A /sys that shows the interfaces of this network namespace: which ones a sysfs shows is settled when it is mounted (sysfs(5)).
+
+    The kernel refuses a new one in a user namespace that sees parts of the old one masked for good (EPERM): interfaces are hidden there.
+    """
+    with step("mount /sys"):
+        groups = linux.open_tree(_CGROUPS, _WHOLE_TREE) if os.path.isdir(_CGROUPS) else -1
+        try:
+            try:
+                linux.mount("sysfs", "/sys", "sysfs", _INERT | linux.MS_RDONLY)
+            except PermissionError:
+                _hide_interfaces()
+                return
+            for path in _MASKED_SYS:
+                _mask_folder(path)
+            if groups >= 0:
+                linux.move_mount(groups, _CGROUPS)
+        finally:
+            if groups >= 0:
+                os.close(groups)
+
+
+def _hide_interfaces() -> None:
+    """Empty folders in the place of those that hold what /sys/class/net points to, and of that."""
+    holders = {os.path.dirname(os.path.realpath(entry.path)) for entry in os.scandir(_INTERFACES)} if os.path.isdir(_INTERFACES) else set()
+    for path in sorted({*holders, _INTERFACES}):
+        _mask_folder(path)
+
+
 def _mask_folder(path: str) -> None:
     if os.path.isdir(path):
         linux.mount("tmpfs", path, "tmpfs", _INERT | linux.MS_RDONLY, "size=4k,mode=555")
@@ -306,11 +343,8 @@ def _workspace(workspace_root: str, mount_fd: int) -> None:
 def _enter_rootfs(rootfs: str, workspace_root: str) -> None:
     """Make `rootfs` the root: read-only, with the mount points that it lacks added by a layer of empty folders above it."""
     with step("enter the rootfs"):
-        tree = linux.open_tree(rootfs, linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_RECURSIVE)
-        kernel = {
-            name: linux.open_tree(f"/{name}", linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_RECURSIVE)
-            for name in _KERNEL_TREES
-        }
+        tree = linux.open_tree(rootfs, _WHOLE_TREE)
+        kernel = {name: linux.open_tree(f"/{name}", _WHOLE_TREE) for name in _KERNEL_TREES}
         names = _read("/etc/resolv.conf")
         stage = next(path for path in ("/tmp", "/mnt", "/run", "/dev/shm") if os.path.isdir(path))
         linux.mount("tmpfs", stage, "tmpfs", _NO_SPECIALS, "mode=0755")

@@ -119,6 +119,7 @@ def test_isolated_sessions_serve_the_same_port_and_only_the_host_reaches_each(sa
     for name, session in ids.items():
         serve(sandbox, session, name)
     assert {name: web.wait(f"/forward/isolated={session}/8000/index.html") for name, session in ids.items()} == {n: n for n in ids}
+    assert sandbox.shell("echo /sys/class/net/*", ids["red"])["output"].split() == ["/sys/class/net/eth0", "/sys/class/net/lo"]
     tried = ("127.0.0.1 8000", "10.244.0.2 8000", "10.244.0.3 8000", "10.244.0.4 8000", "10.244.0.1 7001", "127.0.0.1 7001")
     script = GET + "".join(f"get {where} /index.html || echo none; " for where in tried)
     said = [line for line in sandbox.shell(script, ids["green"], "--tty=false")["output"].splitlines() if line]

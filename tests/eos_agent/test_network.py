@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import socket
@@ -11,6 +12,8 @@ import pytest
 
 from eos_agent import network
 from eos_agent.protocol import OperationError
+from layerstack import linux
+from tests import children
 
 from .box import Box, Live, in_box
 from .bridge import ports_of, wait_until
@@ -263,3 +266,45 @@ def test_where_the_kernel_gives_no_bridge_there_is_a_loopback_locally_and_a_refu
         message, details = found
         assert "manager.docker.net_admin" in message
         assert (details["step"], details["errno"]) == ("join the network", "ENOSPC")
+
+
+INTERFACES = """
+import glob, os
+named = sorted(line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line)
+links = {name: os.path.realpath(f"/sys/class/net/{name}") for name in os.listdir("/sys/class/net")}
+found = [path for top in ("/sys/devices/*", "/sys/devices/*/*", "/sys/devices/*/*/*") for path in glob.glob(top + "/net/*")]
+firmware = os.listdir("/sys/firmware") if os.path.isdir("/sys/firmware") else []
+groups = sorted(os.listdir("/sys/fs/cgroup")) if os.path.isdir("/sys/fs/cgroup") else []
+try:
+    os.close(os.open("/sys/class/net/lo/mtu", os.O_WRONLY))
+    writable = True
+except OSError:
+    writable = False
+print(repr((named, sorted(links), sorted({os.path.basename(path) for path in (*found, *links.values())}), firmware, groups, writable)))
+"""
+
+
+@both_forms
+@pytest.mark.parametrize("provider", ["local", "docker"])
+def test_an_isolated_session_sees_no_interface_but_its_own_in_sys_and_the_rest_of_it_as_any_session_does(form: str, provider: str) -> None:
+    async def scenario(box: Box) -> tuple[Any, Any]:
+        own, shared = await box.session(network="isolated"), await box.session()
+        return ast.literal_eval(await python(own, INTERFACES)), ast.literal_eval(await python(shared, INTERFACES))
+
+    (named, links, found, firmware, groups, writable), theirs = in_box(scenario, form=form, provider=provider)
+    assert "lo" in named and "eth0" in named and links == found == named
+    assert (firmware, groups, writable) == ([], theirs[4], False)
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.skipif(not os.path.isdir("/sys/firmware"), reason="nothing is there to be masked for good")
+def test_where_the_kernel_gives_no_sysfs_an_isolated_session_sees_no_interface_in_sys() -> None:
+    def masked_for_good(_top: str) -> None:
+        linux.mount("tmpfs", "/sys/firmware", "tmpfs", 0, "size=4k")
+        children.enter_user_namespace()  # what was mounted before cannot be taken away in it, user_namespaces(7)
+
+    async def scenario(box: Box) -> Any:
+        return ast.literal_eval(await python(await box.session(network="isolated"), INTERFACES))
+
+    named, links, found, firmware, _, writable = in_box(scenario, form="user", before_fork=masked_for_good)
+    assert "lo" in named and (links, found, firmware, writable) == ([], [], [], False)
