@@ -91,8 +91,20 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # one of several processes: the first one tells
+        output["left_out"], output["soak_off"] = _left_out, _soak_off
     if REQUIRED and _left_out and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """What the other processes left out, in the first one. Each has collected the same tests."""
+    global _soak_off
+    output: dict[str, Any] = getattr(node, "workeroutput", {})
+    _left_out.extend(line for line in output.get("left_out", ()) if line not in _left_out)
+    _soak_off = max(_soak_off, output.get("soak_off", 0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
