@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from layerstack import passing
 from layerstack.chain import Chain
 from layerstack.paths import join
 from layerstack.paths import parent as parent_of
@@ -22,7 +23,7 @@ SLACK = 8
 
 
 class Sealed(NamedTuple):
-    """What sealing left out: the paths of FIFOs, sockets and devices."""
+    """What sealing left out: the paths of FIFOs, sockets and devices, and of what a killed process had half made (`passing`)."""
 
     dropped: tuple[str, ...]
 
@@ -131,7 +132,11 @@ class _Seal:
         alive = cut or missing or not equal(below, state)
         for name, kind in children:
             child = join(path, name)
-            if kind == DIRECTORY:
+            if passing.may_be(name) and self._half_made(child, name, kind, cut=cut):
+                self.dropped.append(child)
+                tree.remove(child)
+                moved = True
+            elif kind == DIRECTORY:
                 if self.prune(child, inside=cut):
                     alive = True
                 else:
@@ -181,6 +186,13 @@ class _Seal:
                     tree.mark_opaque(join(path, name))
         tree.unmark_opaque(path)
         return left
+
+    def _half_made(self, path: str, name: str, kind: str, *, cut: bool) -> bool:
+        """What the base has of such a name is no work of this session's: somebody meant it."""
+        if kind not in (DIRECTORY, FILE) or not (cut or self.chain.holder(path) is None):
+            return False
+        state = self.tree.state(path)
+        return passing.is_place(name, state.meta[0]) if kind == DIRECTORY else passing.is_file(name, state.times[1])
 
     def _special(self, path: str, *, over: bool) -> None:
         """A FIFO, socket or device is left out; where it took the place of something of the base, that stays gone."""

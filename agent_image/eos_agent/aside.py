@@ -19,25 +19,26 @@ from layerstack import linux
 
 READ_BYTES = 256 * 1024
 
-
 Work = Callable[[Callable[[dict[str, Any]], None]], dict[str, Any]]
+Undo = Callable[[], None]
 
 
 class Aside:
     """One operation under way. `fd` becomes readable when its child has something to say or is gone; closed by `close`."""
 
-    def __init__(self, number: int, work: Work, limit_s: float | None) -> None:
+    def __init__(self, number: int, work: Work, limit_s: float | None, undo: Undo | None = None) -> None:
         """Fork.
 
         Args:
             work: gives the reply of request `number`, without its id; what it tells its argument is the reply until then.
             limit_s: how long it may take before it is killed; None for what must come to its end.
+            undo: what has to be done when it did not, in another child.
         Raises:
             OSError: no process could be made.
         """
-        self.number = number
+        self.number, self.undo = number, undo
         self.look_at = None if limit_s is None else time.monotonic() + limit_s
-        self.reaped = False
+        self.reaped = self.broken_off = False
         self._killed = False
         self._decoder = channel.Decoder()
         self._reply: dict[str, Any] | None = None
@@ -65,6 +66,7 @@ class Aside:
             return None
         if self._reply is not None:
             return self._reply
+        self.broken_off = True
         if self._killed:
             return _failed("it was not done in time, and was killed", "operation_too_slow")
         return _failed("its process was killed", "operation_killed")

@@ -230,8 +230,3 @@ def moved(source: str, target: str, kind: str) -> dict[str, Any]:
         for key, value in path_json(path).items():
             result[name + key.removeprefix("path")] = value
     return result
-
-
-def passing_name() -> str:
-    """A name that nobody else takes, for the moment before a rename."""
-    return f".eos-{os.urandom(8).hex()}"

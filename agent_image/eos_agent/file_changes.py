@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from eos_agent.file_access import (
@@ -31,15 +31,16 @@ from eos_agent.file_access import (
     not_found,
     opened,
     parent_of,
-    passing_name,
 )
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_agent.workspace_path import resolve, shown
-from layerstack import linux
+from layerstack import linux, passing
 from layerstack.changes import path_json
 
 COPY_BYTES = 1 << 20
 COPY_NEEDED = "copy_needed"
+PASSING = "entry"
+"""The name in a passing place."""
 
 
 def stat_path(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,10 +119,46 @@ def remove_tree(name: str, dir_fd: int) -> None:
             os.close(fd)
 
 
+@contextlib.contextmanager
+def passing_place(dir_fd: int, name: str = "") -> Generator[int]:
+    """A new directory in another one, open, where an entry is completed before it is renamed out; removed with what is left in it."""
+    name = name or passing.place_name()
+    os.mkdir(name, passing.PLACE_MODE, dir_fd=dir_fd)
+    try:
+        with opened(name, DIR_FLAGS, dir_fd) as fd:
+            yield fd
+    finally:
+        _clear(name, dir_fd)
+
+
+def _clear(name: str, dir_fd: int) -> None:
+    try:
+        os.rmdir(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        remove_tree(name, dir_fd)
+
+
+def clear_after_move(root: str, args: Mapping[str, Any]) -> None:
+    """Remove what a move that was killed left in its passing place, whose name was `passing`.
+
+    Raises:
+        OperationError, OSError: it is not where it was made, or is in use; sealing leaves it out.
+    """
+    with opened(root, DIR_FLAGS) as root_fd:
+        target = resolve(args, root, lambda p: exists(root_fd, p), argument="to")
+        with parent_of(root_fd, target) as (to_fd, _):
+            _clear(args["passing"], to_fd)
+
+
 def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """The operation file_move: rename(2), missing parents of the new path made; nothing is lost when two do it at once.
 
     What the kernel does not rename is copied and deleted when `copy` is given, and else an error with reason COPY_NEEDED, since it takes long.
+    `passing` is the name of the place where it is copied to first, for whoever clears up after us: `clear_after_move`.
     """
     source = resolve(args, root, lambda p: exists(root_fd, p), argument="from")
     target = resolve(args, root, lambda p: exists(root_fd, p), argument="to")
@@ -149,7 +186,7 @@ def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
                 if not args.get("copy"):
                     message = f"{shown(source)} cannot be renamed here, only copied and deleted"
                     raise OperationError(OPERATION_FAILED, message, path_json(source), reason=COPY_NEEDED) from None
-                _move_by_copy(from_fd, old, to_fd, new, overwrite=args["overwrite"])
+                _move_by_copy(from_fd, old, to_fd, new, overwrite=args["overwrite"], passing=args.get("passing", ""))
     return moved(source, target, KINDS[kind_of(found.st_mode)])
 
 
@@ -172,16 +209,11 @@ def _rename(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool) ->
         linux.renameat2(old, new, linux.RENAME_NOREPLACE, old_dir_fd=from_fd, new_dir_fd=to_fd)
 
 
-def _move_by_copy(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool) -> None:
+def _move_by_copy(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool, passing: str) -> None:
     """mv of a directory that the kernel does not rename: copied beside its new place, renamed in whole, the old one deleted last."""
-    passing = passing_name()
-    try:
-        _Copy(to_fd).entry(from_fd, old, to_fd, passing, passing)
-        _rename(to_fd, passing, to_fd, new, overwrite=overwrite)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            remove_tree(passing, to_fd)
-        raise
+    with passing_place(to_fd, passing) as aside_fd:
+        _Copy(aside_fd).entry(from_fd, old, aside_fd, PASSING, PASSING)
+        _rename(aside_fd, PASSING, to_fd, new, overwrite=overwrite)
     remove_tree(old, from_fd)
 
 

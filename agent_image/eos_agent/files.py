@@ -28,14 +28,14 @@ from eos_agent.file_access import (
     open_regular,
     opened,
     parent_of,
-    passing_name,
     regular,
 )
-from eos_agent.file_changes import delete, move, stat_path
+from eos_agent.file_changes import PASSING, delete, move, passing_place, stat_path
 from eos_agent.file_encoding import BASE64, UTF8, encoding_of, read_window
 from eos_agent.file_search import Tell, search
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.workspace_path import resolve, shown
+from layerstack import passing
 from layerstack.changes import path_json
 
 MAX_EDIT_BYTES = 4 * 1024 * 1024
@@ -139,46 +139,48 @@ def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | No
     With `unchanged` nothing is done, and False is the answer, when the file is not as it was `before` any more; rename(2) cannot ask that,
     so what is written in the last microseconds is not seen.
 
-    A new file is written without a name and linked; only to take the place of another it gets a passing name first. Mode and owner of the
+    It is written without a name and linked; only to take the place of another it gets a passing name first (`layerstack.passing`). Mode and owner of the
     file before stay; a new one has mode 0644 and the owner of its directory.
     """
     mode = 0o644 if before is None else stat.S_IMODE(before.st_mode)
-    try:
-        fd, temporary = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=dir_fd), ""
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            raise
-        temporary = passing_name()
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
-    try:
+    with contextlib.ExitStack() as undo:
+        try:
+            fd, aside_fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=dir_fd), -1
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+                raise
+            aside_fd = undo.enter_context(passing_place(dir_fd))
+            fd = os.open(PASSING, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=aside_fd)
+        undo.callback(os.close, fd)
+        temporary = PASSING
         _write_all(fd, content)
         give(fd, os.fstat(dir_fd) if before is None else before)
         os.fchmod(fd, mode)
         if before is not None:
             _carry_xattrs(dir_fd, name, fd)
-        if not temporary:
+        if aside_fd < 0:
             if before is None:
                 try:
                     _link(fd, name, dir_fd)
                     return True
                 except FileExistsError:
                     pass  # somebody made it since: replace that
-            temporary = passing_name()
+            aside_fd, temporary = dir_fd, passing.file_name(os.fstat(fd).st_mtime_ns)
             _link(fd, temporary, dir_fd)
+            undo.callback(_unlink, temporary, dir_fd)
         if unchanged and before is not None and not _same(before, lstat(name, dir_fd)):
             return False
-        os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-        temporary = ""
+        os.rename(temporary, name, src_dir_fd=aside_fd, dst_dir_fd=dir_fd)
         return True
-    finally:
-        os.close(fd)
-        if temporary:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=dir_fd)
 
 
 def _link(fd: int, name: str, dir_fd: int) -> None:
     os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=dir_fd, follow_symlinks=True)
+
+
+def _unlink(name: str, dir_fd: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=dir_fd)
 
 
 def _write_all(fd: int, content: bytes) -> None:

@@ -307,7 +307,12 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("destroyed", "boolean"),
             ResultField("evicted_upperdir_bytes", "integer"),
             ResultField("publish.notices", "array", "what of ours or theirs was kept or dropped where both changed it", ours=True),
-            ResultField("publish.dropped", "array", "sockets, pipes and devices, which no layer holds", ours=True),
+            ResultField(
+                "publish.dropped",
+                "array",
+                "sockets, pipes and devices, which no layer holds; what a killed file operation left half made",
+                ours=True,
+            ),
             ResultField("kept_open", "boolean", "with keep_open: whether the session goes on", ours=True),
             ResultField("base_version", "integer", "with keep_open: the version that it sees now", ours=True),
             ResultField("address", "string", "with keep_open, isolated: its address, which may be another one", ours=True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import select
 import signal
@@ -17,15 +18,15 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from eos_agent import channel, files, network, view
-from eos_agent.aside import Aside
+from eos_agent import channel, file_changes, files, network, view
+from eos_agent.aside import Aside, Undo, Work
 from eos_agent.cgroups import Groups
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
 from eos_agent.processes import FREEZE_LIMIT_S, Marks, OomScore, Process, alone, bears, list_processes
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError, os_error
 from eos_agent.spawn import cwd_not_found, exec_failed, find_program, plumb, start
-from layerstack import linux
+from layerstack import linux, passing
 from layerstack.errors import LayerStackError
 
 TERM_GRACE_S = 0.1
@@ -352,9 +353,15 @@ class Session:
     # File operations in a child
 
     def _start_aside(self, message: dict[str, Any], data: bytes | None) -> None:
+        args: dict[str, Any] = message["args"]
+        undo: Undo | None = None
+        if message["name"] == "move":
+            args = {**args, "passing": passing.place_name()}
+            undo = functools.partial(file_changes.clear_after_move, self._root, args)
+
         def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
             try:
-                result, _ = files.perform_in_mount(message["name"], self._root, message["args"], data, tell)
+                result, _ = files.perform_in_mount(message["name"], self._root, args, data, tell)
             except Exception as error:
                 return {"error": _envelope(error)}
             return {"result": result}
@@ -367,7 +374,9 @@ class Session:
                 reason="too_many_file_operations",
             )
         self._marks.lay_down()
-        aside = Aside(message["id"], work, message["limit_s"])
+        self._listen(Aside(message["id"], work, message["limit_s"], undo))
+
+    def _listen(self, aside: Aside) -> None:
         self._asides[aside.fd] = aside
         self._poll.register(aside.fd, select.POLLIN)
 
@@ -378,6 +387,11 @@ class Session:
         self._poll.unregister(aside.fd)
         del self._asides[aside.fd]
         aside.close()
+        if aside.broken_off and aside.undo is not None:
+            self._marks.lay_down()
+            with contextlib.suppress(OSError):  # no process could be made: what is left there sealing leaves out
+                self._listen(Aside(aside.number, _undoing(aside.undo, reply), None))
+                return
         self._flush()
         channel.send(self._sock, {**reply, "id": aside.number})
 
@@ -560,6 +574,18 @@ def _kill(pid: int, signum: int) -> bool:
 
 def _kill_group(group: int, signum: int) -> bool:
     return _kill(-group, signum)
+
+
+def _undoing(undo: Undo, reply: dict[str, Any]) -> Work:
+    """`reply`, after what has to be done before; also when that does not come to its end."""
+
+    def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        tell(reply)
+        with contextlib.suppress(OSError, OperationError):
+            undo()
+        return reply
+
+    return work
 
 
 def _envelope(error: Exception) -> dict[str, Any]:

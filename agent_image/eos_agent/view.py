@@ -268,8 +268,8 @@ def _sys() -> None:
 
 def _hide_interfaces() -> None:
     """Empty folders in the place of those that hold what /sys/class/net points to, and of that."""
-    holders = {os.path.dirname(os.path.realpath(entry.path)) for entry in os.scandir(_INTERFACES)} if os.path.isdir(_INTERFACES) else set()
-    for path in sorted({*holders, _INTERFACES}):
+    names = os.listdir(_INTERFACES) if os.path.isdir(_INTERFACES) else []
+    for path in sorted({_INTERFACES, *(os.path.dirname(os.path.realpath(f"{_INTERFACES}/{name}")) for name in names)}):
         _mask_folder(path)
 
 

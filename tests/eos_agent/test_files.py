@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import stat
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from eos_agent.files import perform_in_mount
 from eos_agent.protocol import OperationError
+from layerstack import passing
+from tests import children
 
 from .folder import Folder
 
@@ -94,6 +97,25 @@ def test_a_write_creates_parents_and_leaves_no_passing_name(tree: Tree) -> None:
     assert tree.do("write", b"two!", path="a/b/c.txt") == {"type": "update", "path": "a/b/c.txt", "bytes_written": 4}
     assert tree.get("a/b/c.txt") == b"two!"
     assert os.listdir(tree.at("a/b")) == ["c.txt"]
+
+
+def test_what_is_left_of_a_write_that_was_killed_before_its_last_step_is_told_from_a_file_that_somebody_wrote(tree: Tree) -> None:
+    """The child dies at the rename: sealing leaves out what it leaves."""
+    tree.put("f", b"old", 0o640)
+
+    def die(*_args: Any, **_more: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write() -> None:
+        os.rename = die
+        tree.do("write", b"new", path="f")
+
+    with pytest.raises(children.ChildDied) as died:
+        children.call(None, write)
+    assert died.value.signal == signal.SIGKILL
+    (left,) = [name for name in os.listdir(tree.root) if name != "f"]
+    assert passing.is_file(left, os.stat(tree.at(left)).st_mtime_ns) and not passing.is_file(left, os.stat(tree.at("f")).st_mtime_ns)
+    assert tree.get("f") == b"old" and tree.get(left) == b"new"
 
 
 def test_a_small_file_takes_the_place_of_a_big_one_whole(tree: Tree) -> None:

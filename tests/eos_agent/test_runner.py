@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from eos_agent.protocol import OperationError
+from layerstack import passing
 
 from .box import Box, Ended, in_box
 
@@ -237,6 +239,47 @@ def test_a_frozen_session_does_nothing_and_goes_on_after_the_thaw(form: str) -> 
 
     first, second, _, states = in_box(scenario, form=form)
     assert first == second and states == ["T"]  # who was stopped before stays so
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.parametrize("who", ["its process", "the session"])
+def test_a_move_that_is_killed_while_it_copies_leaves_nothing_that_could_be_published(who: str) -> None:
+    """The kernel does not rename a directory of a lower layer for an ordinary user. The file in it is sparse: reading it takes long."""
+
+    def large(top: str) -> None:
+        os.makedirs(f"{top}/store/base/d")
+        with open(f"{top}/store/base/d/large", "wb") as file:
+            file.truncate(4 << 30)
+
+    async def scenario(box: Box) -> tuple[str, list[str], list[tuple[str, int]], bool]:
+        live = await box.session("s")
+        args = {"from": "d", "to": "new/d", "overwrite": False}
+        with pytest.raises(OperationError) as refused:
+            await live.runner.file_op("move", args)
+        assert refused.value.details["reason"] == "copy_needed"
+        moving = asyncio.create_task(live.runner.file_op("move", {**args, "copy": True}, aside=True))
+        begun = "until [ -e new/.eos-*/entry/large ]; do :; done"
+        if who == "the session":
+            await live.run(begun)
+            os.kill(live.runner.pid, signal.SIGKILL)
+        else:
+            mover = (
+                'for p in /proc/[0-9]*; do read -r pid _ _ parent _ < $p/stat; [ "$parent" = 1 ] && [ "$pid" != $$ ] && kill -9 $pid; done'
+            )
+            assert (await live.run(f"{begun}; {mover}; :")).code == 0
+        with pytest.raises(OperationError) as broken:
+            await moving
+        reason = str(broken.value.details["reason"])
+        upper = box.folders("s")[0]
+        left = [(name, os.stat(f"{upper}/new/{name}").st_mode & 0o7777) for name in os.listdir(f"{upper}/new")]
+        return reason, sorted(os.listdir(upper)), left, os.path.exists(f"{upper}/d")
+
+    reason, names, left, touched = in_box(scenario, form="user", before_fork=large)
+    assert names == ["new"] and not touched
+    if who == "the session":
+        assert [passing.is_place(name, mode) for name, mode in left] == [True]
+    else:
+        assert (reason, left) == ("operation_killed", [])
 
 
 @both_forms

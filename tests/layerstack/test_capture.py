@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
+from layerstack import passing
 from layerstack.capture import seal
 from layerstack.index_file import build
 from layerstack.memory_tree import MemoryTree
@@ -137,3 +138,31 @@ def test_sealing_can_be_cut_off_at_any_step_and_done_again(stack: Stack) -> None
         if stack.form.name == "user":
             want = {"d": "q", "d/g": "w", "n": "d", "n/x": "f"}
         assert sealed(a) == want
+
+
+@on_a_stack({"d/f": "f\n", "base/.eos-0123456789abcdef/f": "meant\n"})
+def test_what_a_killed_process_left_half_made_is_no_work_of_the_session(stack: Stack) -> None:
+    """A place where something was being completed is told by its name and mode together; what the base has of that name was meant."""
+    a = stack.session()
+    for place in ("d", "new", "base"):
+        put(a.at(f"{place}/{passing.place_name()}/entry/half"))
+        (name,) = [name for name in os.listdir(a.at(place)) if name.startswith(".eos-") and name != ".eos-0123456789abcdef"]
+        os.chmod(a.at(f"{place}/{name}"), passing.PLACE_MODE | 0o2000 if place == "new" else passing.PLACE_MODE)
+    os.chmod(a.at("base/.eos-0123456789abcdef"), passing.PLACE_MODE)
+    put(a.at("d/.eos-00000000000000000/f"))
+    os.chmod(a.at("d/.eos-00000000000000000"), passing.PLACE_MODE)
+    put(a.at("d/.eos-0000000000000000/f"))
+    put(a.at("d/.eos-1111111111111111"))
+    for place, late in (("files", 0), ("d", 1)):
+        put(a.at(f"{place}/written"))
+        os.rename(a.at(f"{place}/written"), a.at(f"{place}/{passing.file_name(os.stat(a.at(f'{place}/written')).st_mtime_ns + late)}"))
+    a.umount()
+    assert [os.path.dirname(path) for path in sorted(a.upper.preview().dropped)] == ["base", "d", "files", "new"]
+    assert [os.path.dirname(path) for path in sorted(a.publish().dropped)] == ["base", "d", "files", "new"]
+    files = {path for path, text in stack.shows().items() if text != "/" and len(path) < len("d/.eos-") + 32}
+    kept = {
+        "base/.eos-0123456789abcdef/f",
+        *(f"d/.eos-{name}" for name in ("00000000000000000/f", "0000000000000000/f", "1111111111111111")),
+    }
+    assert files == {"d/f", *kept} and "new" in stack.shows() and "files" in stack.shows()
+    assert len([path for path in stack.shows() if len(path) == len("d/.eos-") + 32]) == 1, "the one of another time is a file as any"
