@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 
 import pytest
 
@@ -29,17 +30,32 @@ OUTCOMES = (
 """What a run must have met, or it proves little."""
 
 
+ROUNDS = 4
+
+
+def meet_all(form: str, folder: str) -> None:
+    """Histories until every outcome was met, in at most so many rounds: what hypothesis draws, also without a random seed, depends on the
+    constants of every module that is loaded, and some outcome may be missing in a round."""
+    seen: Counter[str] = Counter()
+    for number in range(ROUNDS):
+        place = f"{folder}/{number}"
+        os.mkdir(place)
+        os.chmod(place, 0o777)
+        seen.update(children.call(form, machine.run, form, place, examples=70, seed=number or None))
+        if all(seen[what] for what in OUTCOMES):
+            return
+    assert not [what for what in OUTCOMES if not seen[what]], seen
+
+
 @pytest.mark.needs("overlay", "root")
 def test_any_order_of_sessions_shows_what_the_model_shows_as_root(short_dir: str) -> None:
-    seen = children.call("trusted", machine.run, "trusted", short_dir, examples=70)
-    assert not [what for what in OUTCOMES if not seen[what]], seen
+    meet_all("trusted", short_dir)
 
 
 @pytest.mark.needs("userns")
 def test_any_order_of_sessions_shows_what_the_model_shows_in_a_user_namespace(short_dir: str) -> None:
     os.chmod(short_dir, 0o777)
-    seen = children.call("user", machine.run, "user", short_dir, examples=70)
-    assert not [what for what in OUTCOMES if not seen[what]], seen
+    meet_all("user", short_dir)
 
 
 SLICES, EXAMPLES, STEPS = 10, 250, 40
