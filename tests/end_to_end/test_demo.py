@@ -72,7 +72,7 @@ def test_the_demo_runs_to_its_end_as_an_ordinary_user(person: Callable[[str], Pe
 
 
 @pytest.mark.needs("dockerd")
-@pytest.mark.parametrize("name", ["debian", "busybox"])
+@pytest.mark.parametrize("name", [pytest.param("debian", marks=pytest.mark.soak), "busybox"])
 def test_docker_ps_shows_the_demo_s_container_while_it_runs_and_nothing_of_it_afterwards(
     person: Callable[[str], Person], image: Callable[[str], str], name: str
 ) -> None:

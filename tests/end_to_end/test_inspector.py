@@ -125,6 +125,18 @@ def client(request: pytest.FixtureRequest, place: Place, target: Target) -> Clie
     return Client(place, target, request.param)
 
 
+@pytest.mark.parametrize(
+    ("target", "client"),
+    [
+        ("stdio", "modern"),
+        ("stdio", "legacy"),
+        ("http", "modern"),
+        pytest.param("http", "legacy", marks=pytest.mark.soak),
+        pytest.param("sse", "modern", marks=pytest.mark.soak),
+        ("sse", "legacy"),
+    ],
+    indirect=True,
+)
 def test_list_create_exec_read_export_destroy(client: Client, short_dir: str) -> None:
     done = client.run("--method", "tools/list", "--strict")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -175,7 +175,7 @@ def test_after_a_restart_of_the_container_the_next_call_works_and_the_work_is_in
     assert_recovered(sandbox, work)
 
 
-@in_places(ROOT, DOCKER)
+@in_places(ROOT, pytest.param("docker", id="docker-busybox", marks=[pytest.mark.needs("dockerd"), pytest.mark.soak]))
 def test_after_a_power_cut_of_the_host_the_work_of_all_twenty_sessions_is_in_drafts_and_nothing_else_of_them_is_left(
     sandbox: Sandbox,
 ) -> None:

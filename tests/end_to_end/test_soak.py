@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 THREADS = 8
 SETTLE_S = 30
 LENGTHS = [pytest.param(5.0, id="five-seconds"), pytest.param(float(os.environ.get("EOS_SOAK_S", "60")), id="long", marks=pytest.mark.soak)]
-PLACES = ["host", pytest.param("busybox", marks=pytest.mark.needs("dockerd"))]
+PLACES = ["host", pytest.param("busybox", marks=[pytest.mark.needs("dockerd"), pytest.mark.soak])]
 
 
 class Direct:

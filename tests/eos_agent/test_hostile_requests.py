@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -140,7 +141,7 @@ def test_nor_does_it_inside_a_session_which_goes_on(shared_agent: Agent, name: s
     shared_agent.call("destroy_workspace_session", workspace_session_id=session, grace_s=20)
 
 
-@pytest.mark.parametrize("request_id", ['""', '"\\u0000"', '"\\ud800"', '"a\\r\\nb\\u001b[2J"', '"' + "x" * 300_000 + '"', '"../../x"'])
+@pytest.mark.parametrize("request_id", ['""', '"\\u0000"', '"\\ud800"', '"a\\r\\nb\\u001b[2J"', '"' + "x" * 256 + '"', '"../../x"'])
 def test_any_string_is_a_request_id(shared_agent: Agent, request_id: str) -> None:
     connection, made = shared_agent.connect(), ""
     for op, args in (
@@ -159,6 +160,23 @@ def test_any_string_is_a_request_id(shared_agent: Agent, request_id: str) -> Non
     shared_agent.call("destroy_workspace_session", workspace_session_id=made)
     assert shared_agent.run("true")["publish"]["no_op"] is True
     assert all(len(line) < 5000 for line in shared_agent.log), "a request decides how long a line of the log is"
+
+
+def test_a_request_id_longer_than_what_is_kept_is_refused_by_every_operation_and_does_nothing(shared_agent: Agent) -> None:
+    head = shared_agent.version()
+    with contextlib.closing(shared_agent.connect()) as connection:
+        for op, args in (
+            ("file_write", '{"path":"by-a-long-id","content":""}'),
+            ("create_workspace_session", "{}"),
+            ("list_commands", "{}"),
+        ):
+            error = connection.line(envelope(args, op, '"' + "x" * 300_000 + '"'))["error"]
+            assert (error["kind"], error["details"]["reason"], error["details"]["argument"]) == (
+                "invalid_request",
+                "too_long",
+                "request_id",
+            )
+    assert shared_agent.version() == head
 
 
 def test_no_line_of_the_log_is_made_by_a_request(shared_agent: Agent) -> None:
