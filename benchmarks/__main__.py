@@ -29,6 +29,7 @@ ROWS = {
     "exec": rows.exec_in_session,
     "telemetry": telemetry_rows.telemetry,
     "session": rows.session_create,
+    "exec_at_once": session_rows.exec_at_once,
     "fifty": session_rows.fifty,
     "isolated": network_rows.isolated,
     "forward": network_rows.forward,

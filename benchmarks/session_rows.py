@@ -5,8 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import re
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.harness import Row, Series, check, in_turn, timed, token
@@ -50,6 +51,52 @@ def fifty(place: Place) -> Iterator[Row]:
                 beside.append(other)
     ours, other_side = Series("eos", tuple(made)), Series(f"{AT_ONCE} x sh", tuple(beside))
     yield Row(f"create {AT_ONCE} sessions at once", ours, other_side, "<= 500 ms", "clones one after the other: pages copied, mounts")
+
+
+COMMANDS = 8
+BWRAP = (
+    "bwrap",
+    "--ro-bind",
+    "/",
+    "/",
+    "--dev",
+    "/dev",
+    "--proc",
+    "/proc",
+    "--tmpfs",
+    "/tmp",
+    "--unshare-pid",
+    "--unshare-ipc",
+    "/bin/sh",
+    "-c",
+)
+
+
+def exec_at_once(place: Place) -> Iterator[Row]:
+    """Eight echoes at once in one session beside eight shells at once; where bwrap is installed, one echo beside one in a sandbox of bwrap's."""
+    with place.sandbox("host") as sandbox, concurrent.futures.ThreadPoolExecutor(COMMANDS) as pool:
+        session = place.ask("create_workspace_session", {}, sandbox)["workspace_session_id"]
+
+        def ours(want: str) -> None:
+            check(
+                place.ask("exec_command", {"cmd": f"echo {want}", "workspace_session_id": session, "tty": False}, sandbox)["output"], want
+            )
+
+        def shell(want: str) -> None:
+            check(run(["/bin/sh", "-c", f"echo {want}"]), want)
+
+        def eight(of: Callable[[str], None]) -> Callable[[], None]:
+            return lambda: list(pool.map(of, [token() for _ in range(COMMANDS)])).clear()
+
+        mine, other = in_turn([("eos", eight(ours)), (f"{COMMANDS} x sh", eight(shell))], runs=60)
+        yield Row(f"{COMMANDS} execs at once in one session", mine, other, "-", "eight shells on the processors that there are")
+        if shutil.which(BWRAP[0]):
+            mine, other = in_turn([("eos", lambda: ours(token())), ("bwrap sh", lambda: wrapped(token()))], runs=100)
+            yield Row("exec of a random echo, pipes, beside bwrap", mine, other, "<= 2.0 ms", "the shell's own start, JSON over sockets")
+
+
+def wrapped(want: str) -> None:
+    check(run([*BWRAP, f"echo {want}"]), want)
 
 
 class File:
