@@ -10,6 +10,18 @@ from pathlib import Path
 from eos_agent import cgroups, hierarchies
 
 WAIT_S = 30
+BOMB = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("forking", flush=True)
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+    except OSError:
+        pass
+"""
+"""A program that forks without end and leaves its group each time; full, it goes on trying."""
 
 
 def limiting() -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cgroup_tree import folders_of, paths_of, wait_until_gone
+from tests.cgroup_tree import BOMB, folders_of, paths_of, wait_until_gone
 from tests.processes import kill
 
 from .desk import Container, Desk, Desks, Sandbox, docker, living, watch
@@ -16,17 +16,6 @@ from .desk import Container, Desk, Desks, Sandbox, docker, living, watch
 MIB = 1 << 20
 WAIT_S = 60
 ENGINE_ID = 64
-BOMB = """
-import os, signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("forking", flush=True)
-while True:
-    try:
-        if os.fork() == 0:
-            os.setsid()
-    except OSError:
-        pass
-"""
 
 pytestmark = pytest.mark.needs("overlay", "cgroups")
 

@@ -21,7 +21,7 @@ from eos_agent import cgroups, hierarchies
 from eos_agent.processes import Marks
 from eos_agent.session_group import SessionGroup
 from tests import children
-from tests.cgroup_tree import folders_of, paths_of, wait_until_gone
+from tests.cgroup_tree import BOMB, folders_of, paths_of, wait_until_gone
 from tests.processes import ended
 
 from .agent_process import Agent, Failed
@@ -48,17 +48,6 @@ for turn in range(3):
     os.wait()
 print("started", flush=True)
 time.sleep(1000)
-"""
-BOMB = """
-import os, signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("forking", flush=True)
-while True:
-    try:
-        if os.fork() == 0:
-            os.setsid()
-    except OSError:
-        pass
 """
 
 

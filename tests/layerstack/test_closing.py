@@ -14,6 +14,12 @@ from tests.layerstack.test_crash import tapped
 from tests.layerstack.test_squash import BASE, counts, ids, openable, publish, squash
 
 
+def three_layers(s: Stack) -> None:
+    publish(s, a="a\n")
+    publish(s, b="b\n")
+    publish(s, c="c\n")
+
+
 @on_a_stack(BASE)
 def test_a_version_inside_a_block_is_closed_even_if_somebody_keeps_its_layers(s: Stack) -> None:
     """Pitfall 15: version 2 makes a file, version 3 deletes it; a session on 4 keeps the layers of both, yet 2 is gone for good."""
@@ -39,9 +45,7 @@ def test_a_version_inside_a_block_is_closed_even_if_somebody_keeps_its_layers(s:
 
 @on_a_stack(BASE)
 def test_a_draft_keeps_no_replaced_layer_and_opens_as_before(s: Stack) -> None:
-    publish(s, a="a\n")
-    publish(s, b="b\n")
-    publish(s, c="c\n")
+    three_layers(s)
     session = s.session()
     put(session.at("d/f"), "work\n")
     draft = session.keep()
@@ -62,9 +66,7 @@ def test_a_draft_keeps_no_replaced_layer_and_opens_as_before(s: Stack) -> None:
 
 @on_a_stack(BASE)
 def test_the_draft_of_a_session_on_replaced_layers_names_the_new_one(s: Stack) -> None:
-    publish(s, a="a\n")
-    publish(s, b="b\n")
-    publish(s, c="c\n")
+    three_layers(s)
     session = s.session()
     put(session.at("work"), "work\n")
     s.store.squash()
@@ -75,9 +77,7 @@ def test_the_draft_of_a_session_on_replaced_layers_names_the_new_one(s: Stack) -
 
 @on_a_stack(BASE)
 def test_a_session_that_died_on_replaced_layers_is_recovered(s: Stack) -> None:
-    publish(s, a="a\n")
-    publish(s, b="b\n")
-    publish(s, c="c\n")
+    three_layers(s)
     session = s.session()
     put(session.at("work"), "work\n")
     s.store.squash()
@@ -90,9 +90,7 @@ def test_a_session_that_died_on_replaced_layers_is_recovered(s: Stack) -> None:
 
 @on_a_stack(BASE)
 def test_a_crash_between_commit_and_end_is_finished_by_the_next_open(s: Stack) -> None:
-    publish(s, a="a\n")
-    publish(s, b="b\n")
-    publish(s, c="c\n")
+    three_layers(s)
     session = s.session()
     put(session.at("work"), "work\n")
     draft = session.keep()
