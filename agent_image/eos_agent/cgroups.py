@@ -26,6 +26,7 @@ CONTROLLERS = ("memory", "pids", "cpu")
 APPLIED, UNPROFILED, UNSUPPORTED, NOT_CONFIGURED = "applied", "available_unprofiled", "unsupported", "not_configured"
 OWN_PIDS = 8
 """What a session may have beyond its limit of processes: its pid 1 and the helpers of file operations."""
+REAL_TIME = (os.SCHED_FIFO, os.SCHED_RR, 6)  # 6: SCHED_DEADLINE; with SCHED_RESET_ON_FORK it is another number, and no child has it
 CONTROL_LEAF = "eos-control"
 PERIOD_US = 100_000
 
@@ -191,6 +192,7 @@ def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none:
 
 def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
     """Set the limits of all sessions, try those of one, and find out what holds."""
+    _leave_out_what_real_time_may_not_join(groups, missing)
     for number, part in enumerate(groups.parts):
         good: list[str] = []
         for controller in part.controllers:
@@ -216,6 +218,48 @@ def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
     groups.state = APPLIED if held else UNSUPPORTED
     if missing:
         groups.reason = "not enforced: " + "; ".join(f"{controller}: {why}" for controller, why in missing.items())
+
+
+def _leave_out_what_real_time_may_not_join(groups: Groups, missing: dict[str, str]) -> None:
+    """A kernel with CONFIG_RT_GROUP_SCHED lets a process of real-time priority into no cgroup whose processor time has no real-time share,
+    as a new one has none: EINVAL. Our sessions would inherit our priority. Only then it is tried, since joining may wait for the kernel."""
+    if os.sched_getscheduler(0) not in REAL_TIME:
+        return
+    kept: list[Part] = []
+    for part in groups.parts:
+        refused = _refuses(part)
+        if refused:
+            why = f"{os.strerror(refused)} ({name_of(part.hierarchy)}) for a process of real-time priority"
+            missing.update(dict.fromkeys(part.controllers, why))
+            _drop(part)
+        else:
+            kept.append(part)
+    groups.parts = kept
+
+
+def _refuses(part: Part) -> int:
+    """The errno of a child that joins a leaf, or 0."""
+    os.mkdir("try", dir_fd=part.fd)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            code = errno.EINVAL
+            try:
+                write(part.fd, "try/cgroup.procs", "0")
+                code = 0
+            except OSError as error:
+                code = error.errno or code
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.rmdir("try", dir_fd=part.fd)
+
+
+def _drop(part: Part) -> None:
+    os.close(part.fd)
+    os.rmdir(os.path.basename(part.path), dir_fd=part.parent_fd)
+    os.close(part.parent_fd)
 
 
 def _limit(part: Part, controller: str, leaf: str, limits: Limits) -> None:
@@ -255,9 +299,7 @@ def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], who
                 for controller in enabled:
                     write(part.fd, "cgroup.subtree_control", f"+{controller}")
             except BaseException:
-                os.close(part.fd)
-                os.rmdir(name, dir_fd=part.parent_fd)
-                os.close(part.parent_fd)
+                _drop(part)
                 raise
             return part
         return _folder("", root, own, name, ())

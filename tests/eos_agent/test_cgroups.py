@@ -283,6 +283,24 @@ def test_nothing_is_left_of_a_session_an_agent_or_an_agent_that_was_killed(limit
     assert (done.returncode, folders_of(name)) == (0, []), done.stderr
 
 
+def test_sessions_of_an_agent_with_real_time_priority_live_and_say_what_does_not_limit_them(start_agent: Callable[..., Agent]) -> None:
+    """A kernel with CONFIG_RT_GROUP_SCHED lets them into no new cgroup of version 1's cpu."""
+    agent = start_agent()
+    agent.stop()
+    agent.settings["limits"] = LIMITS
+    agent.prefix = ["chrt", "--fifo", "1"]
+    agent.start()
+    held = agent.call("create_workspace_session")["limits"]
+    assert (held["state"], held["memory_max_bytes"], held["pids_max"]) == ("applied", SESSION["memory_max_bytes"], SESSION["pids_max"])
+    (workspace,) = agent.call("topology")["topology"]["workspaces"]
+    cpu = next((name for name in paths_of(os.getpid()) if "cpu" in name.split(",")), "")
+    joined = f"/{name_of(agent)}." in paths_of(workspace["holder_pid"])[cpu]
+    refused = f"not enforced: cpu: Invalid argument ({hierarchies.name_of(cpu)}) for a process of real-time priority"
+    assert (held["nano_cpus"], held["reason"]) == ((LIMITS["workload"]["nano_cpus"], None) if joined else (None, refused))
+    assert agent.stop() == 0
+    assert folders_of(name_of(agent)) == []
+
+
 def test_two_may_remove_a_cgroup_at_once(tmp_path: Path) -> None:
     """An agent that cannot go on removes its folder while the zygote removes a leaf whose pid 1 it has just reaped."""
     for _ in range(12):
