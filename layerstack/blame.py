@@ -20,7 +20,7 @@ from layerstack.chain import Chain
 from layerstack.changes import path_json
 from layerstack.errors import InvalidPath, LayerStackError, NotFound
 from layerstack.index import Layer
-from layerstack.lines import TEXT_MAX, diff, is_text, numbering, scan_lines
+from layerstack.lines import TEXT_MAX, diff, is_text, number_lines, numbering
 from layerstack.myers import BUDGET, Budget
 from layerstack.paths import ancestors, check, join
 from layerstack.states import DIRECTORY, FILE, LINK, State, same
@@ -253,20 +253,19 @@ class _Walk:
         self.steps_left, self.lines_left = WORK, LINES
         self.numbers = numbering()
 
-    def scan(self, state: State) -> array[int] | None:
-        """The lines of a text, or None: it is none."""
+    def read(self, state: State) -> bytes | None:
+        """The bytes of a text, or None: it is none."""
         if state.kind != FILE or state.size > TEXT_MAX:
             return None
         data = state.data()
-        if not is_text(data):
-            return None
-        return scan_lines(data, self.numbers)[0]
+        return data if is_text(data) else None
 
     def lines(self, texts: Sequence[_Text], base: State | None) -> list[tuple[int, str]]:
         """(count, owner) for the lines of the newest text, in order."""
         state = texts[0].state
-        now = self.scan(state) if state is not None else None
-        assert state is not None and now is not None
+        data = self.read(state) if state is not None else None
+        assert data is not None
+        now = number_lines(data, self.numbers)
         owners: list[str | None] = [None] * len(now)
         place = array("l", range(len(now)))  # of each line of the present text, its line in the newest; -1: it is gone there
         undecided = len(now)
@@ -285,22 +284,21 @@ class _Walk:
             self.lines_left -= len(now)
             if self.steps_left < BUDGET or self.lines_left < 0:
                 break
-            if not same(state, below):
-                then = self.scan(below)
-                if then is None:  # a binary or too large file before: nobody can say what is new
-                    last = _owner(self.store, text) if below.size <= TEXT_MAX else UNKNOWN
-                    break
-                owner, before = _owner(self.store, text), array("l")
-                at, budget = 0, Budget(BUDGET)
+            older = self.read(below)
+            if older is None:  # a binary or too large file before: nobody can say what is new
+                last = _owner(self.store, text) if below.size <= TEXT_MAX else UNKNOWN
+                break
+            if older != data:
+                then = number_lines(older, self.numbers)
+                owner, before = _owner(self.store, text), array("l", [-1]) * len(then)
+                at_then, at, budget = 0, 0, Budget(BUDGET)
                 for region in diff(then, now, budget):
-                    before.extend(place[at : region.blo])
+                    before[at_then : region.alo] = place[at : region.blo]
                     undecided -= self.give(owners, place, region.blo, region.bhi, owner)
-                    before.extend([-1] * (region.ahi - region.alo))
-                    at = region.bhi
-                before.extend(place[at:])
+                    at_then, at = region.ahi, region.bhi
+                before[at_then:] = place[at:]
                 self.steps_left -= BUDGET - budget.steps
-                now, place = then, before
-            state = below
+                now, place, data = then, before, older
             if not undecided:
                 break
             if n + 1 == len(texts):

@@ -1,8 +1,8 @@
 """Texts as lines, and which lines of one became which of another: pure, memory linear in the text, work bounded by a budget.
 
 A line ends at LF only: CR belongs to its line and a missing last newline to the last one, so both survive. Nothing is decoded.
-`diff` trims the common prefix and suffix, anchors on lines that occur once on both sides, runs Myers on small gaps and on what is left
-under the budget, and calls a gap 'replaced' when the budget is gone.
+`diff` trims the common prefix and suffix; where the lines that both sides have stand in one order it pairs them all; else it anchors on lines
+that occur once on both sides, runs Myers on small gaps and on what is left under the budget, and calls a gap 'replaced' when the budget is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import lt
 from typing import NamedTuple
 
@@ -49,22 +49,35 @@ def numbering() -> defaultdict[bytes, int]:
     return defaultdict(itertools.count().__next__)
 
 
+def number_lines(data: bytes, ids: defaultdict[bytes, int]) -> array[int]:
+    """A number for each line: equal lines, equal numbers."""
+    numbers = array("I")
+    for _, lines in _pieces(data):
+        numbers.extend(map(ids.__getitem__, lines))
+    return numbers
+
+
 def scan_lines(data: bytes, ids: defaultdict[bytes, int]) -> tuple[array[int], array[int]]:
-    """(numbers, starts): a number for each line (equal lines, equal numbers) and where each begins, with the end of the text last."""
-    numbers, starts, at, size = array("I"), array("Q"), 0, len(data)
+    """(numbers, starts): as `number_lines`, and where each line begins, with the end of the text last."""
+    numbers, starts = array("I"), array("Q")
+    for at, lines in _pieces(data):
+        starts.extend(itertools.accumulate([len(line) + 1 for line in lines], initial=at))
+        starts.pop()
+        numbers.extend(map(ids.__getitem__, lines))
+    starts.append(len(data))
+    return numbers, starts
+
+
+def _pieces(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """The lines of a text without their newline, a piece at a time, and where in it the piece begins."""
+    at, size = 0, len(data)
     while at < size:
         end = data.find(b"\n", min(at + SCANNED, size - 1)) + 1 or size
         lines = data[at:end].split(b"\n")
-        last = lines.pop()
-        starts.extend(itertools.accumulate([len(line) + 1 for line in lines], initial=at))
-        if last:
+        if last := lines.pop():
             lines.append(last + b"\0")  # without its newline it is another line, and no text holds a NUL
-        else:
-            starts.pop()
-        numbers.extend(map(ids.__getitem__, lines))
+        yield at, lines
         at = end
-    starts.append(size)
-    return numbers, starts
 
 
 def diff(a: array[int], b: array[int], budget: Budget | None = None) -> list[Region]:
@@ -90,6 +103,9 @@ def diff(a: array[int], b: array[int], budget: Budget | None = None) -> list[Reg
         if alo == ahi or blo == bhi or not budget.spend((ahi - alo + bhi - blo) >> 4):
             continue
         small = (ahi - alo) * (bhi - blo) <= SMALL and budget.steps > BUDGET // 2
+        if not small and (forced := _forced(a, b, gap)) is not None:
+            match.extend(forced)
+            continue
         pairs, alone = [] if small else _anchors(a, b, gap), True
         if not small and not pairs and min(ahi - alo, bhi - blo) > 4 * GRAM:  # lines repeat, but runs of GRAM lines hardly do
             runs = _anchors(_grams(a, alo, ahi), _grams(b, blo, bhi), Region(0, ahi - alo - GRAM, 0, bhi - blo - GRAM))
@@ -173,6 +189,36 @@ def _regions(match: list[tuple[int, int, int]], size_a: int, size_b: int) -> lis
         at_a, at_b = i + n, j + n
     if at_a < size_a or at_b < size_b:
         out.append(Region(at_a, size_a, at_b, size_b))
+    return out
+
+
+def _forced(a: array[int], b: array[int], gap: Region) -> list[tuple[int, int, int]] | None:
+    """The matches of a gap in which the lines that both sides have stand in one order: there is no other way to pair all of them. None: they
+    do not, lines moved or came to be repeated. Texts whose neighbours differ by edits alone cost a few set operations.
+    """
+    alo, ahi, blo, bhi = gap
+    of_a, of_b = a[alo:ahi], b[blo:bhi]
+    in_a, in_b = set(of_a), set(of_b)
+    only_a, only_b = in_a - in_b, in_b - in_a
+    left_a = [i for i, x in enumerate(of_a) if x in only_a] if only_a else []
+    left_b = [j for j, x in enumerate(of_b) if x in only_b] if only_b else []
+    common = len(of_a) - len(left_a)
+    if common != len(of_b) - len(left_b):
+        return None
+    left_a.append(len(of_a))
+    left_b.append(len(of_b))
+    out: list[tuple[int, int, int]] = []
+    m = n = done = 0  # of the lines that only one side has, those passed; of the others, those matched
+    while done < common:
+        while left_a[m] - m == done:
+            m += 1
+        while left_b[n] - n == done:
+            n += 1
+        i, j, run = done + m, done + n, min(left_a[m] - m, left_b[n] - n) - done
+        if of_a[i : i + run] != of_b[j : j + run]:
+            return None
+        out.append((alo + i, blo + j, run))
+        done += run
     return out
 
 

@@ -104,6 +104,36 @@ def compare(folder: Path, pool: list[bytes], count: int, seed: int) -> Counter[s
     return tally
 
 
+def test_lines_that_both_sides_have_in_one_order_are_all_paired_however_often_they_repeat() -> None:
+    rng = random.Random(5)
+    for size in (129, 700, 2000):
+        common = [rng.choice(FOUR) for _ in range(size)]
+        old, new = list(common), list(common)
+        for side, name in ((old, b"old"), (new, b"new")):
+            for at in sorted(rng.sample(range(size + 1), size // 6), reverse=True):
+                side[at:at] = [b"%s %d\n" % (name, n) for n in range(at, at + rng.randint(1, 3))]
+        lost, made = set[int](), set[int]()
+        for alo, ahi, blo, bhi in our_regions(b"".join(old), b"".join(new)):
+            lost.update(range(alo, ahi))
+            made.update(range(blo, bhi))
+        assert [old[n] for n in sorted(lost)] == [line for line in old if line not in FOUR]
+        assert [new[n] for n in sorted(made)] == [line for line in new if line not in FOUR]
+
+
+def test_lines_in_another_order_are_not_paired_with_what_they_are_not() -> None:
+    """As many lines are in common on both sides, which is not enough."""
+    rng = random.Random(6)
+    for pool in (UNIQUE, FOUR):
+        old = [rng.choice(pool) for _ in range(600)]
+        new = [*old[:100], b"new\n", *old[300:400], *old[100:300], *old[400:]]
+        kept_old, kept_new, at_a, at_b = list[bytes](), list[bytes](), 0, 0
+        for alo, ahi, blo, bhi in our_regions(b"".join(old), b"".join(new)):
+            kept_old += old[at_a:alo]
+            kept_new += new[at_b:blo]
+            at_a, at_b = ahi, bhi
+        assert kept_old + old[at_a:] == kept_new + new[at_b:]
+
+
 POOLS = pytest.mark.parametrize(
     ("pool", "floor", "other_text"),
     [(UNIQUE, 0.9986, 0.0), (CODE_LIKE, 0.9904, 0.0004), (FOUR, 0.9860, 0.0015)],
