@@ -279,7 +279,8 @@ def _receive(connection: socket.socket, on_progress: Callable[[str], None] | Non
             chunk = connection.recv(262144)
             if not chunk:
                 what = "closed the connection in the middle of its reply" if pending else "closed the connection without a reply"
-                raise OperationError(PROTOCOL_ERROR, f"the gateway {what} (see {places.log_path()})")
+                details = {"hint": "the next call starts it again or finds it; whether this one was carried out is not known"}
+                raise OperationError(PROTOCOL_ERROR, f"the gateway {what} (see {places.log_path()})", details, reason="gateway_lost")
             pending += chunk
             continue
         line = bytes(pending[:end])

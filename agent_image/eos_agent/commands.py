@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from eos_agent.settings import Settings
     from eos_agent.zygote import Spawned
 
-CANCEL_WAIT_S = 1.0
+CANCEL_WAIT_S = 10.0
+"""For the end of the tree and of a one-shot's session, so that the answer is `cancelled` on a busy machine too."""
 DEFAULT_YIELD_MS = 1000
 MAX_COMMAND_BYTES = 131071  # MAX_ARG_STRLEN of the kernel, without the final NUL
 CANCEL = frozenset("\x03\x04")
@@ -42,6 +43,7 @@ class Commands:
         self._settings = settings
         self._sessions = sessions
         self._environment = base_environment
+        self._environments = {tty: command_environment(base_environment, {}, tty=tty) for tty in (False, True)}
         self._known: OrderedDict[str, Command] = OrderedDict()
         self._terminal: OrderedDict[str, None] = OrderedDict()
         self._active = 0  # starting or running
@@ -186,7 +188,7 @@ class Commands:
             return await command.session.runner.spawn(
                 command.id,
                 argv=[*shell, command.text],
-                env=command_environment(base, extra, tty=tty),
+                env=command_environment(base, extra, tty=tty) if extra or uid is not None else self._environments[tty],
                 cwd=args.get("cwd") or self._settings.workspace_root,
                 tty=tty,
                 split=args["split_output"],

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from layerstack.store import Store
     from layerstack.upper import Upper
 
+AGENT_ENDS_HINT = (
+    "the process that makes sessions was killed, and the agent ends with it: nothing was made; the next call finds a new agent"
+)
 FORGOTTEN_AFTER = 512
 """So many sessions that expired with nothing in them are known by their id."""
 
@@ -203,6 +206,9 @@ class Sessions:
             await asyncio.shield(self.pool.run(upper.discard))
             if isinstance(error, OperationError):
                 message = f"workspace setup failed: {error.message}"
+                if self.zygote.lost.done() or error.details.get("step") == "zygote":  # the agent ends with it, and another is started
+                    details = {"workspace_session_id": upper.session_id, "retryable": True, "hint": AGENT_ENDS_HINT}
+                    raise OperationError(SERVER_SHUTTING_DOWN, message, details, reason="draining") from None
                 raise OperationError(error.kind, message, error.details) from None
             raise
         finally:

@@ -6,6 +6,8 @@ import concurrent.futures
 import json
 import os
 import re
+import select
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from eos_agent.protocol import encode_request
 from tests.children import ORDINARY_UID
+from tests.processes import children_of, mountinfo
 
 from .agent_process import Agent, Failed, refused
 
@@ -164,6 +167,21 @@ def test_control_c_or_d_alone_cancels_and_any_other_text_that_holds_one_is_input
     while "go" not in here.of("read_command_lines", command)["output"]:
         pass
     assert here.of("write_command_stdin", command, stdin="a\x03b", yield_time_ms=60_000)["output"].split()[-3:] == ["61", "03", "62"]
+
+
+def test_a_cancel_is_answered_with_its_end_also_when_the_session_takes_long_to_kill(shared_agent: Agent) -> None:
+    command = shared_agent.run("sleep 1000", yield_time_ms=0)
+    (zygote,) = children_of(shared_agent.pid)
+    (runner,) = [pid for pid in children_of(zygote) if command["workspace_session_id"] in mountinfo(pid)]
+    os.kill(runner, signal.SIGSTOP)
+    connection = shared_agent.connect()
+    connection.socket.sendall(shared_agent.line("write_command_stdin", command_session_id=command["command_session_id"], stdin="\x03"))
+    early = select.select([connection.socket], [], [], 1.5)[0]  # longer than the second that the contract names
+    os.kill(runner, signal.SIGCONT)
+    result = json.loads(connection.file.readline())
+    connection.close()
+    assert not early and (result["status"], result["exit_code"]) == ("cancelled", 130), result
+    assert refused(lambda: shared_agent.run("true", command["workspace_session_id"])).reason == "session_not_found"
 
 
 def test_x8_close_stdin_ends_input_with_and_without_a_terminal(here: In) -> None:

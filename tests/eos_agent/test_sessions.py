@@ -319,6 +319,28 @@ def test_an_agent_whose_zygote_is_killed_ends_and_keeps_the_work(agent: Agent) -
     assert agent.read("kept", workspace_session_id=again) == "precious"
 
 
+def test_what_asks_for_a_session_while_the_zygote_is_killed_is_told_to_ask_again(agent: Agent) -> None:
+    (zygote,) = children_of(agent.pid)
+    os.kill(zygote, signal.SIGSTOP)  # the orders lie in its socket
+    waiting = [agent.connect() for _ in range(3)]
+    for connection, op, args in zip(
+        waiting, ("create_workspace_session", "exec_command", "create_workspace_session"), ({}, {"cmd": "true"}, {}), strict=True
+    ):
+        connection.socket.sendall(agent.line(op, **args))
+    while len(os.listdir(os.path.join(agent.store, "sessions"))) < len(waiting):
+        pass
+    os.kill(zygote, signal.SIGKILL)
+    for connection in waiting:
+        error = json.loads(connection.file.readline())["error"]
+        assert (error["kind"], error["details"]["reason"], error["details"]["retryable"]) == ("server_shutting_down", "draining", True), (
+            error
+        )
+        connection.close()
+    assert agent.wait() == 1
+    agent.start()
+    assert agent.call("list_drafts")["drafts"] == [] and os.listdir(os.path.join(agent.store, "sessions")) == []
+
+
 def test_sessions_and_their_commands_are_listed(agent: Agent) -> None:
     session = agent.session(agent="alice", network_profile="isolated")
     command = agent.run("sleep 1000", session, yield_time_ms=0)["command_session_id"]

@@ -176,6 +176,12 @@ def test_an_unusable_answer_is_a_protocol_error(state_dir: str, answers: Any, re
     assert error(run("manager", *peer.flags, "list_sandboxes"), 1)["kind"] == "protocol_error"
 
 
+@pytest.mark.parametrize("reply", [b"", b'cli_log("one")\n', b'{"id":'])
+def test_a_gateway_that_went_away_before_its_reply_was_whole_is_told_by_that_reason(state_dir: str, answers: Any, reply: bytes) -> None:
+    found = error(run("eos", "manager", *answers(reply).flags, "list_sandboxes"), 1)
+    assert (found["kind"], found["details"]["reason"]) == ("protocol_error", "gateway_lost") and found["details"]["hint"]
+
+
 def test_an_answer_without_end_is_given_up_at_the_cap(state_dir: str, answers: Any) -> None:
     peer = answers(b"x" * (protocol.MAX_LINE_BYTES + (1 << 20)))
     assert error(run("manager", *peer.flags, "list_sandboxes"), 1)["kind"] == "protocol_error"
