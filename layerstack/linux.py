@@ -89,8 +89,8 @@ _COMMON = {
     "landlock_restrict_self": 446,
 }
 _BY_MACHINE: dict[str, dict[str, int]] = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "syncfs": 306, "renameat2": 316, "setns": 308},
-    "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "syncfs": 267, "renameat2": 276, "setns": 268},
+    "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "syncfs": 306, "renameat2": 316, "setns": 308, "signalfd4": 289},
+    "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "syncfs": 267, "renameat2": 276, "setns": 268, "signalfd4": 74},
 }
 MACHINE = platform.machine()
 NR: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(MACHINE, {})}
@@ -170,6 +170,11 @@ def clone(flags: int) -> int:
     Only from a single-threaded process: no handler that fork(3) runs is run, os.getpid() is right in both.
     """
     return syscall("clone", flags | SIGCHLD, 0, 0, 0, 0)
+
+
+def signalfd(signum: int) -> int:
+    """signalfd(2): a non-blocking descriptor that becomes readable when that signal, which the caller has blocked, is pending."""
+    return syscall("signalfd4", -1, struct.pack("Q", 1 << (signum - 1)), 8, os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:

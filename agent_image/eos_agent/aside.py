@@ -95,6 +95,7 @@ def _live(writable: int, work: Work) -> None:
         linux.close_range(4)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _tell(work(_tell))
     finally:
         os._exit(0)

@@ -32,6 +32,7 @@ from layerstack.errors import LayerStackError
 TERM_GRACE_S = 0.1
 KILL_LIMIT_S = 5.0
 MAX_ASIDES = 8
+_SIGINFO_BYTES = 128  # struct signalfd_siginfo; SIGCHLD is pending once, however many ended
 _POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
 _SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/sh", ["/bin/sh", "-c"]))
 
@@ -169,6 +170,12 @@ def wake_on_child() -> int:
     return readable
 
 
+def hear_of_children() -> int:
+    """The same without a signal handler, which would break off poll(2) first: SIGCHLD is blocked, and read from the descriptor."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+    return linux.signalfd(signal.SIGCHLD)
+
+
 def drain(fd: int) -> None:
     try:
         while os.read(fd, 512):
@@ -222,11 +229,11 @@ class _Command:
 
     def __init__(self, key: str, pid: int, mark: int) -> None:
         self.key, self.pid, self.mark = key, pid, mark
-        self.leader_gone = False
+        self.leader_gone = self.told = False
+        self.status = 0
         self.shown: list[dict[str, Any]] = []
         self.pause_s = _POLL_FIRST_S
         self.look_at = 0.0
-        self.when_gone: list[Callable[[], None]] = []
 
 
 class Session:
@@ -235,7 +242,9 @@ class Session:
     def __init__(self, sock: socket.socket, workspace_root: str, oom_score: OomScore) -> None:
         self._sock = sock
         self._root = workspace_root
-        self._wake = wake_on_child()
+        self._wake = hear_of_children()
+        self._empty = False  # no process is left beside us, and none was started since that was seen
+        self._environment: dict[str, str] = {}  # of the last command that brought one
         self._marks = Marks()
         self._oom_score = oom_score
         self._commands: dict[str, _Command] = {}  # live ones by key
@@ -255,8 +264,9 @@ class Session:
         while True:
             ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
             if self._wake in ready:
-                drain(self._wake)
+                os.read(self._wake, _SIGINFO_BYTES)
                 self._reap()
+                self._look()
             for fd in ready & self._asides.keys():
                 self._hear(self._asides[fd])
             if self._sock.fileno() in ready:
@@ -288,8 +298,7 @@ class Session:
             self._answer(frame)
         self._reap()
         self._look()
-        self._event("leader_exit", "0", status=0)
-        self._event("group_gone", "0", left_behind=[])
+        self._event("ended", "0", status=0)
         self._flush()
         self._timeout_ms()
         alone()
@@ -374,6 +383,7 @@ class Session:
                 reason="too_many_file_operations",
             )
         self._marks.lay_down()
+        self._empty = False
         self._listen(Aside(message["id"], work, message["limit_s"], undo))
 
     def _listen(self, aside: Aside) -> None:
@@ -389,6 +399,7 @@ class Session:
         aside.close()
         if aside.broken_off and aside.undo is not None:
             self._marks.lay_down()
+            self._empty = False
             with contextlib.suppress(OSError):  # no process could be made: what is left there sealing leaves out
                 self._listen(Aside(aside.number, _undoing(aside.undo, reply), None))
                 return
@@ -399,6 +410,10 @@ class Session:
 
     def _spawn(self, message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         argv, env = message["argv"], message["env"]
+        if env is None:
+            env = self._environment
+        else:
+            self._environment = env
         cwd = os.path.join(self._root, message["cwd"])
         program = find_program(argv[0], env.get("PATH", ""))
         names, ours, theirs, actions = plumb(message["tty"], message["split"], message["stdin"])
@@ -411,6 +426,7 @@ class Session:
             except ValueError:  # a NUL or a lone surrogate: no directory has such a name
                 raise cwd_not_found(message["cwd"], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
             try:
+                self._empty = False
                 with self._oom_score.raised():
                     pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"))
             except OSError as error:
@@ -435,10 +451,12 @@ class Session:
         return command is not None and _kill_group(command.pid, signum)
 
     def _reap(self) -> None:
+        """Who ended, and whether anybody is left: what has no parent becomes our child, so that nobody lives when we have none (pid_namespaces(7))."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self._empty = True
                 break
             if pid == 0:
                 break
@@ -446,8 +464,7 @@ class Session:
                 aside.reaped = aside.reaped or aside.pid == pid
             command = self._leaders.pop(pid, None)
             if command is not None:
-                command.leader_gone = True
-                self._event("leader_exit", command.key, status=status)
+                command.leader_gone, command.status = True, status
         now = time.monotonic()
         for command in self._commands.values():
             if command.leader_gone:
@@ -459,9 +476,12 @@ class Session:
         """Commands without a leader: is their group gone? Trees that are being killed: is it done?"""
         now = time.monotonic()
         for command in [c for c in self._commands.values() if c.leader_gone and c.look_at <= now]:
-            if not _kill_group(command.pid, 0):
-                self._end(command, [] if alone() else list_processes())
+            if self._empty or not _kill_group(command.pid, 0):
+                self._end(command, [] if self._empty or alone() else list_processes())
                 continue
+            if not command.told:
+                command.told = True
+                self._event("leader_exit", command.key, status=command.status)
             processes = list_processes()
             members = [p for p in processes if p.group == command.pid and p.alive]
             if not members:  # zombies whose parent left the group and does not reap them
@@ -486,6 +506,11 @@ class Session:
         if left:
             self._left[command.key] = command.mark
         del self._commands[command.key]
+        if not left and not command.told:
+            self._event("ended", command.key, status=command.status)
+            return
+        if not command.told:
+            self._event("leader_exit", command.key, status=command.status)
         self._event("group_gone", command.key, left_behind=_names(left))
 
     def _kill_tree(self, key: str, number: int) -> None:

@@ -13,6 +13,7 @@ import socket
 from typing import Any
 
 from eos_agent import log
+from eos_agent.connection import Connection
 from eos_agent.failures import operation_error
 from eos_agent.handlers import Handlers, Stream
 from eos_agent.protocol import (
@@ -67,31 +68,29 @@ class Server:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(settings.socket_path)
         mask = os.umask(0o177)
+        loop = asyncio.get_running_loop()
         try:
-            unix = await asyncio.start_unix_server(
-                lambda r, w: self._accept(r, w, trusted=True), settings.socket_path, limit=READ_BYTES, backlog=BACKLOG
-            )
+            unix = await loop.create_unix_server(lambda: self._connection(loop, trusted=True), settings.socket_path, backlog=BACKLOG)
         finally:
             os.umask(mask)
-        tcp = await asyncio.start_server(
-            lambda r, w: self._accept(r, w, trusted=False),
-            settings.tcp_host,
-            settings.tcp_port,
-            limit=READ_BYTES,
-            backlog=BACKLOG,
-            family=socket.AF_INET,
+        tcp = await loop.create_server(
+            lambda: self._connection(loop, trusted=False), settings.tcp_host, settings.tcp_port, backlog=BACKLOG, family=socket.AF_INET
         )
         self._servers += [unix, tcp]
         host, port = tcp.sockets[0].getsockname()[:2]
         self.address = (str(host), int(port))
         return self.address
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, trusted: bool) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer, trusted))
-        self.connections.add(task)
-        task.add_done_callback(self.connections.discard)
+    def _connection(self, loop: asyncio.AbstractEventLoop, *, trusted: bool) -> Connection:
+        def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = loop.create_task(self._serve(connection, writer, trusted))
+            self.connections.add(task)
+            task.add_done_callback(self.connections.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trusted: bool) -> None:
+        connection = Connection(asyncio.StreamReader(limit=READ_BYTES, loop=loop), accept, loop)
+        return connection
+
+    async def _serve(self, reader: Connection, writer: asyncio.StreamWriter, trusted: bool) -> None:
         counted = self._busy < self._max_connections or self._displace()
         self._busy += counted
         if not trusted:
@@ -108,7 +107,7 @@ class Server:
                 return
             first, received = True, bytearray()
             while not self.draining or first:
-                line = await self._line(reader, writer, received, first)
+                line = await self._line(reader, writer, received, first, trusted)
                 if line is None or not await self._one(line, writer, trusted):
                     return
                 first = False
@@ -131,8 +130,10 @@ class Server:
         oldest.transport.abort()
         return True
 
-    async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: bytearray, first: bool) -> bytes | None:
-        """One request line; None at the end of the stream. Time runs from the first byte on a kept connection, else from the start.
+    async def _line(
+        self, reader: Connection, writer: asyncio.StreamWriter, received: bytearray, first: bool, trusted: bool
+    ) -> bytes | None:
+        """One request line; None when there is no other to come. Time runs from the first byte on a kept connection, else from the start.
 
         Args:
             received: what came beyond the line before; on return, beyond this one.
@@ -141,6 +142,8 @@ class Server:
             self._idle.add(writer)
             self._busy -= 1
             try:
+                if not await reader.requests(functools.partial(self._kept, writer, trusted), self._max_request):
+                    return None
                 received += await reader.read(READ_BYTES)
             finally:
                 self._busy += 1
@@ -161,7 +164,7 @@ class Server:
         del received[: end + 1]
         return line if line.strip() else None
 
-    async def _rest(self, received: bytearray, reader: asyncio.StreamReader, *, stranger: bool) -> int:
+    async def _rest(self, received: bytearray, reader: Connection, *, stranger: bool) -> int:
         """Receive up to a newline or the end of the stream; returns where that is.
 
         Raises:
@@ -198,6 +201,16 @@ class Server:
             {"fields": {"limit": self._max_request}},
             reason="request_too_large",
         )
+
+    async def _kept(self, writer: asyncio.StreamWriter, trusted: bool, line: bytes) -> bool:
+        """As `_one`, for a connection that waits for its next request."""
+        self._idle.discard(writer)
+        self._busy += 1
+        try:
+            return await self._one(line, writer, trusted)
+        finally:
+            self._busy -= 1
+            self._idle.add(writer)
 
     async def _one(self, line: bytes, writer: asyncio.StreamWriter, trusted: bool) -> bool:
         """Answer one request; True when the connection stays open for another."""
@@ -252,7 +265,7 @@ class Server:
             async with asyncio.timeout(ANSWER_S):
                 await writer.drain()
 
-    async def _last_answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, error: OperationError) -> None:
+    async def _last_answer(self, reader: Connection, writer: asyncio.StreamWriter, error: OperationError) -> None:
         """Answer a peer that may still be sending, and read on for a moment, so that it sees the answer and not a reset."""
         await self._answer(writer, error.envelope())
         writer.write_eof()

@@ -113,6 +113,7 @@ def _become_and_exec(
         for signum in defaults:
             if signum < 32 and signal.getsignal(signum) != signal.SIG_DFL:
                 signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execve(program, argv, env)
     except OSError as error:
         os.write(report_fd, str(error.errno).encode())

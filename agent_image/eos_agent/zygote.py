@@ -297,6 +297,8 @@ class Runner:
         self._pidfd = -1
         self._abandoned = False
         self._born: dict[str, tuple[int, int]] = {}  # mark and pid of each command that may have to be killed
+        self._environment: dict[str, str] | None = None  # that the runner remembers for sure
+        self._environments = 0  # that it was told
         self._cloned: asyncio.Future[None] = loop.create_future()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._waiting: dict[int, asyncio.Future[channel.Frame]] = {}
@@ -314,7 +316,21 @@ class Runner:
         Raises:
             OperationError: operation_failed with reason cwd_not_found, exec_failed or session_lost.
         """
-        message = {"op": "spawn", "key": key, "argv": argv, "env": env, "cwd": cwd, "tty": tty, "split": split, "stdin": stdin, "uid": uid}
+        message: dict[str, Any] = {
+            "op": "spawn",
+            "key": key,
+            "argv": argv,
+            "env": None,
+            "cwd": cwd,
+            "tty": tty,
+            "split": split,
+            "stdin": stdin,
+            "uid": uid,
+        }
+        if env != self._environment:  # else it is the last one that the runner was told
+            message["env"], self._environment = env, None
+            self._environments += 1
+        turn = self._environments
         self._born[key] = (0, 0)
         try:
             frame = await self._call(message)
@@ -324,6 +340,8 @@ class Runner:
             if most is not None and isinstance(error, OperationError) and error.details.get("errno") == "EAGAIN":
                 error.details["hint"] = f"the session has all of the {most} processes that it may have; cancel or signal a command of it"
             raise
+        if turn == self._environments:
+            self._environment = env
         if key in self._born:  # else it has ended already
             self._born[key] = (int(frame.message["mark"]), int(frame.message["pid"]))
         return Spawned(int(frame.message["pid"]), dict(zip(frame.message["fds"], frame.fds, strict=True)))
@@ -465,9 +483,15 @@ class Runner:
             if not self._ready.done():
                 self._ready.set_exception(_setup_failed(self.spec, message["step"], message["message"], message.get("errno")))
         else:
-            if event == "group_gone":
+            if event in ("group_gone", "ended"):
                 self._born.pop(str(message.get("key")), None)
-            if self.on_event is not None:
+            if self.on_event is None:
+                return
+            if event == "ended":  # leader and group at once, and nothing is left behind
+                key = message.get("key")
+                self.on_event({"event": "leader_exit", "key": key, "status": message.get("status")})
+                self.on_event({"event": "group_gone", "key": key, "left_behind": []})
+            else:
                 self.on_event(message)
 
     def give_up(self) -> None:
