@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from eos_mcp.config_lines import Lines
 from eos_mcp.config_model import AgentConfig, Daemon, Gateway, HostConfig, Manager, Observability, Runner, Runtime
 
 HOST_SECTIONS = ("gateway", "manager")
@@ -38,11 +39,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class ConfigError(Exception):
-    """`<dotted.field>: <reason>`, one line per mistake. `field` is the first one's."""
+    """`<dotted.field>: <reason> (line N)`, one line per mistake. `field` and `line` are the first one's; None where no line is known."""
 
-    def __init__(self, problems: list[tuple[str, str]]) -> None:
-        super().__init__("\n".join(f"{field}: {reason}" if field else reason for field, reason in problems))
-        self.field = problems[0][0]
+    def __init__(self, problems: list[tuple[str, str]], lines: list[int | None] | None = None) -> None:
+        known = lines or [None] * len(problems)
+        said = [(f"{field}: {reason}" if field else reason) for field, reason in problems]
+        super().__init__("\n".join(text if line is None else f"{text} (line {line})" for text, line in zip(said, known, strict=True)))
+        self.field, self.line = problems[0][0], known[0]
 
     @property
     def message(self) -> str:
@@ -89,13 +92,26 @@ class Config(NamedTuple):
     def observability(self) -> Observability:
         return self.agent.observability
 
+    def daemon_yaml_path(self) -> str | None:
+        """The file that `daemon_yaml` reads; None for the built-in document."""
+        return self.manager.docker.daemon_config_yaml_path or self.path
+
+    def agent_problem(self) -> str | None:
+        """What the next create_sandbox would refuse in the agent's sections, with the file; None when nothing is wrong."""
+        try:
+            agent_config(self.daemon_yaml())
+        except ConfigError as error:
+            path = self.daemon_yaml_path()
+            return error.message if path is None or path in error.message else f"{path}: {error.message}"
+        return None
+
     def daemon_yaml(self) -> bytes:
         """The bytes that a new sandbox gets: the file that `manager.docker.daemon_config_yaml_path` names, else this document; read now.
 
         Raises:
             ConfigError: the file cannot be read.
         """
-        path = self.manager.docker.daemon_config_yaml_path or self.path
+        path = self.daemon_yaml_path()
         if path is None:
             return self.source
         try:
@@ -123,8 +139,8 @@ def load(path: str | None = None, *, relative_to: str | None = None) -> Config:
                 source = file.read()
         except OSError as error:
             raise ConfigError([("", f"{path}: {error.strerror}")]) from error
-    document = _document(source)
-    host = _checked(HostConfig, {name: _section(document, name) for name in HOST_SECTIONS if name in document})
+    document, lines = _document(source)
+    host = _checked(HostConfig, {name: _section(document, name) for name in HOST_SECTIONS if name in document}, lines)
     if path is not None:
         host = _absolute_paths(host, relative_to or os.path.dirname(path))
     return Config(path, host, source)
@@ -136,8 +152,8 @@ def agent_config(source: bytes) -> AgentConfig:
     Raises:
         ConfigError: names the key.
     """
-    document = _document(source)
-    return _checked(AgentConfig, {name: _section(document, name) for name in AGENT_SECTIONS if name in document})
+    document, lines = _document(source)
+    return _checked(AgentConfig, {name: _section(document, name) for name in AGENT_SECTIONS if name in document}, lines)
 
 
 def agent_sections(source: bytes) -> dict[str, Any]:
@@ -167,7 +183,7 @@ def check_profile_fits(agent: AgentConfig, daemon_profile: str) -> None:
             raise ConfigError([(field, f"{value:g} is more than the {limit:g} of the {daemon_profile} profile")])
 
 
-def _document(source: bytes) -> dict[str, Any]:
+def _document(source: bytes) -> tuple[dict[str, Any], Lines]:
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -178,17 +194,25 @@ def _document(source: bytes) -> dict[str, Any]:
     )
     try:
         document: Any = yaml.load(source, Loader)
+        lines = Lines(yaml.compose(source, yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([("", f"the configuration is no YAML: {' '.join(str(error).split())}")]) from error
+    except RecursionError:
+        raise ConfigError([("", "the configuration is no YAML that can be read: it is nested too deeply")]) from None
     if document is None:
-        return {}
+        return {}, lines
     if not isinstance(document, dict):
         raise ConfigError([("", "the configuration must be a mapping of sections")])
     sections: dict[Any, Any] = document  # pyright: ignore[reportUnknownVariableType]
+    repeated = lines.repeated()
+    if repeated:
+        raise ConfigError(
+            [(name, f"stands there twice, first in line {first}") for name, first, _ in repeated], [at for _, _, at in repeated]
+        )
     unknown = [str(name) for name in sections if name not in HOST_SECTIONS + AGENT_SECTIONS]
     if unknown:
-        raise ConfigError([(name, "unknown field") for name in unknown])
-    return sections
+        raise ConfigError([(name, "unknown field") for name in unknown], [lines.of([name]) for name in unknown])
+    return sections, lines
 
 
 def _section(document: Mapping[str, Any], name: str) -> Any:
@@ -196,11 +220,13 @@ def _section(document: Mapping[str, Any], name: str) -> Any:
     return {} if document[name] is None else document[name]
 
 
-def _checked(model: type[Model], value: dict[str, Any]) -> Model:
+def _checked(model: type[Model], value: dict[str, Any], lines: Lines) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise ConfigError([_problem(entry["loc"], entry["type"], entry["msg"]) for entry in error.errors(include_url=False)]) from None
+        found = error.errors(include_url=False)
+        problems = [_problem(entry["loc"], entry["type"], entry["msg"]) for entry in found]
+        raise ConfigError(problems, [lines.of(entry["loc"]) for entry in found]) from None
 
 
 def _problem(location: tuple[int | str, ...], kind: str, message: str) -> tuple[str, str]:

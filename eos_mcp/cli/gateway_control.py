@@ -77,10 +77,9 @@ def mistake_in(path: str | None) -> str | None:
     from eos_mcp import config
 
     try:
-        config.agent_config(config.load(path).daemon_yaml())
+        return config.load(path).agent_problem()
     except config.ConfigError as error:
         return error.message if path is None or path in error.message else f"{path}: {error.message}"
-    return None
 
 
 def end(_: list[str]) -> int:
@@ -100,6 +99,7 @@ def status(_: list[str]) -> int:
         f"  endpoints  {endpoints}",
         f"  state      {found.get('state_dir')}",
         f"  log        {places.log_path()}",
+        *(f"  warning    {warning}" for warning in found.get("warnings", ())),
     ]
     return output.page("\n".join(lines))
 

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from eos_agent import protocol
-from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp import client, config, places
 from eos_mcp.client import Endpoint
 from eos_mcp.gateway import listen, options, ownership, route
@@ -112,6 +112,8 @@ class _Life:
                 backend=self.chosen.backend,
                 state_dir=places.state_dir(),
             )
+            for warning in self._warnings():
+                log("config_invalid", error=warning)
             await self._until_stopped(server, manager, gateway.idle_exit_s if self.chosen.listen_fd is not None else 0)
             await self._leave(server)
         finally:
@@ -154,6 +156,11 @@ class _Life:
             lock.__exit__()
         await server.finish(GRACE_S)
 
+    def _warnings(self) -> list[str]:
+        """A mistake in the agent's sections keeps no gateway from starting, as mending the file is enough; nobody need find it by a failed create."""
+        problem = self.settings.agent_problem()
+        return [] if problem is None else [f"create_sandbox would fail: {'; '.join(problem.splitlines())}"]
+
     def _info(self) -> dict[str, Any]:
         backends: Any = getattr(self.manager, "backends", None)
         return {
@@ -165,6 +172,7 @@ class _Life:
             "state_dir": places.state_dir(),
             "started_unix_ms": int(self.started_at * 1000),
             "sandboxes": 0 if self.manager is None else self.manager.sandbox_count(),
+            "warnings": self._warnings(),
         }
 
 
@@ -209,7 +217,7 @@ def _tell_waiting(chosen: Options, why: str) -> None:
     """Clients that stand in the backlog of a handed-over socket get the reason, instead of a connection that breaks."""
     if chosen.listen_fd is None:
         return
-    envelope = OperationError(INTERNAL_ERROR, f"the gateway could not start: {why}", reason="gateway_start_failed").envelope()
+    envelope = OperationError(OPERATION_FAILED, f"the gateway could not start: {why}", reason="gateway_start_failed").envelope()
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(chosen.listen_fd)) as listening:
         listening.setblocking(False)
         if chosen.endpoint is not None and chosen.endpoint.kind == "unix":

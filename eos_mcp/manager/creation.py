@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import protocol
-from eos_agent.protocol import INTERNAL_ERROR, SERVER_BUSY, OperationError
+from eos_agent.protocol import OPERATION_FAILED, SERVER_BUSY, OperationError
 from eos_mcp.config import ConfigError, agent_config, check_profile_fits
 from eos_mcp.gateway.log import log
 from eos_mcp.manager import base, prune, roots
@@ -105,7 +105,7 @@ class Creation:
         """The agent's configuration, read anew for each call.
 
         Raises:
-            OperationError: internal_error, reason config_invalid, naming the key.
+            OperationError: operation_failed, reason config_invalid, naming file, key and line.
         """
         config = self.manager.config
         try:
@@ -114,8 +114,16 @@ class Creation:
             if provider.name == "docker":
                 check_profile_fits(agent, config.manager.docker.profile().daemon_runtime_profile)
         except ConfigError as error:
+            file = config.daemon_yaml_path() or "the built-in document"
+            details = {
+                "file": file,
+                "field": error.field,
+                "line": error.line,
+                "hint": "mend the file and repeat the call; the gateway stays",
+            }
+            where = "" if file in error.message else f"{file}: "
             raise OperationError(
-                INTERNAL_ERROR, f"daemon configuration: {error.message}", {"field": error.field}, reason="config_invalid"
+                OPERATION_FAILED, f"daemon configuration: {where}{error.message}", details, reason="config_invalid"
             ) from error
         return yaml, agent.model_dump(mode="json")
 

@@ -23,8 +23,10 @@ from eos_mcp.manager.creation import Creation
 from eos_mcp.manager.exporting import Exports, guards
 from eos_mcp.manager.metrics import Metrics
 from eos_mcp.manager.registry import Record, Registry, RegistryError
+from eos_mcp.providers import image_name
 from eos_mcp.providers.docker import DockerProvider
-from eos_mcp.providers.local import HOST_IMAGE, LocalProvider, is_local_image
+from eos_mcp.providers.image_name import HOST_IMAGE
+from eos_mcp.providers.local import LocalProvider
 from eos_mcp.providers.provider import Found, Provider, ask_ready, wait_ready
 
 THREADS = 32
@@ -146,7 +148,7 @@ class Manager:
             OperationError: as the contract's error matrix says.
         """
         image = args.get("image")
-        await self._settled(args.get("sandbox_id"), "local" if isinstance(image, str) and is_local_image(image) else None)
+        await self._settled(args.get("sandbox_id"), "local" if isinstance(image, str) and image_name.is_local(image) else None)
         return await self._handlers[op](args, request_id, progress)
 
     async def target(self, sandbox_id: str, *, refresh: bool = False) -> Target:
@@ -194,7 +196,7 @@ class Manager:
 
     def provider_for(self, image: str) -> Provider:
         """`host` and `rootfs:/abs/dir` are local, any other image is Docker's."""
-        return self.provider("local" if is_local_image(image) else "docker")
+        return self.provider("local" if image_name.is_local(image) else "docker")
 
     async def _settled(self, sandbox_id: Any = None, provider: str | None = None) -> None:
         """Wait until what is concerned was reconciled, but not for an engine that hangs: then the registry's word counts."""

@@ -22,7 +22,7 @@ from eos_agent.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp.config import Config
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase
 from eos_mcp.manager.ring import Sample
-from eos_mcp.providers import bundle_image, contents, engine, limits
+from eos_mcp.providers import bundle_image, contents, engine, image_name, limits
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress
 from eos_mcp.providers.volumes import Volumes, read_file
 
@@ -79,9 +79,7 @@ class DockerProvider:
         try:
             yield client
         except APIError as error:
-            text = str(error.explanation or error)
-            reason = "port_taken" if "port is already allocated" in text else "docker_failed"
-            raise OperationError(INTERNAL_ERROR, f"{what}: {text}", {"engine": text}, reason=reason) from error
+            raise engine.refused(what, str(error.explanation or error)) from error
         except (DockerException, RequestException) as error:
             assert self._choice is not None
             if isinstance(error, RequestException) and not isinstance(error.__cause__, OSError) and "Connection" not in str(error):
@@ -92,12 +90,22 @@ class DockerProvider:
         self._image(image)
 
     def _image(self, image: str) -> dict[str, Any]:
-        from docker.errors import ImageNotFound
+        """What the engine says of an image.
 
+        Raises:
+            OperationError: invalid_request, reason bad_image, for what can be no name; internal_error, reason image_not_found.
+        """
+        from docker.errors import APIError, ImageNotFound
+
+        image_name.check_reference(image)
         with self._engine("looking at the image") as client:
             try:
                 attributes: dict[str, Any] = client.images.get(image).attrs
-            except ImageNotFound as error:
+            except APIError as error:
+                if error.status_code == 400:
+                    raise image_name.bad_image(image, f"the engine says: {error.explanation}") from error
+                if not isinstance(error, ImageNotFound):
+                    raise
                 hint = f"list_docker_images shows what is there; nothing is pulled: `docker pull {image}` first"
                 message = f"no such image: {image}; {hint}"
                 raise OperationError(INTERNAL_ERROR, message, {"image": image, "hint": hint}, reason="image_not_found") from error

@@ -120,9 +120,20 @@ def unreachable(choice: Choice, error: BaseException) -> NoReturn:
         text = "permission denied"
     else:
         step = "check with `docker version`, or use the image `host` (no Docker needed)"
-    details = {"endpoint": choice.endpoint, "source": choice.source, "hint": step}
+    details = {"endpoint": choice.endpoint, "source": choice.source, "hint": step, "retryable": text != "permission denied"}
     message = f"Docker does not answer at {choice.endpoint} (from {choice.source}): {text}; {step}"
     raise OperationError(INTERNAL_ERROR, message, details, reason="docker_unreachable") from error
+
+
+def refused(what: str, said: str) -> OperationError:
+    """What the engine's refusal is called; `said` is its own text, `what` what was being done."""
+    details: dict[str, Any] = {"engine": said}
+    if "port is already allocated" in said:
+        return OperationError(INTERNAL_ERROR, f"{what}: {said}", {**details, "retryable": True}, reason="port_taken")
+    if "no space left on device" in said:
+        hint = "free space on the engine's disk (`docker system df` shows who has it; prune removes what no sandbox uses), then repeat the call"
+        return OperationError(INTERNAL_ERROR, f"{what}: {said}; {hint}", {**details, "retryable": True, "hint": hint}, reason="disk_full")
+    return OperationError(INTERNAL_ERROR, f"{what}: {said}", details, reason="docker_failed")
 
 
 def _last_reason(error: BaseException) -> str:

@@ -26,20 +26,15 @@ from eos_agent.protocol import INTERNAL_ERROR, OperationError, os_error
 from eos_mcp.config import Config
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase, quota_of
 from eos_mcp.manager.ring import Sample
-from eos_mcp.providers import limits, local_probe
+from eos_mcp.providers import image_name, limits, local_probe
+from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
 from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, told_by_log
 from layerstack import durable
 
-HOST_IMAGE = "host"
-ROOTFS_PREFIX = "rootfs:"
 PASSED_ON = ("HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 SOCKET_PATH_MAX = 100
 START_POLL_S = 0.003
-
-
-def is_local_image(image: str) -> bool:
-    return image == HOST_IMAGE or image.startswith(ROOTFS_PREFIX)
 
 
 class LocalProvider:
@@ -60,10 +55,8 @@ class LocalProvider:
         return os.path.join(self.state_dir, "sandboxes", sandbox_id)
 
     def check_image(self, image: str) -> None:
-        root = image.removeprefix(ROOTFS_PREFIX)
-        if image != HOST_IMAGE and not (os.path.isabs(root) and os.path.isdir(root)):
-            details = {"image": image, "hint": "rootfs:/abs/dir names an existing directory that holds a root file system"}
-            raise OperationError(INTERNAL_ERROR, f"image {image}: {root or 'the path'} is no directory", details, reason="image_not_found")
+        if image != HOST_IMAGE:
+            image_name.check_rootfs(image)
         problem = self._problem()
         if problem is not None:
             raise OperationError(INTERNAL_ERROR, problem.message, problem.details, reason=problem.reason)

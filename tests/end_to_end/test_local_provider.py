@@ -226,7 +226,8 @@ def test_a_wrong_daemon_document_names_its_key_leaves_no_record_and_can_be_mende
     write("runtime: {workspace: {surprise: 1}}")
     os.chmod(yaml, 0o666)
     error, nothing = user.play(scenario)
-    assert error["details"]["field"] == "runtime.workspace.surprise"
+    assert (error["kind"], error["details"]["reason"], error["details"]["file"]) == ("operation_failed", "config_invalid", yaml)
+    assert (error["details"]["field"], error["details"]["line"]) == ("runtime.workspace.surprise", 1)
     assert "unknown field" in error["message"] and nothing == []
     assert user.leftovers() == {}
 
@@ -308,7 +309,8 @@ def test_a_root_tree_that_is_not_there_is_an_image_that_is_not_there(user: User,
             error: dict[str, Any] = (await host.refused("create_sandbox", image=image, workspace_root=place.workspace)).envelope()["error"]
             return error
 
-    assert user.play(scenario)["details"]["reason"] == "image_not_found"
+    error = user.play(scenario)
+    assert (error["kind"], error["details"]["reason"]) == ("invalid_request", "image_not_found")
     assert user.leftovers() == {}
 
 

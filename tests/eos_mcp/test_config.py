@@ -87,7 +87,34 @@ def test_a_mistake_in_the_agents_sections_is_found_when_they_are_read_and_not_be
 def test_every_mistake_is_listed_not_only_the_first(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, "gateway: {a: 1, b: 2}")
-    assert str(caught.value).splitlines() == ["gateway.a: unknown field", "gateway.b: unknown field"]
+    assert str(caught.value).splitlines() == ["gateway.a: unknown field (line 1)", "gateway.b: unknown field (line 1)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("manager:\n  docker:\n    nope: 1\n", 3, "manager.docker.nope: unknown field (line 3)"),
+        ("manager: {}\n\nmanager: {}\n", 3, "manager: stands there twice, first in line 1 (line 3)"),
+        ("gateway:\n  idle_exit_s: 1\n  idle_exit_s: 2\n", 3, "gateway.idle_exit_s: stands there twice, first in line 2 (line 3)"),
+        ("manager:\n  workspace_roots:\n  - /a\n  - relative\n", 2, "manager.workspace_roots: "),
+        ("manager:\n\tdocker: {}\n", None, "the configuration is no YAML: "),
+        ("[" * 20000, None, "the configuration is no YAML that can be read: it is nested too deeply"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int | None, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert (caught.value.line, caught.value.message[: len(said)]) == (line, said)
+    assert line is None or f"(line {line})" in caught.value.message
+
+
+def test_what_a_create_would_refuse_is_known_before_it_with_file_and_line(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "runtime:\n  command:\n    max_activ: 3\n")
+    assert loaded.agent_problem() == f"{tmp_path}/eos.yml: runtime.command.max_activ: unknown field (line 3)"
+    (tmp_path / "eos.yml").write_text("runtime: {}\n")
+    assert loaded.agent_problem() is None
+    (tmp_path / "eos.yml").unlink()
+    assert loaded.agent_problem() == f"manager.docker.daemon_config_yaml_path: {tmp_path}/eos.yml: No such file or directory"
 
 
 def test_the_agents_sections_are_read_anew_each_time(tmp_path: Path) -> None:

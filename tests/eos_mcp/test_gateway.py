@@ -196,9 +196,19 @@ def test_a_start_that_fails_says_its_own_reason_with_the_file_and_the_key(alone:
         assert failed.returncode == 1 and f"{broken}: gatewy: unknown field" in failed.stderr
     serve = subprocess.run(serve_argv("--config-yaml", broken), capture_output=True, text=True, timeout=WAIT_S)
     assert serve.returncode == 1 and f"{broken}: gatewy: unknown field" in serve.stderr
+    demanded = run("manager", "list_sandboxes", env={"SANDBOX_GATEWAY_CONFIG_YAML": broken})
+    assert (
+        demanded.returncode == 1
+        and f"{broken}: gatewy: unknown field (line 1)" in demanded.stderr
+        and "operation_failed" in demanded.stderr
+    )
     unread = config(alone, "runtime: {layerstack: {quota_byte: 1}}\n")
     failed = run("eos", "gateway", "start", "--config-yaml", unread)
     assert failed.returncode == 1 and f"{unread}: runtime.layerstack.quota_byte: unknown field" in failed.stderr
+    assert run("manager", "list_sandboxes", env={"SANDBOX_GATEWAY_CONFIG_YAML": unread}).stdout == EMPTY
+    for shown in (run("eos", "gateway", "status").stdout, json.dumps(result(run("manager", "gateway_info"))["warnings"])):
+        assert f"create_sandbox would fail: {unread}: runtime.layerstack.quota_byte: unknown field (line 1)" in shown
+    assert run("eos", "gateway", "stop").returncode == 0
     wrong = run("eos", "gateway", "start", "--frob")
     assert wrong.returncode == 2 and "unknown option: --frob" in wrong.stderr and "gatewy" not in wrong.stderr
     with socket.socket() as taken:

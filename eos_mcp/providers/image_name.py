@@ -1,0 +1,97 @@
+"""What an image may be called, and what a directory must hold to be one. A mistake is the caller's, and is found before anything is copied.
+
+host              this machine's own file system       rootfs:/abs/dir   a directory that holds a root file system
+ubuntu:24.04      anything else is a name that the engine knows
+"""
+
+from __future__ import annotations
+
+import os
+
+from eos_agent.protocol import INVALID_REQUEST, OperationError
+
+HOST_IMAGE = "host"
+ROOTFS_PREFIX = "rootfs:"
+REFERENCE_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/:@+[]")
+REFERENCE_MAX = 512
+LINKS_MAX = 40
+"""As the kernel: a chain of more symlinks is ELOOP."""
+
+
+def is_local(image: str) -> bool:
+    return image == HOST_IMAGE or image.startswith(ROOTFS_PREFIX)
+
+
+def check_reference(image: str) -> None:
+    """Refuse what can be no name of an engine's image: it would become part of a path of the engine's API.
+
+    Raises:
+        OperationError: invalid_request, reason bad_image.
+    """
+    parts = image.split("/")
+    if (
+        REFERENCE_CHARACTERS.issuperset(image)
+        and len(image) <= REFERENCE_MAX
+        and not {"", ".", ".."}.intersection(parts)
+        and image[0] != "-"
+    ):
+        return
+    raise bad_image(image, "it is no image reference, as in ubuntu:24.04 or registry.example/team/app@sha256:…")
+
+
+def bad_image(image: str, why: str) -> OperationError:
+    shown = image if len(image) <= 200 else f"{image[:200]}…"
+    shown = shown if shown.isprintable() else repr(shown)
+    hint = "list_docker_images shows what is there; host and rootfs:/abs/dir need no Docker"
+    details = {"argument": "image", "image": image[:REFERENCE_MAX], "hint": hint}
+    return OperationError(INVALID_REQUEST, f"image {shown}: {why}; {hint}", details, reason="bad_image")
+
+
+def check_rootfs(image: str) -> str:
+    """The directory of `rootfs:/abs/dir`.
+
+    Raises:
+        OperationError: invalid_request: image_not_found where it is no directory, no_shell where no command could ever run in it,
+            not_readable where this user may not look.
+    """
+    root = image.removeprefix(ROOTFS_PREFIX)
+    details = {"argument": "image", "image": image, "hint": "rootfs:/abs/dir names an existing directory that holds a root file system"}
+
+    def refused(why: str, reason: str) -> OperationError:
+        shown = image if image.isprintable() else repr(image)
+        return OperationError(INVALID_REQUEST, f"image {shown}: {why}; {details['hint']}", details, reason=reason)
+
+    if not os.path.isabs(root) or "\0" in root:
+        raise refused("the path must be absolute" if root else "the path is missing", "image_not_found")
+    if not os.path.isdir(root):
+        raise refused(f"{root} is no directory" if os.path.lexists(root) else f"{root} does not exist", "image_not_found")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise refused(f"{root} cannot be read by the user that runs the gateway", "not_readable")
+    if not has_shell(root):
+        raise refused(f"there is no /bin/sh in {root}, and no command runs without it", "no_shell")
+    return root
+
+
+def has_shell(root: str) -> bool:
+    """Whether `/bin/sh` is an executable file for somebody whose root is `root`: links are followed as they are read there."""
+    parts, at, links = ["bin", "sh"], root, 0
+    while parts:
+        part = parts.pop(0)
+        if part in ("", "."):
+            continue
+        if part == "..":
+            at = os.path.dirname(at) if at != root else root
+            continue
+        where = os.path.join(at, part)
+        try:
+            target = os.readlink(where)
+        except OSError:  # no link, or nothing
+            at = where
+            continue
+        links += 1
+        if links > LINKS_MAX:
+            return False
+        if target.startswith("/"):
+            at = root
+        parts[:0] = target.split("/")
+    return os.path.isfile(at) and os.access(at, os.X_OK)
