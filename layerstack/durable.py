@@ -222,6 +222,11 @@ def rename_new(old: str, new: str) -> None:
     linux.renameat2(old, new, linux.RENAME_NOREPLACE)
 
 
+def rename_exchange(one: str, other: str) -> None:
+    """Each takes the other's name, in one act (renameat2(2), RENAME_EXCHANGE). Neither directory is synced."""
+    linux.renameat2(one, other, linux.RENAME_EXCHANGE)
+
+
 @contextlib.contextmanager
 def suppress_errno(*codes: int) -> Generator[None]:
     """Best-effort clean-up lists the errnos that it expects; any other OSError passes."""

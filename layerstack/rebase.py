@@ -1,11 +1,11 @@
-"""Carry a draft over to the head: what it changed, merged with what was published since, as work on top of the newest version.
+"""Carry sealed work over to the head: what it changed, merged with what was published since, as work on top of the newest version.
 
-The result is a tree of its own, beside the draft, which stays as it is: hard links to its files, new ones where lines were merged.
+The result is a tree of its own, beside the work, which stays as it is: hard links to its files, new ones where lines were merged.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack import durable
 from layerstack.errors import PublishRejected
@@ -13,7 +13,7 @@ from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.manifest import LayerId, Manifest
 from layerstack.publish import describe, settle
-from layerstack.resolve import plan
+from layerstack.resolve import Write, plan
 from layerstack.session import CARRIED, make_upper
 from layerstack.states import DIRECTORY, FILE
 from layerstack.tree import DiskTree, clone
@@ -21,6 +21,25 @@ from layerstack.tree import DiskTree, clone
 if TYPE_CHECKING:
     from layerstack.store import Store
     from layerstack.upper import Identity, Upper
+
+
+class Carried(NamedTuple):
+    """Work on top of the head; `layer` is None when the head has all of it."""
+
+    layer: Layer | None
+    merged: int
+    """Files that both sides had changed."""
+
+
+class Rebased(NamedTuple):
+    """What `Upper.rebase` did to a session: the versions that it stood and stands on, and how many paths look different in it now."""
+
+    from_version: int
+    to_version: int
+    updated: int
+    """Paths that are as the head has them now, and were not."""
+    merged: int
+    """Files that show the changes of both sides."""
 
 
 def open_rebased(store: Store, identity: Identity) -> Upper:
@@ -33,7 +52,7 @@ def open_rebased(store: Store, identity: Identity) -> Upper:
         try:
             with store.scrap.scrap() as scrap:
                 root = scrap("rebase")
-                carried = rebase(store, base, work, head, root)
+                carried = rebase(store, base, work, head, root).layer
                 if carried is None:
                     return make_upper(store, identity, head, lease, [])
                 return make_upper(store, identity, head, lease, [carried], carried=root)
@@ -47,21 +66,21 @@ def open_rebased(store: Store, identity: Identity) -> Upper:
         store.release(own)
 
 
-def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str) -> Layer | None:
-    """The work of a draft on top of `head`, as a tree at `root`, synced; None when the head has all of it.
+def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str) -> Carried:
+    """Sealed work on top of `head`, as a tree at `root`, synced.
 
     Args:
-        base, work: the draft, with a lease on its base.
+        base, work: the work, with a lease on its base.
         root: a name in staging, where nothing is.
     Raises:
-        PublishRejected: with every conflict, as a publish of the draft would; nothing was changed.
-    Cost: that of planning a publish, and a hard link for each entry of the draft.
+        PublishRejected: with every conflict, as its publish would; nothing was changed.
+    Cost: that of planning a publish, and a hard link for each entry of the work.
     """
     below, over = store.layers.chain(base), store.chain(head)
     assert work.index is not None and isinstance(work.tree, DiskTree)
     store.step("rebase.plan")
     ignored = store.routes.ignored(base.version)
-    planned = plan(work.tree, work.index, base=below, head=over, version=base.version, ignored=ignored, describe=describe)
+    planned = plan(work.tree, work.index, base=below, head=over, version=base.version, ignored=ignored, describe=describe, rules=store.rules)
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=base.version, head=head.version)
     store.step("rebase.clone")
@@ -70,9 +89,10 @@ def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str)
     if planned.edits:
         settle(tree, planned.edits, head=over, version=base.version)
     indexed = build(tree, over, hashes=False)
+    merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
     if not indexed.changed:
-        return None
+        return Carried(None, merged)
     store.step("rebase.sync")
     files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
     durable.sync_files(store.root, files, [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY])
-    return Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records)
+    return Carried(Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records), merged)

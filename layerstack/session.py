@@ -60,14 +60,21 @@ def make_upper(
         Invalid: there is a session of that id (session_exists). LayerLimit: more lowers than the kernel mounts.
     """
     overlay.check_count(len(manifest.layers) + len(private))
-    _make_folder(store, identity, manifest, store.layers.chain(manifest, private), carried)
+    make_folder(store, identity, manifest, store.layers.chain(manifest, private), carried)
     if carried is not None:
         private = [private[0].at(f"{store.root}/sessions/{identity.session_id}/private/{CARRIED}")]
     return Upper(store, identity, manifest, store.layers.chain(manifest, private), lease)
 
 
-def _make_folder(store: Store, identity: Identity, manifest: Manifest, chain: Chain, carried: str | None) -> None:
-    """Complete in staging, then one rename: a folder in `sessions/` is whole."""
+def make_folder(
+    store: Store, identity: Identity, manifest: Manifest, chain: Chain, carried: str | None, *, name: str = CARRIED, replace: bool = False
+) -> None:
+    """Complete in staging, then one rename: a folder in `sessions/` is whole.
+
+    Args:
+        carried: a tree in staging that becomes the private layer `name`.
+        replace: in the place of the session's folder of before, which goes.
+    """
     folder = store.scrap.name(f"session-{identity.session_id}")
     try:
         store.step("session.mkdir")
@@ -80,7 +87,7 @@ def _make_folder(store: Store, identity: Identity, manifest: Manifest, chain: Ch
         os.mkdir(f"{folder}/work")
         if carried is not None:
             os.mkdir(f"{folder}/private")
-            os.rename(carried, f"{folder}/private/{CARRIED}")
+            os.rename(carried, f"{folder}/private/{name}")
         body = {
             **identity._asdict(),
             "base_version": manifest.version,
@@ -90,6 +97,9 @@ def _make_folder(store: Store, identity: Identity, manifest: Manifest, chain: Ch
         store.step("session.write")
         durable.write_before(f"{folder}/session.json", documents.dump(body), root=store.root)
         store.step("session.rename")
+        if replace:
+            durable.rename_exchange(folder, f"{store.root}/sessions/{identity.session_id}")
+            return
         try:
             durable.rename_new(folder, f"{store.root}/sessions/{identity.session_id}")
         except FileExistsError:

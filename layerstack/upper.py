@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from layerstack import durable, overlay
 from layerstack.capture import seal
 from layerstack.chain import Chain
+from layerstack.delta import delta
 from layerstack.drafts import Draft, keep
 from layerstack.durable import Step
 from layerstack.errors import Invalid, PublishRejected
@@ -34,6 +35,7 @@ from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
     from layerstack.manifest import Manifest
+    from layerstack.rebase import Rebased
     from layerstack.store import Store
 
 LONGEST_PLACE = 64
@@ -104,7 +106,7 @@ class Upper:
 
     @property
     def carried(self) -> bool:
-        """Whether the lowest private layer is a draft's work as it was carried over to the head, which the draft holds too."""
+        """Whether a private layer of the name `session.CARRIED` is a draft's work as it was carried over to the head, which the draft holds too."""
         return self._identity.rebased
 
     @property
@@ -189,6 +191,60 @@ class Upper:
             if not work.indexed.changed:
                 return Published(True, store.head, None, 0, 0, (), work.dropped)
             return publish(store, work, author)
+
+    def rebase(self) -> Rebased:
+        """Carry the work over to the head: the session goes on there, with what was published since merged in. Offline, as for `publish`.
+
+        Returns:
+            Equal versions when it stood on the head already: nothing has happened then.
+        Raises:
+            PublishRejected: with every conflict. LayerLimit, OSError. The session stands where it stood: `mount` gives the same view.
+        Cost: that of planning a publish, a hard link for each entry of the work, and an fsync for each file.
+        """
+        from layerstack.rebase import Rebased
+
+        with self._lock:
+            self._live()
+            self._published_is_final()
+            store, before = self._store, self._manifest.version
+            head, lease = store.take_lease(self._identity.holder)
+            try:
+                if head.version == before:
+                    store.release(lease)
+                    return Rebased(before, before, 0, 0)
+                updated, merged = self._carry_over(head)
+            except BaseException as error:
+                store.release(lease)
+                if isinstance(error, PublishRejected):
+                    with durable.best_effort():  # what fails here is tried again by `mount`
+                        self._set_aside()
+                raise
+            store.release(self._lease)
+            self._lease = lease
+            return Rebased(before, head.version, updated, merged)
+
+    def _carry_over(self, head: Manifest) -> tuple[int, int]:
+        """The session's folder is exchanged for one on `head`. Returns how many paths look different now, and how many of them were merged."""
+        from layerstack.rebase import rebase
+        from layerstack.session import make_folder
+
+        store, who = self._store, self._identity
+        with self._work() as work, store.scrap.scrap() as scrap:
+            root = scrap("rebase")
+            own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
+            carried, merged = rebase(store, self._manifest, own, head, root)
+            private = [] if carried is None else [carried]
+            overlay.check_count(len(head.layers) + len(private))
+            chain = store.layers.chain(head, private)
+            seen = delta(store.layers.chain(self._manifest, [own]), chain)
+            number = max(self._number, int(who.draft_id is not None)) + 1  # the draft has less than this layer: see `carried`
+            who = who._replace(rebased=who.draft_id is not None)
+            make_folder(store, who, head, chain, root if private else None, name=f"{number:04d}", replace=True)
+            private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]
+            self._identity, self._manifest, self._number, self._sealed = who, head, number, False
+            self._chain = store.layers.chain(head, private)
+            self._base = Chain(self._chain.published, self._chain.shelf, self._chain.form)
+        return len(seen) - merged, merged
 
     def to_draft(self, *, reason: str) -> Draft | None:
         """Keep the work as a draft and end the upper; None when nothing was changed that is not published.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent import files_of_head, history, log, publish, telemetry, unpublished
+from eos_agent import files_of_head, history, log, publish, rebase, telemetry, unpublished
 from eos_agent.arguments import check_arguments
 from eos_agent.commands import Commands
 from eos_agent.file_encoding import bytes_of, encoding_of
@@ -102,6 +102,7 @@ class Handlers:
             "fsck": lambda args, _: self.checks.page(args),
             "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
             "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
+            "rebase_workspace_session": lambda args, _: rebase.rebase(sessions, args),
             "destroy_workspace_session": lambda args, request: sessions.destroy(args, request.request_id),
             "list_workspace_sessions": self._list_sessions,
             "preview_publish": lambda args, _: publish.preview(sessions, args),

@@ -363,6 +363,30 @@ RUNTIME: tuple[Operation, ...] = (
         result_example='{"sessions": [{"workspace_session_id": "…", "state": "active", "base_version": 3, "active_command_session_ids": []}]}',
     ),
     Operation(
+        "rebase_workspace_session",
+        "runtime",
+        "workspace_session",
+        "Bring a session to the newest version",
+        "Let a session go on, under its id, on the newest version: what others published since it began is merged with what it changed. "
+        "On rejection nothing has happened: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
+        "Refused while something runs in it.",
+        (SESSION._replace(required=True, help="Session to bring along."),),
+        related=("preview_publish", "publish_workspace_session"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 rebase_workspace_session --workspace-session-id ID",),
+        result=(
+            ResultField("from_version", "integer"),
+            ResultField("to_version", "integer", "the version that the session sees now; the same when it was the newest"),
+            ResultField("updated", "integer", "paths that are now as others published them"),
+            ResultField("merged", "integer", "paths that now show the changes of both sides"),
+            ResultField("address", "string", "isolated: its address, which may be another one"),
+        ),
+        sets=RUNTIME_SETS,
+        ours=True,
+        waits=570,
+        promise="The session's own work stays unpublished and whole.",
+        result_example='{"from_version": 3, "to_version": 5, "updated": 2, "merged": 1}',
+    ),
+    Operation(
         "list_commands",
         "runtime",
         "command",

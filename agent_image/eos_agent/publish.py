@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from layerstack.upper import Upper
 
 SESSION_BUSY = "session_busy"
+REDO_HINT = "redo the conflicting paths on the newest version in a new session, publish that, then destroy this one"
+KEEP_OPEN_HINT = "end them first, or publish without keep_open: that ends all that lives in the session"
 
 
 async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -44,7 +46,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         keep_open = args["keep_open"]
         await session.await_commands(grace, "publish", reason=SESSION_BUSY if keep_open else "active_commands")
         if keep_open:
-            await _check_idle(session)
+            await check_idle(session, "publish and keep open", hint=KEEP_OPEN_HINT)
         with telemetry.span("workspace_session.capture_changes", preview=True):
             size = await _preview_frozen(sessions, session)
         session.ending = True
@@ -58,7 +60,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             sessions.end(session)
             raise _unsynced(session, error) from error
         except Exception as error:
-            retained = await _go_on(sessions, session)
+            retained = await go_on(sessions, session)
             raise _refused(sessions, session, error, "publish", retained=retained, restarted=True) from error
         if session.draft_id is not None and not published.no_op:
             sessions.forget_draft(session.draft_id)
@@ -74,8 +76,8 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
     }
 
 
-async def _check_idle(session: Session) -> None:
-    """Refuse a session in which something lives that its commands left behind."""
+async def check_idle(session: Session, doing: str, *, hint: str) -> None:
+    """Refuse a session in which something lives that its commands left behind: its first process is to be a new one."""
     left = await session.runner.processes()
     if left or session.looking:
         names = ", ".join(f"{one['name']} ({one['pid']})" for one in left[:8]) or "a search"
@@ -83,9 +85,9 @@ async def _check_idle(session: Session) -> None:
             "workspace_session_id": session.id,
             "processes": left[:50],
             "retryable": True,
-            "hint": "end them first, or publish without keep_open: that ends all that lives in the session",
+            "hint": hint,
         }
-        message = f"cannot publish and keep open: {names} still uses the workspace of session {session.id}"
+        message = f"cannot {doing}: {names} still uses the workspace of session {session.id}"
         raise OperationError(OPERATION_FAILED, message, details, reason=SESSION_BUSY)
 
 
@@ -150,7 +152,7 @@ async def _preview_frozen(sessions: Sessions, session: Session) -> int:
     try:
         found, size = await sessions.pool.run(lambda: (_preview(sessions, session), session.upper.size_bytes()))
         if found.conflicts:
-            raise _rejected(sessions, session, rejection(found.conflicts), retained=True)
+            raise rejected(sessions, session, rejection(found.conflicts), retained=True)
         if found.refused is not None:
             raise _refused(sessions, session, found.refused, "publish", retained=True)
         good = True
@@ -172,8 +174,8 @@ def _preview(sessions: Sessions, session: Session) -> Preview:
     return found
 
 
-async def _go_on(sessions: Sessions, session: Session) -> bool:
-    """A sealed session whose publication failed gets a new mount on the same view, and a new runner; else its work becomes a draft."""
+async def go_on(sessions: Sessions, session: Session) -> bool:
+    """A session whose runner has ended gets a new mount on what its upper shows, and a new runner; else its work becomes a draft."""
     try:
         mount_fd = await sessions.pool.run(session.upper.mount)
         try:
@@ -195,27 +197,37 @@ def _go_on_with(sessions: Sessions, session: Session, runner: Runner) -> None:
     sessions.watch(session, runner)
 
 
-def _rejected(sessions: Sessions, session: Session, refused: dict[str, Any], *, retained: bool, restarted: bool = False) -> OperationError:
+def rejected(
+    sessions: Sessions,
+    session: Session,
+    refused: dict[str, Any],
+    *,
+    retained: bool,
+    restarted: bool = False,
+    stage: str = "publish",
+    hint: str = REDO_HINT,
+) -> OperationError:
+    """The error that carries a rejection; `restarted`: its processes ended on the way."""
     details: dict[str, Any] = {
         "workspace_session_id": session.id,
-        "stage": "publish",
+        "stage": stage,
         "session_retained": retained,
         "publish_rejection": refused,
     }
     if restarted:
         details["processes_ended"] = True
     if retained:
-        details["hint"] = "redo the conflicting paths on the newest version in a new session, publish that, then destroy this one"
+        details["hint"] = hint
     else:
         details["draft_id"] = sessions.lost.get(session.id)
-    return OperationError(OPERATION_FAILED, "workspace session publish was rejected", details, reason=str(refused["reason"]))
+    return OperationError(OPERATION_FAILED, f"workspace session {stage} was rejected", details, reason=str(refused["reason"]))
 
 
 def _refused(
     sessions: Sessions, session: Session, error: Exception, stage: str, *, retained: bool, restarted: bool = False
 ) -> OperationError:
     if isinstance(error, PublishRejected):
-        return _rejected(sessions, session, rejection(error.conflicts, error.reason), retained=retained, restarted=restarted)
+        return rejected(sessions, session, rejection(error.conflicts, error.reason), retained=retained, restarted=restarted)
     shown = operation_error(error)
     if shown.kind == INTERNAL_ERROR:
         log.failure("publish_failed", error, session=session.id)
