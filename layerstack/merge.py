@@ -21,12 +21,14 @@ class Merged(NamedTuple):
     hunks: tuple[Hunk, ...]
 
 
-def merge(base: bytes, ours: bytes, theirs: bytes) -> Merged:
+def merge(base: bytes, ours: bytes, theirs: bytes, *, adjacent: bool = False) -> Merged:
     """Merge what two sides made of `base`.
 
     Edits of both sides that overlap or touch are a hunk unless their text is equal over the whole group. Symmetric: swapping the sides
     changes no text. All three are text (`is_text`) of at most TEXT_MAX bytes; the caller has checked.
 
+    Args:
+        adjacent: edits that only touch are no hunk, unless they begin at one line.
     Returns:
         Merged; a hunk's ranges are (first line, from 1; number of lines), and a range of no lines stands before the line that it names.
     Cost: O(lines) memory, each distinct line kept once; O(lines) time plus at most 2 * BUDGET steps.
@@ -51,10 +53,10 @@ def merge(base: bytes, ours: bytes, theirs: bytes) -> Merged:
         lo = min(in_ours[i].alo if i < len(in_ours) else _FAR, in_theirs[j].alo if j < len(in_theirs) else _FAR)
         hi = -1
         while True:  # regions that overlap or touch belong together
-            if i < len(in_ours) and _joins(in_ours[i], lo, hi):
+            if i < len(in_ours) and _joins(in_ours[i], lo, hi, adjacent):
                 hi = max(hi, in_ours[i].ahi)
                 i += 1
-            elif j < len(in_theirs) and _joins(in_theirs[j], lo, hi):
+            elif j < len(in_theirs) and _joins(in_theirs[j], lo, hi, adjacent):
                 hi = max(hi, in_theirs[j].ahi)
                 j += 1
             else:
@@ -79,5 +81,5 @@ def merge(base: bytes, ours: bytes, theirs: bytes) -> Merged:
     return Merged(b"".join(out), ())
 
 
-def _joins(region: Region, lo: int, hi: int) -> bool:
-    return region.alo <= hi or (hi < 0 and region.alo == lo)
+def _joins(region: Region, lo: int, hi: int, adjacent: bool) -> bool:
+    return region.alo < hi or region.alo == lo or (region.alo == hi and not adjacent)

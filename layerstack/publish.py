@@ -170,7 +170,9 @@ def _preview(
 def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest, ignored: Ignored) -> Plan:
     if head.version == version:
         return Plan((), (), ())
-    return plan(tree, indexed.records, base=base, head=store.chain(head), version=version, ignored=ignored, describe=describe)
+    return plan(
+        tree, indexed.records, base=base, head=store.chain(head), version=version, ignored=ignored, describe=describe, rules=store.rules
+    )
 
 
 class Metadata(NamedTuple):

@@ -14,7 +14,7 @@ from layerstack.changes import ABSENT, Conflict, Hunk, Notice, TheirsLayer
 from layerstack.index import Index, Layer, Record
 from layerstack.paths import ancestors
 from layerstack.paths import parent as parent_of
-from layerstack.rules import Verdict, decide
+from layerstack.rules import DEFAULT, Rules, Verdict, decide
 from layerstack.states import DIRECTORY, WHITEOUT, State, equal, fingerprint
 from layerstack.tree import Tree
 
@@ -89,7 +89,15 @@ class Plan(NamedTuple):
 
 
 def plan(
-    tree: Tree, index: Index, *, base: Chain, head: Chain, version: int, ignored: Ignored, describe: Callable[[Layer], TheirsLayer]
+    tree: Tree,
+    index: Index,
+    *,
+    base: Chain,
+    head: Chain,
+    version: int,
+    ignored: Ignored,
+    describe: Callable[[Layer], TheirsLayer],
+    rules: Rules = DEFAULT,
 ) -> Plan:
     """Decide every path of `index` that something newer than `version` bears on.
 
@@ -100,15 +108,15 @@ def plan(
         All conflicts in byte order of paths, none left out; or the edits in the order to apply.
     Cost: O(newer records that meet ours) look-ups; content is read for paths in doubt only.
     """
-    merge = _Merge(tree, index, base, head, version, ignored)
+    merge = _Merge(tree, index, base, head, version, ignored, rules)
     merge.visit("", inside=False, gone=False, covered=False)
     return Plan(merge.listed_conflicts(describe), tuple(merge.edits), tuple(merge.notices))
 
 
 class _Merge:
-    def __init__(self, tree: Tree, index: Index, base: Chain, head: Chain, version: int, ignored: Ignored) -> None:
+    def __init__(self, tree: Tree, index: Index, base: Chain, head: Chain, version: int, ignored: Ignored, rules: Rules) -> None:
         self.tree, self.index, self.B, self.H, self.version, self.ignored = tree, index, base, head, version, ignored
-        self.shelf = head.shelf
+        self.shelf, self.rules = head.shelf, rules
         self.newer = [layer for layer in head.published if not layer.is_base and layer.version > version]
         self.edits: list[Edit] = []
         self.conflicts: dict[str, tuple[str, tuple[Hunk, ...]]] = {}
@@ -154,7 +162,7 @@ class _Merge:
         self.conflicts.setdefault(path, (kind, hunks))
 
     def decided(self, path: str, b: State | None, o: State | None, h: State | None) -> Verdict:
-        verdict = decide(b, o, h)
+        verdict = decide(b, o, h, self.rules)
         if verdict.conflict is not None:
             self.conflict(path, verdict.conflict, verdict.hunks)
         return verdict

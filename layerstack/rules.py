@@ -17,6 +17,16 @@ from layerstack.states import FILE, LINK, Meta, State, same
 T = TypeVar("T")
 
 
+class Rules(NamedTuple):
+    """Where a publish may decide as the reference system does; `Store.rules` holds for all that is planned from then on."""
+
+    merge_adjacent: bool = False
+    """Edits of neighbouring lines merge; without, they are a conflict."""
+
+
+DEFAULT = Rules()
+
+
 class Verdict(NamedTuple):
     """What becomes of a path. With a `conflict` the rest means nothing but the hunks."""
 
@@ -36,7 +46,7 @@ def pick(base: T, ours: T, head: T) -> tuple[bool, T]:
     return base == ours, head
 
 
-def _files(base: State | None, ours: State, head: State) -> tuple[str | None, str | bytes, tuple[Hunk, ...]]:
+def _files(base: State | None, ours: State, head: State, adjacent: bool) -> tuple[str | None, str | bytes, tuple[Hunk, ...]]:
     """Both are files of different content: (class of the conflict or None, content, hunks). Without a base file both sides made the file, and
     the base counts as empty."""
     if same(base, head) if base is not None else head.size == 0:
@@ -48,13 +58,13 @@ def _files(base: State | None, ours: State, head: State) -> tuple[str | None, st
     three = (base.data() if base is not None else b"", ours.data(), head.data())
     if not all(map(is_text, three)):
         return "binary", "ours", ()
-    content, hunks = merge(*three)
+    content, hunks = merge(*three, adjacent=adjacent)
     if content is None:
         return "content" if base is not None else "add_add", "ours", hunks
     return None, "ours" if content == three[1] else "head" if content == three[2] else content, ()
 
 
-def decide(base: State | None, ours: State | None, head: State | None) -> Verdict:
+def decide(base: State | None, ours: State | None, head: State | None, rules: Rules = DEFAULT) -> Verdict:
     """What becomes of a path that the session and the head both changed, differently."""
     if ours is None:
         return Verdict("delete_modify")
@@ -74,7 +84,7 @@ def decide(base: State | None, ours: State | None, head: State | None) -> Verdic
         else:
             wrong.append("symlink")
     elif ours.kind == FILE and not same(ours, head):
-        bad, content, hunks = _files(like, ours, head)
+        bad, content, hunks = _files(like, ours, head, rules.merge_adjacent)
         if bad is not None:
             wrong.append(bad)
     ok, meta = pick(None if like is None else like.meta, ours.meta, head.meta)

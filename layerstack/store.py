@@ -41,6 +41,7 @@ from layerstack.pins import Pins
 from layerstack.publish import Author, Preview, Published
 from layerstack.quota import Quota
 from layerstack.rollback import rollback
+from layerstack.rules import DEFAULT, Rules
 from layerstack.squash import Squashed
 from layerstack.stack import Stack
 from layerstack.upper import Identity, Upper
@@ -61,6 +62,7 @@ class Store(Stack):
         """Dead sessions whose work could not be made a draft for want of disk: (session id, why). Tried again at the next open."""
         self.update_lock = threading.Lock()
         self.squash_lock = threading.Lock()
+        self.rules: Rules = DEFAULT
         self.blames, self.deltas, self.pins, self.draft_book, self.quota = BlameCache(), Deltas(), Pins(self), DraftBook(self), Quota(self)
         self._lock_fd = lock_fd
 

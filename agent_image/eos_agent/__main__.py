@@ -104,6 +104,7 @@ def reap(found: settings.Settings) -> int:
 def open_store(found: settings.Settings, ordinary: bool) -> Store:
     """The store, made if this is the sandbox's first start; what a dead agent left in it is swept and told."""
     from layerstack.form import TRUSTED, USER
+    from layerstack.rules import Rules
     from layerstack.store import Store
 
     log.line("live remount kernel gate: NOT PROVEN (live remount is not part of this version)")
@@ -117,6 +118,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     store = Store.open(found.layer_stack_root, step=telemetry.on_step)
     store.quota.bytes = found.get("runtime.layerstack.quota_bytes", None)
     store.quota.layers = found.get("runtime.layerstack.quota_layers", None)
+    store.rules = Rules(merge_adjacent=found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge")
     log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
     log.line(f"boot storage sweep done: {len(store.recovered)} sessions of an earlier agent became drafts")
     for draft in store.recovered:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 FORMAT = 1
+ONLY = {"reserved_names": "none", "recreated_directory": "unite"}
+"""Of `runtime.layerstack`: keys with a second value that restores the reference's behaviour and that nothing here does."""
 
 
 class SettingsError(Exception):
@@ -144,8 +146,9 @@ def parse(value: Any) -> Settings:
     )
     if settings.provider not in ("docker", "local"):
         raise SettingsError(f"provider: {settings.provider!r} is neither docker nor local")
-    if settings.get("runtime.layerstack.reserved_names", "none") != "none":
-        raise SettingsError("runtime.layerstack.reserved_names: only `none` is available in this version")
+    for key, only in ONLY.items():
+        if settings.get(f"runtime.layerstack.{key}", only) != only:
+            raise SettingsError(f"runtime.layerstack.{key}: only `{only}` is available in this version")
     return settings
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -139,3 +140,21 @@ def test_l6_edits_of_one_file_in_one_session_at_once_lose_nothing_of_each_other_
     agent.call("write_command_stdin", command_session_id=beside, stdin="\n", yield_time_ms=60_000)
     assert agent.run("wc -l < log", session)["output"].strip() == "300"
     assert not [name for name in os.listdir(os.path.join(agent.store, "sessions", session, "upper")) if name.startswith(".eos-")]
+
+
+def test_each_choice_that_restores_the_references_commands_and_merges_is_heard_by_the_agent(start_agent: Callable[..., Agent]) -> None:
+    runtime = {
+        "command": {"unknown_id": "empty_ok", "stdin_control": "anywhere", "environment": "allow_list"},
+        "layerstack": {"merge_adjacent": "merge"},
+    }
+    agent = start_agent(runtime=runtime)
+    unknown = agent.call("read_command_lines", command_session_id="namespace_execution_424242")
+    assert (unknown["status"], unknown["exit_code"], unknown["output"]) == ("ok", None, "")
+    command = agent.run("cat", yield_time_ms=0)["command_session_id"]
+    assert agent.call("write_command_stdin", command_session_id=command, stdin="a\x03b")["status"] == "cancelled"
+    session = agent.session()
+    path = "src/app.py"
+    agent.call("file_edit", path=path, edits=[{"old_string": "two", "new_string": "2"}], workspace_session_id=session)
+    agent.call("file_edit", path=path, edits=[{"old_string": "three", "new_string": "3"}])
+    agent.call("publish_workspace_session", workspace_session_id=session)
+    assert agent.read(path).split()[:4] == ["one", "2", "3", "four"]

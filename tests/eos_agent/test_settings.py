@@ -67,6 +67,7 @@ def test_a_good_file_is_read_and_unknown_keys_are_let_be(short_dir: str) -> None
         ({"container_env": []}, None),
         ({"config": [1]}, "config"),
         ({"config": {"runtime": {"layerstack": {"reserved_names": "reference"}}}}, "reserved_names"),
+        ({"config": {"runtime": {"layerstack": {"recreated_directory": "conflict"}}}}, "recreated_directory"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_key(change: dict[str, Any], names: str | None) -> None:
