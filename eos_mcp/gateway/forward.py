@@ -111,21 +111,23 @@ class Forwarder:
         line = await self.request_line(sandbox_id, op, args, request_id=request_id, timeout_s=timeout_s)
         return decoded(line, op)
 
-    async def request_line(self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None) -> bytes:
+    async def request_line(
+        self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None, sent_at: float | None = None
+    ) -> bytes:
         """The agent's reply as it came, a JSON object without a newline; one that does not have `"error"` in it is a result.
 
         Args:
             timeout_s: for the whole exchange; None waits as long as the agent lives.
+            sent_at: when it was sent already, on a connection that broke: the time runs from then, and this is its last attempt.
         Raises:
             OperationError: what `targets` raises; internal_error with reason forward_timeout, sandbox_unreachable or sandbox_gone.
         """
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._request(sandbox_id, op, args, request_id)
+            passed_s = 0.0 if sent_at is None else time.monotonic() - sent_at
+            async with asyncio.timeout(None if timeout_s is None else timeout_s - passed_s):
+                return await self._request(sandbox_id, op, args, request_id, attempts=2 if sent_at is None and is_read(op) else 1)
         except TimeoutError:
-            details = {"retryable": False, "hint": "the sandbox keeps working on it; look at the result with a read operation"}
-            message = f"sandbox {sandbox_id} did not answer {op} within {timeout_s:g} s"
-            raise OperationError(INTERNAL_ERROR, message, details, reason="forward_timeout") from None
+            raise late(sandbox_id, op, timeout_s) from None
 
     @asynccontextmanager
     async def stream(self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str) -> AsyncGenerator[ByteReader]:
@@ -155,16 +157,38 @@ class Forwarder:
         for sandbox_id in list(self._idle):
             self.forget(sandbox_id)
 
-    async def _request(self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
-        operation = catalog.find(op)
-        attempts = 2 if operation is not None and operation.read_only else 1  # a read may be asked again; whatever writes is sent once
+    def at_rest(self, target: Target) -> Pooled | None:
+        """Take a kept connection to that agent on which nothing has arrived. It may be that of a dead one: see TRUSTED_IDLE_S."""
+        idle = self._idle.get(target.sandbox_id)
+        while idle:
+            pooled = idle.pop()
+            if pooled.address == (target.host, target.port) and pooled.line.at_rest():
+                return pooled
+            pooled.line.close()
+        return None
+
+    def keep(self, sandbox_id: str, line: LineSocket, address: tuple[str, int]) -> None:
+        """For the next request, or close it. Meanwhile it is watched: one that the agent closes goes at once."""
+        idle = self._idle.setdefault(sandbox_id, [])
+        if len(idle) < POOL_SIZE and not line.pending:
+            pooled = Pooled(line, address, time.monotonic())
+            idle.append(pooled)
+            line.watch(lambda: self._left(sandbox_id, pooled))
+        else:
+            line.close()
+
+    def _left(self, sandbox_id: str, pooled: Pooled) -> None:
+        pooled.line.close()
+        with contextlib.suppress(ValueError):
+            self._idle.get(sandbox_id, []).remove(pooled)
+
+    async def _request(self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str, attempts: int) -> bytes:
         while True:
             attempts -= 1
             line, target = await self._connection(sandbox_id)
-            transport = {protocol.DAEMON_TOKEN_KEY: target.token, protocol.KEEP_ALIVE_KEY: True}
             try:
                 with _gone(op):
-                    await line.send(protocol.encode_request(op, args, request_id=request_id, sandbox_id=sandbox_id, **transport))
+                    await line.send(request_data(target, op, args, request_id))
                     reply = await _reply(line)
             except OperationError:
                 line.close()
@@ -175,13 +199,13 @@ class Forwarder:
             except BaseException:
                 line.close()
                 raise
-            self._keep(sandbox_id, line, target)
+            self.keep(sandbox_id, line, (target.host, target.port))
             return reply
 
     async def _connection(self, sandbox_id: str) -> tuple[LineSocket, Target]:
         """A connection at whose other end this sandbox's agent answers."""
         target = await self.targets(sandbox_id)
-        kept = await self._kept(sandbox_id, target)
+        kept = await self._kept(target)
         if kept is not None:
             return kept, target
         try:
@@ -214,27 +238,15 @@ class Forwarder:
                 await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S)) - 1])
             tries += 1
 
-    async def _kept(self, sandbox_id: str, target: Target) -> LineSocket | None:
-        idle = self._idle.get(sandbox_id)
-        while idle:
-            pooled = idle.pop()
-            if pooled.address == (target.host, target.port) and pooled.line.at_rest():
-                if time.monotonic() - pooled.used_at < TRUSTED_IDLE_S:
-                    return pooled.line
-                try:
-                    await _prove(pooled.line, target)
-                    return pooled.line
-                except NotThere:
-                    continue
-            pooled.line.close()
+    async def _kept(self, target: Target) -> LineSocket | None:
+        while (pooled := self.at_rest(target)) is not None:
+            pooled.line.unwatch()
+            if time.monotonic() - pooled.used_at < TRUSTED_IDLE_S:
+                return pooled.line
+            with contextlib.suppress(NotThere):
+                await _prove(pooled.line, target)
+                return pooled.line
         return None
-
-    def _keep(self, sandbox_id: str, line: LineSocket, target: Target) -> None:
-        idle = self._idle.setdefault(sandbox_id, [])
-        if len(idle) < POOL_SIZE and not line.pending:
-            idle.append(Pooled(line, (target.host, target.port), time.monotonic()))
-        else:
-            line.close()
 
 
 def decoded(line: bytes, op: str) -> dict[str, Any]:
@@ -274,17 +286,34 @@ async def _open(target: Target) -> LineSocket:
     return line
 
 
+def request_data(target: Target, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
+    """The line of a request on a connection that is kept afterwards."""
+    transport = {protocol.DAEMON_TOKEN_KEY: target.token, protocol.KEEP_ALIVE_KEY: True}
+    return protocol.encode_request(op, args, request_id=request_id, sandbox_id=target.sandbox_id, **transport)
+
+
+def ping_data(target: Target) -> bytes:
+    return request_data(target, "sandbox_daemon_ready", {}, protocol.new_request_id())
+
+
+def is_ready(reply: Mapping[str, Any], target: Target) -> bool:
+    """Whether that is the answer to `ping_data` of that very sandbox's agent."""
+    return reply.get("status") == "ready" and reply.get("sandbox_id") in (None, target.sandbox_id)
+
+
+def is_read(op: str) -> bool:
+    """Whether it may be asked again after a connection that broke; whatever writes is sent once."""
+    operation = catalog.find(op)
+    return operation is not None and operation.read_only
+
+
 async def _prove(line: LineSocket, target: Target) -> None:
     """The agent of that very sandbox answers, or NotThere and the connection is closed."""
-    transport = {protocol.DAEMON_TOKEN_KEY: target.token, protocol.KEEP_ALIVE_KEY: True}
-    ping = protocol.encode_request(
-        "sandbox_daemon_ready", {}, request_id=protocol.new_request_id(), sandbox_id=target.sandbox_id, **transport
-    )
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            await line.send(ping)
+            await line.send(ping_data(target))
             reply = _object(await _reply(line))
-        if reply.get("status") == "ready" and reply.get("sandbox_id") in (None, target.sandbox_id):
+        if is_ready(reply, target):
             return
         error = reply.get("error")
         if isinstance(error, dict) and error.get("kind") in (protocol.SERVER_BUSY,):  # pyright: ignore[reportUnknownMemberType]
@@ -323,6 +352,16 @@ def _gone(what: str) -> Any:
     except (OSError, EOFError, TooLong, ValueError) as error:
         if isinstance(error, TimeoutError) and error.errno is None and what != "the stream":
             raise  # the budget of the whole exchange
-        details = {"retryable": True, "hint": "check what was done with a read operation, then repeat the call"}
-        message = f"the sandbox went away during {what}: {error or type(error).__name__}"
-        raise OperationError(INTERNAL_ERROR, message, details, reason="sandbox_gone") from None
+        raise gone(what, error) from None
+
+
+def gone(what: str, error: Exception) -> OperationError:
+    details = {"retryable": True, "hint": "check what was done with a read operation, then repeat the call"}
+    message = f"the sandbox went away during {what}: {str(error) or type(error).__name__}"
+    return OperationError(INTERNAL_ERROR, message, details, reason="sandbox_gone")
+
+
+def late(sandbox_id: str, op: str, timeout_s: float | None) -> OperationError:
+    details = {"retryable": False, "hint": "the sandbox keeps working on it; look at the result with a read operation"}
+    message = f"sandbox {sandbox_id} did not answer {op} within {timeout_s:g} s"
+    return OperationError(INTERNAL_ERROR, message, details, reason="forward_timeout")

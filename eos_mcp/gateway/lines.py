@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 
 CHUNK = 256 * 1024
+FIRST_CHUNK = 64 * 1024
+INSIDE = "it closed the connection inside a line"
 LINGER_S = 2.0
 LINGER_BYTES = 64 * 1024 * 1024
 
@@ -18,11 +21,30 @@ class TooLong(Exception):
 class LineSocket:
     """A connected socket and what was received beyond the last line."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, received: bytes = b"") -> None:
         connected.setblocking(False)
         self.socket = connected
-        self.pending = bytearray()
+        self.pending = bytearray(received)
         self._loop = asyncio.get_running_loop()
+        self._watcher: Callable[[], None] | None = None
+
+    def watch(self, readable: Callable[[], None]) -> None:
+        """Call `readable` when something or the end has arrived, again and again until it is taken; until `unwatch` nothing else may wait here.
+
+        To name another function costs nothing: the kernel is told of the first one only.
+        """
+        if self._watcher is None:
+            self._loop.add_reader(self.socket, self._wake)
+        self._watcher = readable
+
+    def unwatch(self) -> None:
+        if self._watcher is not None:
+            self._watcher = None
+            self._loop.remove_reader(self.socket)
+
+    def _wake(self) -> None:
+        if self._watcher is not None:
+            self._watcher()
 
     async def read_line(self, limit: int) -> bytes | None:
         """A line without its newline; None at the end of the stream before any byte.
@@ -39,7 +61,7 @@ class LineSocket:
             chunk = await self._loop.sock_recv(self.socket, CHUNK)
             if not chunk:
                 if self.pending:
-                    raise EOFError
+                    raise EOFError(INSIDE)
                 return None
             self.pending += chunk
         return self._take(end, limit)
@@ -50,12 +72,36 @@ class LineSocket:
         Raises:
             TooLong: as `read_line`; OSError: the connection broke.
         """
-        try:
-            self.pending += self.socket.recv(CHUNK)
-        except BlockingIOError:
-            return None
+        if not self.pending:
+            try:
+                self.pending += self.socket.recv(CHUNK)
+            except BlockingIOError:
+                return None
         end = self.pending.find(b"\n")
         return None if end < 0 else self._take(end, limit)
+
+    def receive(self, limit: int) -> bytes | None:
+        """For a watcher: take in what is there; the line with its newline once it is whole, None before.
+
+        Raises:
+            TooLong, EOFError: as `read_line`, and EOFError at the end of the stream before any byte; OSError: the connection broke.
+        """
+        try:
+            chunk = self.socket.recv(CHUNK if self.pending else FIRST_CHUNK)
+        except BlockingIOError:
+            return None
+        if not chunk:
+            raise EOFError(INSIDE if self.pending else "it closed the connection")
+        if not self.pending and chunk.find(b"\n") == len(chunk) - 1 < limit:
+            return chunk  # as nearly always: nothing to put together
+        searched = len(self.pending)
+        self.pending += chunk
+        end = self.pending.find(b"\n", searched)
+        if end < 0:
+            if len(self.pending) >= limit:
+                raise TooLong
+            return None
+        return self._take(end, limit) + b"\n"
 
     def _take(self, end: int, limit: int) -> bytes:
         if end >= limit:
@@ -115,4 +161,13 @@ class LineSocket:
         return False
 
     def close(self) -> None:
+        self.unwatch()
         self.socket.close()
+
+
+def unread(connected: socket.socket) -> bool:
+    """Whether bytes lie there that nobody took: to close now would reset the connection. Not waited for, even by a socket that blocks."""
+    try:
+        return bool(connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:
+        return False

@@ -11,8 +11,9 @@ from eos_agent import protocol
 from eos_agent.operations import INTERNAL_NAMES
 from eos_agent.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
 from eos_mcp import __version__, catalog
-from eos_mcp.gateway.forward import Forwarder, Target, decoded
+from eos_mcp.gateway.forward import Forwarder, Target, decoded, is_read
 from eos_mcp.gateway.log import log
+from eos_mcp.gateway.relay import Outcome
 
 REVISING = frozenset(
     {
@@ -25,6 +26,8 @@ REVISING = frozenset(
         "destroy_workspace_session",
     }
 )
+NOT_STRAIGHT = frozenset({"cancel_request", *INTERNAL_NAMES})
+"""Operations of agents that the gateway answers itself or adds something to."""
 FEATURES = ("drafts", "cancel_request", "file_list", "keep_alive", "gateway_info")
 LOGGED_CHARACTERS = 200  # of what a client named: it decides no more of the log
 _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
@@ -37,6 +40,7 @@ class Manager(Protocol):
     def handles(self, op: str, scope_kind: str) -> bool: ...
     async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]: ...
     def target(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[Target]: ...
+    def target_at_hand(self, sandbox_id: str) -> Target | None: ...
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None: ...
     def note_activity(self, sandbox_id: str) -> None: ...
     def sandbox_count(self) -> int: ...
@@ -49,18 +53,33 @@ class Router:
     def __init__(self, manager: Manager, forwarder: Forwarder, *, info: Callable[[], dict[str, Any]], contract_results: bool) -> None:
         self._manager, self._forwarder = manager, forwarder
         self._info, self._contract_results = info, contract_results
-        self._executing: set[tuple[str, str]] = set()  # sandbox and request id of commands that are waited for
+        self.executing: set[tuple[str, str]] = set()  # sandbox and request id of commands that are waited for
 
-    async def answer(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any] | bytes:
+    def straight(self, request: Request) -> Target | None:
+        """As relay.Routes."""
+        op, sandbox_id = request.op, request.sandbox_id
+        if sandbox_id is None or self._contract_results or op in NOT_STRAIGHT or self._manager.handles(op, "sandbox"):
+            return None
+        operation = catalog.find(op)
+        return None if operation is None or operation.scope == "system" else self._manager.target_at_hand(sandbox_id)
+
+    def succeeded(self, request: Request) -> None:
+        """As relay.Routes."""
+        if request.op in REVISING and request.sandbox_id is not None:
+            self._manager.note_activity(request.sandbox_id)
+
+    async def answer(self, request: Request, progress: Callable[[str], None], outcome: Outcome | None = None) -> dict[str, Any] | bytes:
         """The reply, which may be an agent's error envelope; bytes are the line of an agent's result as it came.
 
+        Args:
+            outcome: of a request that the relay has sent already.
         Raises:
             OperationError: the gateway's or the manager's own.
         """
-        started = time.monotonic()
+        started = time.monotonic() if outcome is None else outcome.started
         result = "internal_error"
         try:
-            reply = await self._route(request, progress)
+            reply = await self._route(request, progress, outcome)
             result = _kind(reply)
         except OperationError as error:
             result = error.kind
@@ -72,7 +91,7 @@ class Router:
                 log("request", **{key: value and value[:LOGGED_CHARACTERS] for key, value in who.items()}, result=result, took_ms=took_ms)
         return only_contract(request.op, reply) if self._contract_results and not isinstance(reply, bytes) else reply
 
-    async def _route(self, request: Request, progress: Callable[[str], None]) -> dict[str, Any] | bytes:
+    async def _route(self, request: Request, progress: Callable[[str], None], outcome: Outcome | None) -> dict[str, Any] | bytes:
         op, sandbox_id = request.op, request.sandbox_id
         if sandbox_id is None and op == "gateway_info":
             return self._info()
@@ -89,22 +108,21 @@ class Router:
         if operation is not None and operation.scope == "system":
             message = f"{op} is a manager operation: send it with system scope, sandbox_id inside args"
             raise OperationError(INVALID_REQUEST, message, {"operation": op}, reason="wrong_scope")
-        answer = await self._forward(sandbox_id, request)
+        answer = await self._forward(sandbox_id, request, outcome)
         if op in REVISING and _counts(answer):
             self._manager.note_activity(sandbox_id)
         return answer
 
-    async def _forward(self, sandbox_id: str, request: Request) -> dict[str, Any] | bytes:
+    async def _forward(self, sandbox_id: str, request: Request, outcome: Outcome | None) -> dict[str, Any] | bytes:
         op, args = request.op, request.args
         executing = (sandbox_id, request.request_id) if op == "exec_command" else None
         if executing is not None:
-            self._executing.add(executing)
+            self.executing.add(executing)
         elif op == "cancel_request":  # what it names may not have reached the agent yet
-            args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self._executing}
+            args = {**args, "in_flight": (sandbox_id, str(args.get("request_id"))) in self.executing}
         try:
-            budget_s = catalog.budget_s(catalog.find(op), args)
             try:
-                line = await self._forwarder.request_line(sandbox_id, op, args, request_id=request.request_id, timeout_s=budget_s)
+                line = await self._line(sandbox_id, request, args, outcome)
                 if b'"error"' not in line and not self._contract_results:
                     return line
                 reply = decoded(line, op)
@@ -114,12 +132,25 @@ class Router:
                 raise await self._manager.explain(sandbox_id, op, error) or error from error
         finally:
             if executing is not None:
-                self._executing.discard(executing)
+                self.executing.discard(executing)
         if protocol.is_error(reply) and reply["error"].get("kind") == protocol.SERVER_SHUTTING_DOWN:
             told = await self._manager.explain(sandbox_id, op, None)
             if told is not None:
                 raise told
         return reply
+
+    async def _line(self, sandbox_id: str, request: Request, args: Mapping[str, Any], outcome: Outcome | None) -> bytes:
+        sent_at: float | None = None
+        if outcome is not None:
+            if isinstance(outcome.reply, bytes):
+                return outcome.reply
+            if outcome.reply.details.get("reason") != "sandbox_gone" or not is_read(request.op):
+                raise outcome.reply
+            sent_at = outcome.started
+        budget_s = catalog.budget_s(catalog.find(request.op), args)
+        return await self._forwarder.request_line(
+            sandbox_id, request.op, args, request_id=request.request_id, timeout_s=budget_s, sent_at=sent_at
+        )
 
     def _after_manager(self, op: str, args: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
         sandbox_id = args.get("sandbox_id")

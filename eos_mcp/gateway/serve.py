@@ -20,6 +20,7 @@ from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.listen import Listener, ListenError
 from eos_mcp.gateway.log import log
 from eos_mcp.gateway.options import Options
+from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
 
 PREDECESSOR_S = 20.0
@@ -96,7 +97,8 @@ class _Life:
         gateway = self.settings.gateway
         router = route.Router(manager, forwarder, info=self._info, contract_results=gateway.results == "contract")
         limit = self.chosen.max_connections or gateway.max_concurrent_connections
-        server = GatewayServer(self.listeners, self.token, router.answer, max_connections=limit)
+        relay = Relay(router, forwarder)
+        server = GatewayServer(self.listeners, self.token, router.answer, relay=relay, max_connections=limit)
         try:
             try:
                 await manager.start()

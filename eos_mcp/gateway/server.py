@@ -1,4 +1,7 @@
-"""Connections: admit, read one line, authenticate, answer, close. One request each, progress frames before the reply when asked for."""
+"""Connections: admit, read one line, authenticate, answer, close. One request each, progress frames before the reply when asked for.
+
+A coroutine per connection, but for the plain ones, which a relay carries (relay.py) and whose answers come back here.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import contextlib
 import hmac
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from eos_agent import protocol
@@ -22,33 +25,42 @@ from eos_agent.protocol import (
     Request,
 )
 from eos_mcp.client import progress_frame
-from eos_mcp.gateway.lines import LineSocket, TooLong
+from eos_mcp.gateway.deadlines import Deadlines
+from eos_mcp.gateway.lines import LineSocket, TooLong, unread
 from eos_mcp.gateway.listen import Listener
 from eos_mcp.gateway.log import log
+from eos_mcp.gateway.relay import LONGEST, Outcome, Relay
 
 READ_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 60.0  # for 16 MiB at most: who takes longer to read them has gone to sleep, and holds one of our connections
 ACCEPT_PAUSE_S = 0.1
 
-Answer = Callable[[Request, Callable[[str], None]], Awaitable[dict[str, Any] | bytes]]
+Answer = Callable[[Request, Callable[[str], None], Outcome | None], Awaitable[dict[str, Any] | bytes]]
 
 
 class GatewayServer:
     """Serves `listeners` until `stop`. `answer` never sees an unauthenticated request."""
 
-    def __init__(self, listeners: list[Listener], token: str, answer: Answer, *, max_connections: int) -> None:
+    def __init__(self, listeners: list[Listener], token: str, answer: Answer, *, relay: Relay, max_connections: int) -> None:
         self.listeners = listeners
         self.last_request_at = time.monotonic()
         self._token = token.encode()
         self._answer = answer
+        self._relay = relay
         self._max_connections = max_connections
         self._open: set[asyncio.Task[None]] = set()
         self._refusing: set[asyncio.Task[None]] = set()
         self._accepting = False
+        self._silent: set[socket.socket] = set()  # that have sent nothing yet
+        self._deadlines = Deadlines()
 
     @property
     def busy(self) -> bool:
-        return bool(self._open)
+        return self._in_use > 0
+
+    @property
+    def _in_use(self) -> int:
+        return len(self._open) + len(self._relay) + len(self._silent)
 
     def start(self) -> None:
         self._accepting = True
@@ -70,8 +82,13 @@ class GatewayServer:
 
     async def finish(self, grace_s: float) -> None:
         """Let requests in flight end; those that do not are told that the gateway stops."""
+        until = time.monotonic() + grace_s
+        for connected in list(self._silent):
+            self._spoke(connected, None)
+        self._deadlines.close()
+        await self._relay.finish(self, grace_s)
         if self._open:
-            await asyncio.wait(self._open, timeout=grace_s)
+            await asyncio.wait(self._open, timeout=max(0.0, until - time.monotonic()))
         for task in list(self._open):
             task.cancel()
         if self._open:
@@ -96,14 +113,74 @@ class GatewayServer:
 
     def _admit(self, connected: socket.socket) -> None:
         self.last_request_at = time.monotonic()
-        full = len(self._open) >= self._max_connections
-        task = asyncio.create_task(self._refuse(connected) if full else self._serve(connected))
-        if not full:
-            self._open.add(task)
-            task.add_done_callback(self._ended)
-        else:  # asyncio holds tasks weakly; this one is nobody else's
-            self._refusing.add(task)
+        if self._in_use >= self._max_connections:
+            task = asyncio.create_task(self._refuse(connected))
+            self._refusing.add(task)  # asyncio holds tasks weakly; this one is nobody else's
             task.add_done_callback(self._refusing.discard)
+            return
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        until = time.monotonic() + READ_TIMEOUT_S
+        if not self._begin(connected, until):
+            self._silent.add(connected)
+            self._deadlines.set(connected, until, lambda: self._spoke(connected, until))
+            asyncio.get_running_loop().add_reader(connected, self._spoke, connected, until)
+
+    def _spoke(self, connected: socket.socket, until: float | None) -> None:
+        """Something is there, or it is late, or the gateway ends (None)."""
+        self._silent.discard(connected)
+        self._deadlines.clear(connected)
+        asyncio.get_running_loop().remove_reader(connected)
+        if until is None or not self._begin(connected, until):
+            self._spawn(self._serve(LineSocket(connected), read_until=until))
+
+    def _begin(self, connected: socket.socket, until: float) -> bool:
+        """Read what is there and see to it that it is answered; False: there is nothing yet."""
+        try:
+            received = connected.recv(LONGEST, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            received = b""
+        request = self._request_in(received)
+        if request is None:
+            self._spawn(self._serve(LineSocket(connected, received), read_until=until))
+        elif not self._relay.take(self, connected, request, len(received)):
+            self._spawn(self._serve(LineSocket(connected), request))
+        return True
+
+    def _request_in(self, received: bytes) -> Request | None:
+        """None: there is not one line, or something is wrong with it, which the coroutine finds again and tells."""
+        if received.find(b"\n") != len(received) - 1 or not received:
+            return None
+        try:
+            return self._authenticated(received)
+        except OperationError:
+            return None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._open.add(task)
+        task.add_done_callback(self._ended)
+
+    def deliver(self, connected: socket.socket, reply: bytes) -> None:
+        """As relay.Server; what the client does not take at once is a coroutine's."""
+        self.last_request_at = time.monotonic()
+        try:
+            sent = connected.send(reply, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            connected.close()
+            return
+        if sent == len(reply) and not unread(connected):
+            connected.close()
+        else:
+            self._spawn(self._end(LineSocket(connected), reply[sent:]))
+
+    def long_way(self, connected: socket.socket, request: Request, outcome: Outcome | None) -> None:
+        """As relay.Server."""
+        self._spawn(self._serve(LineSocket(connected), request, outcome))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._open.discard(task)
@@ -122,33 +199,44 @@ class GatewayServer:
         finally:
             line.close()
 
-    async def _serve(self, connected: socket.socket) -> None:
-        if connected.family != socket.AF_UNIX:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line = LineSocket(connected)
+    async def _serve(
+        self, line: LineSocket, request: Request | None = None, outcome: Outcome | None = None, *, read_until: float | None = None
+    ) -> None:
+        """One connection.
+
+        Args:
+            request: None: it is read first, at `read_until` at the latest.
+            outcome: as `Router.answer`.
+        """
         try:
-            reply = await self._exchange(line)
+            reply = await self._exchange(line, request, outcome, read_until)
             if reply is not None:
-                with contextlib.suppress(OSError):  # the client has gone or does not read; what it asked for was done
-                    if rest := line.send_at_once(reply):
-                        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                            await line.send(rest)
-                    if line.pending or not line.at_rest():
-                        await line.linger()
+                await self._end(line, reply)
         finally:
             line.close()
 
-    async def _exchange(self, line: LineSocket) -> bytes | None:
-        frames: _Frames | None = None
-        request: Request | None = None
+    async def _end(self, line: LineSocket, reply: bytes) -> None:
         try:
-            received = await self._receive(line)
-            if received is None:
-                return None
-            request = self._authenticated(received)
+            with contextlib.suppress(OSError):  # the client has gone or does not read; what it asked for was done
+                if rest := line.send_at_once(reply):
+                    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                        await line.send(rest)
+                if line.pending or not line.at_rest():
+                    await line.linger()
+        finally:
+            line.close()
+
+    async def _exchange(self, line: LineSocket, request: Request | None, outcome: Outcome | None, read_until: float | None) -> bytes | None:
+        frames: _Frames | None = None
+        try:
+            if request is None:
+                received = await self._receive(line, read_until)
+                if received is None:
+                    return None
+                request = self._authenticated(received)
             if request.transport.get(protocol.STREAM_LOGS_KEY) is True:
                 frames = _Frames(line)
-            reply = await self._answer(request, frames.put if frames is not None else _no_progress)
+            reply = await self._answer(request, frames.put if frames is not None else _no_progress, outcome)
             encoded = _encoded(reply)
         except OperationError as error:
             if request is not None and error.kind == INTERNAL_ERROR:
@@ -170,12 +258,12 @@ class GatewayServer:
             await frames.flush()
         return encoded
 
-    async def _receive(self, line: LineSocket) -> bytes | None:
+    async def _receive(self, line: LineSocket, until: float | None) -> bytes | None:
         try:
             at_hand = line.line_at_hand(protocol.MAX_LINE_BYTES)
             if at_hand is not None:
                 return at_hand
-            async with asyncio.timeout(READ_TIMEOUT_S):
+            async with asyncio.timeout(READ_TIMEOUT_S if until is None else until - time.monotonic()):
                 return await line.read_line(protocol.MAX_LINE_BYTES)
         except TooLong:
             details = {"limit": protocol.MAX_LINE_BYTES, "reason": "request_too_large"}

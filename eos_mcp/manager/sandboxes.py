@@ -171,6 +171,16 @@ class Manager:
             raise OperationError(INVALID_REQUEST, f"sandbox {sandbox_id} has no endpoint", {"sandbox_id": sandbox_id}, reason="no_endpoint")
         return Target(record.daemon.host, record.daemon.port, record.token, sandbox_id)
 
+    def target_at_hand(self, sandbox_id: str) -> Target | None:
+        """What `target` gives without waiting for anything and without an error; None: ask that."""
+        record = self.registry.find(sandbox_id)
+        if record is None or record.state != "ready" or record.daemon is None:
+            return None
+        reconciling = self._reconciling.get(record.provider)
+        if reconciling is not None and not reconciling.done():
+            return None
+        return Target(record.daemon.host, record.daemon.port, record.token, sandbox_id)
+
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
         """As fate.explain."""
         return await fate.explain(self, sandbox_id, op, broken)

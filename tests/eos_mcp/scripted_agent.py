@@ -106,6 +106,9 @@ class ScriptedManager:
             self.at.update(self.moved)
         return Target("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id)
 
+    def target_at_hand(self, sandbox_id: str) -> Target | None:
+        return Target("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id) if sandbox_id in self.at else None
+
     async def start(self) -> None: ...
 
     def handles(self, op: str, scope_kind: str) -> bool:

@@ -22,6 +22,7 @@ from eos_mcp.gateway import listen, route
 from eos_mcp.gateway import server as gateway_server
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.listen import ListenError
+from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
 from tests.eos_mcp.scripted_agent import ScriptedAgent, ScriptedManager
 
@@ -59,7 +60,7 @@ async def gateway(folder: str, *, limit: int = 256, contract: bool = False) -> A
     forwarder.targets = manager.target
     listener = listen.unix(f"{folder}/g.sock")
     router = route.Router(manager, forwarder, info=route.base_info, contract_results=contract)
-    server = GatewayServer([listener], TOKEN, router.answer, max_connections=limit)
+    server = GatewayServer([listener], TOKEN, router.answer, relay=Relay(router, forwarder), max_connections=limit)
     server.start()
     try:
         yield Gateway(listener.endpoint.path, manager, agent, server)
@@ -158,7 +159,7 @@ def test_a_client_that_leaves_without_asking_leaves_nothing_behind(short_dir: st
 def test_more_connections_than_admitted_are_told_so(short_dir: str) -> None:
     async def case(one: Gateway) -> None:
         held = [await asyncio.open_unix_connection(one.path) for _ in range(3)]
-        while len(one.server._open) < 3:  # pyright: ignore[reportPrivateUsage]
+        while one.server._in_use < 3:  # pyright: ignore[reportPrivateUsage]
             await asyncio.sleep(0)
         reply = await one.raw(line())
         assert kind(reply) == "internal_error"

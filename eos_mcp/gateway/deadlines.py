@@ -1,0 +1,47 @@
+"""Many deadlines on one timer of the loop: to set one and to clear it again costs an entry of a dictionary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+
+
+class Deadlines:
+    """Each key has one deadline at most, on the loop's clock, `time.monotonic`. Made inside the loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, key: Hashable, at: float, over: Callable[[], None]) -> None:
+        """`over` is called once when it is `at`, unless the key is cleared before."""
+        self._due[key] = (at, over)
+        if self._timer is None or at < self._timer.when():
+            self._wake_at(at)
+
+    def clear(self, key: Hashable) -> None:
+        """Nothing happens to a key that has none. The timer stays as it is: it finds nothing due, and sets itself anew."""
+        self._due.pop(key, None)
+
+    def close(self) -> None:
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        due = sorted(((at, key) for key, (at, _) in self._due.items() if at <= now), key=lambda one: one[0])
+        for _, key in due:
+            found = self._due.pop(key, None)
+            if found is not None:
+                found[1]()
+        if self._due and self._timer is None:
+            self._wake_at(min(at for at, _ in self._due.values()))

@@ -1,0 +1,212 @@
+"""Requests that need nothing of the gateway but the way: on to the agent in one turn of the loop, the result back in another, by callbacks.
+
+The long way (server, route, forward: a coroutine per request) is what decides; this takes from it what it would do unchanged. A request goes
+here when it lay there whole, is for an agent that is known to be ready, and a kept connection to that one is at rest. Whatever then comes but a
+result (an error, a connection that breaks, the end of the time) goes back to the long way as an Outcome, which words it. ADR 0027.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from typing import NamedTuple, Protocol
+
+from eos_agent import protocol
+from eos_agent.protocol import SERVER_SHUTTING_DOWN, OperationError, Request
+from eos_mcp import catalog
+from eos_mcp.gateway import forward
+from eos_mcp.gateway.deadlines import Deadlines
+from eos_mcp.gateway.forward import Forwarder, Pooled, Target
+from eos_mcp.gateway.lines import LineSocket, TooLong
+
+LONGEST = 16 * 1024
+"""Bytes of a request that surely fit into the buffer of a connection at rest; a longer one takes the long way."""
+
+
+class Outcome(NamedTuple):
+    """How a request ended that was sent to its agent here: the agent's line, without its newline, or why there is none."""
+
+    reply: bytes | OperationError
+    started: float
+
+
+class Routes(Protocol):
+    """What the relay asks of the router."""
+
+    executing: set[tuple[str, str]]
+
+    def straight(self, request: Request) -> Target | None:
+        """The agent that the request would go to with nothing to wait for and nothing to change; None: the long way."""
+        ...
+
+    def succeeded(self, request: Request) -> None:
+        """What the long way does after a result."""
+        ...
+
+
+class Server(Protocol):
+    """Whose connections these are."""
+
+    def deliver(self, connected: socket.socket, reply: bytes) -> None:
+        """The answer, with its newline, and the end of the connection."""
+        ...
+
+    def long_way(self, connected: socket.socket, request: Request, outcome: Outcome | None) -> None:
+        """Go on in a coroutine; without an outcome nothing was sent."""
+        ...
+
+
+class _Flight:
+    """One request between its client and its agent."""
+
+    __slots__ = ("address", "budget_s", "client", "data", "line", "proving", "request", "started", "target")
+
+    def __init__(self, client: socket.socket, request: Request, target: Target, data: bytes, budget_s: float | None) -> None:
+        self.client, self.request, self.target, self.data, self.budget_s = client, request, target, data, budget_s
+        self.started = time.monotonic()
+        self.proving = False
+        self.line: LineSocket
+        self.address: tuple[str, int]
+
+
+class Relay:
+    """One per gateway, made inside its loop."""
+
+    def __init__(self, routes: Routes, forwarder: Forwarder) -> None:
+        self._routes, self._forwarder = routes, forwarder
+        self._flights: set[_Flight] = set()
+        self._deadlines = Deadlines()
+        self._empty: asyncio.Event | None = None
+
+    def __len__(self) -> int:
+        """Requests under way."""
+        return len(self._flights)
+
+    def take(self, server: Server, client: socket.socket, request: Request, size: int) -> bool:
+        """Send the request on; False: nothing was done, it needs the long way.
+
+        Args:
+            size: bytes of the request's line.
+        """
+        if size > LONGEST or (target := self._routes.straight(request)) is None:
+            return False
+        try:
+            data = forward.request_data(target, request.op, request.args, request.request_id)
+        except ValueError:  # a number that JSON has no word for
+            return False
+        pooled = self._forwarder.at_rest(target)
+        if pooled is None:
+            return False
+        flight = _Flight(client, request, target, data, catalog.budget_s(catalog.find(request.op), request.args))
+        self._flights.add(flight)
+        if request.op == "exec_command":
+            self._routes.executing.add((target.sandbox_id, request.request_id))
+        self._begin(server, flight, pooled)
+        return True
+
+    async def finish(self, server: Server, grace_s: float) -> None:
+        """Let what is under way end; what does not is told that the gateway stops."""
+        if self._flights:
+            self._empty = asyncio.Event()
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._empty.wait()
+            except TimeoutError:
+                details = {"reason": "gateway_stopping", "retryable": True}
+                for flight in list(self._flights):
+                    self._fail(server, flight, OperationError(SERVER_SHUTTING_DOWN, "the gateway is stopping", details))
+        self._deadlines.close()
+
+    def _begin(self, server: Server, flight: _Flight, pooled: Pooled) -> None:
+        """A connection that has been idle proves itself first, as on the long way."""
+        flight.line, flight.address = pooled.line, pooled.address
+        flight.line.watch(lambda: self._arrived(server, flight))
+        if flight.started - pooled.used_at < forward.TRUSTED_IDLE_S:
+            self._send(server, flight)
+            return
+        flight.proving = True
+        self._deadlines.set(flight, flight.started + forward.READY_TIMEOUT_S, lambda: self._give_back(server, flight))
+        self._put(server, flight, forward.ping_data(flight.target))
+
+    def _send(self, server: Server, flight: _Flight) -> None:
+        flight.proving = False
+        if flight.budget_s is None:
+            self._deadlines.clear(flight)
+        else:
+            self._deadlines.set(flight, flight.started + flight.budget_s, lambda: self._expired(server, flight))
+        self._put(server, flight, flight.data)
+
+    def _put(self, server: Server, flight: _Flight, data: bytes) -> None:
+        try:
+            rest = flight.line.send_at_once(data)
+        except OSError as error:
+            self._broken(server, flight, error)
+        else:
+            if rest:  # a part of a line is no request to anybody: it was not sent
+                self._give_back(server, flight)
+
+    def _arrived(self, server: Server, flight: _Flight) -> None:
+        try:
+            line = flight.line.receive(protocol.MAX_LINE_BYTES)
+            if line is None:
+                return
+            if not (line.startswith(b"{") and line.endswith(b"}\n")):
+                raise ValueError("the reply is no object")
+        except (OSError, EOFError, TooLong, ValueError) as error:
+            self._broken(server, flight, error)
+            return
+        if flight.proving:
+            if _proved(line, flight.target) and not flight.line.pending:
+                self._send(server, flight)
+            else:
+                self._give_back(server, flight)
+            return
+        self._end(flight)
+        self._forwarder.keep(flight.target.sandbox_id, flight.line, flight.address)
+        if b'"error"' in line:
+            server.long_way(flight.client, flight.request, Outcome(line[:-1], flight.started))
+            return
+        self._forget(flight)
+        server.deliver(flight.client, line)
+        self._routes.succeeded(flight.request)
+
+    def _broken(self, server: Server, flight: _Flight, error: Exception) -> None:
+        if flight.proving:
+            self._give_back(server, flight)
+            return
+        self._forwarder.forget(flight.target.sandbox_id)  # its other connections end the same way
+        self._fail(server, flight, forward.gone(flight.request.op, error))
+
+    def _expired(self, server: Server, flight: _Flight) -> None:
+        self._fail(server, flight, forward.late(flight.target.sandbox_id, flight.request.op, flight.budget_s))
+
+    def _fail(self, server: Server, flight: _Flight, error: OperationError) -> None:
+        flight.line.close()
+        self._end(flight)
+        server.long_way(flight.client, flight.request, Outcome(error, flight.started))
+
+    def _give_back(self, server: Server, flight: _Flight) -> None:
+        """The agent has seen nothing of it: the long way begins with it."""
+        flight.line.close()
+        self._end(flight)
+        server.long_way(flight.client, flight.request, None)
+
+    def _end(self, flight: _Flight) -> None:
+        self._deadlines.clear(flight)
+        self._flights.discard(flight)
+        if self._empty is not None and not self._flights:
+            self._empty.set()
+
+    def _forget(self, flight: _Flight) -> None:
+        """Nobody waits for it any more. The long way does this by itself, at its own end."""
+        self._routes.executing.discard((flight.target.sandbox_id, flight.request.request_id))
+
+
+def _proved(line: bytes, target: Target) -> bool:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and forward.is_ready(value, target)
