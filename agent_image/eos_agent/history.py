@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OperationError
 from eos_agent.publication import publish_json
-from eos_agent.workspace_path import resolve, shown
+from eos_agent.workspace_path import resolve
 from layerstack import history
 from layerstack.changes import path_json
 from layerstack.errors import LayerStackError
@@ -26,15 +26,15 @@ def _exists(store: Store, path: str) -> bool:
 
 
 def file_blame(store: Store, root: str, args: dict[str, Any]) -> dict[str, Any]:
-    """The operation file_blame, contract 1.2.8. A path with `..` names nothing that could have been published."""
+    """The operation file_blame, contract 1.2.8. A path that names nothing in the workspace was published by nobody."""
     try:
         path = resolve(args, root, lambda p: _exists(store, p))
-    except OperationError:
-        given = str(args.get("path") or "")
-        if ".." not in given.split("/"):
+    except OperationError as error:
+        if error.details.get("argument") != "path":
             raise
-        message = f"no auditability record for path: {shown(given)}"
-        raise OperationError(NOT_FOUND, message, {"path": shown(given)}, reason="no_auditability_record") from None
+        given: str = error.details["path"]
+        message = f"no auditability record for path: {given}"
+        raise OperationError(NOT_FOUND, message, {"path": given}, reason="no_auditability_record") from None
     offset: int = args.get("offset", 1)
     parts = [part._asdict() for part in store.blame(path)]
     parts = [part for part in parts if part["start_line"] + part["line_count"] > offset]

@@ -40,11 +40,11 @@ def test_one_path_has_one_answer_however_it_is_written(agent: Agent) -> None:
     assert plain == {"path": "p", "ranges": [{"start_line": 1, "line_count": 1, "owner": "operation:req-1"}]}
     for written in ("./p", ".//p", agent.workspace + "/p"):
         assert json.dumps(agent.call("file_blame", path=written)) == json.dumps(plain)
-    for path in ("a/../p", "README.md", "src", "none"):
+    for path in ("a/../p", "README.md", "src", "none", "/etc/passwd", "", ".", agent.workspace, "a\0b", "x" * 256):
         error = refused(lambda path=path: agent.call("file_blame", path=path))  # type: ignore[misc]
         assert (error.kind, error.reason, error.details["path"]) == ("not_found", "no_auditability_record", path)
         assert error.message == f"no auditability record for path: {path}"
-    assert refused(lambda: agent.call("file_blame", path="/etc/passwd")).kind == "invalid_request"
+    assert refused(lambda: agent.call("file_blame", path="p", path_b64="!")).kind == "invalid_request"
 
 
 def rejected_draft(agent: Agent) -> str:

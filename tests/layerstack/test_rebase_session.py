@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from layerstack.durable import no_step
 from layerstack.errors import PublishRejected
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put, refusing
 
@@ -160,16 +161,18 @@ def test_a_full_disk_at_any_step_leaves_the_session_as_it_was(stack: Stack) -> N
     assert {"rebase.plan", "rebase.clone", "rebase.sync", "session.write", "session.rename"} <= set(names)
     session.upper.discard()
     for name in dict.fromkeys(name for name in names if name != "session.end"):
-        stack.store.step = lambda _: None
+        stack.store.step = no_step
         session = moved(name)
         version, leases = session.upper.snapshot.version, stack.store.layer_stats()["active_lease_count"]
         stack.store.step = refusing(name)
         with pytest.raises(OSError, match="No space"):
             session.upper.rebase()
         assert stack.store.layer_stats()["active_lease_count"] == leases and os.listdir(f"{stack.root}/staging") == []
-        stack.store.step = lambda _: None
+        stack.store.step = no_step
         session.mount()
-        assert session.upper.snapshot.version == version and get(session.at(f"own-{name}")) == "x\n" and get(session.at("mine/x")) == "mine\n"
+        assert (
+            session.upper.snapshot.version == version and get(session.at(f"own-{name}")) == "x\n" and get(session.at("mine/x")) == "mine\n"
+        )
         session.umount()
         assert session.upper.rebase().to_version == stack.store.head.version
         session.mount()
