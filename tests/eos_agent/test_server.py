@@ -110,6 +110,43 @@ def test_a_request_over_the_limit_is_refused_in_words_and_one_below_it_served(st
     assert agent.tcp_call("file_write", path="big", content="x" * 60_000)["bytes_written"] == 60_000
 
 
+def test_a_kept_connection_answers_in_order_and_to_the_end_what_came_while_it_waited_for_a_command(shared_agent: Agent) -> None:
+    session = shared_agent.session()
+    ready = encode_request("sandbox_daemon_ready", {}, request_id="k", sandbox_id="eos-test", _keep_alive=True)
+    slow = encode_request(
+        "exec_command",
+        {"cmd": "read go; echo $go", "workspace_session_id": session, "yield_time_ms": 30_000, "tty": False, "stdin": "went\n"},
+        request_id="s",
+        sandbox_id="eos-test",
+        _keep_alive=True,
+    )
+    for behind in (ready, ready[:20], ready + ready[:-1], b""):  # a line, a part of one, one and one without its end, nothing
+        connection = shared_agent.connect()
+        assert connection.line(ready)["status"] == "ready"
+        connection.socket.sendall(slow)
+        connection.socket.sendall(behind)
+        if behind == ready[:20]:
+            connection.socket.sendall(ready[20:])
+        connection.socket.shutdown(socket.SHUT_WR)
+        answers = [json.loads(line) for line in connection.file]
+        assert answers[0]["output"] == "went"
+        assert [answer["status"] for answer in answers[1:]] == ["ready"] * (0 if not behind else 2 if len(behind) > len(ready) else 1)
+        connection.close()
+
+
+def test_who_waits_over_a_kept_connection_when_the_agent_ends_is_told_so(agent: Agent) -> None:
+    command = agent.run("echo precious; sleep 1000", yield_time_ms=0)["command_session_id"]
+    waiting = agent.connect()
+    args = {"command_session_id": command, "timeout_ms": 60_000}
+    waiting.line(encode_request("sandbox_daemon_ready", {}, request_id="k", sandbox_id="eos-test", _keep_alive=True))
+    waiting.socket.sendall(encode_request("wait_command", args, request_id="w", sandbox_id="eos-test", _keep_alive=True))
+    while agent.call("daemon")["daemon"]["runtime_usage"]["connection_admission_in_use"] < 2:
+        pass
+    assert agent.stop() == 0
+    assert json.loads(waiting.file.readline())["error"]["kind"] == "server_shutting_down" and waiting.file.read() == b""
+    waiting.close()
+
+
 def test_connections_over_the_limit_are_told_so_and_idle_kept_ones_do_not_count(start_agent: Callable[..., Agent]) -> None:
     agent = start_agent(daemon={"server": {"max_concurrent_connections": 2}})
     kept: list[Connection] = []
