@@ -243,7 +243,6 @@ class Session:
         self._sock = sock
         self._root = workspace_root
         self._wake = hear_of_children()
-        self._empty = False  # no process is left beside us, and none was started since that was seen
         self._environment: dict[str, str] = {}  # of the last command that brought one
         self._marks = Marks()
         self._oom_score = oom_score
@@ -265,8 +264,7 @@ class Session:
             ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
             if self._wake in ready:
                 os.read(self._wake, _SIGINFO_BYTES)
-                self._reap()
-                self._look()
+                self._look(empty=self._reap())
             for fd in ready & self._asides.keys():
                 self._hear(self._asides[fd])
             if self._sock.fileno() in ready:
@@ -296,8 +294,7 @@ class Session:
         channel.send(peer, {**request, "tty": False, "uid": None})
         for frame in channel.Decoder().feed(*channel.receive(self._sock)):
             self._answer(frame)
-        self._reap()
-        self._look()
+        self._look(empty=self._reap())
         self._event("ended", "0", status=0)
         self._flush()
         self._timeout_ms()
@@ -383,7 +380,6 @@ class Session:
                 reason="too_many_file_operations",
             )
         self._marks.lay_down()
-        self._empty = False
         self._listen(Aside(message["id"], work, message["limit_s"], undo))
 
     def _listen(self, aside: Aside) -> None:
@@ -399,7 +395,6 @@ class Session:
         aside.close()
         if aside.broken_off and aside.undo is not None:
             self._marks.lay_down()
-            self._empty = False
             with contextlib.suppress(OSError):  # no process could be made: what is left there sealing leaves out
                 self._listen(Aside(aside.number, _undoing(aside.undo, reply), None))
                 return
@@ -426,7 +421,6 @@ class Session:
             except ValueError:  # a NUL or a lone surrogate: no directory has such a name
                 raise cwd_not_found(message["cwd"], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
             try:
-                self._empty = False
                 with self._oom_score.raised():
                     pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"))
             except OSError as error:
@@ -450,13 +444,14 @@ class Session:
         command = self._commands.get(key)
         return command is not None and _kill_group(command.pid, signum)
 
-    def _reap(self) -> None:
-        """Who ended, and whether anybody is left: what has no parent becomes our child, so that nobody lives when we have none (pid_namespaces(7))."""
+    def _reap(self) -> bool:
+        """Take note of who ended. True: nobody is left, since what has no parent becomes our child (pid_namespaces(7)), and we have none."""
+        empty = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                self._empty = True
+                empty = True
                 break
             if pid == 0:
                 break
@@ -471,13 +466,14 @@ class Session:
                 command.look_at = now
         for kill in self._kills:
             kill.look_at = now
+        return empty
 
-    def _look(self) -> None:
-        """Commands without a leader: is their group gone? Trees that are being killed: is it done?"""
+    def _look(self, *, empty: bool = False) -> None:
+        """Commands without a leader: is their group gone? Trees that are being killed: is it done? empty: as `_reap` has just said."""
         now = time.monotonic()
         for command in [c for c in self._commands.values() if c.leader_gone and c.look_at <= now]:
-            if self._empty or not _kill_group(command.pid, 0):
-                self._end(command, [] if self._empty or alone() else list_processes())
+            if empty or not _kill_group(command.pid, 0):
+                self._end(command, [] if empty or alone() else list_processes())
                 continue
             if not command.told:
                 command.told = True

@@ -115,7 +115,7 @@ def test_a_kept_connection_answers_in_order_and_to_the_end_what_came_while_it_wa
     ready = encode_request("sandbox_daemon_ready", {}, request_id="k", sandbox_id="eos-test", _keep_alive=True)
     slow = encode_request(
         "exec_command",
-        {"cmd": "read go; echo $go", "workspace_session_id": session, "yield_time_ms": 30_000, "tty": False, "stdin": "went\n"},
+        {"cmd": "read go; echo $go", "workspace_session_id": session, "yield_time_ms": 30_000},
         request_id="s",
         sandbox_id="eos-test",
         _keep_alive=True,
@@ -124,12 +124,18 @@ def test_a_kept_connection_answers_in_order_and_to_the_end_what_came_while_it_wa
         connection = shared_agent.connect()
         assert connection.line(ready)["status"] == "ready"
         connection.socket.sendall(slow)
+        while (
+            not (found := shared_agent.call("list_commands", workspace_session_id=session)["commands"])[-1:]
+            or found[-1]["exit_code"] is not None
+        ):
+            pass
         connection.socket.sendall(behind)
         if behind == ready[:20]:
             connection.socket.sendall(ready[20:])
         connection.socket.shutdown(socket.SHUT_WR)
+        shared_agent.call("write_command_stdin", command_session_id=found[-1]["command_session_id"], stdin="went\n", yield_time_ms=0)
         answers = [json.loads(line) for line in connection.file]
-        assert answers[0]["output"] == "went"
+        assert answers[0]["output"].splitlines() == ["went", "went"]  # the terminal's echo, and the command's
         assert [answer["status"] for answer in answers[1:]] == ["ready"] * (0 if not behind else 2 if len(behind) > len(ready) else 1)
         connection.close()
 
