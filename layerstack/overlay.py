@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import tempfile
@@ -40,6 +41,8 @@ def create(lowerdirs: Sequence[str], upperdir: str | None = None, workdir: str |
             return create_legacy(lowerdirs, upperdir, workdir, form=form, attributes=attributes)
         raise _unsupported(error, []) from error
     try:
+        if _takes_any_parameter():
+            return create_legacy(lowerdirs, upperdir, workdir, form=form, attributes=attributes)
         with contextlib.ExitStack() as stack:
             try:
                 linux.fsconfig(fd, linux.FSCONFIG_SET_STRING, "source", "eos")
@@ -68,6 +71,20 @@ def create(lowerdirs: Sequence[str], upperdir: str | None = None, workdir: str |
         os.close(fd)
 
 
+@functools.cache
+def _takes_any_parameter() -> bool:
+    """Before Linux 6.5 overlayfs has no parameters of its own: fsconfig(2) keeps whatever it is given, `lowerdir+` too, and the mount is
+    refused for it without a sentence."""
+    fd = linux.fsopen("overlay")
+    try:
+        linux.fsconfig(fd, linux.FSCONFIG_SET_STRING, "eos-is-no-parameter", "x")
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
 def check_count(lowers: int) -> None:
     """Raises LayerLimit when so many lowers cannot be mounted."""
     if lowers > LOWER_LIMIT:
@@ -79,8 +96,9 @@ def check_count(lowers: int) -> None:
 
 @contextlib.contextmanager
 def _short(path: str) -> Generator[str]:
-    """`path`, or a name of it that fsconfig takes, for as long as the block runs. A backslash escapes in upperdir and workdir, not in `lowerdir+`."""
-    if len(os.fsencode(path)) <= _VALUE_MAX and "\\" not in path:
+    """`path`, or a name of it that fsconfig takes, for as long as the block runs. A backslash escapes in upperdir and workdir, not in `lowerdir+`;
+    a colon separates in `lowerdir`, and before Linux 6.5 no value has a comma."""
+    if len(os.fsencode(path)) <= _VALUE_MAX and not set(path) & set("\\:,"):
         yield path
         return
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -173,7 +191,7 @@ def in_use(upperdir: str, other_fs_dir: str) -> bool:
     """
     fd = linux.fsopen("overlay")
     try:
-        for key, value in (("lowerdir+", other_fs_dir), ("upperdir", upperdir), ("workdir", other_fs_dir), ("index", "on")):
+        for key, value in (("lowerdir", other_fs_dir), ("upperdir", upperdir), ("workdir", other_fs_dir), ("index", "on")):
             with _short(value) as short:
                 linux.fsconfig(fd, linux.FSCONFIG_SET_STRING, key, short)
         try:

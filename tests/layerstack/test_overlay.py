@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -61,13 +62,13 @@ def test_paths_longer_than_the_kernels_option_strings_can_be_mounted(stack: Stac
     mount_at(stack, "/".join([stack.folder, *["x" * 200] * 3]))
 
 
-def mount_at(stack: Stack, folder: str) -> None:
+def mount_at(stack: Stack, folder: str, create: Callable[..., int] = overlay.create) -> None:
     """An overlay whose directories lie in `folder` takes a write, and its upperdir is in use until it is gone."""
     upper, target = f"{folder}/upper", f"{stack.folder}/t"
     for path in (upper, f"{folder}/work", f"{folder}/lower", target):
         os.makedirs(path)
     put(f"{folder}/lower/f")
-    fd = overlay.create([f"{folder}/lower"], upper, f"{folder}/work", form=stack.form)
+    fd = create([f"{folder}/lower"], upper, f"{folder}/work", form=stack.form)
     linux.move_mount(fd, target)
     os.close(fd)
     put(f"{target}/g")
@@ -81,6 +82,7 @@ def mount_at(stack: Stack, folder: str) -> None:
 def test_a_store_lies_at_a_path_of_any_bytes(stack: Stack) -> None:
     for name in ("a,b", "c:d", "e\\f", "g\\:h\\", 'q"u', "new\nline", " sp ", os.fsdecode(b"\xff\xfe"), "lowerdir=", "%s"):
         mount_at(stack, f"{stack.folder}/{name}")
+        mount_at(stack, f"{stack.folder}/old/{name}", overlay.create_legacy)
 
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
