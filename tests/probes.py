@@ -5,6 +5,7 @@ A test asks with `@pytest.mark.needs("overlay")`. With EOS_REQUIRE="overlay,dock
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import NamedTuple
 if __name__ == "__main__":  # run as a file: the checkout is what `tests` is found in
     sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
-from eos_agent.cgroups import Limits, Wanted, open_groups
+from eos_agent.cgroups import Groups, Limits, Wanted, open_groups
 from layerstack import linux
 from tests import children, folding, images, inspector
 
@@ -153,17 +154,27 @@ def _fuse() -> None:
         children.call("trusted", try_it)
 
 
-def _cgroups() -> None:
-    """A folder with limits of its own, in cgroups of either version."""
+def _limited() -> Groups:
+    """A folder with limits of its own, as root has it; whoever asks closes it."""
     _root()
     limits = Limits(memory_max_bytes=64 << 20, pids_max=64)
     with tempfile.TemporaryDirectory(prefix="eos-probe-") as folder:
-        groups = open_groups("eos-probe", folder, Wanted(limits, limits))
-        try:
-            if None in (groups.unified, groups.applied.memory_max_bytes, groups.applied.pids_max):
-                raise RuntimeError(groups.reason or "no cgroups of version 2")
-        finally:
-            groups.close()
+        return open_groups("eos-probe", folder, Wanted(limits, limits))
+
+
+def _cgroups() -> None:
+    """Limits, and standing still, in cgroups of either version."""
+    with contextlib.closing(_limited()) as groups:
+        if None in (groups.unified, groups.applied.memory_max_bytes, groups.applied.pids_max):
+            raise RuntimeError(groups.reason or "no cgroups of version 2")
+
+
+def _cgroups2() -> None:
+    """Limits by the controllers of version 2."""
+    with contextlib.closing(_limited()) as groups:
+        missing = {"memory", "pids"} - set(groups.unified.controllers if groups.unified else ())
+        if missing:
+            raise RuntimeError(f"version 2 has no controllers here: {', '.join(sorted(missing))}")
 
 
 def _debootstrap() -> None:
@@ -192,6 +203,7 @@ PROBES: dict[str, Callable[[], None]] = {
     "loopfs": _loopfs,
     "fuse": _fuse,
     "cgroups": _cgroups,
+    "cgroups2": _cgroups2,
     "debootstrap": _debootstrap,
     "busybox": _busybox,
     "musl": _musl,

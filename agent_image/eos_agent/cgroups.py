@@ -308,18 +308,16 @@ def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], who
 
 
 def _places(root: int, own: str, controllers: tuple[str, ...], whole: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Cgroups of version 2 whose folders get controllers: our own when nothing but us is in it, else the nearest one above."""
+    """Cgroups of version 2 whose folders get controllers: our own when nothing but us is in it, else the nearest one above, else our own if
+    it was delegated to an ordinary user, who may arrange what is in it. Whoever asks for the next one could not write to the last."""
+    start = own
     here = descend(root, own)
     try:
         offered = [c for c in controllers if c in read(here, "cgroup.controllers").split()]
         if not offered:
             return
-        if whole and os.access("cgroup.type", os.F_OK, dir_fd=here):
-            _make_room(here)
         if whole:
-            for controller in offered:
-                with contextlib.suppress(OSError):
-                    write(here, "cgroup.subtree_control", f"+{controller}")
+            _give(here, offered)
     finally:
         os.close(here)
     while True:
@@ -331,8 +329,24 @@ def _places(root: int, own: str, controllers: tuple[str, ...], whole: bool) -> I
         if enabled:
             yield own, enabled
         if own in ("/", ""):
-            return
+            break
         own = os.path.dirname(own)
+    here = descend(root, start)
+    try:
+        if not whole and os.geteuid() and os.access("cgroup.subtree_control", os.W_OK, dir_fd=here):
+            _give(here, offered)
+            yield start, tuple(c for c in offered if c in read(here, "cgroup.subtree_control").split())
+    finally:
+        os.close(here)
+
+
+def _give(here: int, offered: list[str]) -> None:
+    """Let the folders of a cgroup have these controllers, as far as that can be."""
+    if os.access("cgroup.type", os.F_OK, dir_fd=here):  # all but the root of all
+        _make_room(here)
+    for controller in offered:
+        with contextlib.suppress(OSError):
+            write(here, "cgroup.subtree_control", f"+{controller}")
 
 
 def _make_room(fd: int) -> None:
