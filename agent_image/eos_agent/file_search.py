@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from eos_agent.file_access import FILE_FLAGS, directory, exists, lstat, not_found, open_regular, opened, parent_of
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.workspace_path import resolve, shown
+from layerstack import ignore
 from layerstack.changes import path_json
 from layerstack.ignore import IgnoreRules
 from layerstack.paths import join
@@ -121,7 +122,7 @@ def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
 
     `{a,b}` are alternatives, a leading `!` turns it round.
     Raises:
-        OperationError: invalid_request; too long or with too many alternatives.
+        OperationError: invalid_request; too long, with too many alternatives, or one of them can match nothing, as git would find in silence.
     """
     if not glob:
         return lambda _path: True
@@ -134,7 +135,13 @@ def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
     if size > GLOB_BYTES or len(patterns) > GLOB_ALTERNATIVES or "\n" in glob:
         message = f"glob is no text, too long, or has more than {GLOB_ALTERNATIVES} alternatives"
         raise OperationError(INVALID_REQUEST, message, {"argument": "glob"}, reason="invalid_pattern")
-    text = os.fsencode("\n".join("\\" + p if p.startswith(("#", "!")) else p for p in patterns))
+    lines = ["\\" + p if p.startswith(("#", "!")) else p for p in patterns]
+    nothing = next((p for p, line in zip(patterns, lines, strict=True) if p and ignore.parse(os.fsencode(line)) is None), None)
+    if nothing is not None:
+        message = f"glob {glob!r} can match no file: {nothing!r} is no pattern (a bracket is not closed, or it names nothing)"
+        details = {"argument": "glob", "value": glob, "hint": "a backslash takes the next character as it stands, as in \\\\["}
+        raise OperationError(INVALID_REQUEST, message, details, reason="invalid_pattern")
+    text = os.fsencode("\n".join(lines))
     rules = IgnoreRules(lambda path: text if path == ".gitignore" else None)
     skip = len(top) + 1 if top else 0
 

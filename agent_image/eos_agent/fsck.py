@@ -102,13 +102,18 @@ def find_store(folder: str) -> tuple[str, str | None]:
     """The store in `folder`, which is one or the state of a local sandbox; and where that one's base lies.
 
     Raises:
-        StoreCorrupt: there is none.
+        OperationError: invalid_request, reason not_a_store: there is none, and no trace of one.
+        StoreCorrupt: what only a store holds is there, and its documents are gone.
     """
     for root in (folder, f"{folder}/layer-stack"):
         if os.path.lexists(f"{root}/workspace.json") or os.path.lexists(f"{root}/manifest.json"):
             return root, _base_of(os.path.dirname(os.path.realpath(root)))
     os.stat(folder)
-    raise StoreCorrupt(f"{folder}: no store is here", details={"file": folder})
+    for root in (folder, f"{folder}/layer-stack"):
+        if os.path.isdir(f"{root}/layers") and os.path.isdir(f"{root}/.layer-metadata"):
+            raise StoreCorrupt(f"{root}: a store without manifest.json and workspace.json", details={"file": root})
+    hint = "name the store's own folder (it holds manifest.json), the state folder of a stopped local sandbox, or the id of a sandbox"
+    raise OperationError(INVALID_REQUEST, f"{folder} is not a store; {hint}", {"store": folder, "hint": hint}, reason="not_a_store")
 
 
 def _base_of(state: str) -> str | None:

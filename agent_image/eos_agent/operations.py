@@ -236,7 +236,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument(
                 "rootfs",
                 "string",
-                help="read_only: only workspace and a private /tmp are writable.",
+                help="read_only: only workspace and a private /tmp are writable. Without a container it is always so.",
                 default="shared",
                 choices=("shared", "read_only"),
                 ours=True,

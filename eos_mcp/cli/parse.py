@@ -127,10 +127,15 @@ class _Parser:
         positional = self.open_positional()
         if positional is None:
             apart = token in ("true", "false") and any(a.kind == "boolean" for a, _ in self.flags.values())
-            how = "; the value of a flag stands after `=`, as in --flag=false" if apart else ""
+            how = "; the value of a flag stands after `=`, as in --flag=false" if apart else self.quoted(self.operation)
             self.note(usage_error(f"unexpected positional argument for {self.name}: {_shown(token)}{how}"))
             return
         self.take(positional, token)
+
+    def quoted(self, operation: Operation) -> str:
+        """What a shell has taken apart was meant as one word."""
+        taken = next((a.positional for a in operation.arguments if a.positional), None)
+        return f"; {taken} is one word: quote all of it" if taken else ""
 
     def flag(self, token: str, rest: list[str]) -> list[str]:
         flag, equals, attached = token.partition("=")
@@ -154,8 +159,21 @@ class _Parser:
             later = any(flag in (a.label, *a.aliases) for o in self.operations.values() for a in o.arguments)
             raise usage_error(f"unknown option: {flag}" + ("; it is an option of operations, and stands after their name" if later else ""))
         if self.operation is not None:
-            self.note(usage_error(f"unknown option for {self.name}: {flag}"))
+            self.note(usage_error(f"unknown option for {self.name}: {flag}{self.instead(self.operation, flag)}"))
         return rest
+
+    def instead(self, operation: Operation, flag: str) -> str:
+        """What somebody who typed `flag` may have meant: a positional by its name, or the flag whose name is nearest."""
+        meant = flag.removeprefix("--").replace("-", "_")
+        named = next((a for a in operation.arguments if a.positional and meant in (a.name, a.positional.lower())), None)
+        if named is not None:
+            file = f", or comes from {named.file_flag} PATH" if named.file_flag else ""
+            return f"; {named.positional} stands by itself{file}: {operation.name} … {named.positional}"
+        import difflib  # in an error only
+
+        near = difflib.get_close_matches(flag, [*self.flags, *self.globals], 1, 0.75)
+        starts = [known for known in self.flags if known.startswith(flag) or flag.startswith(known + "-")]
+        return f"; did you mean {(near or starts)[0]}?" if near or starts else f"; `help {operation.name}` lists them"
 
     def set_global(self, option: Global, value: str | None, rest: list[str], flag: str = "") -> list[str]:
         if option.name == "help":
@@ -190,7 +208,8 @@ class _Parser:
     def require_all(self, operation: Operation) -> None:
         for argument in operation.arguments:
             if argument.required and argument.name not in self.args and f"{argument.name}_b64" not in self.args:
-                self.note(usage_error(f"{argument.label} is required for {operation.name}"))
+                also = f" (or {', '.join(argument.aliases)})" if argument.aliases else ""
+                self.note(usage_error(f"{argument.label} is required for {operation.name}{also}: {argument.help}"))
 
     def note(self, error: OperationError) -> None:
         if self.error is None:
@@ -225,11 +244,19 @@ def value_of(argument: Argument, text: str) -> Any:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise usage_error(f"{label} must be a JSON array: {error}") from None
+            raise usage_error(f"{label} must be a JSON array{_as_array(argument, text)}: {error}") from None
         if not isinstance(value, list):
-            raise usage_error(f"{label} must be a JSON array")
+            raise usage_error(f"{label} must be a JSON array{_as_array(argument, text)}")
         return value  # type: ignore[no-any-return, unused-ignore]
     return text
+
+
+def _as_array(argument: Argument, text: str) -> str:
+    """How the same words are written as an array, for an array of strings."""
+    if (argument.items or {}).get("type") != "string" or text.lstrip()[:1] in ("[", "{"):
+        return ""
+    written = json.dumps([text[:80]], ensure_ascii=False)
+    return f", as in {argument.label} '{written}' (`eos` also takes {argument.label} {_shown(text)}, more than once)"
 
 
 def check_request_id(value: str) -> None:

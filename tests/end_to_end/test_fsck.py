@@ -99,6 +99,7 @@ def test_words_that_make_no_sense_and_folders_without_a_store_are_refused(
     desk = Desk(who, cache_of(who))
     for words in ((), ("a", "b"), ("--repair", "a")):
         assert desk.run("eos", "fsck", *words).returncode == 2
-    assert desk.refused("eos", "fsck", str(desk.workspace), status=2)["details"]["reason"] == "store_corrupt"
+    none = desk.refused("eos", "fsck", str(desk.workspace), status=2)
+    assert (none["kind"], none["details"]["reason"]) == ("invalid_request", "not_a_store") and f"{desk.workspace} is not a store" in none["message"]
     assert desk.refused("eos", "fsck", "/nowhere", status=2)["details"]["errno"] == "ENOENT"
     assert desk.refused("eos", "fsck", "nobody", status=2)["details"]["reason"] == "sandbox_not_found"

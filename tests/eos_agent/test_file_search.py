@@ -213,6 +213,14 @@ def test_a_cursor_goes_on_in_a_tree_that_changed_and_a_foreign_one_is_refused(tr
         assert tree.refused("needle", cursor=cursor)["details"]["reason"] == "invalid_cursor"
 
 
+@pytest.mark.parametrize("glob", ["[", "src/[a", "*.{py,[}", "!["])
+def test_a_glob_that_can_match_nothing_is_an_error_that_names_it_and_not_an_empty_answer(tree: Tree, glob: str) -> None:
+    error = tree.refused("x", glob=glob)
+    assert (error["kind"], error["details"]["argument"], error["details"]["reason"]) == ("invalid_request", "glob", "invalid_pattern")
+    assert error["details"]["value"] == glob and repr(glob) in error["message"]
+    assert tree.search("x", glob=r"\[")["matches"] == []
+
+
 @pytest.mark.parametrize(
     ("pattern", "regex"), [("", False), ("a\nb", False), ("(", True), ("a" * 9000, False), ("*", True), ("\ud800", False)]
 )

@@ -70,16 +70,20 @@ def test_positionals_are_taken_as_they_are() -> None:
 
 
 def test_one_positional_too_many_names_operation_and_word() -> None:
-    assert mistake(runtime("exec_command", "ls", "-la")) == "unexpected positional argument for exec_command: -la"
+    assert (
+        mistake(runtime("exec_command", "ls", "-la"))
+        == "unexpected positional argument for exec_command: -la; COMMAND is one word: quote all of it"
+    )
     assert mistake(manager("prune", "--dry-run", "false")).endswith(
         "prune: false; the value of a flag stands after `=`, as in --flag=false"
     )
 
 
 def test_missing_arguments_are_named_by_flag_or_label() -> None:
-    assert mistake(runtime("exec_command")) == "COMMAND is required for exec_command"
-    assert mistake(runtime("file_read")) == "--path is required for file_read"
-    assert mistake(manager("create_sandbox", "--image", "i")) == "--workspace-bind-root is required for create_sandbox"
+    assert mistake(runtime("exec_command")) == "COMMAND is required for exec_command: The command, run by sh or bash."
+    assert mistake(runtime("file_read")).startswith("--path is required for file_read: ")
+    missing = mistake(manager("create_sandbox", "--image", "i"))
+    assert missing.startswith("--workspace-bind-root is required for create_sandbox (or --workspace-root): Absolute host directory to copy")
     assert "requires a value" in mistake(runtime("file_read", "--path"))
 
 
@@ -99,6 +103,31 @@ def test_missing_arguments_are_named_by_flag_or_label() -> None:
 )
 def test_a_value_of_the_wrong_type_is_named_by_its_flag(words: tuple[str, ...], said: str) -> None:
     assert said in mistake(runtime(*words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("write_command_stdin", "--command-session-id", "c", "--stdin", "x"), "TEXT stands by itself, or comes from --stdin-file PATH"),
+        (("write_command_stdin", "--command-session-id", "c", "--text", "x"), "TEXT stands by itself"),
+        (("exec_command", "--cmd", "ls"), "COMMAND stands by itself: exec_command … COMMAND"),
+        (("exec_command", "--command", "ls"), "COMMAND stands by itself"),
+        (("exec_command", "--timeout", "5", "ls"), "did you mean --timeout-ms?"),
+        (("exec_command", "--workspace-session", "5", "ls"), "did you mean --workspace-session-id?"),
+        (("file_read", "--paht", "a"), "did you mean --path?"),
+        (("exec_command", "--zzz", "ls"), "`help exec_command` lists them"),
+    ],
+)
+def test_an_unknown_option_says_what_may_have_been_meant(words: tuple[str, ...], said: str) -> None:
+    assert said in mistake(runtime(*words))
+
+
+def test_one_value_where_an_array_belongs_is_shown_as_the_array_and_eos_takes_several() -> None:
+    said = mistake(runtime("exec_command", "--env", "A=1 b", "true"))
+    assert said.startswith("""--env must be a JSON array, as in --env '["A=1 b"]' (`eos` also takes --env A=1 b, more than once)""")
+    assert "as in" not in mistake(runtime("exec_command", "--env", "[", "true")), "who began an array knows the form"
+    one_by_one = parse(("exec_command", "--env", "A=1", "--env", "B=2", "true"), "runtime", catalog.RUNTIME, repeated=True)
+    assert one_by_one.args["env"] == ["A=1", "B=2"]
 
 
 def test_leading_zeros_make_no_number_larger() -> None:
