@@ -209,6 +209,8 @@ class Sessions:
                 if self.zygote.lost.done() or error.details.get("step") == "zygote":  # the agent ends with it, and another is started
                     details = {"workspace_session_id": upper.session_id, "retryable": True, "hint": AGENT_ENDS_HINT}
                     raise OperationError(SERVER_SHUTTING_DOWN, message, details, reason="draining") from None
+                if error.details.get("step") == "start":  # it was killed on the way, or the machine was too slow
+                    error.details["retryable"] = True
                 raise OperationError(error.kind, message, error.details) from None
             raise
         finally:

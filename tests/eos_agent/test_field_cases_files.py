@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from .agent_process import Agent, Failed
+from .test_squash import squash
 
 pytestmark = pytest.mark.needs("overlay")
 
@@ -94,6 +95,28 @@ def test_f13_a_watcher_of_a_file_of_a_lower_layer_sees_its_first_change_and_thos
             watch.until(lambda seen: "file modify" in seen and "folder modify" in seen)
         else:  # the watched inode went, and the folder got another of that name
             watch.until(lambda seen: "folder moved_to" in seen and bool({"file delete_self", "file attrib"} & {*seen}))
+
+
+def test_f13_a_session_whose_layers_are_folded_under_it_is_told_of_as_pinned_and_its_watchers_see_what_comes_after(
+    shared_agent: Agent,
+) -> None:
+    agent = shared_agent
+    for n in range(3):  # the newest layer of a session is never folded
+        agent.call("file_write", path="folded", content=f"{n}\n")
+    session = agent.session()
+    at = {"workspace_session_id": session}
+    watch = Watch(agent, session, "folded")
+    squashed = squash(agent)
+    assert [(row["session_id"], row["disposition"]) for row in squashed["swept_sessions"]] == [(session, "leased")]
+    (block,) = squashed["squashed_blocks"]
+    assert block["replaced_layers"] == "leased" and any("pinned" in reason for reason in block["blocked_reasons"])
+    agent.run("echo command >> folded", session)
+    watch.until(lambda seen: "file modify" in seen)
+    agent.call("file_edit", path="folded", edits=[{"old_string": "command", "new_string": "edit"}], **at)
+    watch.until(lambda seen: "folder moved_to" in seen)
+    assert agent.read("folded", **at) == "2\nedit"
+    agent.call("signal_command", command_session_id=watch.command, signal="KILL")
+    agent.call("destroy_workspace_session", grace_s=60, **at)
 
 
 def test_f20_an_edit_keeps_mode_mark_and_every_other_line_end_and_refuses_a_symlink(shared_agent: Agent, session: str) -> None:

@@ -14,6 +14,7 @@ from tests.conftest import drop_dir, make_short_dir
 from tests.processes import pids
 
 from .agent_process import Agent, Failed
+from .test_squash import squash
 
 pytestmark = pytest.mark.needs("overlay")
 
@@ -119,6 +120,12 @@ def test_f11_git_status_in_a_new_session_reads_no_file_of_an_unchanged_base_and_
     shown = agent.run("stat -c %i f7; stat -c %.9Y f7; echo more >> f7; stat -c %i f7; git status --porcelain", session)["output"].split()
     assert shown[0] == shown[2] and shown[1] == "1000000000.000000007"
     assert shown[3:] == ["M", "f7"]
+    for n in range(2):
+        agent.call("file_write", path=f"f{n}", content="published\n")
+    agent.call("destroy_workspace_session", workspace_session_id=session)
+    assert [block["replaced_layers"] for block in squash(agent)["squashed_blocks"]] == ["reclaimed"]
+    changed, _, read = agent.run(look, agent.session())["output"].split()
+    assert (changed, int(read) < 1_000_000) == ("2", True), "folded layers are links: times and sizes are those of the files"
 
 
 @pytest.mark.needs("root")

@@ -457,3 +457,4 @@ def test_a_set_up_that_takes_too_long_says_so(start_agent: Callable[..., Agent])
     agent = start_agent(runtime={"workspace": {"setup_timeout_s": 1e-9}})
     error = refused(lambda: agent.run("true"))
     assert error.kind == "operation_failed" and "workspace setup failed" in error.message and "timed out" in error.message
+    assert error.details["retryable"] is True  # a machine that has more time makes it
