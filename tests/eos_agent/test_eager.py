@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,7 +15,7 @@ from eos_agent import eager
 PLACE: ContextVar[str] = ContextVar("place", default="outside")
 
 
-def in_callback(call: Any) -> Any:
+def in_callback(call: Callable[[asyncio.AbstractEventLoop], Any]) -> Any:
     """What `call(loop)` gives, made from a callback of a loop as a protocol's are; a task among it is awaited."""
 
     async def main() -> Any:
@@ -76,9 +78,12 @@ def test_what_it_raises_in_its_first_step_or_later_is_the_task_s() -> None:
             await asyncio.sleep(0)
         raise KeyError(waits)
 
+    def call(waits: bool, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+        return eager.start(loop, work(waits))
+
     for waits in (False, True):
         with pytest.raises(KeyError, match=str(waits)):
-            in_callback(lambda loop, waits=waits: eager.start(loop, work(waits)))
+            in_callback(functools.partial(call, waits))
 
 
 def test_cancelled_before_the_loop_turned_it_is_told_where_it_waits() -> None:
