@@ -13,7 +13,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from eos_agent import cgroups, channel, runner, view
+from eos_agent import cgroups, channel, children, runner, view
 from eos_agent.harden import Hardening
 from eos_agent.network import Network
 from layerstack import linux
@@ -49,7 +49,7 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     sock = keep_only(sock, groups)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    wake = runner.wake_on_child()
+    wake = children.wake_on_child()
     hardening = Hardening.prepare()
     scene = _prepare(host)
     gc.collect()
@@ -104,7 +104,7 @@ class _Zygote:
             ready = {fd for fd, _ in poll.poll(IDLE_MS if self.want_spare or self.emptied else None)}
             moment = not ready
             if self.wake in ready:
-                runner.drain(self.wake)
+                children.drain(self.wake)
                 moment = self.reap()
             if self.sock.fileno() in ready:
                 raw, fds = channel.receive(self.sock)

@@ -22,9 +22,9 @@ from eos_agent.http_message import MAX_HEAD_BYTES, RequestHead
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OperationError
 
 if TYPE_CHECKING:
+    from eos_agent.session_runner import Runner
     from eos_agent.sessions import Sessions
     from eos_agent.settings import Settings
-    from eos_agent.zygote import Runner
 
 PREFIX = "/forward/"
 _PORT = re.compile(r"[0-9]{1,5}")

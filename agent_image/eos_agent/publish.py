@@ -17,8 +17,8 @@ from layerstack.errors import PublishRejected
 from layerstack.publish import CommitUnsynced
 
 if TYPE_CHECKING:
+    from eos_agent.session_runner import Runner
     from eos_agent.sessions import Sessions
-    from eos_agent.zygote import Runner
     from layerstack.publish import Preview
     from layerstack.upper import Upper
 

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
-from eos_agent.zygote import Runner, SessionSpec
+from eos_agent.session_runner import Runner, SessionSpec
 
 if TYPE_CHECKING:
     from eos_agent.command import Command

@@ -25,9 +25,10 @@ from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.session import EXPLICIT, IMPLICIT, Session, check_grace
+from eos_agent.session_runner import Runner, SessionSpec
 from eos_agent.settle import SETTLED, finalization_failed, publish_or_keep
 from eos_agent.unpublished import is_clean, unpublished
-from eos_agent.zygote import Runner, SessionSpec, Zygote
+from eos_agent.zygote import Zygote
 from layerstack.errors import PublishRejected
 
 if TYPE_CHECKING:

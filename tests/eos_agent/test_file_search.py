@@ -16,7 +16,7 @@ from eos_agent.aside import Aside, Work
 from eos_agent.file_search import KILL_S, PAGE_BYTES, PAGE_MATCHES, Place, Tell, compile_glob, place_of
 from eos_agent.files import perform_in_mount
 from eos_agent.protocol import OperationError
-from eos_agent.runner import MAX_ASIDES
+from eos_agent.resident import MAX_ASIDES
 
 from .agent_process import Agent, Failed
 
