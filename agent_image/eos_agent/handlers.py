@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent import files_of_head, history, log, publish, rebase, telemetry, unpublished
+from eos_agent import files_of_head, history, log, publish, rebase, session_files, telemetry, unpublished
 from eos_agent.arguments import check_arguments
 from eos_agent.commands import Commands
 from eos_agent.file_encoding import bytes_of, encoding_of
@@ -91,7 +91,7 @@ class Handlers:
             "file_stat": self._file("stat"),
             "file_delete": self._file("delete"),
             "file_move": self._file("move"),
-            "file_search": lambda args, request: sessions.search(args, request.request_id),
+            "file_search": lambda args, request: session_files.search(sessions, args, request.request_id),
             "file_blame": self._history(history.file_blame),
             "diff_draft": self._history(history.diff_draft),
             "list_versions": self._history(history.list_versions),
@@ -184,7 +184,7 @@ class Handlers:
             data = None if content is None else bytes_of(content, encoding_of(args))
             args.update(limits)
             if session_id is not None:
-                return await self.sessions.file_op(session_id, name, args, data)
+                return await session_files.file_op(self.sessions, session_id, name, args, data)
             with telemetry.Phases(telemetry.PUBLISHING if name in CHANGING_FILES else {}):
                 return await self.pool.run(
                     lambda: files_of_head.perform_on_head(self.store, name, root, args, data, request_id=request.request_id, agent=agent)

@@ -17,19 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import damaged, log, telemetry
 from eos_agent.expiry import EXPIRED, Expiry
-from eos_agent.failures import operation_error
-from eos_agent.file_changes import COPY_NEEDED
-from eos_agent.file_search import KILL_S, SEARCH_S
 from eos_agent.lost import LOST, RUNNER_LOST, RUNNER_STUCK, pending_hint, session_lost, session_not_found
 from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.pool import Pool
-from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
 from eos_agent.session import EXPLICIT, IMPLICIT, Session, check_grace
 from eos_agent.session_runner import Runner, SessionSpec
+from eos_agent.setting_up import set_up
 from eos_agent.settle import SETTLED, finalization_failed, publish_or_keep
 from eos_agent.unpublished import is_clean, unpublished
 from eos_agent.zygote import Zygote
-from layerstack.errors import PublishRejected
 
 if TYPE_CHECKING:
     from eos_agent.command import Command
@@ -38,9 +35,6 @@ if TYPE_CHECKING:
     from layerstack.store import Store
     from layerstack.upper import Upper
 
-AGENT_ENDS_HINT = (
-    "the process that makes sessions was killed, and the agent ends with it: nothing was made; the next call finds a new agent"
-)
 FORGOTTEN_AFTER = 512
 """So many sessions that expired with nothing in them are known by their id."""
 
@@ -162,61 +156,14 @@ class Sessions:
             )
         spec = SessionSpec(self._new_id(), network, rootfs)
         with telemetry.span("workspace_session.create", workspace_session_id=spec.session_id, finalize_policy=policy, network=network):
-            upper, runner = await self._set_up(
-                spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
+            upper, runner = await set_up(
+                self, spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
             )
         session = Session(spec.session_id, policy, spec, upper, runner, agent, request_id)
         session.draft_id = draft_id
         self.live[session.id] = session
         self.watch(session, runner)
         return session
-
-    async def _set_up(
-        self, spec: SessionSpec, *, agent: str | None, request_id: str, draft_id: str | None, draft_base: str, version: int | None
-    ) -> tuple[Upper, Runner]:
-        """A place for its writes, its mount and its first process; nothing of them when one fails."""
-
-        def prepare() -> tuple[Upper, int]:
-            upper = self.store.open_upper(
-                spec.session_id,
-                origin=f"workspace_session:{spec.session_id}",
-                agent=agent,
-                request_id=request_id,
-                version=version,
-                draft_id=draft_id,
-                draft_base=draft_base,
-            )
-            try:
-                return upper, upper.mount()
-            except BaseException:
-                upper.discard()
-                raise
-
-        with telemetry.span("namespace.exec.mount_overlay"):
-            try:
-                upper, mount_fd = await self.pool.run(prepare)
-            except PublishRejected as error:
-                refused = operation_error(error)
-                hint = "draft_base own opens it as it was; redo its work on the newest version"
-                message = f"draft {draft_id} cannot be carried over to the head: {error.message}"
-                raise OperationError(refused.kind, message, {**refused.details, "draft_id": draft_id, "hint": hint}) from None
-        try:
-            with telemetry.span("namespace.runner.spawn_child"):
-                runner = await self.zygote.create(spec, mount_fd, timeout_s=self.setup_timeout_s)
-        except BaseException as error:
-            await asyncio.shield(self.pool.run(upper.discard))
-            if isinstance(error, OperationError):
-                message = f"workspace setup failed: {error.message}"
-                if self.zygote.lost.done() or error.details.get("step") == "zygote":  # the agent ends with it, and another is started
-                    details = {"workspace_session_id": upper.session_id, "retryable": True, "hint": AGENT_ENDS_HINT}
-                    raise OperationError(SERVER_SHUTTING_DOWN, message, details, reason="draining") from None
-                if error.details.get("step") == "start":  # it was killed on the way, or the machine was too slow
-                    error.details["retryable"] = True
-                raise OperationError(error.kind, message, error.details) from None
-            raise
-        finally:
-            os.close(mount_fd)
-        return upper, runner
 
     def watch(self, session: Session, runner: Runner) -> None:
         runner.on_event, runner.answer_s = session.on_event, self.answer_s
@@ -453,49 +400,6 @@ class Sessions:
         if self._shell is None or again:
             self._shell = await session.runner.which_shell()
         return self._shell
-
-    async def file_op(self, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
-        """A file operation inside the mount of a session; one that may take long in a child of its runner, which hears of commands meanwhile."""
-        async with self.use(session_id, kind=NOT_FOUND) as session:
-            with telemetry.span("namespace.exec.file_op", op=name):
-                try:
-                    return (await session.runner.file_op(name, args, data, aside=name == "delete" and args["recursive"]))[0]
-                except OperationError as error:
-                    if error.details.get("reason") != COPY_NEEDED:
-                        raise
-                    return (await session.runner.file_op(name, {**args, "copy": True}, data, aside=True))[0]
-
-    async def search(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-        """The operation file_search: of the head in a session made for it, which ends with the page. The gate is not held while it looks."""
-        session_id: str | None = args.pop("workspace_session_id", None)
-        limit_s = SEARCH_S + KILL_S
-        if session_id is not None:
-            return await self._search_in(session_id, args, limit_s)
-        own = await self.create_implicit(agent=None, request_id=request_id)
-        try:
-            with telemetry.span("namespace.exec.file_op", op="search"):
-                return (await own.runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
-        finally:
-            await asyncio.shield(self.settle(own))
-
-    async def _search_in(self, session_id: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Once more when the session went on with another runner meanwhile."""
-        while True:
-            async with self.use(session_id, kind=NOT_FOUND) as session:
-                runner = session.runner
-            session.looking += 1
-            try:
-                with telemetry.span("namespace.exec.file_op", op="search"):
-                    return (await runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
-            except OperationError as error:
-                if error.details.get("reason") != LOST:
-                    raise
-                async with self.use(session_id, kind=NOT_FOUND):  # what became of it: published, destroyed or lost
-                    if session.runner is runner:
-                        raise
-            finally:
-                session.looking -= 1
-                session.touch()
 
     async def rows(self) -> list[dict[str, Any]]:
         """The entries of list_workspace_sessions."""
