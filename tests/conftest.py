@@ -15,8 +15,12 @@ from tests import children, images, probes
 REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(" ", ",").split(",") if name)
 """Not empty: this run must leave out nothing. A skip, an xfail, a deselected test is a failure."""
 
+ELSEWHERE = frozenset({"cgroups2"})
+"""Powers of another kernel than the gate's: what needs one of them is no part of a run on a machine without it (`make vm` has it)."""
+
 _left_out: list[str] = []
 _soak_off = 0
+_elsewhere_off = 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,8 +46,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Soak tests are no part of an ordinary run. A power that nobody knows is an error of the test."""
-    global _soak_off
+    """Soak tests are no part of an ordinary run, nor those of another kernel. A power that nobody knows is an error of the test."""
+    global _soak_off, _elsewhere_off
     for item in items:
         for marker in item.iter_markers("needs"):
             unknown = set(marker.args) - probes.PROBES.keys()
@@ -53,6 +57,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if item.get_closest_marker("soak") is None]
         _soak_off = len(items) - len(kept)
         items[:] = kept
+    kept = [item for item in items if not _belongs_elsewhere(item)]
+    _elsewhere_off = len(items) - len(kept)
+    items[:] = kept
+
+
+def _belongs_elsewhere(item: pytest.Item) -> bool:
+    asked = {name for marker in item.iter_markers("needs") for name in marker.args}
+    return any(not probes.power(name).on for name in sorted((asked & ELSEWHERE) - REQUIRED))
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
@@ -93,7 +105,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:  # one of several processes: the first one tells
-        output["left_out"], output["soak_off"] = _left_out, _soak_off
+        output["left_out"], output["soak_off"], output["elsewhere_off"] = _left_out, _soak_off, _elsewhere_off
     if REQUIRED and _left_out and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -101,15 +113,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """What the other processes left out, in the first one. Each has collected the same tests."""
-    global _soak_off
+    global _soak_off, _elsewhere_off
     output: dict[str, Any] = getattr(node, "workeroutput", {})
     _left_out.extend(line for line in output.get("left_out", ()) if line not in _left_out)
     _soak_off = max(_soak_off, output.get("soak_off", 0))
+    _elsewhere_off = max(_elsewhere_off, output.get("elsewhere_off", 0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _soak_off:
         terminalreporter.write_line(f"{_soak_off} soak tests belong to `make soak`")
+    if _elsewhere_off:
+        terminalreporter.write_line(f"{_elsewhere_off} tests of another kernel belong to `make vm`")
     if REQUIRED:
         for line in _left_out:
             terminalreporter.write_line(f"EOS_REQUIRE: {line}", red=True)

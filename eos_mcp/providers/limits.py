@@ -1,7 +1,8 @@
 """What a sandbox's sessions are held to, as its agent reads it: all of them together ("workload") and each one ("session").
 
 One session may use what the profile gives to the workload. All together may use more than one, so that a session that uses up its own share
-leaves the others room, and less than the sandbox, so that the agent never waits for what its sessions hold.
+leaves the others room, and less than the sandbox, so that the agent never waits for what its sessions hold. No `memory.high`: what passes it
+is put to sleep and neither ends nor goes on (ADR 0031).
 """
 
 from __future__ import annotations
@@ -34,11 +35,7 @@ def of_profile(profile: ResourceProfile, nano_cpus: int) -> dict[str, Any]:
             "memory_max_bytes": (profile.memory_high_bytes + profile.memory_max_bytes) // 2,
             "pids_max": profile.pids_max + RUNNER_PIDS - reserve,
         },
-        "session": {
-            "memory_high_bytes": profile.memory_high_bytes * 3 // 4,
-            "memory_max_bytes": profile.memory_high_bytes,
-            "pids_max": profile.pids_max - reserve,
-        },
+        "session": {"memory_max_bytes": profile.memory_high_bytes, "pids_max": profile.pids_max - reserve},
     }
 
 

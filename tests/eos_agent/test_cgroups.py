@@ -20,6 +20,8 @@ import pytest
 from eos_agent import cgroups, hierarchies
 from eos_agent.processes import Marks
 from eos_agent.session_group import SessionGroup
+from eos_mcp.config_model import BUILT_IN_PROFILES
+from eos_mcp.providers.limits import of_profile
 from tests import children
 from tests.cgroup_tree import BOMB, folders_of, paths_of, wait_until_gone
 from tests.processes import ended
@@ -180,7 +182,10 @@ def cancel(agent: Agent, command: dict[str, Any]) -> dict[str, Any]:
 def test_x17_five_hundred_orphans_leave_no_zombie_and_no_process(limited: Callable[..., Agent]) -> None:
     agent = limited()
     session = agent.session()
-    done = agent.run("for i in $(seq 500); do sh -c '(sleep 0.05 &)'; done", session, tty=False, yield_time_ms=30_000)
+    done = agent.run("for i in $(seq 500); do sh -c '(sleep 0.05 &)'; done", session, tty=False, yield_time_ms=0)
+    for _ in range(6):  # a slow machine, more than a connection of ours waits
+        if done["status"] == "running":
+            done = agent.call("wait_command", command_session_id=done["command_session_id"], timeout_ms=WAIT_S * 1000)
     assert done["status"] == "ok", done
     assert until_empty(agent, session) == []
     for _ in range(20):
@@ -399,6 +404,56 @@ def test_an_ordinary_user_has_what_was_delegated_to_it(start_agent: Callable[...
     finally:
         agent.close()
         delegated.rmdir()
+
+
+@pytest.mark.needs("uid", "cgroups2")
+def test_an_ordinary_user_whose_cgroup_was_delegated_with_controllers_has_limits(start_agent: Callable[..., Agent]) -> None:
+    """As a service with User= and Delegate=yes: nothing above it is the user's, so what is in it makes room."""
+    agent = start_agent(uid=children.ORDINARY_UID)
+    agent.stop()
+    agent.settings["limits"] = LIMITS
+    mounted = mounted_second_version()
+    assert mounted is not None
+    own = mounted / paths_of(os.getpid())[""].lstrip("/")
+    above = next(path for path in own.parents if "memory" in (path / "cgroup.subtree_control").read_text())
+    delegated = above / f"eos-delegated-{os.path.basename(agent.folder)}"
+    delegated.mkdir()
+    try:
+        for name in (".", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"):
+            os.chown(delegated / name, children.ORDINARY_UID, children.ORDINARY_UID)
+        (delegated / "cgroup.procs").write_text(str(os.getpid()))
+        try:
+            agent.start()
+        finally:
+            (own / "cgroup.procs").write_text(str(os.getpid()))
+        made = agent.call("create_workspace_session")
+        session, held = made["workspace_session_id"], made["limits"]
+        assert {"state": "applied", **SESSION}.items() <= held.items()
+        (workspace,) = agent.call("topology")["topology"]["workspaces"]
+        assert f"/{delegated.name}/{name_of(agent)}." in paths_of(workspace["holder_pid"])[""]
+        assert paths_of(agent.pid)[""].endswith(f"/{delegated.name}/{cgroups.CONTROL_LEAF}")
+        assert agent.run("exec python3 -c 'x = bytearray(200 << 20)'", session, tty=False)["oom_kills"] == 1
+        agent.kill()
+        agent.start()  # from without: nothing was delegated to it here, and what the dead one left is gone
+        assert agent.call("create_workspace_session")["limits"]["state"] == "unsupported"
+        assert agent.stop() == 0
+        assert folders_of(name_of(agent)) == []
+    finally:
+        agent.close()
+        for path in (delegated / cgroups.CONTROL_LEAF, delegated):
+            if path.exists():
+                path.rmdir()
+
+
+@pytest.mark.needs("cgroups2")
+def test_a_command_that_needs_nearly_all_that_its_session_may_have_is_not_put_to_sleep(limited: Callable[..., Agent]) -> None:
+    """`memory.high` would: ADR 0031."""
+    profile = BUILT_IN_PROFILES["standard"]
+    agent = limited(of_profile(profile, profile.nano_cpus))
+    session = agent.session()
+    fits = agent.run(f"exec python3 -c 'x = bytearray({profile.memory_high_bytes - 32 * MIB}); print(1)'", session, tty=False)
+    assert fits["output"].strip() == "1"
+    assert agent.run(f"exec python3 -c 'x = bytearray({profile.memory_high_bytes})'", session, tty=False)["oom_kills"] == 1
 
 
 def test_what_is_frozen_moves_only_when_all_have_thawed_it_and_a_command_is_killed_by_its_mark(tmp_path: Path) -> None:
