@@ -7,6 +7,7 @@ may be reported so, when its session has been settled too, if it was the last co
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import errno
 import math
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import telemetry
 from eos_agent.carriage import collapse
+from eos_agent.file_encoding import BASE64, UTF8
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_agent.transcript import ANSWER_MAX_BYTES, Transcript
 from layerstack import durable
@@ -338,13 +340,16 @@ class Command:
             return "cancelled"
         return "ok" if self.exit_code == 0 else "error"
 
-    def result(self, start: int | None = None, limit: int | None = None, *, always_id: bool = True, raw: bool = False) -> dict[str, Any]:
+    def result(
+        self, start: int | None = None, limit: int | None = None, *, always_id: bool = True, raw: bool = False, encoding: str = UTF8
+    ) -> dict[str, Any]:
         """The command result object.
 
         Args:
             start: first row; None is the cursor that results of running commands move.
             always_id: False leaves `command_session_id` out when the command is done and all of its output is in this result.
             raw: show also what a carriage return overwrote; rows have the same numbers either way.
+            encoding: BASE64 for the rows as bytes, raw; else bytes that are no UTF-8 are U+FFFD.
         """
         if start is None and self.lost is not None:
             raise self.lost
@@ -353,8 +358,15 @@ class Command:
         total = self.output.total_rows
         if start is None and begin == total - 1 and self._seen_open and self._seen_open == self.output.open_bytes:
             begin = total  # the unfinished row was shown and has not grown
-        rows = self.output.read(begin, limit, self.answer_bytes)
-        output = rows.text if raw else collapse(rows.text)
+        errors = "surrogateescape" if encoding == BASE64 else "replace"
+
+        def shown(text: str) -> str:
+            if encoding == BASE64:
+                return base64.b64encode(text.encode("utf-8", errors)).decode("ascii")
+            return text if raw else collapse(text)
+
+        rows = self.output.read(begin, limit, self.answer_bytes, errors=errors)
+        output = shown(rows.text)
         now = time.monotonic()
         end = self.ended if self.ended is not None and not running else now
         found: dict[str, Any] = {
@@ -368,13 +380,13 @@ class Command:
             "original_token_count": math.ceil(len(output.encode()) / 4),
             "output": output,
         }
-        if always_id or running or rows.end < total or self.output.dropped or output != rows.text:
+        if always_id or running or rows.end < total or self.output.dropped or (encoding == UTF8 and output != rows.text):
             found["command_session_id"] = self.id
         found["workspace_session_id"] = self.session.id
         if self.errors is not None:
             at = self._cursor_errors if start is None else start
-            stderr = self.errors.read(at, limit, self.answer_bytes)
-            found["stderr"] = stderr.text if raw else collapse(stderr.text)
+            stderr = self.errors.read(at, limit, self.answer_bytes, errors=errors)
+            found["stderr"] = shown(stderr.text)
             found["stderr_end_offset"], found["stderr_total_lines"] = stderr.end, self.errors.total_rows
             if start is None and running:
                 self._cursor_errors = stderr.end
@@ -386,8 +398,10 @@ class Command:
         if "truncated" in found:
             found["total_bytes"] = self.output.total_bytes
         if start is None and rows.end < total:
-            tail = self.output.tail(rows.end, TAIL_BYTES)
-            found["tail"] = {"start_offset": tail.start, "output": tail.text if raw else collapse(tail.text)}
+            tail = self.output.tail(rows.end, TAIL_BYTES, errors=errors)
+            found["tail"] = {"start_offset": tail.start, "output": shown(tail.text)}
+        if encoding == BASE64:
+            found["encoding"] = BASE64
         if running and self.finished:
             found["finalizing"] = True
         if running and not self.finished and self.leader_code is not None:

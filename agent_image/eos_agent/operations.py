@@ -60,6 +60,15 @@ _YIELD = Argument(
     value="N",
 )
 _RAW = Argument("raw", "boolean", help="Show all that a carriage return overwrote.", default=False, ours=True)
+_ENCODING = Argument(
+    "encoding",
+    "string",
+    help="base64: the output's rows as bytes, raw, for what is no UTF-8.",
+    choices=("utf-8", "base64"),
+    value="NAME",
+    ours=True,
+    hidden=True,
+)
 _IF_CLEAN = Argument("if_clean", "boolean", help="true: refuse if work would be lost.", default=False, ours=True, hidden=True)
 _GRACE = Argument("grace_s", "float", help="Seconds to wait for running commands to end first.", minimum=0, value="N")
 _VERSION = Argument("version", "integer", required=True, help="Number of the version.", minimum=1, value="N")
@@ -101,6 +110,7 @@ _COMMAND_RESULT = (
     ResultField("stderr_end_offset", "integer", "as end_offset, of stderr", ours=True),
     ResultField("stderr_total_lines", "integer", ours=True),
     ResultField("truncated", "boolean", "output is not all there is", ours=True),
+    ResultField("encoding", "string", "base64: that of output, stderr and tail", ours=True),
     ResultField("tail", "object", "start_offset and output: the end of an output that was cut", ours=True),
     ResultField("total_bytes", "integer", "with truncated: bytes of the whole output", ours=True),
     ResultField("dropped", "object", "start_offset, end_offset and bytes of lines that were not kept", ours=True),
@@ -148,6 +158,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument("user", "string", help="Name or uid to run as.", value="USER", ours=True),
             AGENT,
             _RAW._replace(hidden=True),
+            _ENCODING,
         ),
         open_world=True,
         related=("read_command_lines", "write_command_stdin", "wait_command", "create_workspace_session"),
@@ -194,6 +205,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument("start_offset", "integer", help="First line, from 0.", default=0, minimum=0),
             Argument("limit", "integer", help="Most lines; kept within 1 to 1000.", default=200, minimum=0),
             _RAW,
+            _ENCODING,
         ),
         read_only=True,
         idempotent=True,

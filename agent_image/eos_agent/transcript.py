@@ -206,10 +206,10 @@ class Transcript:
             self._size -= gone.size
             gone.remove()
 
-    def read(self, start: int, limit: int | None = None, max_bytes: int = ANSWER_MAX_BYTES) -> Rows:
+    def read(self, start: int, limit: int | None = None, max_bytes: int = ANSWER_MAX_BYTES, *, errors: str = "replace") -> Rows:
         """Rows from `start`, at most `limit` rows and `max_bytes` bytes, and at least one row when there is one.
 
-        Rows that were dropped answer as one row with a marker; `end` is then where they end.
+        `errors` is that of bytes.decode: "surrogateescape" gives a text that can be made the bytes again. Rows that were dropped answer as one row with a marker; `end` is then where they end.
         """
         total = self.total_rows
         start = min(start, total)
@@ -225,7 +225,7 @@ class Transcript:
                 if limit is not None:
                     roof = max(roof, at)
                 continue
-            piece, size = self._piece(at, roof, max_bytes - used, bool(rows))
+            piece, size = self._piece(at, roof, max_bytes - used, bool(rows), errors)
             if not piece:
                 break
             rows += piece
@@ -234,22 +234,22 @@ class Transcript:
         text = "\n".join(rows)
         return Rows(text, start, at, dropped)
 
-    def tail(self, after: int, max_bytes: int) -> Rows:
+    def tail(self, after: int, max_bytes: int, *, errors: str = "replace") -> Rows:
         """The last rows, at most `max_bytes` of them and none before `after`; of a longer last row its end."""
         total = self.total_rows
-        found = self.read(max(after, total - TAIL_ROWS), max_bytes=ROW_MAX_BYTES * TAIL_ROWS)
+        found = self.read(max(after, total - TAIL_ROWS), max_bytes=ROW_MAX_BYTES * TAIL_ROWS, errors=errors)
         lines, start = found.text.split("\n"), found.start
         if found.dropped is not None:  # the marker stands for many rows
             lines, start = lines[1:], found.dropped[1]
         used = 0
         keep = len(lines)
-        while keep and (used := used + len(lines[keep - 1].encode()) + 1) <= max_bytes + 1:
+        while keep and (used := used + len(lines[keep - 1].encode("utf-8", errors)) + 1) <= max_bytes + 1:
             keep -= 1
         if keep == len(lines) and lines:
             return Rows(lines[-1][-(max_bytes // 4) :], total - 1, total)
         return Rows("\n".join(lines[keep:]), start + keep, total)
 
-    def _piece(self, row: int, roof: int, max_bytes: int, some: bool) -> tuple[list[str], int]:
+    def _piece(self, row: int, roof: int, max_bytes: int, some: bool, errors: str) -> tuple[list[str], int]:
         """Rows from `row` that lie in one segment and fit into `max_bytes`, and their size; the first one always, unless there are `some`."""
         firsts = [segment.first_row for segment in self._segments]
         segment = self._segments[bisect_right(firsts, row) - 1]
@@ -267,8 +267,8 @@ class Transcript:
                 if row < last:  # cut by what was read
                     break
                 found = len(data)
-            text = data[offset:found].decode("utf-8", "replace")
-            size = len(text.encode()) + 1
+            text = data[offset:found].decode("utf-8", errors)
+            size = len(text.encode("utf-8", errors)) + 1
             if (out or some) and used + size > max_bytes + 1:
                 break
             out.append(text)

@@ -52,6 +52,8 @@ def _command_lines(reply: Reply) -> Reply:
 
 def _streams(reply: Reply, *, ends: bool) -> Reply:
     found = dict(reply)
+    if found.get("encoding") == "base64":  # no tool's schema offers it, and a part of it is nothing
+        return found
     stderr = found.get("stderr")
     if isinstance(stderr, str) and len(stderr) > BUDGET:
         lines = stderr.split("\n")

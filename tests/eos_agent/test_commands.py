@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import json
+import math
 import os
 import re
 import select
@@ -536,3 +538,28 @@ def test_an_ordinary_users_sandbox_has_no_other_users_and_says_so(start_agent: C
     assert (refusal.kind, refusal.reason) == ("operation_failed", "user_not_mapped")
     assert agent.run("echo same", user="0")["output"] == "same"
     assert agent.call("list_workspace_sessions")["sessions"] == []
+
+
+def test_output_that_is_no_text_comes_whole_in_base64(here: In) -> None:
+    every = b"".join(bytes([n]) for n in range(256) if n not in (10, 13))
+    written = base64.b64encode(every + b"\n1\r2\n").decode()
+    here.agent.call("file_write", path="every", content=written, encoding="base64", workspace_session_id=here.session)
+    done = here.run("cat every; printf '\\377' >&2", encoding="base64", tty=False, split_output=True)
+    assert base64.b64decode(done["output"]) == every + b"\n1\r2", "nothing is collapsed or replaced"
+    assert (base64.b64decode(done["stderr"]), done["encoding"], done["total_lines"]) == (b"\xff", "base64", 2)
+    assert done["original_token_count"] == math.ceil(len(done["output"]) / 4)
+    assert "command_session_id" not in done
+    flood = here.run("head -c 400000 /dev/zero | tr '\\0' '\\377'", encoding="base64", tty=False, yield_time_ms=30000)
+    command = flood["command_session_id"]
+    tail = base64.b64decode(flood["tail"]["output"])
+    assert set(tail) == {0xFF} and 1024 < len(tail) <= 8192 and flood["truncated"] is True
+    rows: list[bytes] = []
+    while len(rows) < flood["total_lines"]:
+        page = here.of("read_command_lines", command, start_offset=len(rows), encoding="base64")
+        assert page["end_offset"] > page["start_offset"] and len(page["output"]) <= 360_000
+        rows += base64.b64decode(page["output"]).split(b"\n")
+    assert b"".join(rows) == b"\xff" * 400_000
+    assert set(here.of("read_command_lines", command)["output"]) == {"\ufffd"}
+    with pytest.raises(Failed) as caught:
+        here.run("true", encoding="latin-1")
+    assert (caught.value.kind, caught.value.reason) == ("invalid_request", "bad_choice")
