@@ -27,7 +27,11 @@ pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 THREADS = 8
 SETTLE_S = 30
 LENGTHS = [pytest.param(5.0, id="five-seconds"), pytest.param(float(os.environ.get("EOS_SOAK_S", "60")), id="long", marks=pytest.mark.soak)]
-PLACES = ["host", pytest.param("busybox", marks=[pytest.mark.needs("dockerd"), pytest.mark.soak])]
+PLACES = [
+    "host",
+    pytest.param("ordinary", marks=[pytest.mark.needs("uid"), pytest.mark.soak]),
+    pytest.param("busybox", marks=[pytest.mark.needs("dockerd"), pytest.mark.soak]),
+]
 
 
 class Direct:
@@ -105,8 +109,8 @@ def _state(pid: int) -> str:
 
 @pytest.fixture
 def sandbox(request: pytest.FixtureRequest, desk: Desks, image: Callable[[str], str]) -> Generator[Sandbox]:
-    at = desk("root")
-    made = at.create(request.param if request.param == "host" else image(request.param))
+    at = desk("ordinary" if request.param == "ordinary" else "root")
+    made = at.create(image(request.param) if request.param == "busybox" else "host")
     yield made
     if isinstance(made, Container) and made.id in str(at.do("manager", "list_sandboxes")):
         made.destroy()
