@@ -13,6 +13,7 @@ from eos_agent import telemetry
 from eos_agent.cancellation import Cancellations, request_not_found
 from eos_agent.command import Command
 from eos_agent.environment import command_environment, parse_env
+from eos_agent.file_encoding import UTF8
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_BUSY, OperationError
 from layerstack import durable
 from layerstack.errors import StoreCorrupt
@@ -92,7 +93,7 @@ class Commands:
         with self._cancellations.starting(request_id):
             command = await self.start(args, request_id)
         await command.wait(command.started + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
-        return command.result(always_id=False, raw=args["raw"])
+        return command.result(always_id=False, raw=args["raw"], encoding=args.get("encoding", UTF8))
 
     async def start(self, args: dict[str, Any], request_id: str) -> Command:
         """Admit and spawn.
@@ -299,7 +300,8 @@ class Commands:
             none = dict.fromkeys(("start_offset", "end_offset", "total_lines", "original_token_count"), 0)
             return {"status": "ok", "exit_code": None, **zero, **none, "output": "", "command_session_id": command_id}
         most: int = self._settings.get("runtime.command.read_lines_max", 1000)
-        return command.result(args["start_offset"], min(max(1, args["limit"]), most), raw=args["raw"])
+        limit = min(max(1, args["limit"]), most)
+        return command.result(args["start_offset"], limit, raw=args["raw"], encoding=args.get("encoding", UTF8))
 
     def list(self, args: dict[str, Any]) -> dict[str, Any]:
         session_id, after, limit = args.get("workspace_session_id"), args.get("after"), args.get("limit", 200)
