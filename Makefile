@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 export PYTEST_ADDOPTS := -o cache_dir=$(CACHES)/pytest
 endif
 
-.PHONY: help demo test lint bench soak bare lock
+.PHONY: help demo test lint bench soak bare vm lock
 
 help:
 	@echo "make demo    three agents work on one project in one sandbox (30 s after set-up)"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench   figures of this machine, each beside its baseline"
 	@echo "make soak    thousands of random histories, every durable act, every refused call: an hour or two"
 	@echo "make bare    make demo and make test on a machine with nothing on it, as root and as an ordinary user"
+	@echo "make vm      limits, sessions and both providers on a machine with Debian's kernel and cgroups of version 2 (qemu)"
 	@echo "make lock    resolve the dependencies again into requirements.lock"
 
 .venv/runtime.stamp: $(DEPENDS)
@@ -56,6 +57,9 @@ soak: .venv/dev.stamp
 
 bare:
 	.ci/bare
+
+vm:
+	.ci/vm $(ARGS)
 
 lock:
 	.ci/lock
