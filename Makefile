@@ -10,9 +10,12 @@ CACHES := $(shell mktemp -d)
 export RUFF_CACHE_DIR := $(CACHES)/ruff
 export MYPY_CACHE_DIR := $(CACHES)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHES)/hypothesis
-export PYTHONDONTWRITEBYTECODE := 1
+export PYTHONPYCACHEPREFIX := $(CACHES)/bytecode
 export PYTEST_ADDOPTS := -o cache_dir=$(CACHES)/pytest
 endif
+
+# The tests start thousands of processes: each would compile our sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint bench soak bare vm lock
 

@@ -21,7 +21,8 @@ def main(image: str = "host") -> None:
         (workspace / "kept.txt").write_text("kept\n")
         sandbox = ask("create_sandbox", {"image": image, "workspace_root": str(workspace)})["id"]
         try:
-            ask("exec_command", {"cmd": "rm old.txt; mkdir -p src; echo new > src/new.txt; chmod 755 src/new.txt"}, sandbox)
+            cmd = "rm old.txt; mkdir -p src; echo new > src/new.txt; chmod 755 src/new.txt"
+            ask("exec_command", {"cmd": cmd, "yield_time_ms": 30000}, sandbox)
             done = ask("export_changes", {"sandbox_id": sandbox, "dest": str(dest)})
             print("written:", sorted(str(p.relative_to(dest)) for p in dest.rglob("*") if p.is_file()), "deleted:", done["deletes_applied"])
             again = ask("export_changes", {"sandbox_id": sandbox, "dest": str(dest)})

@@ -28,7 +28,8 @@ async def main(image: str = "host") -> None:
             assert made.structured_content is not None, made.content
             sandbox = made.structured_content["id"]
             try:
-                ran = await client.call_tool("exec_command", {"sandbox_id": sandbox, "cmd": "sort -n numbers.txt"})
+                cmd = {"sandbox_id": sandbox, "cmd": "sort -n numbers.txt", "yield_time_ms": 30000}
+                ran = await client.call_tool("exec_command", cmd)
                 assert ran.structured_content is not None, ran.content
                 print("the command printed", ran.structured_content["output"].split("\n"))
             finally:

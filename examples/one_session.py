@@ -29,7 +29,8 @@ def main(image: str = "host") -> None:
         sandbox = ask("create_sandbox", {"image": image, "workspace_root": workspace})["id"]
         try:
             session = ask("create_workspace_session", {"agent": "example"}, sandbox)["workspace_session_id"]
-            ran = ask("exec_command", {"workspace_session_id": session, "cmd": "echo world >> greeting.txt; cat greeting.txt"}, sandbox)
+            cmd = "echo world >> greeting.txt; cat greeting.txt"
+            ran = ask("exec_command", {"workspace_session_id": session, "cmd": cmd, "yield_time_ms": 30000}, sandbox)
             print("the session sees:", ran["output"].split("\n"))
             print("the head still has:", ask("file_read", {"path": "greeting.txt"}, sandbox)["content"].split("\n"))
             done = ask("publish_workspace_session", {"workspace_session_id": session}, sandbox)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from layerstack import durable
-from tests import children, images, probes
+from tests import children, images, leftovers, probes
 
 REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(" ", ",").split(",") if name)
 """Not empty: this run must leave out nothing. A skip, an xfail, a deselected test is a failure."""
@@ -19,6 +19,7 @@ ELSEWHERE = frozenset({"cgroups2"})
 """Powers of another kernel than the gate's: what needs one of them is no part of a run on a machine without it (`make vm` has it)."""
 
 _left_out: list[str] = []
+_left_behind: list[str] = []
 _soak_off = 0
 _elsewhere_off = 0
 
@@ -38,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"EOS_REQUIRE names no power: {', '.join(sorted(unknown))}; there are {', '.join(probes.PROBES)}")
     if soaking(config):
         os.environ["EOS_SOAK"] = "1"
+    if not hasattr(config, "workerinput"):
+        leftovers.begin(probes.scratch_root())
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -102,12 +105,22 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
     return report
 
 
+@pytest.hookimpl(trylast=True)  # when the other processes have ended
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:  # one of several processes: the first one tells
         output["left_out"], output["soak_off"], output["elsewhere_off"] = _left_out, _soak_off, _elsewhere_off
-    if REQUIRED and _left_out and exitstatus == 0:
+    else:
+        if REQUIRED:
+            leftovers.remove_shared_volumes()
+        _left_behind.extend(leftovers.found())
+    if ((REQUIRED and _left_out) or _left_behind) and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        leftovers.end()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -125,6 +138,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{_soak_off} soak tests belong to `make soak`")
     if _elsewhere_off:
         terminalreporter.write_line(f"{_elsewhere_off} tests of another kernel belong to `make vm`")
+    for line in _left_behind:
+        terminalreporter.write_line(f"LEFT BEHIND: {line}", red=True)
     if REQUIRED:
         for line in _left_out:
             terminalreporter.write_line(f"EOS_REQUIRE: {line}", red=True)
@@ -137,6 +152,7 @@ def make_short_dir(prefix: str = "eos-") -> str:
     """A new directory, mode 0755, whose name leaves room for a unix socket, on a file system that can carry an upperdir."""
     path = tempfile.mkdtemp(prefix=prefix, dir=probes.scratch_root())
     os.chmod(path, 0o755)
+    leftovers.note("directory", path)
     return path
 
 
@@ -145,6 +161,7 @@ def drop_dir(path: str) -> None:
     with open("/proc/self/mountinfo", "rb") as file:
         mounted = [line.split()[4].decode() for line in file if line.split()[4].startswith(os.fsencode(path) + b"/")]
     assert not mounted, f"the test left mounts: {mounted}"
+    leftovers.note_instances_in(path)
     durable.remove_tree(path)
 
 

@@ -17,7 +17,7 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-from tests import probes
+from tests import leftovers, probes
 from tests.children import ORDINARY_UID
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,10 +91,11 @@ def install() -> Installed:
     """Make the installation; the caller deletes `root`."""
     root = Path(tempfile.mkdtemp(prefix="eos-inst-", dir=probes.scratch_root()))
     root.chmod(0o755)
+    leftovers.note("directory", str(root))
     prefix = root / "venv"
     subprocess.run([interpreter(root), "-I", "-m", "venv", "--without-pip", str(prefix)], check=True, capture_output=True)
     site = prefix / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-    lay_out(Path(sysconfig.get_path("purelib")), site, (*OF_THE_TESTS, "__pycache__"))
+    lay_out(Path(sysconfig.get_path("purelib")), site, OF_THE_TESTS)  # with its byte code, which the times of the sources keep valid
     for name, source in (("layerstack", "layerstack"), ("eos_mcp", "eos_mcp"), ("eos_agent", "agent_image/eos_agent")):
         lay_out(ROOT / source, site / name, ("__pycache__",))
     lay_out(ROOT / "agent_image", site / "agent_image", ("__pycache__", "eos_agent"))
@@ -109,5 +110,6 @@ def install() -> Installed:
         script = prefix / "bin" / name
         script.write_text(f"#!{prefix}/bin/python\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
         script.chmod(0o755)
-    subprocess.run([str(prefix / "bin" / "python"), "-m", "compileall", "-q", str(site)], check=False, capture_output=True)
+    ours = [str(site / name) for name in ("layerstack", "eos_mcp", "eos_agent", "agent_image")]
+    subprocess.run([str(prefix / "bin" / "python"), "-m", "compileall", "-q", *ours], check=False, capture_output=True)
     return Installed(root, prefix)

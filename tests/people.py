@@ -15,12 +15,13 @@ KEPT = ("PATH", "LANG", "LC_ALL", "DOCKER_HOST")
 
 
 class Person(NamedTuple):
-    """A uid with a home of its own, and the environment that its programs are started from."""
+    """A uid with a home of its own, and the environment that its programs are started from. `cache`: in the home, unless it is shared."""
 
     name: str
     prefix: Path
     home: Path
     uid: int | None
+    cache: Path | None = None
 
     @property
     def python(self) -> str:
@@ -30,7 +31,7 @@ class Person(NamedTuple):
         """HOME, caches and state below `home`, the programs of `prefix` first on PATH."""
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         path = f"{self.prefix / 'bin'}:{kept.get('PATH', os.defpath)}"
-        own = {"HOME": str(self.home), "EOS_STATE_DIR": str(self.home / "state"), "XDG_CACHE_HOME": str(self.home / "cache")}
+        own = {"HOME": str(self.home), "EOS_STATE_DIR": str(self.home / "state"), "XDG_CACHE_HOME": str(self.cache or self.home / "cache")}
         return {**kept, "PATH": path, **own, **more}
 
     def popen(self, argv: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:

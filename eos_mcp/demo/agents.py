@@ -107,11 +107,11 @@ async def alice(me: Agent, stage: Stage) -> None:
     session = (await me.call("create_workspace_session", agent=me.name))["workspace_session_id"]
     me.say("opens a workspace session: her own view of the project")
     await stage.all_started(me.name)
-    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh")
+    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh", yield_time_ms=30_000)
     me.say(f"runs the tests: exit code {ran['exit_code']}", *failures(ran["output"]))
     await me.call("file_edit", workspace_session_id=session, path="lib/money.sh", edits=[{"old_string": BROKEN, "new_string": FIXED}])
     me.say("edits lib/money.sh: the sign of a negative amount is printed once")
-    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh")
+    ran = await me.call("exec_command", workspace_session_id=session, cmd="sh tests/run.sh", yield_time_ms=30_000)
     me.say(f"runs the tests again: exit code {ran['exit_code']}", *tail(ran["output"], 1))
     done = await me.call("publish_workspace_session", workspace_session_id=session)
     me.say(f"publishes: version {done['publish']['revision']['manifest_version']}")
@@ -122,7 +122,7 @@ async def bob(me: Agent, stage: Stage) -> None:
     """Adds a file with one command and no session: it is published when the command ends."""
     await stage.all_started(me.name)
     script = f"cat > lib/top.sh <<'E'\n{TOP_REPORT}E\nhere=$PWD; . lib/report.sh; . lib/top.sh; report_top data/sample.txt"
-    ran = await me.call("exec_command", cmd=script, agent=me.name)
+    ran = await me.call("exec_command", cmd=script, agent=me.name, yield_time_ms=30_000)
     me.say("adds lib/top.sh by one command, published when the command ended; it printed", *tail(ran["output"]))
 
 
@@ -159,9 +159,8 @@ async def carol(me: Agent, stage: Stage) -> None:
     old = next(line for line in FIXED.splitlines(keepends=True) if "printf" in line)
     edits = [{"old_string": old, "new_string": RESOLVED_LINE}]
     await me.call("file_edit", workspace_session_id=session, path="lib/money.sh", edits=edits)
-    ran = await me.call(
-        "exec_command", workspace_session_id=session, cmd="sh tests/run.sh && TALLY_POINT=, sh bin/tally balance data/sample.txt"
-    )
+    cmd = "sh tests/run.sh && TALLY_POINT=, sh bin/tally balance data/sample.txt"
+    ran = await me.call("exec_command", workspace_session_id=session, cmd=cmd, yield_time_ms=30_000)
     me.say(f"writes both intentions on top of the head and tests them: exit code {ran['exit_code']}", *tail(ran["output"], 2))
     done = await me.call("publish_workspace_session", workspace_session_id=session)
     await me.call("discard_draft", draft_id=draft)

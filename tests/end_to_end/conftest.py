@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ordinary, people, processes
+from tests import leftovers, ordinary, people, processes
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.desk import Desk, Desks, Sandbox
 from tests.people import Person
@@ -23,13 +23,14 @@ def installed() -> Generator[ordinary.Installed]:
 
 
 @pytest.fixture
-def person(request: pytest.FixtureRequest) -> Generator[Callable[[str], Person]]:
+def person(request: pytest.FixtureRequest, cache_of: Callable[[Person], Path]) -> Generator[Callable[[str], Person]]:
     """person("root") or person("ordinary"): a fresh home; at the end its gateway is stopped and nothing that names the home is left."""
     homes: list[Person] = []
 
     def make(who: str) -> Person:
         home = Path(make_short_dir("eos-h-"))
         made = people.root(home) if who == "root" or os.geteuid() else people.ordinary(request.getfixturevalue("installed"), home)
+        made = made._replace(cache=cache_of(made))
         homes.append(made)
         return made
 
@@ -43,22 +44,17 @@ def person(request: pytest.FixtureRequest) -> Generator[Callable[[str], Person]]
 
 
 @pytest.fixture(scope="session")
-def cache_of() -> Generator[Callable[[Person], Path]]:
-    """A cache directory for each kind of person, shared by tests: bundles and bases are made once. Nothing may still use it at the end."""
-    made: dict[int | None, Path] = {}
+def cache_of() -> Callable[[Person], Path]:
+    """A cache directory for each kind of person, shared by all tests of a run: bundles and bases are made once."""
 
     def find(who: Person) -> Path:
-        if who.uid not in made:
-            made[who.uid] = Path(make_short_dir("eos-c-"))
-            if who.uid is not None:
-                os.chown(made[who.uid], who.uid, who.uid)
-        return made[who.uid]
+        path = leftovers.shared() / ("cache" if who.uid is None else f"cache-{who.uid}")
+        path.mkdir(exist_ok=True)
+        if who.uid is not None:
+            os.chown(path, who.uid, who.uid)
+        return path
 
-    yield find
-    for path in made.values():
-        assert processes.processes_that_name(str(path)) == []
-        assert processes.mounts_that_name(str(path)) == []
-        drop_dir(str(path))
+    return find
 
 
 @pytest.fixture
@@ -77,10 +73,15 @@ def desk(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) ->
 
 
 @pytest.fixture
-def sandbox(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> Generator[Sandbox]:
-    """A new sandbox of the local provider at a new desk of root's; at the end nothing of it is left."""
-    who = person("root")
-    made = Desk(who, cache_of(who)).create("host")
+def sandbox(
+    request: pytest.FixtureRequest, person: Callable[[str], Person], cache_of: Callable[[Person], Path], image: Callable[[str], str]
+) -> Generator[Sandbox]:
+    """A new sandbox at a new desk, in the place that `in_places` says, else root's on the machine itself; at the end nothing of it is left."""
+    place = getattr(request, "param", "root")
+    who = person("ordinary" if place == "ordinary" else "root")
+    made = Desk(who, cache_of(who)).create("host" if place in ("root", "ordinary") else image(place))
     yield made
+    store = str(made.store)
     made.destroy()
     assert made.desk.left_in_state() == []
+    assert processes.mounts_that_name(made.id) == [] and not os.path.exists(store)

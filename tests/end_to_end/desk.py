@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from layerstack import overlay
+from tests import leftovers
 from tests.children import ORDINARY_UID
 from tests.eos_mcp import programs
 from tests.people import Person
@@ -64,6 +65,7 @@ class Desk:
 
     def create(self, image: str, *, cls: type[Sandbox] | None = None) -> Sandbox:
         record = self.do("manager", "create_sandbox", "--image", image, "--workspace-bind-root", str(self.workspace))
+        leftovers.note("sandbox", record["id"])
         kind = cls or (Sandbox if image == "host" else Container)
         return kind(self, record["id"], record["shared_base"]["root_hash"])
 

@@ -17,14 +17,11 @@ import pytest
 
 from eos_agent.netlink import Netlink
 from tests.end_to_end.desk import Container, Desk, Sandbox
+from tests.end_to_end.places import DEBIAN, DOCKER, ORDINARY, ROOT, in_places
 from tests.people import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
-ROOT = pytest.param("root", id="local-as-root")
-ORDINARY = pytest.param("ordinary", id="local-as-an-ordinary-user", marks=pytest.mark.needs("uid"))
-BUSYBOX = pytest.param("busybox", id="docker-busybox", marks=pytest.mark.needs("dockerd"))
-DEBIAN = pytest.param("debian", id="docker-debian", marks=pytest.mark.needs("dockerd"))
 
 README = Path(__file__).resolve().parent.parent.parent / "README.md"
 CURL = """curl() { python3 - "$@" <<'end'
@@ -83,18 +80,12 @@ class Web:
             assert status == 502 and json.loads(body)["error"]["details"]["reason"] == "connect_failed", (status, body)
 
 
-@pytest.fixture
-def sandbox(
-    request: pytest.FixtureRequest, person: Callable[[str], Person], cache_of: Callable[[Person], Path], image: Callable[[str], str]
-) -> Generator[Sandbox]:
-    """A new sandbox at a new person's desk; at the end it is destroyed, and the machine's own network is what it was."""
+@pytest.fixture(autouse=True)
+def own_network_as_before(request: pytest.FixtureRequest) -> Generator[None]:
+    """The machine's own network is what it was. An engine makes and removes interfaces of its own."""
     before = interfaces()
-    who = person("ordinary" if request.param == "ordinary" else "root")
-    desk = Desk(who, cache_of(who))
-    made = desk.create("host" if request.param in ("root", "ordinary") else image(request.param))
-    yield made
-    made.destroy()
-    if not request.param.startswith(("busybox", "debian")):  # an engine makes and removes interfaces of its own
+    yield
+    if not any("dockerd" in mark.args for mark in request.node.iter_markers("needs")):
         assert interfaces() == before
 
 
@@ -110,7 +101,7 @@ def serve(sandbox: Sandbox, session: str, name: str) -> None:
     sandbox.do("exec_command", "--workspace-session-id", session, "--yield-time-ms", "0", "--tty=false", "--env", f'["NAME={name}"]', SERVE)
 
 
-@pytest.mark.parametrize("sandbox", [ROOT, ORDINARY, BUSYBOX], indirect=True)
+@in_places(ROOT, ORDINARY, DOCKER)
 def test_isolated_sessions_serve_the_same_port_and_only_the_host_reaches_each(sandbox: Sandbox, request: pytest.FixtureRequest) -> None:
     web = Web(sandbox)
     made = {name: sandbox.do("create_workspace_session", "--network-profile", "isolated") for name in ("red", "green", "blue")}
@@ -140,7 +131,7 @@ def test_isolated_sessions_serve_the_same_port_and_only_the_host_reaches_each(sa
         assert web.get(f"/forward/isolated={session}/8000/")[0] == 404
 
 
-@pytest.mark.parametrize("sandbox", [BUSYBOX], indirect=True)
+@in_places(DOCKER)
 def test_servers_in_docker_are_reached_without_a_token_and_after_a_restart_at_the_new_port(sandbox: Sandbox) -> None:
     assert isinstance(sandbox, Container)
     session = sandbox.session()
@@ -154,7 +145,7 @@ def test_servers_in_docker_are_reached_without_a_token_and_after_a_restart_at_th
     assert Web(sandbox).wait(f"/forward/isolated={made['workspace_session_id']}/8000/index.html", token=False) == "again"
 
 
-@pytest.mark.parametrize("sandbox", [ROOT], indirect=True)
+@in_places(ROOT)
 def test_two_agents_of_one_machine_have_the_same_addresses_and_a_killed_one_leaves_none(sandbox: Sandbox) -> None:
     other = sandbox.desk.create("host")
     try:
@@ -207,7 +198,7 @@ def test_where_private_addresses_are_denied_there_are_no_isolated_sessions(
         sandbox.destroy()
 
 
-@pytest.mark.parametrize("sandbox", [ORDINARY, DEBIAN], indirect=True)
+@in_places(ORDINARY, DEBIAN)
 def test_the_commands_of_the_readme_show_a_file_of_the_session(sandbox: Sandbox, request: pytest.FixtureRequest) -> None:
     text = README.read_text()
     (block,) = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.end_to_end.desk import Container, Desk, Sandbox, docker, living, watch
+from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 from tests.people import Person
 from tests.processes import kill
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
-
-
-@pytest.fixture(
-    params=[
-        pytest.param("root", id="local-as-root"),
-        pytest.param("ordinary", id="local-as-an-ordinary-user", marks=pytest.mark.needs("uid")),
-        pytest.param("docker", id="docker-busybox", marks=pytest.mark.needs("dockerd")),
-    ]
-)
-def sandbox(
-    request: pytest.FixtureRequest, person: Callable[[str], Person], cache_of: Callable[[Person], Path], image: Callable[[str], str]
-) -> Generator[Sandbox]:
-    who = person("ordinary" if request.param == "ordinary" else "root")
-    desk = Desk(who, cache_of(who))
-    made = desk.create(image("busybox") if request.param == "docker" else "host")
-    yield made
-    made.destroy()
-    assert desk.left_in_state() == []
 
 
 def fsck(sandbox: Sandbox, *words: str, status: int) -> dict[str, Any]:
@@ -52,6 +35,7 @@ def stop(sandbox: Sandbox) -> None:
         assert not living(agent)
 
 
+@in_places(ROOT, ORDINARY, DOCKER)
 def test_a_store_is_checked_while_it_is_served_and_while_it_is_not(sandbox: Sandbox) -> None:
     sandbox.write("a.txt", "mine\n")
     sandbox.shell("rm -r d; mkdir d; echo x > d/x; chmod 700 d; ln -s a.txt l; chmod 000 a.txt")
@@ -100,6 +84,7 @@ def test_words_that_make_no_sense_and_folders_without_a_store_are_refused(
     for words in ((), ("a", "b"), ("--repair", "a")):
         assert desk.run("eos", "fsck", *words).returncode == 2
     none = desk.refused("eos", "fsck", str(desk.workspace), status=2)
-    assert (none["kind"], none["details"]["reason"]) == ("invalid_request", "not_a_store") and f"{desk.workspace} is not a store" in none["message"]
+    assert (none["kind"], none["details"]["reason"]) == ("invalid_request", "not_a_store")
+    assert f"{desk.workspace} is not a store" in none["message"]
     assert desk.refused("eos", "fsck", "/nowhere", status=2)["details"]["errno"] == "ENOENT"
     assert desk.refused("eos", "fsck", "nobody", status=2)["details"]["reason"] == "sandbox_not_found"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,12 @@ import pytest
 from eos_mcp.manager.metrics import NOTHING
 from eos_mcp.manager.ring import SIZE_BYTES
 from tests.end_to_end.desk import Container, Desk, Sandbox, docker
+from tests.end_to_end.places import DOCKER, ROOT, in_places
 from tests.people import Person
 
 pytestmark = pytest.mark.needs("overlay")
 IMAGE = "eos-test/busybox"
 SAMPLE_WAIT_S = 10.0  # the contract's, for the first one
-WHERE = ["host", pytest.param(IMAGE, marks=pytest.mark.needs("dockerd"))]
-
-
-@pytest.fixture(params=WHERE)
-def sandbox(request: pytest.FixtureRequest, person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> Generator[Sandbox]:
-    who = person("root")
-    made = Desk(who, cache_of(who)).create(str(request.param))
-    yield made
-    made.destroy()
-    assert made.desk.left_in_state() == []
 
 
 def look(sandbox: Sandbox, op: str, *words: str) -> dict[str, Any]:
@@ -47,6 +38,7 @@ def until(
         time.sleep(0.1)
 
 
+@in_places(ROOT, DOCKER)
 def test_what_the_programs_show_of_one_sandbox(sandbox: Sandbox) -> None:
     desk, in_docker = sandbox.desk, isinstance(sandbox, Container)
     desk.do("runtime", "--sandbox-id", sandbox.id, "--request-id", "mine", "exec_command", "--yield-time-ms", "30000", "echo hi > made")

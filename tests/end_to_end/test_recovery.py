@@ -7,27 +7,20 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from eos_mcp.providers.volumes import HELPER_LABEL
 from tests.end_to_end.desk import MODULES, Container, Desk, Sandbox, Watched, docker, living, watch
+from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 from tests.eos_mcp import programs
 from tests.people import Person
 from tests.processes import kill, mounts_that_name
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
-
-ROOT = pytest.param("root", id="local-as-root")
-ORDINARY = pytest.param("ordinary", id="local-as-an-ordinary-user", marks=pytest.mark.needs("uid"))
-DOCKER = pytest.param("docker", id="docker-busybox", marks=pytest.mark.needs("dockerd"))
-
-
-def in_places(*places: Any) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("sandbox", places, indirect=True)
 
 
 class Work(NamedTuple):
@@ -37,21 +30,6 @@ class Work(NamedTuple):
     command: str
     members: list[Watched]
     upper: str
-
-
-@pytest.fixture
-def sandbox(
-    request: pytest.FixtureRequest, person: Callable[[str], Person], cache_of: Callable[[Person], Path], image: Callable[[str], str]
-) -> Generator[Sandbox]:
-    """A new sandbox at a new person's desk; at the end it is destroyed and nothing of it is left."""
-    who = person("ordinary" if request.param == "ordinary" else "root")
-    desk = Desk(who, cache_of(who))
-    made = desk.create(image("busybox") if request.param == "docker" else "host")
-    yield made
-    store = str(made.store)
-    made.destroy()
-    assert desk.left_in_state() == []
-    assert mounts_that_name(made.id) == [] and not os.path.exists(store)
 
 
 def prepared(sandbox: Sandbox) -> Work:
@@ -175,7 +153,7 @@ def test_after_a_restart_of_the_container_the_next_call_works_and_the_work_is_in
     assert_recovered(sandbox, work)
 
 
-@in_places(ROOT, pytest.param("docker", id="docker-busybox", marks=[pytest.mark.needs("dockerd"), pytest.mark.soak]))
+@in_places(ROOT, pytest.param("busybox", id="docker-busybox", marks=[pytest.mark.needs("dockerd"), pytest.mark.soak]))
 def test_after_a_power_cut_of_the_host_the_work_of_all_twenty_sessions_is_in_drafts_and_nothing_else_of_them_is_left(
     sandbox: Sandbox,
 ) -> None:

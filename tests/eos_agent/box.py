@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from eos_agent.zygote import HostSpec, Runner, SessionSpec, Zygote, fork_zygote
 from layerstack import form, overlay
-from tests import children, probes
+from tests import children, leftovers, probes
 
 for _module in ("eos_agent.forker", "eos_agent.files", "concurrent.futures.thread", "asyncio.unix_events"):
     importlib.import_module(_module)  # an ordinary user may not be able to read the checkout
@@ -192,6 +192,7 @@ def in_box(
 
     def run() -> T:
         top = tempfile.mkdtemp(prefix="eos-b-", dir=parent or probes.scratch_root())
+        leftovers.note("directory", top)
         os.environ["HOME"] = os.path.join(top, "home")
         place = workspace.replace("TOP", top) if workspace else f"{top}/ws"
         try:

@@ -24,7 +24,7 @@ from eos_agent.protocol import INVALID_REQUEST, OperationError
 from eos_mcp.server.identity import identity
 from eos_mcp.server.options import Options
 
-SECONDS = Argument("seconds", "float", help="How long.", default=60.0)
+SECONDS = Argument("seconds", "float", help="How long.", default=600.0)
 
 
 def operation(name: str, *arguments: Argument, **more: Any) -> Operation:

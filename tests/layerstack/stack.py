@@ -21,7 +21,7 @@ from layerstack.form import FORMS, Form
 from layerstack.publish import Published
 from layerstack.store import Store
 from layerstack.upper import Upper
-from tests import children, probes
+from tests import children, leftovers, probes
 from tests.trees import Tree, read_tree
 
 Base = dict[str, str | bytes | None]
@@ -203,6 +203,7 @@ FORM_PARAMS = [
 
 def _run(body: Callable[[Stack], None], form: str, base: Base) -> None:
     folder = tempfile.mkdtemp(prefix="eos-l-", dir=probes.scratch_root())
+    leftovers.note("directory", folder)
     memory = _in_memory(folder, FORMS[form])
     stack = Stack(form, base, folder=folder)
     try:
