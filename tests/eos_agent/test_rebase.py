@@ -149,3 +149,18 @@ def test_publishes_on_every_side_leave_each_session_with_all_of_its_own(agent: A
         assert len(agent.call("file_list", path=f"own/{number}", workspace_session_id=session)["entries"]) == 4
         agent.call("publish_workspace_session", workspace_session_id=session)
     assert len(agent.call("file_list", path="own")["entries"]) == 4
+
+
+def test_a_session_on_a_draft_tells_all_of_its_work_as_discarded_and_leaves_the_draft(agent: Agent) -> None:
+    ran = agent.call("exec_command", cmd="cat; echo mine > clash; echo mine > kept", yield_time_ms=0)["command_session_id"]
+    agent.call("file_write", path="clash", content="theirs\n")
+    agent.call("close_stdin", command_session_id=ran)
+    draft = agent.call("wait_command", command_session_id=ran)["draft_id"]
+    session = agent.call("create_workspace_session", draft_id=draft)["workspace_session_id"]
+    agent.call("file_delete", path="clash", workspace_session_id=session)
+    agent.call("file_write", path="late", content="late\n", workspace_session_id=session)
+    assert rebase(agent, session)["merged"] == 0
+    assert agent.call("file_read", path="clash", workspace_session_id=session)["content"] == "theirs"
+    gone = agent.call("destroy_workspace_session", workspace_session_id=session)
+    assert gone["discarded"]["paths"] == ["kept", "late"]
+    assert [row["draft_id"] for row in agent.call("list_drafts")["drafts"]] == [draft]
