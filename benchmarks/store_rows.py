@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -52,7 +53,8 @@ class Held:
 
 
 class Stack:
-    """A store that is written to without a mount: what an upperdir holds is put there by hand."""
+    """A store that is written to without a mount: what an upperdir holds is put there by hand. As in an agent, a thread removes what was
+    thrown away, behind the answer."""
 
     def __init__(self, folder: Path, files: int = 0) -> None:
         self.root = folder
@@ -62,6 +64,8 @@ class Stack:
         form = TRUSTED if os.geteuid() == 0 else USER
         Store.create(str(folder), workspace_root="/workspace", base_root_hash="0" * 64, form=form)
         self.store = Store.open(str(folder))
+        self._sweeper = ThreadPoolExecutor(1)
+        self.store.scrap.later = self._sweeper.submit
         self.held = Held(self.store)
         self.longest: list[float] = []
         self._number = 0
@@ -80,6 +84,11 @@ class Stack:
         self.longest.append(max(self.held.ms))
         assert done.source_count >= count, done
         check(self.store.snapshot().read_bytes(f"n{self._number % 7}/f{self._number}-0").decode(), want)
+
+    def close(self) -> None:
+        """Once all that was thrown away is gone."""
+        self._sweeper.shutdown()
+        self.store.close()
 
     def write(self, **files: str) -> None:
         """Publish these files."""
@@ -116,7 +125,7 @@ def publish(place: Place) -> Iterator[Row]:
                 held = Series("eos", tuple(stack.longest[-runs:]))
                 locks.append(Row(f"lock held, {files}", held, sync, "bookkeeping and one fsync", "the fsync of the manifest's folder"))
         finally:
-            stack.store.close()
+            stack.close()
             shutil.rmtree(stack.root)
     yield from locks
 
@@ -126,7 +135,7 @@ def open_store(place: Place) -> Iterator[Row]:
     stack = Stack(Path(tempfile.mkdtemp(prefix="stack", dir=place.home)), BASE_FILES)
     while len(stack.store.head.layers) < OPENED_LAYERS:
         stack.publish(3)
-    stack.store.close()
+    stack.close()
     root = stack.root
 
     def opened() -> None:
@@ -164,7 +173,7 @@ def memory(place: Place) -> Iterator[Row]:
     stack = Stack(Path(tempfile.mkdtemp(prefix="stack", dir=place.home)), BASE_FILES)
     while len(stack.store.head.layers) < LAYERS[-1]:
         stack.publish(10)
-    stack.store.close()
+    stack.close()
     figures = [[float(word) for word in run([sys.executable, "-c", LOOK, str(stack.root)]).split()] for _ in range(5)]
     whole, bare = Series("eos", tuple(row[2] for row in figures)), Series("python -c pass", tuple(row[0] for row in figures))
     yield Row(
@@ -202,7 +211,7 @@ def capture(place: Place) -> Iterator[Row]:
         if n:
             ours.append(ms)
             beside.append(other)
-    stack.store.close()
+    stack.close()
     yield Row(
         f"capture of {CAPTURED:,} changed files",
         Series("eos", tuple(ours)),

@@ -18,16 +18,37 @@ class Chain:
     """Private layers (sealed, unpublished work) on the layers of a manifest; rank 0 is the top. Immutable, shared between threads."""
 
     def __init__(self, layers: Sequence[Layer], shelf: Shelf, form: Form, private: Sequence[Layer] = ()) -> None:
-        self.private, self.published = tuple(private), tuple(layers)
-        self.layers = self.private + self.published
+        self._fill(tuple(layers), shelf, form, tuple(private))
+        self._height: dict[str, int] = {layer.id: at for at, layer in enumerate(reversed(self.published))}
+        """Of each published layer its place from the bottom. Shared with later chains: those above this one's own are no layers of it."""
+        self.ids: tuple[str, ...] = tuple([layer.id for layer in self.published])
+        """Of the published layers, newest first."""
+        self._drops = -1
+
+    def _fill(self, published: tuple[Layer, ...], shelf: Shelf, form: Form, private: tuple[Layer, ...]) -> None:
+        self.private, self.published = private, published
+        self.layers = private + published
         self.shelf, self.form = shelf, form
         self.base = self.layers[-1]
-        self._rank = {layer.id: at for at, layer in enumerate(self.published)}
-        self.ids = tuple(self._rank)
-        """Of the published layers, newest first."""
         self._bottom = len(self.layers) - 1
-        self._drops = -1
         self._tops: dict[str, tuple[int, bool]] = {}
+
+    def above(self, layer: Layer) -> Chain:
+        """The chain with one more published layer on top, which is on the shelf. Cost: the copy of two tuples, however many layers there are."""
+        new = object.__new__(Chain)
+        new._fill((layer, *self.published), self.shelf, self.form, ())
+        new._height = self._height if len(self._height) == len(self.published) else {each: self._height[each] for each in self.ids}
+        new._height[layer.id] = len(self.published)
+        new.ids = (layer.id, *self.ids)
+        new._drops = self._drops
+        return new
+
+    def _rank(self, layer_id: str) -> int | None:
+        """Of a published layer of this version, from the top of all layers; None: it is none."""
+        height = self._height.get(layer_id)
+        if height is None or height >= len(self.published):
+            return None
+        return self._bottom - height
 
     def up_to(self, version: int) -> Chain:
         """The chain of an earlier version of the same stack, which lies inside no squashed block: its layers that are not newer."""
@@ -37,8 +58,8 @@ class Chain:
 
     def sorted(self, layers: Iterable[Layer]) -> list[Layer]:
         """Those of the given layers that are published ones of this version, newest first."""
-        rank = self._rank
-        return sorted((layer for layer in layers if layer.id in rank), key=lambda layer: rank[layer.id])
+        found = [(rank, layer) for layer in layers if (rank := self._rank(layer.id)) is not None]
+        return [layer for _, layer in sorted(found, key=lambda hit: hit[0])]
 
     def _complete(self) -> None:
         """After each look-up on the shelf: a layer that was dropped before it would have been passed over, and older content shown."""
@@ -61,9 +82,9 @@ class Chain:
                 return rank, layer
         best, who = len(self.layers), None
         for layer in (self.shelf.by_cover if cover else self.shelf.by_path).get(path, ()):  # newest first, as the layers of a version
-            at = self._rank.get(layer.id)
+            at = self._rank(layer.id)
             if at is not None:
-                best, who = at + len(self.private), layer
+                best, who = at, layer
                 break
         self._complete()
         return best, who
@@ -115,11 +136,8 @@ class Chain:
         """The layers that merge into the directory `path`, newest first; empty when it is none."""
         top = self._top(parent(path))[0] if path else len(self.layers)
         hits: list[tuple[int, Layer]] = [(rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None]
-        above = len(self.private)
-        hits += sorted(
-            ((self._rank[layer.id] + above, layer) for layer in self.shelf.by_path.get(path, ()) if layer.id in self._rank),
-            key=lambda hit: hit[0],
-        )
+        listed = [(rank, layer) for layer in self.shelf.by_path.get(path, ()) if (rank := self._rank(layer.id)) is not None]
+        hits += sorted(listed, key=lambda hit: hit[0])
         self._complete()
         merged: list[Layer] = []
         for rank, layer in hits:

@@ -5,12 +5,11 @@ The disk may refuse any of it: the store is then `unsettled`, and it is done aga
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from layerstack import drafts, durable, gc
+from layerstack import drafts, durable
 from layerstack.index import Layer
 from layerstack.manifest import Manifest, reference
 from layerstack.staging import Names
@@ -113,19 +112,19 @@ def reclaim(stack: Stack) -> None:
 
 
 def _remove(stack: Stack, layer_ids: Sequence[str]) -> None:
-    """Best effort: what stays is named by nothing, and gc or the next open takes it."""
+    """Best effort: what stays is named by nothing, and gc or the next open takes it. Metadata goes after its layer."""
     folder = stack.scrap.name("replaced")
+    metadata: list[str] = []
     with durable.best_effort():
         stack.step("squash.remove_layers")
         os.mkdir(folder)
         for layer_id in layer_ids:
             stack.step("squash.remove_layer")
             os.rename(f"{stack.root}/layers/{layer_id}", f"{folder}/{layer_id}")
-            for suffix in gc.SUFFIXES:
-                with durable.suppress_errno(errno.ENOENT):
-                    os.rename(f"{stack.root}/.layer-metadata/{layer_id}{suffix}", f"{folder}/{layer_id}{suffix}")
+            suffixes = (".json", ".index", ".blame" if layer_id.startswith("S") else ".digest")
+            metadata.extend(f"{stack.root}/.layer-metadata/{layer_id}{suffix}" for suffix in suffixes)
     with durable.best_effort():
-        stack.scrap.throw_away(folder)
+        stack.scrap.throw_away(folder, metadata)
     stack.scrap.forget(folder)
 
 

@@ -143,8 +143,8 @@ def write_out(fds: Iterable[int]) -> None:
                 os.fsync(fd)
 
 
-def begin_write_out(fd: int, offset: int, size: int) -> None:
-    """Have a part of a file sent to the device meanwhile, so that a later fsync finds little to do. A hint: nothing is promised."""
+def begin_write_out(fd: int, offset: int = 0, size: int = 0) -> None:
+    """Have a part of a file, by default all of it, sent to the device meanwhile, so that a later fsync finds little to do. A hint: nothing is promised."""
     with contextlib.suppress(OSError, AttributeError):
         linux.sync_file_range(fd, linux.SYNC_FILE_RANGE_WRITE, offset, size)
 
@@ -185,12 +185,18 @@ def write_file(path: str, data: bytes, *, mode: int = 0o644, step: Step = no_ste
 
 
 def write_new(path: str, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
-    """A new file whose bytes are on disk on return; its name is not, until its directory is synced. EEXIST when it is there."""
+    """A new file whose bytes are on disk on return; its name is not, until its directory is synced. EEXIST when it is there.
+
+    Args:
+        sync: False: they are only on their way, and `sync_files` waits for them.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         _write_all(fd, data)
         if sync:
             os.fsync(fd)
+        else:
+            begin_write_out(fd)
     finally:
         os.close(fd)
 
@@ -200,9 +206,18 @@ def write_before(path: str, data: bytes, *, root: str, mode: int = 0o644) -> Non
 
     Costs one write to the device where `keeps_order` says so, no commit and no flush; elsewhere an fsync.
     """
+    with writing_before(path, data, root=root, mode=mode):
+        pass
+
+
+@contextlib.contextmanager
+def writing_before(path: str, data: bytes, *, root: str, mode: int = 0o644) -> Generator[None]:
+    """`write_before` by the end of the block, in which there is something else to do while the device writes."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         _write_all(fd, data)
+        begin_write_out(fd)
+        yield
         if keeps_order(root):
             write_out([fd])
         else:

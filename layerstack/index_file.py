@@ -67,12 +67,14 @@ def build(
     known: Mapping[tuple[int, int], bytes] | None = None,
     digests: Mapping[str, bytes] | None = None,
     hashes: bool = True,
+    leaving: bool = False,
 ) -> Indexed:
     """The index of a sealed tree that stands on the chain `below`. Reads each file once, unless `known` has the digest of its inode.
 
     Args:
         digests: of files by path, as far as they are known.
         hashes: False leaves out digests and sizes: enough to plan.
+        leaving: what is read will be synced soon: the device may begin.
     """
     rows: list[Row] = []
     lines: list[tuple[bytes, bytes]] = []
@@ -112,7 +114,7 @@ def build(
                 if kind == LINK:
                     digest = hashlib.sha256(os.fsencode(found.target)).digest()
                 else:
-                    digest = known.get(found.inode) or digests.get(child) or found.digest()
+                    digest = known.get(found.inode) or digests.get(child) or found.digest(leaving=leaving)
                     if found.inode not in counted:
                         counted.add(found.inode)
                         sizes[0] += found.size

@@ -87,7 +87,7 @@ class Manifest(NamedTuple):
 
     def dump(self) -> bytes:
         """The bytes of the file: compact JSON, with a checksum over the rest, so that a flipped bit is an error and not another version."""
-        return dump_listed(self.version, listed(self.layers))
+        return dump_listed(self.version, _LISTED.of(self.layers))
 
     @classmethod
     def from_json(cls, value: object, *, source: str = "manifest") -> Manifest:
@@ -149,6 +149,23 @@ class Manifest(NamedTuple):
 def listed(layers: Iterable[LayerRef]) -> bytes:
     """The layers as they stand in a manifest file; those of an older version of one stack are the end of those of a newer one."""
     return ",".join([f'{{"layer_id":"{layer_id}","path":"{path}"}}' for layer_id, path in layers]).encode()
+
+
+class _Listed:
+    """`listed` of the layers that were asked for last: of the next version it is one entry more."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[LayerRef, ...], bytes] = ((), b"")
+
+    def of(self, layers: tuple[LayerRef, ...]) -> bytes:
+        before, data = self._kept
+        if not before or layers != before:
+            data = listed(layers[:1]) + b"," + data if before and layers[1:] == before else listed(layers)
+            self._kept = (layers, data)
+        return data
+
+
+_LISTED = _Listed()
 
 
 def lists_the_end_of(data: bytes, layers: bytes) -> bool:

@@ -60,10 +60,11 @@ def make_upper(
         Invalid: there is a session of that id (session_exists). LayerLimit: more lowers than the kernel mounts.
     """
     overlay.check_count(len(manifest.layers) + len(private))
-    make_folder(store, identity, manifest, store.layers.chain(manifest, private), carried)
+    chain = store.layers.chain(manifest, private) if private else store.chain(manifest)
+    make_folder(store, identity, manifest, chain, carried)
     if carried is not None:
-        private = [private[0].at(f"{store.root}/sessions/{identity.session_id}/private/{CARRIED}")]
-    return Upper(store, identity, manifest, store.layers.chain(manifest, private), lease)
+        chain = store.layers.chain(manifest, [private[0].at(f"{store.root}/sessions/{identity.session_id}/private/{CARRIED}")])
+    return Upper(store, identity, manifest, chain, lease)
 
 
 def make_folder(
@@ -83,19 +84,19 @@ def make_folder(
         if root is None:
             base = f"{store.root}/base"
             raise StoreCorrupt(f"{base}: what lies lowest in version {manifest.version} is missing", details={"file": base})
-        make_directory(f"{folder}/upper", root)
-        os.mkdir(f"{folder}/work")
-        if carried is not None:
-            os.mkdir(f"{folder}/private")
-            os.rename(carried, f"{folder}/private/{name}")
         body = {
             **identity._asdict(),
             "base_version": manifest.version,
-            "layers": list(manifest.layer_ids),
+            "layers": chain.ids,
             "created_unix_ms": time.time_ns() // 1_000_000,
         }
         store.step("session.write")
-        durable.write_before(f"{folder}/session.json", documents.dump(body), root=store.root)
+        with durable.writing_before(f"{folder}/session.json", documents.dump(body), root=store.root):
+            make_directory(f"{folder}/upper", root)
+            os.mkdir(f"{folder}/work")
+            if carried is not None:
+                os.mkdir(f"{folder}/private")
+                os.rename(carried, f"{folder}/private/{name}")
         store.step("session.rename")
         if replace:
             durable.rename_exchange(folder, f"{store.root}/sessions/{identity.session_id}")

@@ -77,10 +77,13 @@ class Stack:
         if kept is not None and kept[0] == manifest:
             return kept[1]
         chain = self.layers.chain(manifest)
+        self._keep_chain(manifest, chain)
+        return chain
+
+    def _keep_chain(self, manifest: Manifest, chain: Chain) -> None:
         if len(self._chains) >= CHAINS_KEPT:
             self._chains = {}
         self._chains[manifest.version] = (manifest, chain)
-        return chain
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """A version to read from, the head by default. Without a lease its layers may be folded away later: see `lease`."""
@@ -121,7 +124,8 @@ class Stack:
         """A version, the head by default, and a lease on it. Raises NotFound."""
         with self.lock:
             manifest = self.manifest(version)
-            return manifest, self.leases.take(holder, manifest.version, manifest.layer_ids)
+            ids = self.chain(manifest).ids if manifest is self._head else manifest.layer_ids
+            return manifest, self.leases.take(holder, manifest.version, ids)
 
     def release(self, lease: Lease) -> None:
         """Give a lease back; replaced layers that only it kept are removed."""
@@ -134,6 +138,10 @@ class Stack:
     def become(self, manifest: Manifest, layers: Sequence[Layer] = ()) -> None:
         """The head in memory follows the one on disk; the caller holds the lock."""
         self.layers.put(layers)
+        if len(layers) == 1 and manifest.layers[1:] == self._head.layers:
+            before = self._chains.get(self._head.version)
+            if before is not None and before[0] == self._head:
+                self._keep_chain(manifest, before[1].above(layers[0]))
         self._head = manifest
         if self.on_head is not None:
             self.on_head()

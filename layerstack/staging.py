@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 
 from layerstack.tree import PART, discard
 
@@ -64,9 +64,11 @@ class Staging:
             for path in made:
                 self.discard(path)
 
-    def throw_away(self, folder: str) -> None:
+    def throw_away(self, folder: str, also: Iterable[str] = ()) -> None:
         """Remove a folder of the same file system in one act: it is there as it was, or it is gone.
 
+        Args:
+            also: files that mean nothing without it, which go afterwards.
         Raises:
             OSError: it could not be renamed, and is there as it was.
         """
@@ -77,13 +79,15 @@ class Staging:
             self.forget(gone)
             raise
         if self.later is None:
-            self.discard(gone)
+            self._remove(gone, also)
         else:
             self._leaving.add(gone)
-            self.later(lambda: self._remove(gone))
+            self.later(lambda: self._remove(gone, also))
 
-    def _remove(self, gone: str) -> None:
+    def _remove(self, gone: str, also: Iterable[str]) -> None:
         self.discard(gone)
+        for path in also:
+            discard(path)
         self._leaving.discard(gone)
 
     def settle(self, *, timeout_s: float = SETTLE_S) -> bool:

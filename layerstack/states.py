@@ -13,7 +13,7 @@ import stat
 
 from layerstack import linux
 from layerstack.changes import ABSENT, Fingerprint
-from layerstack.durable import suppress_errno
+from layerstack.durable import begin_write_out, suppress_errno
 from layerstack.form import Form
 from layerstack.whiteout import is_plain_file_whiteout
 
@@ -101,12 +101,14 @@ class State:
         with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             return file.read(-1 if limit is None else limit)
 
-    def digest(self) -> bytes:
-        """SHA-256 of a file's bytes."""
+    def digest(self, *, leaving: bool = False) -> bytes:
+        """SHA-256 of a file's bytes; with `leaving` they are sent to the device meanwhile, as `durable.begin_write_out` does."""
         if self.body is not None:
             return hashlib.sha256(self.body).digest()
         total = hashlib.sha256()
         with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
+            if leaving:
+                begin_write_out(file.fileno())
             while piece := file.read(PIECE):
                 total.update(piece)
         return total.digest()

@@ -30,6 +30,7 @@ from layerstack.memory_tree import MemoryTree
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
 from layerstack.quota import holders
+from layerstack.seen_tree import SeenTree
 from layerstack.states import make_directory
 from layerstack.tree import DiskTree
 
@@ -70,7 +71,7 @@ class Upper:
 
     def __init__(self, store: Store, identity: Identity, manifest: Manifest, chain: Chain, lease: Lease) -> None:
         self._store, self._identity, self._manifest, self._lease = store, identity, manifest, lease
-        self._base = Chain(chain.published, chain.shelf, chain.form)
+        self._base = Chain(chain.published, chain.shelf, chain.form) if chain.private else chain
         self._chain = chain
         self._lock = threading.RLock()
         self._sealed = False  # the upperdir went through sealing, perhaps not to its end: it may not be mounted as one again
@@ -296,11 +297,11 @@ class Upper:
 
     # ---- sealing
 
-    def _tree(self, step: Step | None = None) -> DiskTree:
+    def _tree(self, step: Step | None = None) -> SeenTree:
         """What is written to it must be reachable as a layer too, and as a draft: the way there may be longer."""
         store = self._store
         room = max(0, len(os.fsencode(store.root)) + LONGEST_PLACE - len(os.fsencode(self.upperdir)) - 1)
-        return DiskTree(self.upperdir, store.form, aside=store.scrap.path, step=step or store.step, room=room)
+        return SeenTree(self.upperdir, store.form, aside=store.scrap.path, step=step or store.step, room=room)
 
     def _fold(self, top: MemoryTree | DiskTree, target: MemoryTree | DiskTree) -> None:
         layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records)
@@ -318,7 +319,7 @@ class Upper:
             changed = True
             store.step(name)
 
-        tree = self._tree(step)
+        tree: DiskTree = self._tree(step)
         self._sealed = True
         try:
             self._dropped += seal(tree, self._chain).dropped
@@ -334,7 +335,7 @@ class Upper:
                 seal(folded, self._base)
                 tree = folded
             try:
-                yield Work(tree, build(tree, self._base), self._manifest.version, self._base, self._dropped)
+                yield Work(tree, build(tree, self._base, leaving=True), self._manifest.version, self._base, self._dropped)
             except OSError as error:
                 if not isinstance(error, CommitUnsynced) and not os.path.isdir(self.upperdir):
                     self._ended = True  # a rename that could not be undone: the work lies in `layers/` or `drafts/`; the next open finds it

@@ -114,3 +114,19 @@ def test_a_change_of_50_000_files_is_previewed_published_merged_squashed_and_ope
     snapshot = stack.store.snapshot()
     assert snapshot.read_bytes("a99/f49999") == b"a 49999\n" and snapshot.read_bytes("b39/f19999") == b"b 19999\n"
     assert sum(1 for _ in snapshot.chain.walk()) == 70_141
+
+
+@on_a_stack({"f": "base\n"}, forms=("trusted",))
+def test_a_session_and_its_publish_make_as_many_calls_on_any_number_of_layers(stack: Stack) -> None:
+    def once() -> None:
+        upper = stack.store.open_upper(f"s{stack.store.head.version}", origin="test")
+        put(f"{upper.upperdir}/d{stack.store.head.version}/f")
+        upper.publish(owner="o", request_id="r")
+
+    def at(count: int) -> int:
+        while len(stack.store.head.layers) < count:
+            once()
+        return min(calls_of(once) for _ in range(3))
+
+    few = at(20)
+    assert at(120) < few + 50

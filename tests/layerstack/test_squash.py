@@ -464,7 +464,7 @@ def test_metadata_of_a_squashed_layer_that_was_swapped_is_corrupt(s: Stack) -> N
 @on_a_stack({f"f{n}": "0\n" for n in range(4)}, forms=("trusted",))
 def test_writers_readers_and_previews_beside_squashes_lose_nothing(s: Stack) -> None:
     """Four writers count up in a file each, readers look at all of them, somebody squashes all the time; drafts and previews go on too."""
-    stop, failed = threading.Event(), list[BaseException]()
+    stop, begun, failed = threading.Event(), threading.Event(), list[BaseException]()
     keeper = s.session()
     put(keeper.at("kept"), "kept\n")
     rounds = 40
@@ -483,6 +483,8 @@ def test_writers_readers_and_previews_beside_squashes_lose_nothing(s: Stack) -> 
 
     def write(n: int) -> None:
         for count in range(1, rounds + 1):
+            if count == rounds // 2:
+                assert begun.wait(60), "nothing was folded beside the first half"
             s.store.update_file(f"f{n}", counts(count), owner=f"w{n}", request_id="r")
 
     def publish_uppers() -> None:
@@ -507,6 +509,8 @@ def test_writers_readers_and_previews_beside_squashes_lose_nothing(s: Stack) -> 
     def squash_all() -> None:
         while not stop.is_set():
             folded.extend(block.squashed_layer_id for block in s.store.squash().blocks)
+            if folded:
+                begun.set()
 
     others = [guarded(read), guarded(squash_all)]
     writers = [guarded(functools.partial(write, n)) for n in range(4)] + [guarded(publish_uppers)]
