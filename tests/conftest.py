@@ -18,6 +18,9 @@ REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(
 ELSEWHERE = frozenset({"cgroups2"})
 """Powers of another kernel than the gate's: what needs one of them is no part of a run on a machine without it (`make vm` has it)."""
 
+FIRST = ("tests/test_quality.py", "tests/layerstack/test_crash.py", "tests/layerstack/test_faults_are_found.py")
+"""The longest files, which want a processor all the time: at the end they would run alone, at the beginning beside those that wait."""
+
 _left_out: list[str] = []
 _left_behind: list[str] = []
 _soak_off = 0
@@ -60,6 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if item.get_closest_marker("soak") is None]
         _soak_off = len(items) - len(kept)
         items[:] = kept
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     kept = [item for item in items if not _belongs_elsewhere(item)]
     _elsewhere_off = len(items) - len(kept)
     items[:] = kept
