@@ -59,4 +59,4 @@ class _Begun(Coroutine[Any, Any, T]):
         self._work.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        raise NotImplementedError("only a task runs it")
+        raise TypeError("only a task runs it")

@@ -1,7 +1,8 @@
 """The zygote process: forks one runner per session, reaps, and dies with the agent. One thread, no event loop, nothing imported late.
 
 A spare runner is kept: cloned, with all mounts that are the same for each session, waiting for its order. It halves what a session's
-creation takes, and is made again in an idle moment; where there is none, or it does not fit, the runner is cloned there and then.
+creation takes, and is made again in an idle moment; where there is none, or it does not fit, the runner is cloned there and then. There is another one, in a network
+namespace of its own, once somebody has made an isolated session.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class _Zygote:
         self.sock, self.wake, self.scene, self.hardening, self.groups = sock, wake, scene, hardening, groups
         self.leaves: dict[int, str] = {}  # of each pid 1 that lives
         self.emptied: list[str] = []  # leaves to be removed
-        self.spare: _Spare | None = None
-        self.want_spare = isinstance(scene, view.Scene)
+        self.spares: dict[bool, _Spare] = {}  # by whether its network is its own
+        self.wanted = {False} if isinstance(scene, view.Scene) else set[bool]()
         self.network = Network(required=isinstance(scene, view.Scene) and not scene.local)
 
     def serve(self) -> None:
@@ -101,7 +102,7 @@ class _Zygote:
         poll.register(self.sock, select.POLLIN)
         poll.register(self.wake, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(IDLE_MS if self.want_spare or self.emptied else None)}
+            ready = {fd for fd, _ in poll.poll(IDLE_MS if self.wanted or self.emptied else None)}
             moment = not ready
             if self.wake in ready:
                 children.drain(self.wake)
@@ -112,8 +113,8 @@ class _Zygote:
                     return
                 for frame in decoder.feed(raw, fds):
                     self.create(frame)
-            elif moment and self.want_spare:
-                self.make_spare()
+            elif moment and self.wanted:
+                self.make_spare(min(self.wanted))
             if self.emptied:
                 self.emptied = [leaf for leaf in self.emptied if not self.groups.remove(leaf)]
 
@@ -130,8 +131,9 @@ class _Zygote:
             leaf = self.leaves.pop(pid, "")
             if leaf:
                 self.emptied.append(leaf)
-            if self.spare is not None and pid == self.spare.pid:
-                self.drop_spare()  # it could not be set up, or somebody killed it: no other before the next session was made
+            spare = next((isolated for isolated, spare in self.spares.items() if spare.pid == pid), None)
+            if spare is not None:
+                self.drop_spare(spare)  # it could not be set up, or somebody killed it: no other before the next session was made
             else:
                 channel.send(self.sock, {"event": "exited", "pid": pid, "status": status})
                 self.network.unplug(pid)
@@ -162,14 +164,10 @@ class _Zygote:
             plan = self.plan(self.scene, network, rootfs_mode)
             sockets = view.listening_sockets() if plan.read_only and not self.scene.rootfs else []
             order = runner.Order(mount_fd, theirs, sockets, None)
-            pid, pidfd, leaf = (
-                self.clone_isolated(plan, order)
-                if plan.isolated
-                else self.take_spare(plan, mount_fd, theirs, sockets) or self.clone(plan, order)
-            )
+            pid, pidfd, leaf = self.start(plan, order)
             channel.send(self.sock, {"event": "started", "id": number, "pid": pid, "leaf": leaf}, fds=[pidfd])
             os.close(pidfd)
-            self.want_spare = self.spare is None
+            self.wanted = {isolated for isolated in self.wanted | {False, plan.isolated} if isolated not in self.spares}
         except view.SetupFailed as failed:
             refused = {"event": "not_started", "id": number, "step": failed.step, "errno": failed.errno, "message": failed.message}
             channel.send(self.sock, refused)
@@ -177,11 +175,14 @@ class _Zygote:
             os.close(mount_fd)
             os.close(theirs)
 
-    def clone_isolated(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int, str]:
-        """As `clone`; while the child sets up what it sees, it is connected from here."""
+    def start(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int, str]:
+        """Pid, pidfd and leaf of a runner with that order; while an isolated one sets up what it sees, it is connected from here."""
+        if not plan.isolated:
+            return self.take_spare(plan, order) or self.clone(plan, order)
         wire_fd, told_fd = os.pipe2(os.O_CLOEXEC)
+        order = order._replace(wire_fd=wire_fd)
         try:
-            pid, pidfd, leaf = self.clone(plan, order._replace(wire_fd=wire_fd))
+            pid, pidfd, leaf = self.take_spare(plan, order) or self.clone(plan, order)
         except BaseException:
             os.close(told_fd)
             raise
@@ -190,41 +191,41 @@ class _Zygote:
         self.network.plug(pid, told_fd)
         return pid, pidfd, leaf
 
-    def make_spare(self) -> None:
-        self.want_spare = False
+    def make_spare(self, isolated: bool) -> None:
+        self.wanted.discard(isolated)
         if isinstance(self.scene, view.SetupFailed):
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         names = _names()
         try:
-            pid, pidfd, leaf = self.clone(self.plan(self.scene, "shared", "shared"), theirs.fileno())
+            pid, pidfd, leaf = self.clone(self.plan(self.scene, "isolated" if isolated else "shared", "shared"), theirs.fileno())
         except view.SetupFailed:
             ours.close()
         else:
-            self.spare = _Spare(pid, pidfd, ours, names, leaf)
+            self.spares[isolated] = _Spare(pid, pidfd, ours, names, leaf)
         theirs.close()
 
-    def take_spare(self, plan: runner.Plan, mount_fd: int, sock_fd: int, sockets: list[str]) -> tuple[int, int, str] | None:
+    def take_spare(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int, str] | None:
         """Pid, pidfd and leaf of the spare, which has its order then; None when there is none that fits."""
-        spare = self.spare
-        if spare is None or plan.isolated or plan.read_only != plan.scene.local:
+        spare = self.spares.get(plan.isolated)
+        if spare is None or plan.read_only != plan.scene.local:
             return None
         if spare.names != _names():  # the host's name servers changed: it shows the old ones
             signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
             return None
         try:
-            channel.send(spare.control, {"sockets": sockets}, fds=[mount_fd, sock_fd])
+            wire = [] if order.wire_fd is None else [order.wire_fd]
+            channel.send(spare.control, {"sockets": order.sockets}, fds=[order.mount_fd, order.sock_fd, *wire])
         except OSError:  # it is gone, and will be reaped
             return None
-        self.spare = None
+        del self.spares[plan.isolated]
         spare.control.close()
         return spare.pid, spare.pidfd, spare.leaf
 
-    def drop_spare(self) -> None:
-        if self.spare is not None:
-            self.spare.control.close()
-            os.close(self.spare.pidfd)
-            self.spare = None
+    def drop_spare(self, isolated: bool) -> None:
+        spare = self.spares.pop(isolated)
+        spare.control.close()
+        os.close(spare.pidfd)
 
 
 def _clone(plan: runner.Plan, order: runner.Order | int) -> tuple[int, int]:

@@ -83,8 +83,8 @@ def main_of_spare(plan: Plan, control_fd: int) -> NoReturn:
         _rehearse(plan)
         frame = _order(control_fd)
         if frame is not None:
-            mount_fd, sock_fd = keep(*frame.fds)
-            status = _live(plan, Order(mount_fd, sock_fd, frame.message["sockets"], None), None)
+            mount_fd, sock_fd, *wire = keep(*frame.fds)
+            status = _live(plan, Order(mount_fd, sock_fd, frame.message["sockets"], wire[0] if wire else None), None)
     except view.SetupFailed:
         pass
     except BaseException as error:

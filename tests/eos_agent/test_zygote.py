@@ -144,6 +144,28 @@ def test_a_session_from_the_spare_is_like_one_that_was_cloned_when_it_was_asked_
     assert warm == cold
 
 
+@both_forms
+def test_after_an_isolated_session_the_next_one_comes_from_a_spare_with_a_network_of_its_own(form: str) -> None:
+    look = LOOK + "; cut -d: -f1 /proc/net/dev; ls /sys/class/net"
+
+    async def scenario(box: Box) -> tuple[bool, list[str], set[str | None]]:
+        shared = await spare_of(box)
+        cold = await box.session("cold", network="isolated")
+        spare = await spare_of(box, shared, cold.runner.pid)
+        warm = await box.session("warm", network="isolated")
+        again = await spare_of(box, shared, cold.runner.pid, warm.runner.pid)
+        ordinary = await box.session("ordinary")
+        as_meant = warm.runner.pid == spare and ordinary.runner.pid == shared and again != spare
+        seen = [(await live.run(look)).out for live in (cold, warm)]
+        networks = {(await live.run("readlink /proc/self/ns/net")).out for live in (cold, warm, ordinary)}
+        assert (cold.runner.address is None) == (warm.runner.address is None) and len(networks) == 3
+        return as_meant, seen, {cold.runner.address, warm.runner.address}
+
+    as_meant, (cold, warm), addresses = in_box(scenario, form=form)
+    assert as_meant and cold == warm and "overlay" in cold
+    assert len(addresses) == 2 or addresses == {None}
+
+
 @as_root
 def test_the_spare_dies_with_the_zygote() -> None:
     async def scenario(box: Box) -> bool:
