@@ -12,11 +12,16 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
 from eos_agent import protocol
 from eos_agent.protocol import CONFIG_ERROR, CONNECTION_ERROR, PROTOCOL_ERROR, OperationError
 from eos_mcp import places, token_file
+
+TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from eos_agent.light import NamedTuple
 
 SOCKET_ENV = "SANDBOX_GATEWAY_SOCKET"
 TOKEN_ENV = "SANDBOX_GATEWAY_AUTH_TOKEN"

@@ -134,6 +134,7 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
     allowed_below = {
         "layerstack",
         "eos_agent",
+        "eos_agent.light",
         "eos_agent.protocol",
         *(f"eos_agent.{name}" for name in ("arguments", "file_operations", "observability", "operation", "operations")),
         "layerstack.durable",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeGuard
 
 from eos_agent.operation import ANSWER_S, ARRAY_DEPTH, DEFAULT_YIELD_MS, NO_BUDGET, U64_MAX, Argument, Operation
 from eos_agent.protocol import INVALID_REQUEST, OperationError
+
+TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
+if TYPE_CHECKING:
+    from typing import Any, TypeGuard
 
 
 def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bool = False, bounds: bool = True) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
     nothing = next((p for p, line in zip(patterns, lines, strict=True) if p and ignore.parse(os.fsencode(line)) is None), None)
     if nothing is not None:
         message = f"glob {glob!r} can match no file: {nothing!r} is no pattern (a bracket is not closed, or it names nothing)"
-        details = {"argument": "glob", "value": glob, "hint": "a backslash takes the next character as it stands, as in \\\\["}
+        details = {"argument": "glob", "value": glob, "hint": "a backslash takes the next character as it stands, as in \\["}
         raise OperationError(INVALID_REQUEST, message, details, reason="invalid_pattern")
     text = os.fsencode("\n".join(lines))
     rules = IgnoreRules(lambda path: text if path == ".gitignore" else None)

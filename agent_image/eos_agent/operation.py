@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+
+TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from eos_agent.light import NamedTuple
 
 U64_MAX = 2**64 - 1
 ARRAY_DEPTH = 16

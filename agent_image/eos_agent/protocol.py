@@ -9,7 +9,12 @@ import errno
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+
+TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from eos_agent.light import NamedTuple
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 GATEWAY_TOKEN_KEY = "_sandbox_gateway_auth_token"

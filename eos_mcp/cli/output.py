@@ -6,10 +6,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO, cast
 
 from eos_agent import protocol
 from eos_agent.protocol import INVALID_REQUEST, OperationError
+
+TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
+if TYPE_CHECKING:
+    from typing import Any, TextIO
 
 OK, FAILED, USAGE, REJECTED = 0, 1, 2, 3
 
@@ -71,7 +74,7 @@ def pick(result: Mapping[str, Any], path: str) -> Any:
     value: Any = result
     for part in path.split("."):
         try:
-            value = _object(value)[part] if not isinstance(value, list) else cast("Any", value)[int(part)]
+            value = _object(value)[part] if not isinstance(value, list) else value[int(part)]  # pyright: ignore[reportUnknownVariableType]
         except (KeyError, IndexError, ValueError):
             details = {"argument": "--field", "value": path}
             raise OperationError(INVALID_REQUEST, f"the result has no field {path}", details, reason="no_such_field") from None
@@ -99,4 +102,4 @@ def exit_status(reply: Mapping[str, Any], *, propagate: bool, fail_on_reject: bo
 
 
 def _object(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]

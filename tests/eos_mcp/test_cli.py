@@ -315,3 +315,40 @@ def test_nothing_is_left_when_a_call_cannot_start_a_gateway(state_dir: str) -> N
         found = error(run("manager", "list_sandboxes", env={"SANDBOX_GATEWAY_CONFIG_YAML": bad}), 1)
         assert found["kind"] == "internal_error" and "gateway.nope" in found["message"]
         assert not os.path.exists(os.path.join(state_dir, "gateway.sock"))
+
+
+def test_a_command_line_imports_nothing_that_costs_more_than_its_own_modules() -> None:
+    """Each of these is a tenth of the whole life of `list_sandboxes`."""
+    code = (
+        "import sys; import eos_mcp.cli.manager; print(*sorted({'typing', 'contextlib', 'dataclasses', 'subprocess'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_a_light_named_tuple_is_what_typing_makes() -> None:
+    from typing import NamedTuple
+
+    from eos_agent import light
+
+    def made(base: Any) -> Any:
+        body = {"__module__": __name__, "__qualname__": "Point", "__doc__": "A point.", "__annotations__": {"x": int, "y": str}, "y": "b"}
+        body["twice"] = lambda self: (*self, *self)
+        return type(base)("Point", (base,), body) if base is light.NamedTuple else base
+
+    class Point(NamedTuple):
+        """A point."""
+
+        x: int
+        y: str = "b"
+
+        def twice(self) -> tuple[Any, ...]:
+            return (*self, *self)
+
+    own = made(light.NamedTuple)
+    for kind in (own, Point):
+        one = kind(1)
+        assert (one, one.y, one.twice(), repr(one)) == ((1, "b"), "b", (1, "b", 1, "b"), "Point(x=1, y='b')")
+        assert (kind.__doc__, kind._fields, kind._field_defaults, one._replace(x=2)) == ("A point.", ("x", "y"), {"y": "b"}, (2, "b"))
+    with pytest.raises(TypeError):
+        own()
