@@ -53,6 +53,7 @@ class DockerProvider:
         self._choice: engine.Choice | None = None
         self._volumes: Volumes | None = None
         self._info: dict[str, Any] = {}
+        self._looked: dict[str, dict[str, Any]] = {}  # what check_image saw, for the create that follows it
 
     def client(self) -> Client:
         """The engine's client, connected at first use.
@@ -87,7 +88,7 @@ class DockerProvider:
             engine.unreachable(self._choice, error)
 
     def check_image(self, image: str) -> None:
-        self._image(image)
+        self._looked[image] = self._image(image)
 
     def _image(self, image: str) -> dict[str, Any]:
         """What the engine says of an image.
@@ -123,7 +124,7 @@ class DockerProvider:
         return sorted(found)
 
     def create(self, plan: Plan, progress: Progress) -> Made:
-        image = self._image(plan.image)
+        image = self._looked.pop(plan.image, None) or self._image(plan.image)
         with self._engine("creating the container"):
             with contextlib.ExitStack() as undo:
                 undo.callback(self._undo, plan.sandbox_id)

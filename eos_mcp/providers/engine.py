@@ -128,6 +128,10 @@ def unreachable(choice: Choice, error: BaseException) -> NoReturn:
 def refused(what: str, said: str) -> OperationError:
     """What the engine's refusal is called; `said` is its own text, `what` what was being done."""
     details: dict[str, Any] = {"engine": said}
+    if said.startswith("No such image"):  # removed since it was looked at
+        return OperationError(
+            INTERNAL_ERROR, f"{what}: {said}", {**details, "hint": "docker pull it, and repeat the call"}, reason="image_not_found"
+        )
     if "port is already allocated" in said:
         return OperationError(INTERNAL_ERROR, f"{what}: {said}", {**details, "retryable": True}, reason="port_taken")
     if "no space left on device" in said:

@@ -18,6 +18,8 @@ from eos_mcp.manager.ring import Sample
 Progress = Callable[[str], None]
 LOG_LINES = 200
 FIRST_POLL_S, EAGER_POLL_S, EAGER_FOR_S = 0.005, 0.025, 2.0
+LOOK_S = 0.2
+"""How often, while nobody answers, the provider is asked whether the agent has ended: for a container that is a call of a busy engine."""
 
 
 class Plan(NamedTuple):
@@ -152,13 +154,15 @@ def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: 
     assert record.daemon is not None
     started = time.monotonic()
     deadline = started + timeout_s
-    pause, said = FIRST_POLL_S, "nobody listened"
+    pause, said, looked = FIRST_POLL_S, "nobody listened", started
     reason, exited = "readiness_timeout", None
     while time.monotonic() < deadline and not given_up():
         answer = ask_ready(record.daemon, record.id, record.token, timeout_s=max(0.05, min(5.0, deadline - time.monotonic())))
         if answer is None:
             return
-        said, exited = answer, provider.exited(record)
+        said = answer
+        if time.monotonic() - looked >= LOOK_S:
+            looked, exited = time.monotonic(), provider.exited(record)
         if exited is not None:
             reason = "agent_exited"
             break

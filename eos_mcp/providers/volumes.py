@@ -21,6 +21,7 @@ from eos_mcp.manager.tree_index import look
 from layerstack import pax
 
 MARKER = ".eos-complete"
+RUNTIME_PREFIX = "eos-rt-"
 HELPER_LABEL = "eos.helper_of"
 PIECE = 1 << 20
 
@@ -37,9 +38,10 @@ class Volumes:
         self._mutex = threading.Lock()
 
     def bundle(self, bundle: build.Bundle, image: str) -> str:
-        """The name of the volume that holds `bundle`."""
-        name = f"eos-rt-{bundle.sha}"
-        self._ensure(name, image, lambda: build.archive(bundle.path))
+        """The name of the volume that holds `bundle`. When it is new, runtimes of earlier versions that no container has go: nobody makes one of those again."""
+        name = f"{RUNTIME_PREFIX}{bundle.sha}"
+        if self._ensure(name, image, lambda: build.archive(bundle.path)):
+            self._drop_earlier(name)
         return name
 
     def base(self, root_hash: str, path: str, image: str) -> str:
@@ -78,24 +80,30 @@ class Volumes:
             for left in self.client.containers.list(all=True, filters={"label": f"{label}={value}"}, ignore_removed=True):
                 left.remove(v=True, force=True)
 
-    def _ensure(self, name: str, image: str, content: Callable[[], Iterator[bytes]]) -> None:
-        from docker.errors import NotFound
+    def _drop_earlier(self, newest: str) -> None:
+        from docker.errors import APIError
 
+        labels = [f"{key}={value}" for key, value in self.labels.items()]
+        for volume in self.client.volumes.list(filters={"dangling": True, "label": labels}):
+            if volume.name.startswith(RUNTIME_PREFIX) and volume.name != newest:
+                with contextlib.suppress(APIError):  # a container has it by now
+                    self.remove(volume.name)
+
+    def _ensure(self, name: str, image: str, content: Callable[[], Iterator[bytes]]) -> bool:
+        """Fill it, unless this process has seen it complete: whether it still is, is asked once a container has it (`whole`). -> filled now."""
         if name in self._complete:
-            try:
-                self.client.volumes.get(name)
-                return
-            except NotFound:
-                self._complete.discard(name)
+            return False
         with self._mutex, _between_processes(os.path.join(self.lock_dir, f"{name}.lock")):
             if name in self._complete:
-                return
+                return False
             self.client.volumes.create(name, labels=self.labels)
             with self._helper(name, image) as helper:
-                if not _has_marker(helper):
+                empty = not _has_marker(helper)
+                if empty:
                     helper.put_archive("/eos/volume", content())
                     helper.put_archive("/eos/volume", _marker())
             self._complete.add(name)
+            return empty
 
     @contextlib.contextmanager
     def _helper(self, volume: str, image: str) -> Generator[Any]:

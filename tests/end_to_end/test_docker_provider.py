@@ -13,9 +13,11 @@ from typing import Any
 import docker
 import pytest
 
+from agent_image import build
 from eos_agent.protocol import OperationError
 from eos_mcp.manager import base
 from eos_mcp.providers import engine, volumes
+from eos_mcp.providers.docker import MADE_BY, DockerProvider
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.hosting import Host, hosting, records
 
@@ -72,6 +74,8 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Generator[Place]:
             for name in os.listdir(f"{root}/bases"):
                 for volume in client.volumes.list(filters={"name": f"eos-shared-base-{name}"}):
                     volume.remove(force=True)
+        for volume in client.volumes.list(filters={"dangling": True, "label": f"{MADE_BY}={found.instance_id}"}):  # the runtime
+            volume.remove(force=True)
         client.close()
         for thread in threading.enumerate():
             if thread.name == "base-durable":
@@ -202,6 +206,54 @@ def test_a_container_that_vanished_fails_its_record_and_destroy_cleans_up(place:
     state, refused, final = place.play(second)
     assert (state, refused.kind, refused.details["reason"]) == ("failed", "invalid_request", "wrong_state")
     assert final["state"] == "stopped" and place.volumes(sandbox_id) == []
+
+
+def test_a_second_sandbox_of_one_image_and_base_costs_the_engine_few_calls(place: Place, image: Image) -> None:
+    """Each call is a millisecond or several of create_sandbox, more on a busy engine."""
+    calls: list[str] = []
+
+    async def scenario(host: Host) -> None:
+        provider = host.manager.providers["docker"]
+        assert isinstance(provider, DockerProvider)
+        for _ in range(2):
+            record = await place.create(host, image("busybox"))
+            await host.do("destroy_sandbox", sandbox_id=record["id"])
+            calls.append("-")
+            if len(calls) == 1:
+                provider.client().api.hooks["response"].append(
+                    lambda reply, **_: calls.append(f"{reply.request.method} {reply.request.path_url}")
+                )
+
+    place.play(scenario)
+    until_ready = calls[1 : next(n for n, call in enumerate(calls) if call.startswith("POST") and "/start" in call) + 1]
+    assert len(until_ready) <= 7, until_ready  # image, create, its inspection, two volumes, archive, start
+    assert sum("/images/" in call for call in until_ready) == 1
+
+
+def test_a_new_runtime_takes_the_place_of_those_that_this_instance_made_before_and_nobody_uses(
+    place: Place, image: Image, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    other = f"test-{os.urandom(6).hex()}"
+    shas = [os.urandom(32).hex() for _ in range(4)]
+    old, used, foreign, new = (f"{volumes.RUNTIME_PREFIX}{sha}" for sha in shas)
+    keeper = None
+    try:
+        for name, made_by in ((old, place.instance_id), (used, place.instance_id), (foreign, other)):
+            place.client.volumes.create(name, labels={"eos.shared": "true", MADE_BY: made_by})
+        keeper = place.client.containers.create(image("busybox"), ["true"], volumes={used: {"bind": "/v", "mode": "ro"}})
+        labels = {"eos.shared": "true", MADE_BY: place.instance_id}
+        shared = volumes.Volumes(place.client, f"{tmp_path}/locks", labels, place.instance_id)
+        bundle = build.Bundle(str(tmp_path), shas[3])
+        assert shared.bundle(bundle, image("busybox")) == new == shared.bundle(bundle, image("busybox"))
+        there = {volume.name for volume in place.client.volumes.list()}
+        assert {used, foreign, new} <= there and old not in there
+    finally:
+        if keeper is not None:
+            keeper.remove(force=True)
+        for name in (old, used, foreign, new):
+            for volume in place.client.volumes.list(filters={"name": name}):
+                volume.remove(force=True)
 
 
 def test_an_image_that_is_not_there_is_found_before_anything_is_copied(place: Place) -> None:
