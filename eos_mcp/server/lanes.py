@@ -2,6 +2,7 @@
 
 The SDK locks a pipe to the era of its first request. A client that probes with `server/discover` and falls back to `initialize` would be
 refused. So each era has a lane, a `Server.run` over streams in memory, made when first needed; a request says itself where it belongs.
+Plain calls of tools go past both (express.py).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.server.lowlevel import Server
 from mcp.shared.message import SessionMessage
 
+from eos_mcp.server.express import Express
 from eos_mcp.server.opening import VERSION_KEY
 from eos_mcp.server.options import MAX_MESSAGE_BYTES
+from eos_mcp.server.tools import Tools
 
 log = logging.getLogger("eos.mcp")
 
@@ -37,8 +40,11 @@ class Lanes:
     an answer without id upsets strict clients, and no answer leaves a caller waiting for good.
     """
 
-    def __init__(self, server: Server[Any], tasks: anyio.abc.TaskGroup, write: Callable[[bytes], None]) -> None:
+    def __init__(self, server: Server[Any], tasks: anyio.abc.TaskGroup, write: Callable[[bytes], None], tools: Tools | None = None) -> None:
+        """`tools`: those of `server`, when plain calls of them may go past it."""
         self._server, self._tasks, self._write = server, tasks, write
+        self._express = None if tools is None else Express(tools, tasks, self._send_own)
+        self._handshakes: set[RequestId] = set()  # ids of `initialize` without an answer
         self._lanes: dict[str, MemoryObjectSendStream[SessionMessage | Exception]] = {}
         self._open: Counter[RequestId] = Counter()  # requests that will get an answer and have none yet
         self._answered: set[RequestId] = set()  # requests whose answer went out before the SDK was there
@@ -78,11 +84,17 @@ class Lanes:
             cancelled = (message.params or {}).get("requestId")
             if isinstance(cancelled, (str, int)):
                 self._settled(cancelled)
+                if self._express is not None:
+                    self._express.cancel(cancelled)
             for lane in self._lanes.values():
                 lane.send_nowait(item)
             return
         if isinstance(message, types.JSONRPCRequest):
             self._open[message.id] += 1
+            if self._express is not None and self._express.take(message):
+                return
+            if message.method == "initialize":
+                self._handshakes.add(message.id)
         self._lane(_era(message)).send_nowait(item)
 
     def _lane(self, era: str) -> MemoryObjectSendStream[SessionMessage | Exception]:
@@ -103,6 +115,10 @@ class Lanes:
         answers = message.id if isinstance(message, (types.JSONRPCResponse, types.JSONRPCError)) else None
         if answers is not None:
             self._settled(answers)
+            if answers in self._handshakes:
+                self._handshakes.discard(answers)
+                if self._express is not None and isinstance(message, types.JSONRPCResponse):
+                    self._express.negotiated(message.result.get("protocolVersion"))
             if answers in self._answered:
                 self._answered.discard(answers)
                 if isinstance(message, types.JSONRPCError):
@@ -116,6 +132,15 @@ class Lanes:
                 self._error(answers, types.INTERNAL_ERROR, "the result cannot be written as JSON")
             return
         self._write(line + b"\n")
+
+    def _send_own(self, message: types.JSONRPCMessage | bytes, answers: RequestId | None) -> None:
+        """What the express has for the client."""
+        if not isinstance(message, bytes):
+            self._send(message)
+            return
+        if answers is not None:
+            self._settled(answers)
+        self._write(message + b"\n")
 
     def _settled(self, request_id: RequestId) -> None:
         if request_id in self._open:

@@ -24,7 +24,7 @@ async def _serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> No
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     async with anyio.create_task_group() as tasks:
-        lanes = Lanes(app.server, tasks, writer.put)
+        lanes = Lanes(app.server, tasks, writer.put, app.tools)
 
         def take(item: Item) -> None:
             if isinstance(item, Line):

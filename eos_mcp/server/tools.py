@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import anyio
 import mcp.types as types
@@ -37,6 +37,18 @@ NEXT_PROGRESS_S = 5.0
 CANCEL_S = 2.0
 
 
+Report = Callable[[float, str], Awaitable[None]]
+"""Progress of one call: seconds, text."""
+
+
+class Answer(NamedTuple):
+    """What a client gets of one call: the text for its model, the gateway's JSON."""
+
+    text: str
+    reply: dict[str, Any]
+    is_error: bool
+
+
 class Tools:
     """The tools of one server. Holds no state of sandboxes; every call is one request to the gateway."""
 
@@ -54,23 +66,34 @@ class Tools:
         return self._list
 
     async def call(self, ctx: ServerRequestContext[Any], params: types.CallToolRequestParams) -> types.CallToolResult:
-        """One tool call. Whatever happens is a result with the gateway's JSON or the error envelope; only cancellation goes through."""
-        args: dict[str, Any] = dict(params.arguments or {})
+        """`answer` as a handler of the SDK."""
+
+        async def report(value: float, text: str) -> None:
+            await ctx.session.report_progress(value, None, text)
+
+        found = await self.answer(params.name, params.arguments or {}, report if _progress_token(ctx) is not None else None)
+        content: list[types.ContentBlock] = [types.TextContent(type="text", text=found.text)]
+        return types.CallToolResult(content=content, structured_content=found.reply, is_error=found.is_error)
+
+    async def answer(self, name: str, arguments: Mapping[str, Any], report: Report | None) -> Answer:
+        """One tool call. Whatever happens is a result with the gateway's JSON or the error envelope; only cancellation goes through.
+
+        Args:
+            report: sends a progress notification; None: the client did not ask for any.
+        """
         try:
-            reply, text = await self._perform(ctx, params.name, args)
+            reply, text = await self._perform(report, name, dict(arguments))
         except OperationError as error:
             reply = error.envelope()
-            text = render.error(reply["error"], params.name)
+            text = render.error(reply["error"], name)
         except Exception:
-            log.exception("call of %s failed", params.name)
-            failure = OperationError(
-                INTERNAL_ERROR, f"the MCP server failed on {params.name}; its log has the details", reason="internal_error"
-            )
+            log.exception("call of %s failed", name)
+            failure = OperationError(INTERNAL_ERROR, f"the MCP server failed on {name}; its log has the details", reason="internal_error")
             reply = failure.envelope()
-            text = render.error(reply["error"], params.name)
-        return types.CallToolResult(content=[types.TextContent(type="text", text=text)], structured_content=reply, is_error=is_error(reply))
+            text = render.error(reply["error"], name)
+        return Answer(text, reply, is_error(reply))
 
-    async def _perform(self, ctx: ServerRequestContext[Any], name: str, args: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    async def _perform(self, report: Report | None, name: str, args: dict[str, Any]) -> tuple[dict[str, Any], str]:
         operation = self._operations.get(name)
         if operation is None:
             raise _unknown_tool(name, list(self._operations))
@@ -80,11 +103,10 @@ class Tools:
         except OperationError as error:
             _suggest(error, operation)
             raise
-        watched = _progress_token(ctx) is not None
-        self._limit_wait(operation, checked, watched)
+        self._limit_wait(operation, checked, report is not None)
         call = _Call(operation, sandbox_id, checked, new_request_id(), self._budget_s(operation, checked))
         try:
-            reply = await self._request(ctx, call, watched)
+            reply = await self._request(call, report)
         except anyio.get_cancelled_exc_class():
             await self._cancelled(call)
             raise
@@ -121,10 +143,10 @@ class Tools:
         own = catalog.budget_s(operation, checked)
         return UNBOUNDED_S if own is None else max(own, 30.0) - 30.0 + self._options.timeout_s
 
-    async def _request(self, ctx: ServerRequestContext[Any], call: _Call, watched: bool) -> dict[str, Any]:
-        if not watched:
+    async def _request(self, call: _Call, report: Report | None) -> dict[str, Any]:
+        if report is None:
             return await self._send(call)
-        reporter = _Reporter(ctx, call.operation.name)
+        reporter = _Reporter(report, call.operation.name)
         outcome: dict[str, Any] | OperationError | None = None
         async with anyio.create_task_group() as tg:
             tg.start_soon(reporter.tick)
@@ -186,8 +208,8 @@ class _Call:
 class _Reporter:
     """Progress notifications of one call: seconds since it began, rising strictly; the last text that the operation said."""
 
-    def __init__(self, ctx: ServerRequestContext[Any], name: str) -> None:
-        self._ctx, self._text = ctx, name
+    def __init__(self, report: Report, name: str) -> None:
+        self._report, self._text = report, name
         self._began, self._last = time.monotonic(), 0.0
 
     async def tick(self) -> None:
@@ -204,7 +226,7 @@ class _Reporter:
         value = round(max(time.monotonic() - self._began, self._last + 0.001), 3)
         self._last = value
         try:
-            await self._ctx.session.report_progress(value, None, message)
+            await self._report(value, message)
         except Exception as error:  # the client went away; its call ends by other means
             log.debug("progress: %s", error)
 
