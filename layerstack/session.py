@@ -97,10 +97,11 @@ def make_folder(
             if carried is not None:
                 os.mkdir(f"{folder}/private")
                 os.rename(carried, f"{folder}/private/{name}")
-        store.step("session.rename")
         if replace:
+            store.step("session.exchange")
             durable.rename_exchange(folder, f"{store.root}/sessions/{identity.session_id}")
             return
+        store.step("session.rename")
         try:
             durable.rename_new(folder, f"{store.root}/sessions/{identity.session_id}")
         except FileExistsError:

@@ -238,7 +238,7 @@ class Upper:
             overlay.check_count(len(head.layers) + len(private))
             chain = store.layers.chain(head, private)
             seen = delta(store.layers.chain(self._manifest, [own]), chain)
-            number = max(self._number, int(who.draft_id is not None)) + 1  # the draft has less than this layer: see `carried`
+            number = 1 + int(who.draft_id is not None)  # the draft has less than this layer: see `carried`
             who = who._replace(rebased=who.draft_id is not None)
             make_folder(store, who, head, chain, root if private else None, name=f"{number:04d}", replace=True)
             private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]

@@ -292,9 +292,13 @@ class StackMatchesModel(RuleBasedStateMachine):
         turned=st.booleans(),
         aim=st.none() | st.integers(0, 15),
         inside=st.none() | st.integers(0, 15),
+        carried=st.booleans(),
     )
-    def at_once(self, one: list[Op], two: list[Op], three: list[list[Op]], turned: bool, aim: int | None, inside: int | None) -> None:
-        """Two or three sessions on one version, published one after the other; what is rejected becomes a draft or is thrown away.
+    def at_once(
+        self, one: list[Op], two: list[Op], three: list[list[Op]], turned: bool, aim: int | None, inside: int | None, carried: bool
+    ) -> None:
+        """Two or three sessions on one version, published one after the other; what is rejected becomes a draft or is thrown away. `carried`:
+        each goes over to the head first.
 
         With an `aim` all of them choose the same path, as far as their trees let them; with `inside` all work in one directory.
         """
@@ -305,6 +309,8 @@ class StackMatchesModel(RuleBasedStateMachine):
             sessions.append(self.add_session())
             self.work(sessions[-1], edits if aim is None else [op.aimed(aim) for op in edits], within)
         for session in reversed(sessions) if turned else sessions:
+            if carried:
+                self.carry_over(session)
             self.finish(session, previewed=False, to_draft=len(self.drafts) < MOST_DRAFTS)
             if session in self.sessions:
                 self.drop(session)
@@ -355,6 +361,40 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.tally["drafts rebased"] += 1
         same("rebased draft", read_tree(session.mount), want.tree)
         self.work(session, edits)
+
+    @precondition(lambda self: self.sessions)
+    @rule(which=which, edits=few_ops)
+    def rebase_session(self, which: int, edits: list[Op]) -> None:
+        session = self.a_session(which)
+        if self.carry_over(session):
+            self.work(session, edits)
+
+    def carry_over(self, session: Session) -> bool:
+        """The session goes on with the merge on the head; or False: it is refused with what a publish would say, and shows what it showed."""
+        ours = read_tree(session.mount)
+        want, behind = self.model.preview(session.base, ours), session.base < self.model.head
+        session.hide()
+        try:
+            done = session.upper.rebase()
+        except PublishRejected as rejected:
+            assert want.conflicts, f"refused for {[(c.path, c.cls) for c in rejected.conflicts]}, the model merges"
+            self.check_conflicts("rebase of a session", rejected.conflicts, want, session.base, ours)
+            self.tally["rebases refused"] += 1
+            session.show()
+            same("session after a refused rebase", read_tree(session.mount), ours)
+            return False
+        assert not want.conflicts, f"carried over, the model finds {want.conflicts}"
+        assert (done.from_version, done.to_version) == (session.base, self.model.head)
+        session.base = session.upper.snapshot.version
+        assert session.base == self.model.head and not os.listdir(f"{self.root}/staging")
+        session.show()
+        shown = read_tree(session.mount)
+        same("session on the head", shown, want.tree)
+        differ = sum(ours.get(path) != shown.get(path) for path in ours.keys() | shown.keys())
+        assert done.updated + done.merged == differ and min(done.updated, done.merged) >= 0, f"{done}, {differ} paths look different"
+        self.tally["sessions rebased"] += behind
+        self.tally["rebases that merged"] += bool(done.merged)
+        return True
 
     @precondition(lambda self: self.drafts)
     @rule(which=which)

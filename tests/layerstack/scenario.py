@@ -204,10 +204,11 @@ def play(
     with shown(e, at("e")) as m:
         put(m, "resolution", b"work of e\n")
     journal.note("work", "work of e")
-    try:
-        e.publish(owner="e", request_id="6")
-    except PublishRejected:
-        acknowledge("rejected")
+    for refused in (e.rebase, lambda: e.publish(owner="e", request_id="6")):
+        try:
+            refused()
+        except PublishRejected:
+            acknowledge("rejected")
     second = e.to_draft(reason="source_conflict")
     assert second is not None
     acknowledge("draft", f"{second.draft_id}:work of b,more work of b,work of e")
@@ -238,6 +239,12 @@ def play(
     assert [(len(block.replaced_layer_ids), block.reclaimed) for block in blocks] == [(2, True), (3, False)], blocks
     published(8)
     journal.note("work", "work of h")
+    h.rebase()
+    acknowledge("rebased", "work of h")
+    with shown(h, at("h")) as m:
+        assert get(m, "d/again").endswith(b"once more\n") and not os.path.exists(f"{m}/new/deep/file")
+        put(m, "late", b"late work of h\n")
+    journal.note("work", "late work of h")
     h.publish(owner="h", request_id="7")
     published(9)
 

@@ -153,6 +153,28 @@ class History:
             demand(error.reason == "upper_ended" and self.disk.failed, str(error))
             return None
 
+    def carried_over(self, upper: Upper) -> None:
+        """To the head; whenever that fails the session shows what it did, and once it is done what it did beside what the head does."""
+        place = os.path.join(self.places.mounts, "a")
+
+        def seen() -> Tree:
+            with shown(upper, place) as mount:
+                return read_tree(mount)
+
+        before, version = seen(), upper.snapshot.version
+
+        def rebase() -> None:
+            try:
+                upper.rebase()
+            except OSError:
+                self.disk.sound = True
+                demand((seen(), upper.snapshot.version) == (before, version), "what could not be carried over is not as it was")
+                raise
+
+        self.twice(rebase)
+        version, head = self.view()
+        demand(upper.snapshot.version == version and seen() == {**before, **head}, "the session shows another tree than the merge")
+
     def put_aside(self, upper: Upper) -> str | None:
         """None when the work is left to the next open."""
         try:
@@ -206,8 +228,10 @@ class History:
         self.twice(lambda: store.pins.pin(2))
         self.twice(store.squash)
         if kept is not None:
-            k = self.upper("k", kept, "head")
+            k = self.upper("k", kept)
             self.write(k, ("k", b"work k\n", b"work k\n"))
+            self.carried_over(k)
+            self.write(k, ("late", b"late k\n", b"late k\n"))
             self.settled(k)
         pinned = store.head.version
         self.twice(lambda: store.pins.pin(pinned))

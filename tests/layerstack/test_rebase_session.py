@@ -158,7 +158,7 @@ def test_a_full_disk_at_any_step_leaves_the_session_as_it_was(stack: Stack) -> N
     session = moved("first")
     stack.store.step = names.append
     session.upper.rebase()
-    assert {"rebase.plan", "rebase.clone", "rebase.sync", "session.write", "session.rename"} <= set(names)
+    assert {"rebase.plan", "rebase.clone", "rebase.sync", "session.write", "session.exchange"} <= set(names)
     session.upper.discard()
     for name in dict.fromkeys(name for name in names if name != "session.end"):
         stack.store.step = no_step

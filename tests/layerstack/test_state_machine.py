@@ -23,6 +23,7 @@ OUTCOMES = (
     "rollbacks",
     "pins",
     "drafts rebased",
+    "sessions rebased",
     "squashes on a bad disk",
     "held",
     "exported",
