@@ -18,7 +18,7 @@ PURE = {"errors", "manifest", "changes", "paths", "lines", "merge", "myers", "pa
 """Modules of layerstack without I/O: what the host may take."""
 QUICK = ("eos_mcp.client", "eos_mcp.catalog", "eos_mcp.places", "eos_mcp.cli")
 """What runs in each CLI process before its request is sent: the standard library only, and nothing slow of it."""
-COMPANIONS = {"mcp_types", "starlette", "uvicorn", "pydantic_core", "requests"}
+COMPANIONS = {"mcp_types", "opentelemetry", "starlette", "uvicorn", "pydantic_core", "requests"}
 """What the declared distributions are made of and show to their callers: `requests` is what docker-py's exceptions are."""
 SLOW = {"argparse", "asyncio", "dataclasses", "uuid", "inspect", "multiprocessing", "concurrent.futures"}
 

@@ -153,7 +153,7 @@ def check_gateway() -> Finding:
         return Finding("gateway", False, error.message, "eos gateway stop, then repeat the call that failed")
     if found is None:
         return Finding("gateway", None, "not running; it starts on demand")
-    warnings = found.get("warnings") or []
+    warnings: list[str] = found.get("warnings") or []
     if warnings:
         return Finding("gateway", False, f"runs (pid {found.get('pid')}), {warnings[0]}", "mend that file")
     return Finding("gateway", True, f"runs (pid {found.get('pid')}), version {found.get('version')}, {found.get('sandboxes')} sandboxes")

@@ -74,7 +74,11 @@ def pick(result: Mapping[str, Any], path: str) -> Any:
     value: Any = result
     for part in path.split("."):
         try:
-            value = _object(value)[part] if not isinstance(value, list) else value[int(part)]  # pyright: ignore[reportUnknownVariableType]
+            if isinstance(value, list):
+                items: list[Any] = value
+                value = items[int(part)]
+            else:
+                value = _object(value)[part]
         except (KeyError, IndexError, ValueError):
             details = {"argument": "--field", "value": path}
             raise OperationError(INVALID_REQUEST, f"the result has no field {path}", details, reason="no_such_field") from None

@@ -11,7 +11,7 @@ import asyncio
 import json
 import socket
 import time
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from eos_agent import protocol
 from eos_agent.protocol import SERVER_SHUTTING_DOWN, OperationError, Request
@@ -209,4 +209,4 @@ def _proved(line: bytes, target: Target) -> bool:
         value = json.loads(line)
     except ValueError:
         return False
-    return isinstance(value, dict) and forward.is_ready(value, target)
+    return isinstance(value, dict) and forward.is_ready(cast("dict[str, Any]", value), target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.abc
@@ -59,17 +59,19 @@ class Express:
         params = message.params
         if params is None or not _PARAMS.issuperset(params):
             return False
-        name, arguments, token = params.get("name"), params.get("arguments", {}), None
+        name, arguments = params.get("name"), params.get("arguments", {})
+        token: str | int | None = None
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return False
         if "_meta" in params:
-            meta = params["_meta"]
-            if not isinstance(meta, dict) or not _META.issuperset(meta):
+            meta: Any = params["_meta"]
+            if not isinstance(meta, dict) or not _META.issuperset(cast("dict[object, object]", meta)):
                 return False
-            token = meta.get("progressToken")
-            if isinstance(token, bool) or not isinstance(token, (str, int)):
+            given = cast("dict[str, object]", meta).get("progressToken")
+            if isinstance(given, bool) or not isinstance(given, (str, int)):
                 return False
-        self._tasks.start_soon(self._run, message.id, name, arguments, token)
+            token = given
+        self._tasks.start_soon(self._run, message.id, name, cast("dict[str, Any]", arguments), token)
         return True
 
     def cancel(self, request_id: RequestId) -> None:
