@@ -65,6 +65,10 @@ def result(reply: Mapping[str, Any], *, pretty: bool, field: str | None) -> None
         write(protocol.encode(value))
 
 
+def _step(value: Any, part: str) -> Any:
+    return value[int(part)] if isinstance(value, list) else _object(value)[part]  # pyright: ignore[reportUnknownVariableType]
+
+
 def pick(result: Mapping[str, Any], path: str) -> Any:
     """`a.b.0` of a result: keys of objects, indexes of arrays.
 
@@ -74,11 +78,7 @@ def pick(result: Mapping[str, Any], path: str) -> Any:
     value: Any = result
     for part in path.split("."):
         try:
-            if isinstance(value, list):
-                items: list[Any] = value
-                value = items[int(part)]
-            else:
-                value = _object(value)[part]
+            value = _step(value, part)
         except (KeyError, IndexError, ValueError):
             details = {"argument": "--field", "value": path}
             raise OperationError(INVALID_REQUEST, f"the result has no field {path}", details, reason="no_such_field") from None
