@@ -298,14 +298,13 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Write published changes to the host",
-        "Write everything published above the base to the host: dir applies it to a directory (deletes what was deleted), tar and tar-zst write one archive. "
-        "Work of open sessions is not included. Refused destinations: /, the home directory, our own state.",
+        "Write all published changes, none of open sessions, to the host: dir applies them to a directory (deletes what was deleted), "
+        "tar and tar-zst write one archive.",
         (
             _SANDBOX,
-            Argument(
-                "dest", "path", required=True, help="Absolute host path: a directory for dir, the archive file otherwise.", value="PATH"
-            ),
+            Argument("dest", "path", required=True, help="Absolute host path of the directory or archive.", value="PATH"),
             Argument("format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")),
+            Argument("dry_run", "boolean", help="Only list what would change, and host edits that would be lost.", default=False),
         ),
         scope="system",
         owner="manager",
@@ -314,9 +313,10 @@ MANAGER: tuple[Operation, ...] = (
         examples=(
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject",
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /tmp/delta.tar.zst --format tar-zst",
+            "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject --dry-run",
         ),
         when_to_use=(
-            "dir applies the changes to a host directory; tar and tar-zst write an archive atomically.",
+            "dir applies the changes to a host directory (dry_run: nothing is written, the same checks and counts); tar and tar-zst write an archive atomically.",
             "dest must be absolute; the root, the home directory, the manager's state and .export are refused.",
             "The manager checks the bytes that it receives and alone writes to the destination.",
         ),
@@ -333,6 +333,18 @@ MANAGER: tuple[Operation, ...] = (
             ResultField("bytes_written", "integer"),
             ResultField("live_workspace_sessions", "array"),
             ResultField("hygiene", "array", "files that run code on the host", ours=True),
+            ResultField("dry_run", "boolean", "true: nothing was written, all counts are of what would be", ours=True),
+            ResultField("changes", "array", "dry run: action (write, delete, mode) and path; 200 at most", ours=True),
+            ResultField("change_count", "integer", "dry run: of all changes", ours=True),
+            ResultField(
+                "edited",
+                "array|null",
+                "dry run, dir: files of dest that would be written over or deleted and are not as the workspace had them: edited here, or "
+                "written by an earlier export; 200 at most; null: the copy of the workspace is gone",
+                ours=True,
+            ),
+            ResultField("edited_count", "integer", "dry run, dir: of all edited files", ours=True),
+            ResultField("replaces", "boolean", "dry run, archives: there is a file at dest", ours=True),
         ),
         sets=_MANAGEMENT,
         waits=NO_BUDGET,

@@ -28,7 +28,7 @@ REVISING = frozenset(
 )
 NOT_STRAIGHT = frozenset({"cancel_request", *INTERNAL_NAMES})
 """Operations of agents that the gateway answers itself or adds something to."""
-FEATURES = ("drafts", "cancel_request", "file_list", "keep_alive", "gateway_info")
+FEATURES = ("drafts", "cancel_request", "file_list", "keep_alive", "gateway_info", "export_dry_run")
 LOGGED_CHARACTERS = 200  # of what a client named: it decides no more of the log
 _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
 

@@ -38,3 +38,15 @@ def count(args: Mapping[str, Any]) -> int:
         details = {"argument": "count", **({"value": value} if isinstance(value, int) else {})}
         raise OperationError(INVALID_REQUEST, f"count must be an integer from 1 to {U64_MAX}", details, reason="bad_argument")
     return value
+
+
+def flag(args: Mapping[str, Any], name: str) -> bool:
+    """A boolean argument, false by default.
+
+    Raises:
+        OperationError: invalid_request: anything else must not be taken for false.
+    """
+    value = args.get(name, False)
+    if not isinstance(value, bool):
+        raise OperationError(INVALID_REQUEST, f"{name} must be a boolean", {"argument": name}, reason="bad_argument")
+    return value

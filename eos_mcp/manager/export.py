@@ -112,6 +112,7 @@ def apply(
     progress: Callable[[str], None],
     directory_mode: str = "carried",
     dry_run: bool = False,
+    base: str | None = None,
     step: StepHook = no_step,
 ) -> dict[str, Any]:
     """Read one export stream and write it to `dest`.
@@ -119,7 +120,8 @@ def apply(
     Args:
         reader: the agent's answer to `export_stream`, from its first line on; each read has its own deadline.
         directory_mode: `carried`, or `0700` for every directory that is made.
-        dry_run: read and compare only; `changes` in the result lists what would be written, deleted or get another mode.
+        dry_run: read and compare only: the same checks, refusals and counts, and what would be written, deleted or get another mode.
+        base: for a dry run: the copy of the workspace that the sandbox was made from; what differs from it was edited on the host.
         step: where tests stop; the names begin with `export.`.
     Returns:
         The result object of `export_changes`.
@@ -134,20 +136,22 @@ def apply(
         place = _resolve(_fold(dest))
         if fmt == "dir":
             with _parents_of(place, dry_run):
-                return apply_directory(stream, place, progress=progress, directory_mode=directory_mode, dry_run=dry_run, step=step)
+                return apply_directory(
+                    stream, place, progress=progress, directory_mode=directory_mode, dry_run=dry_run, base=base, step=step
+                )
         return apply_archive(stream, place, fmt, progress=progress, dry_run=dry_run, step=step)
 
 
 @contextlib.contextmanager
 def _parents_of(place: str, dry_run: bool) -> Generator[None]:
-    """Make the directories that `place` lies in; they go again when the export fails."""
+    """Make the directories that `place` lies in; they go again when the export fails. A dry run makes and removes none."""
     missing: list[str] = []
     above = os.path.dirname(place)
-    while not os.path.lexists(above):
+    while not dry_run and not os.path.lexists(above):
         missing.append(above)
         above = os.path.dirname(above)
     try:
-        if not dry_run and missing:
+        if missing:
             os.makedirs(missing[0], exist_ok=True)
         yield
     except BaseException as error:

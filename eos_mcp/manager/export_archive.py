@@ -7,6 +7,7 @@ written beside its place and renamed when the stream is known to be whole.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import tempfile
 from collections.abc import Callable, Generator
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_dir import disk_refused
+from eos_mcp.manager.export_preview import LISTED_MAX, check_home, check_room
 from eos_mcp.manager.export_stage import StepHook, lock, no_step
 from eos_mcp.manager.export_stream import ExportStream, shown
 from eos_mcp.manager.hygiene import Hygiene
@@ -41,12 +43,21 @@ def apply_archive(
 ) -> dict[str, Any]:
     """Write the archive `dest` (resolved, absolute), or nothing.
 
+    With `dry_run` the archive is made, measured and thrown away: `bytes_written` is its size, `changes` lists what it would hold (`write`,
+    or `delete` for a whiteout; directories are left out), `replaces` tells whether a file is at `dest`.
+
     Raises:
         OperationError: operation_failed; `reserved_names` when a file of the delta is called `.wh.*`: an archive would turn it into a deletion.
     """
     hygiene = Hygiene()
     counts = {"files_written": 0, "symlinks_written": 0, "whiteouts_emitted": 0, "bytes_written": 0}
     reserved: list[str] = []
+    changes: list[dict[str, str]] = []
+
+    def note(action: str, path: bytes) -> None:
+        if dry_run and len(changes) < LISTED_MAX:
+            changes.append({"action": action, "path": path.decode("utf-8", "replace")})
+
     try:
         with contextlib.ExitStack() as stack:
             sink = stack.enter_context(_replacing(dest, dry_run, step))
@@ -62,11 +73,14 @@ def apply_archive(
                     above, _, name = header.path.rpartition(b"/")
                     late.write(pax.encode(pax.Header((above + b"/" if above else b"") + MARK + name, pax.FILE, 0o644)))
                     counts["whiteouts_emitted"] += 1
+                    note("delete", header.path)
                     continue
                 hygiene.look(header)
                 out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"")))
                 if header.kind == pax.OPAQUE:
                     out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_MARK, pax.FILE, 0o644)))
+                if header.type != pax.DIRECTORY:
+                    note("write", header.path)
                 if header.type == pax.SYMLINK:
                     counts["symlinks_written"] += 1
                 elif header.type != pax.DIRECTORY:
@@ -90,9 +104,13 @@ def apply_archive(
             while block := late.read(1 << 16):
                 out.write(block)
             out.write(pax.END)
+        if isinstance(sink, _Measure):
+            counts["bytes_written"] = sink.size
+            check_room(os.path.dirname(dest), sink.size)
+        else:
+            counts["bytes_written"] = os.stat(dest).st_size
     except OSError as error:
         raise disk_refused(error, dest) from error
-    counts["bytes_written"] = 0 if dry_run else os.stat(dest).st_size
     header_line = stream.header
     result: dict[str, Any] = {
         "manifest_version": header_line["manifest_version"],
@@ -104,16 +122,31 @@ def apply_archive(
         result["live_workspace_sessions"] = header_line["live_workspace_sessions"]
     result.update(hygiene.to_json())
     if dry_run:
-        result["dry_run"] = True
+        count = counts["files_written"] + counts["symlinks_written"] + counts["whiteouts_emitted"]
+        result.update(dry_run=True, changes=changes, change_count=count, replaces=os.path.lexists(dest))
     return result
 
 
+class _Measure(io.RawIOBase):
+    """Takes any bytes and keeps their number."""
+
+    size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        length = memoryview(data).nbytes
+        self.size += length
+        return length
+
+
 @contextlib.contextmanager
-def _replacing(dest: str, dry_run: bool, step: StepHook) -> Generator[IO[bytes]]:
+def _replacing(dest: str, dry_run: bool, step: StepHook) -> Generator[Any]:
     """A file that takes the place of `dest` when the block ends well; siblings that a killed export left are removed first."""
     if dry_run:
-        with open(os.devnull, "wb") as nowhere:
-            yield nowhere
+        check_home(os.path.dirname(dest))
+        yield _Measure()
         return
     directory = os.path.dirname(dest)
     _sweep(directory)

@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError, os_error
+from eos_mcp.manager.export_preview import Preview, check_home, check_unfinished
 from eos_mcp.manager.export_receive import Progress, Receiver
 from eos_mcp.manager.export_stage import PREFIX, Stage, StepHook, lock, no_step
 from eos_mcp.manager.export_stream import ExportStream, refused
@@ -27,28 +28,37 @@ def apply_directory(
     progress: Progress,
     directory_mode: str = "carried",
     dry_run: bool = False,
+    base: str | None = None,
     step: StepHook = no_step,
 ) -> dict[str, Any]:
     """Make `dest` (resolved, absolute) show the delta of the stream.
 
+    Args:
+        base: for a dry run: the workspace that the sandbox was made from, if this machine has it.
     Returns:
-        The contract's keys, `hygiene` where something was found; with `dry_run` also `changes`, and nothing was written.
+        The contract's keys, `hygiene` where something was found; with `dry_run` also what `Preview` found, and nothing was written.
     Raises:
         OperationError: operation_failed; the destination is as it was before, unless `details.reason` is `rollback_failed`.
     """
-    recover(dest)
+    if dry_run:
+        check_unfinished(dest, _staging_of(dest))
+    else:
+        recover(dest)
     exists = os.path.lexists(dest)
     target = Tree(dest) if exists else None
     stage: Stage | None = None
+    preview: Preview | None = None
     try:
         if target is not None and not lock(target.fd):
             raise _in_flight(dest)
-        if not dry_run:
+        if dry_run:
+            preview = Preview(check_home(dest), target, Tree(base) if base is not None and os.path.isdir(base) else None)
+        else:
             home, tag = (dest, "") if exists else (os.path.dirname(dest), _tag(dest))
             stage = Stage.create(home, tag, step)
             if not exists and len(_staging_of(dest)) > 1:
                 raise _in_flight(dest)
-        work = Receiver(stream, target, stage, directory_mode)
+        work = Receiver(stream, target, stage, directory_mode, preview)
         work.receive(progress)
         if stage is not None:
             stage.ready(work.staged_files)
@@ -59,6 +69,8 @@ def apply_directory(
     finally:
         if target is not None:
             target.close()
+        if preview is not None and preview.base is not None:
+            preview.base.close()
         if stage is not None and not stage.kept:
             with contextlib.suppress(OSError):
                 stage.destroy()

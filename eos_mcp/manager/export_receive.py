@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from eos_mcp.manager.export_preview import Preview
 from eos_mcp.manager.export_stage import PREFIX, Stage, Step
 from eos_mcp.manager.export_stream import ExportStream, refused, shown
 from eos_mcp.manager.export_tree import Tree, pieces
@@ -16,8 +17,6 @@ from eos_mcp.manager.hygiene import Hygiene
 from layerstack import pax
 from layerstack.durable import begin_write_out
 
-LISTED_MAX = 1000
-"""Changes that a dry run lists; it counts all."""
 COLLISIONS_MAX = 20
 WRITE_OUT_BYTES = 8 << 20
 """So much of a file is sent to the disk while the rest is still received; in the end there is little left to wait for."""
@@ -28,10 +27,13 @@ Progress = Callable[[str], None]
 
 
 class Receiver:
-    """Reads one stream, stages what differs from the destination, and counts."""
+    """Reads one stream, stages what differs from the destination, and counts. A dry run has a preview and no stage."""
 
-    def __init__(self, stream: ExportStream, target: Tree | None, stage: Stage | None, directory_mode: str) -> None:
+    def __init__(
+        self, stream: ExportStream, target: Tree | None, stage: Stage | None, directory_mode: str, preview: Preview | None = None
+    ) -> None:
         self.stream, self.target, self.stage, self.carried = stream, target, stage, directory_mode == "carried"
+        self.preview = preview
         self.staged_files = 0
         self.hygiene = Hygiene()
         self.counts = dict[str, int].fromkeys(
@@ -39,12 +41,10 @@ class Receiver:
         )
         self._state = bytearray()  # per entry: 1 staged, 0 not
         self._opaque: list[bytes] = []
-        self._folds = folds(stage)
+        self._folds = folds(stage) if preview is None else preview.folds
         self._folded: dict[bytes, int] = {}
         self._collisions: list[list[str]] = []
         self._listing: tuple[bytes, set[bytes]] | None = None
-        self.changes: list[dict[str, str]] = []
-        self.change_count = 0
 
     def receive(self, progress: Progress) -> None:
         """Up to the trailer; afterwards the plan is complete. Raises OSError or OperationError; the destination was only read."""
@@ -78,6 +78,9 @@ class Receiver:
                 collisions=self._collisions,
             )
         self._plan_clears()
+        if self.preview is not None:
+            self.preview.room()
+            return
         progress(f"export: {self.stream.count} entries received, putting {self.staged_files} files in place")
 
     def result(self) -> dict[str, Any]:
@@ -91,19 +94,15 @@ class Receiver:
         if header.get("live_workspace_sessions"):
             out["live_workspace_sessions"] = header["live_workspace_sessions"]
         out.update(self.hygiene.to_json())
-        if self.stage is None:
-            out["dry_run"], out["changes"] = True, self.changes
-            if self.change_count > len(self.changes):
-                out["change_count"] = self.change_count
+        if self.preview is not None:
+            out.update(self.preview.to_json())
         return out
 
     # one entry
 
-    def _note(self, action: str, path: bytes) -> None:
-        if self.stage is None:
-            self.change_count += 1
-            if len(self.changes) < LISTED_MAX:
-                self.changes.append({"action": action, "path": path.decode("utf-8", "replace")})
+    def _note(self, action: str, path: bytes, size: int = 0) -> None:
+        if self.preview is not None:
+            self.preview.change(action, path, size)
 
     def _old(self, path: bytes) -> os.stat_result | None:
         return None if self.target is None else self.target.lstat(path)
@@ -249,7 +248,7 @@ class Receiver:
             for one in (compared, fd):
                 if one is not None:
                     os.close(one)
-        self._note("write", header.path)
+        self._note("write", header.path, header.size)
         self.counts["files_written"] += 1
         self.counts["bytes_written"] += header.size
         self.staged_files += 1

@@ -120,15 +120,7 @@ class Stage:
     # what is written
 
     def state(self) -> dict[str, Any]:
-        fd = self.tree.open_file(b"state")
-        if fd is None:
-            return {}
-        with os.fdopen(fd, "rb") as file:
-            try:
-                value = json.loads(file.read(4096))
-            except ValueError:
-                return {}
-        return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+        return state_of(self.tree)
 
     def set_phase(self, phase: str) -> None:
         """Write the state so that it survives a power cut."""
@@ -322,6 +314,19 @@ class Stage:
         if old is not None and target.lstat(path) is None:
             self.step("export.back")
             self.tree.move(place, target, path, directory=stat.S_ISDIR(old.st_mode))
+
+
+def state_of(tree: Tree) -> dict[str, Any]:
+    """The state file of a staging directory; empty when there is none that can be read."""
+    fd = tree.open_file(b"state")
+    if fd is None:
+        return {}
+    with os.fdopen(fd, "rb") as file:
+        try:
+            value = json.loads(file.read(4096))
+        except ValueError:
+            return {}
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def lock(fd: int) -> bool:

@@ -76,10 +76,21 @@ class Exports:
         export.check_destination(dest, fmt, self.guards)
 
     async def run(
-        self, sandbox_id: str, args: Mapping[str, Any], dest: str, fmt: str, request_id: str, progress: Callable[[str], None]
+        self,
+        sandbox_id: str,
+        args: Mapping[str, Any],
+        dest: str,
+        fmt: str,
+        request_id: str,
+        progress: Callable[[str], None],
+        *,
+        dry_run: bool = False,
+        base: str | None = None,
     ) -> dict[str, Any]:
         """The result object of `export_changes`.
 
+        Args:
+            dry_run, base: as in `export.apply`. A dry run counts as an export: it does not run beside one.
         Raises:
             OperationError: operation_failed, reason export_in_flight, while another export of the sandbox runs; what the forwarder and
                 `export.apply` raise.
@@ -97,16 +108,22 @@ class Exports:
             wanted: dict[str, Any] = {"digests": True}
             if isinstance(args.get("version"), int):
                 wanted["version"] = args["version"]
-            dry_run = args.get("dry_run") is True
             async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:
                 reader = BlockingReader(*stream.hand_over())
-                result: dict[str, Any] = await self._run(self._apply, reader, dest, fmt, limits, progress, dry_run)
+                result: dict[str, Any] = await self._run(self._apply, reader, dest, fmt, limits, progress, dry_run, base)
                 return result
         finally:
             self._under_way.discard(sandbox_id)
 
     def _apply(
-        self, reader: BlockingReader, dest: str, fmt: str, limits: export.ExportLimits, progress: Callable[[str], None], dry_run: bool
+        self,
+        reader: BlockingReader,
+        dest: str,
+        fmt: str,
+        limits: export.ExportLimits,
+        progress: Callable[[str], None],
+        dry_run: bool,
+        base: str | None,
     ) -> dict[str, Any]:
         return export.apply(
             reader,
@@ -117,6 +134,7 @@ class Exports:
             progress=progress,
             directory_mode=self.settings.directory_mode,
             dry_run=dry_run,
+            base=base,
         )
 
 

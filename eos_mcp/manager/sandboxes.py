@@ -415,9 +415,12 @@ class Manager:
         sandbox_id = arguments.text(args, "sandbox_id", "export_changes")
         dest = arguments.text(args, "dest", "export_changes", non_empty=False)
         fmt = arguments.text(args, "format", "export_changes", default="dir", non_empty=False)
+        dry_run = arguments.flag(args, "dry_run")
         await self.run(self.exports.check, dest, fmt)
         await self.target(sandbox_id)
-        return await self.exports.run(sandbox_id, args, dest, fmt, request_id, progress)
+        shared = self.registry.get(sandbox_id).shared_base
+        copy = None if shared is None else os.path.join(self.bases, shared.root_hash, "base", base.BASE_LAYER)
+        return await self.exports.run(sandbox_id, args, dest, fmt, request_id, progress, dry_run=dry_run, base=copy)
 
     async def _snapshot(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         return await self._fleet(request_id).snapshot()

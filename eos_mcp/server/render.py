@@ -290,7 +290,16 @@ def _publish(args: Object, reply: Object) -> str:
     publish = reply.get("publish")
     text = _published(publish) if is_object(publish) else "published"
     notices = publish.get("notices") if is_object(publish) else None
-    return f"{text}; session {reply.get('workspace_session_id')} is closed" + (f"\nnotices: {compact(notices)}" if notices else "")
+    return f"{text}; session {reply.get('workspace_session_id')} {_after_publish(reply)}" + (f"\nnotices: {compact(notices)}" if notices else "")
+
+
+def _after_publish(reply: Object) -> str:
+    """What became of the session: with keep_open it goes on, unless something kept it from that."""
+    if reply.get("kept_open"):
+        address = f", address {reply['address']}" if reply.get("address") else ""
+        return f"goes on, base version {reply.get('base_version')}{address}"
+    why = reply.get("not_kept_open")
+    return "is closed" + (f", it could not be kept open: {why.get('message')}" if is_object(why) else "")
 
 
 def _destroyed(args: Object, reply: Object) -> str:
@@ -374,13 +383,22 @@ def _rolled_back(args: Object, reply: Object) -> str:
 
 
 def _export(args: Object, reply: Object) -> str:
-    rest = {key: value for key, value in reply.items() if key not in ("layers_exported", "live_workspace_sessions", "format", "hygiene")}
-    text = f"exported to {args.get('dest')} as {reply.get('format')}: {compact(rest)}; {len(reply.get('layers_exported') or ())} layers"
+    told_apart = ("layers_exported", "live_workspace_sessions", "format", "hygiene", "dry_run", "changes", "edited")
+    rest = {key: value for key, value in reply.items() if key not in told_apart}
+    done = "dry run, nothing was written; an export would have gone" if reply.get("dry_run") else "exported"
+    text = f"{done} to {args.get('dest')} as {reply.get('format')}: {compact(rest)}; {len(reply.get('layers_exported') or ())} layers"
     if reply.get("live_workspace_sessions"):
         text += f"\nnot included: the private work of open sessions {', '.join(map(str, reply['live_workspace_sessions']))}"
     if reply.get("hygiene"):
         text += f"\nfiles that can run code on this machine, look at them first: {compact(reply['hygiene'])}"
-    return text
+    if reply.get("edited"):
+        text += f"\nnot as the workspace had them, and would be lost: {compact(reply['edited'])}"
+    changes = rows(reply.get("changes"))
+    lines = [text, *(f"{row.get('action')}  {row.get('path')}" for row in changes)]
+    count = reply.get("change_count")
+    if isinstance(count, int) and count > len(changes):
+        lines.append(f"and {count - len(changes)} more")
+    return "\n".join(lines)
 
 
 _FORMS: dict[str, Callable[[Object, Object], str]] = {

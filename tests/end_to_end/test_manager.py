@@ -102,6 +102,29 @@ def test_each_format_is_written(place: Place, fmt: str) -> None:
         assert result["bytes_written"] == os.path.getsize(place.out)
 
 
+def test_a_dry_run_names_what_was_edited_since_the_sandbox_was_made_and_leaves_the_workspace_alone(place: Place) -> None:
+    async def scenario(host: Host, sandbox_id: str) -> tuple[dict[str, Any], ...]:
+        await host.run(sandbox_id, "echo two > b.txt; echo other > a.txt; rm c.txt")
+        where = {"sandbox_id": sandbox_id, "dest": place.workspace}
+        clean = await host.do("export_changes", **where, dry_run=True)
+        with open(f"{place.workspace}/a.txt", "w") as file:
+            file.write("mine\n")
+        edited = await host.do("export_changes", **where, dry_run=True)
+        wrong = await host.refused("export_changes", **where, dry_run="true")
+        assert (wrong.kind, wrong.details["argument"]) == ("invalid_request", "dry_run"), "and is not taken for false"
+        archive = await host.do("export_changes", sandbox_id=sandbox_id, dest=place.out, format="tar-zst", dry_run=True)
+        assert sorted(os.listdir(place.workspace)) == ["a.txt", "c.txt"] and not os.path.exists(place.out)
+        return clean, edited, archive, await host.do("export_changes", **where)
+
+    with open(f"{place.workspace}/c.txt", "w") as file:
+        file.write("three\n")
+    clean, edited, archive, done = play(place, scenario)
+    want = [{"action": "write", "path": "a.txt"}, {"action": "write", "path": "b.txt"}, {"action": "delete", "path": "c.txt"}]
+    assert clean["changes"] == edited["changes"] == want and archive["change_count"] == 3
+    assert (clean["edited"], edited["edited"]) == ([], ["a.txt"])
+    assert (done["files_written"], done["deletes_applied"]) == (2, 1) and "dry_run" not in done
+
+
 @pytest.mark.parametrize("dest", ["relative", "/", "{home}", "{state}/x", "{root}/.export/x"])
 def test_a_destination_that_is_refused_is_refused_before_the_sandbox_is_asked(place: Place, dest: str) -> None:
     async def hosted() -> OperationError:

@@ -60,7 +60,9 @@ def test_any_name_that_linux_takes_can_be_written_listed_read_and_exported(sandb
     if session:
         sandbox.do("publish_workspace_session", "--workspace-session-id", session)
     out = sandbox.desk.give("out/.keep", "").parent
-    exported = sandbox.desk.do("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(out / "tree"))
+    words = ("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(out / "tree"))
+    assert sandbox.desk.do(*words, "--dry-run")["files_written"] == len(NAMES) and not (out / "tree").exists()
+    exported = sandbox.desk.do(*words)
     assert exported["files_written"] == len(NAMES)
     assert sorted(os.listdir(os.fsencode(out / "tree" / "dir"))) == sorted(NAMES)
 

@@ -166,6 +166,13 @@ def test_an_export_names_what_it_lacks_and_what_the_machine_may_run() -> None:
     text = render.result("export_changes", {"dest": "/out"}, reply)
     for part in ("/out", '"files_written":2', "w1", "pre-commit"):
         assert part in text
+    text = render.result(
+        "export_changes",
+        {"dest": "/out"},
+        {**reply, "dry_run": True, "changes": [{"action": "delete", "path": "a"}], "change_count": 3, "edited": ["a"]},
+    )
+    for part in ("dry run, nothing was written", "would be lost", "delete  a", "and 2 more"):
+        assert part in text
 
 
 def test_head_and_tail_keep_whole_lines_and_all_text_that_fits() -> None:

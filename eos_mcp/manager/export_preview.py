@@ -1,0 +1,228 @@
+"""A dry run of a `dir` export: what would change, what of it was edited on the host, and what the kernel would refuse. Only reads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import unicodedata
+from typing import Any
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.manager.export_stage import lock, state_of
+from eos_mcp.manager.export_tree import Tree, pieces
+
+LISTED_MAX = 200
+"""Changes, and edited files, that a dry run lists; it counts all."""
+
+
+class Preview:
+    """Told of each change in the order of the stream; `target` and `base` are the caller's to close.
+
+    Args:
+        home: where the export would make its staging directory: the destination, or the nearest directory above it that exists.
+        base: the workspace that the sandbox was made from, None where this machine has no copy of it any more.
+    """
+
+    def __init__(self, home: str, target: Tree | None, base: Tree | None) -> None:
+        self.home, self.target, self.base = home, target, base
+        self.folds = folds_by_names(home)
+        self.changes: list[dict[str, str]] = []
+        self.edited: list[str] = []
+        self.change_count = self.edited_count = self._bytes = 0
+        self._open: dict[bytes, bool] = {}
+
+    def change(self, action: str, path: bytes, size: int = 0) -> None:
+        """`write`, `delete` or `mode`.
+
+        Raises:
+            OSError: what the export would get from the kernel at this place.
+        """
+        self.change_count += 1
+        if len(self.changes) < LISTED_MAX:
+            self.changes.append({"action": action, "path": path.decode("utf-8", "replace")})
+        self._bytes += size
+        old = None if self.target is None else self.target.lstat(path)
+        if action == "mode":
+            self._own(path, old)
+            return
+        if self.target is not None:
+            self._may_change(path, old, self.target)
+            if old is not None:
+                self._look(path, old, self.target)
+
+    def room(self) -> None:
+        """Raises OSError, ENOSPC: the destination's file system has less room than the files need that would be written."""
+        check_room(self.home, self._bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"dry_run": True, "changes": self.changes, "change_count": self.change_count}
+        out["edited"] = None if self.base is None else self.edited
+        if self.base is not None:
+            out["edited_count"] = self.edited_count
+        return out
+
+    # what the kernel would refuse
+
+    def _own(self, path: bytes, old: os.stat_result | None) -> None:
+        if old is not None and os.geteuid() not in (0, old.st_uid):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    def _may_change(self, path: bytes, old: os.stat_result | None, target: Tree) -> None:
+        above = path.rpartition(b"/")[0]
+        may = self._open.get(above)
+        if may is None:
+            if len(self._open) > 1000:
+                self._open.clear()
+            parent = target.lstat(above) if above else os.fstat(target.fd)
+            # a directory that is not there, or is none, the export makes; one of ours it opens up
+            may = self._open[above] = (
+                parent is None
+                or not stat.S_ISDIR(parent.st_mode)
+                or (bool(above) and parent.st_uid == os.geteuid())
+                or _access(b".", target.fd if not above else target.parent(above + b"/x"))
+            )
+            if parent is not None and stat.S_ISDIR(parent.st_mode) and parent.st_dev != os.fstat(target.fd).st_dev:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)  # another mount: nothing is renamed into it
+        if not may:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+        if old is not None and stat.S_ISDIR(old.st_mode) and not _access(path.rpartition(b"/")[2], target.parent(path)):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)  # rename(2) of a directory into another writes its `..`
+
+    # what was edited
+
+    def _look(self, path: bytes, old: os.stat_result, target: Tree) -> None:
+        """Take note of what lies at `path` and below and is not as in the base."""
+        if self.base is None:
+            return
+        waiting = [(path, old)]
+        while waiting:
+            at, found = waiting.pop()
+            if stat.S_ISDIR(found.st_mode):
+                for name in sorted(target.names(at), reverse=True):
+                    child = target.lstat(at + b"/" + name)
+                    if child is not None:
+                        waiting.append((at + b"/" + name, child))
+            elif not _same(at, found, target, self.base):
+                self.edited_count += 1
+                if len(self.edited) < LISTED_MAX:
+                    self.edited.append(at.decode("utf-8", "replace"))
+
+
+def _same(path: bytes, found: os.stat_result, target: Tree, base: Tree) -> bool:
+    """Whether the base has this at `path`: by size and time, else by content; modes are not asked for."""
+    was = base.lstat(path)
+    if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(found.st_mode):
+        return False
+    if stat.S_ISLNK(found.st_mode):
+        return target.readlink(path) == base.readlink(path)
+    if not stat.S_ISREG(found.st_mode):
+        return True
+    if was.st_size != found.st_size:
+        return False
+    if was.st_mtime_ns == found.st_mtime_ns:
+        return True
+    one, other = target.open_file(path), base.open_file(path)
+    try:
+        if one is None or other is None:
+            return False
+        return all(a == b for a, b in zip(pieces(one, found.st_size), pieces(other, found.st_size), strict=False))
+    finally:
+        for fd in (one, other):
+            if fd is not None:
+                os.close(fd)
+
+
+def check_home(dest: str) -> str:
+    """Where an export to `dest` (resolved, absolute) would begin to write: itself, or the nearest directory above it.
+
+    Raises:
+        OSError: what it would get there: it is no directory, cannot be written, or lies on a read-only file system.
+    """
+    home = dest
+    while not os.path.lexists(home):
+        home = os.path.dirname(home)
+    if not os.path.isdir(home):
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), home)
+    if not _access(home, None):
+        code = errno.EROFS if os.statvfs(home).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(code, os.strerror(code), home)
+    return home
+
+
+def check_room(directory: str, needed: int) -> None:
+    """Raises OSError, ENOSPC: `needed` bytes do not fit on the file system of `directory`."""
+    found = os.statvfs(directory)
+    if needed > found.f_bavail * found.f_frsize:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed} bytes would be written", directory)
+
+
+def check_unfinished(dest: str, stagings: list[str]) -> None:
+    """What is left of earlier exports, without touching it: one that only has to be swept is left for the next export.
+
+    Raises:
+        OperationError: operation_failed: `in_flight`, or `export_unfinished`: an export was killed while it changed the destination, so
+            that what lies there is not what the next one, which takes that back first, would start from.
+    """
+    for path in stagings:
+        try:
+            tree = Tree(path)
+        except OSError:
+            continue
+        try:
+            if os.fstat(tree.fd).st_uid != os.geteuid():
+                continue
+            if not lock(tree.fd):
+                details: dict[str, Any] = {"path": dest, "retryable": True}
+                raise OperationError(OPERATION_FAILED, f"export: another export to {dest} is in flight", details, reason="in_flight")
+            if state_of(tree).get("phase") == "ready":
+                details = {"path": dest, "staging": path, "hint": "the next export without dry_run takes it back first"}
+                message = (
+                    f"export: an earlier export to {dest} was interrupted while it changed it; a dry run cannot tell what comes after that"
+                )
+                raise OperationError(OPERATION_FAILED, message, details, reason="export_unfinished")
+        finally:
+            tree.close()
+
+
+def folds_by_names(directory: str) -> bool:
+    """Whether this file system takes different spellings for one name, told by names that are there: in the directory, then its own.
+
+    Without any name that has two spellings (an empty root of a volume) it is taken for one that does not.
+    """
+    place = os.path.realpath(directory)
+    device = os.lstat(place).st_dev
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if (told := _spelt_twice(place, entry.name)) is not None:
+                return told
+    while os.path.dirname(place) != place and os.lstat(os.path.dirname(place)).st_dev == device:
+        above, name = os.path.split(place)
+        if (told := _spelt_twice(above, name)) is not None:
+            return told
+        place = above
+    return False
+
+
+def _spelt_twice(directory: str, name: str) -> bool | None:
+    """Whether another spelling of a name leads to the same; None where there is no other, or it is a file of its own."""
+    try:
+        others = {name.swapcase(), unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)} - {name}
+        own = os.lstat(os.path.join(directory, name))
+    except (OSError, ValueError):
+        return None
+    answers: list[bool] = []
+    for other in others:
+        try:
+            answers.append(os.path.samestat(own, os.lstat(os.path.join(directory, other))))
+        except FileNotFoundError:
+            answers.append(False)
+        except (OSError, ValueError):
+            continue
+    return any(answers) if answers else None
+
+
+def _access(path: str | bytes, dir_fd: int | None) -> bool:
+    """Write and search permission, as the effective user has it."""
+    effective = os.access in os.supports_effective_ids
+    return os.access(path, os.W_OK | os.X_OK, dir_fd=dir_fd, effective_ids=effective)
