@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack import durable
+from layerstack.changes import Notice
 from layerstack.errors import PublishRejected
 from layerstack.index import Layer
 from layerstack.index_file import build
@@ -29,6 +30,7 @@ class Carried(NamedTuple):
     layer: Layer | None
     merged: int
     """Files that both sides had changed."""
+    notices: tuple[Notice, ...]
 
 
 class Rebased(NamedTuple):
@@ -40,6 +42,10 @@ class Rebased(NamedTuple):
     """Paths that are as the head has them now, and were not."""
     merged: int
     """Files that show the changes of both sides."""
+    notices: tuple[Notice, ...] = ()
+    """What a publish says of ignored files; the session's own tells these too."""
+    dropped: tuple[str, ...] = ()
+    """FIFOs, sockets and devices that the session had and has no more; its publication tells them too."""
 
 
 def open_rebased(store: Store, identity: Identity) -> Upper:
@@ -52,10 +58,13 @@ def open_rebased(store: Store, identity: Identity) -> Upper:
         try:
             with store.scrap.scrap() as scrap:
                 root = scrap("rebase")
-                carried = rebase(store, base, work, head, root).layer
-                if carried is None:
-                    return make_upper(store, identity, head, lease, [])
-                return make_upper(store, identity, head, lease, [carried], carried=root)
+                carried = rebase(store, base, work, head, root)
+                if carried.layer is None:
+                    upper = make_upper(store, identity, head, lease, [])
+                else:
+                    upper = make_upper(store, identity, head, lease, [carried.layer], carried=root)
+                upper.notices = carried.notices
+                return upper
         except BaseException:
             store.release(lease)
             raise
@@ -80,7 +89,9 @@ def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str)
     assert work.index is not None and isinstance(work.tree, DiskTree)
     store.step("rebase.plan")
     ignored = store.routes.ignored(base.version)
-    planned = plan(work.tree, work.index, base=below, head=over, version=base.version, ignored=ignored, describe=describe, rules=store.rules)
+    planned = plan(
+        work.tree, work.index, base=below, head=over, version=base.version, ignored=ignored, describe=describe, rules=store.rules
+    )
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=base.version, head=head.version)
     store.step("rebase.clone")
@@ -91,8 +102,8 @@ def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str)
     indexed = build(tree, over, hashes=False)
     merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
     if not indexed.changed:
-        return Carried(None, merged)
+        return Carried(None, merged, planned.notices)
     store.step("rebase.sync")
     files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
     durable.sync_files(store.root, files, [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY])
-    return Carried(Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records), merged)
+    return Carried(Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records), merged, planned.notices)

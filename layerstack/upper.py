@@ -35,6 +35,7 @@ from layerstack.states import make_directory
 from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
+    from layerstack.changes import Notice
     from layerstack.manifest import Manifest
     from layerstack.rebase import Rebased
     from layerstack.store import Store
@@ -78,6 +79,9 @@ class Upper:
         self._ended = False
         self._late: CommitUnsynced | None = None
         self._dropped: tuple[str, ...] = ()
+        self._told = 0  # so many of these were told by `rebase`
+        self.notices: tuple[Notice, ...] = ()
+        """Of what was carried over to the head: its publication, and a preview of that, tell them before their own."""
         self._number = int(identity.rebased)
 
     @property
@@ -149,9 +153,10 @@ class Upper:
                 self._fold(tree, folded)
                 seal(folded, self._base)
                 tree = folded
-            return preview(
+            found = preview(
                 store, tree, base=self._base, version=self._manifest.version, dropped=self._dropped + dropped, leaving=self._leaving
             )
+            return found._replace(notices=self.notices + found.notices)
 
     def publish(self, *, owner: str, request_id: str, agent: str | None = None) -> Published:
         """Publish everything since the base version as one layer. The upper ends; its lease is given back.
@@ -178,9 +183,10 @@ class Upper:
                     self._set_aside()
                 raise
             except CommitUnsynced as error:
+                error.published = error.published._replace(notices=self.notices + error.published.notices)
                 self._late = error
                 raise
-            return self._finish(published)
+            return self._finish(published._replace(notices=self.notices + published.notices))
 
     def _publish(self, author: Author) -> Published:
         store = self._store
@@ -213,7 +219,7 @@ class Upper:
                 if head.version == before:
                     store.release(lease)
                     return Rebased(before, before, 0, 0)
-                updated, merged = self._carry_over(head)
+                updated, merged, notices = self._carry_over(head)
             except BaseException as error:
                 store.release(lease)
                 if isinstance(error, PublishRejected):
@@ -222,10 +228,13 @@ class Upper:
                 raise
             store.release(self._lease)
             self._lease = lease
-            return Rebased(before, head.version, updated, merged)
+            self.notices += notices
+            dropped, self._told = self._dropped[self._told :], len(self._dropped)
+            return Rebased(before, head.version, updated, merged, notices, dropped)
 
-    def _carry_over(self, head: Manifest) -> tuple[int, int]:
-        """The session's folder is exchanged for one on `head`. Returns how many paths look different now, and how many of them were merged."""
+    def _carry_over(self, head: Manifest) -> tuple[int, int, tuple[Notice, ...]]:
+        """The session's folder is exchanged for one on `head`. Returns how many paths are as the head has them, how many were merged, and what is
+        to be told."""
         from layerstack.rebase import rebase
         from layerstack.session import make_folder
 
@@ -233,7 +242,7 @@ class Upper:
         with self._work() as work, store.scrap.scrap() as scrap:
             root = scrap("rebase")
             own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
-            carried, merged = rebase(store, self._manifest, own, head, root)
+            carried, merged, notices = rebase(store, self._manifest, own, head, root)
             private = [] if carried is None else [carried]
             overlay.check_count(len(head.layers) + len(private))
             chain = store.layers.chain(head, private)
@@ -245,7 +254,7 @@ class Upper:
             self._identity, self._manifest, self._number, self._sealed = who, head, number, False
             self._chain = store.layers.chain(head, private)
             self._base = Chain(self._chain.published, self._chain.shelf, self._chain.form)
-        return len(seen) - merged, merged
+        return len(seen) - merged, merged, notices
 
     def to_draft(self, *, reason: str) -> Draft | None:
         """Keep the work as a draft and end the upper; None when nothing was changed that is not published.

@@ -390,6 +390,8 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("to_version", "integer", "the version that the session sees now; the same when it was the newest"),
             ResultField("updated", "integer", "paths that are now as others published them"),
             ResultField("merged", "integer", "paths that now show the changes of both sides"),
+            ResultField("notices", "array", "ignored files that only one side keeps, as a publish tells them; absent when there are none"),
+            ResultField("dropped", "array", "FIFOs, sockets and devices that the session has no more; absent when there are none"),
             ResultField("address", "string", "isolated: its address, which may be another one"),
         ),
         sets=RUNTIME_SETS,

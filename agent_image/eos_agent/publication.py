@@ -11,6 +11,7 @@ from layerstack.changes import path_json
 if TYPE_CHECKING:
     from layerstack.changes import Conflict
     from layerstack.publish import Preview, Published
+    from layerstack.rebase import Rebased
 
 INLINE_CONFLICTS = 100
 INLINE_BYTES = 64 * 1024
@@ -55,10 +56,16 @@ def publish_json(published: Published) -> dict[str, Any]:
         "revision": {"manifest_version": manifest.version, "root_hash": manifest.root_hash, "layer_count": len(manifest.layers)},
         "route_summary": {"source_count": published.source_count, "ignored_count": published.ignored_count},
     }
-    if published.notices:
-        found["notices"] = [notice.to_json() for notice in published.notices]
-    if published.dropped:
-        found["dropped"] = [path_json(path) for path in published.dropped]
+    return found | left_out(published)
+
+
+def left_out(done: Published | Rebased) -> dict[str, Any]:
+    """`notices` and `dropped`, where there are any."""
+    found: dict[str, Any] = {}
+    if done.notices:
+        found["notices"] = [notice.to_json() for notice in done.notices]
+    if done.dropped:
+        found["dropped"] = [path_json(path) for path in done.dropped]
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from eos_agent import log, telemetry
 from eos_agent.failures import operation_error
 from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
-from eos_agent.publication import rejection
+from eos_agent.publication import left_out, rejection
 from eos_agent.publish import SESSION_BUSY, check_idle, go_on, rejected
 from eos_agent.session import EXPLICIT, Session
 from layerstack.errors import PublishRejected
@@ -56,7 +56,8 @@ async def rebase(sessions: Sessions, args: dict[str, Any]) -> dict[str, Any]:
 
 def _told(done: Rebased, session: Session) -> dict[str, Any]:
     address = session.runner.address
-    return done._asdict() if address is None else {**done._asdict(), "address": address}
+    told = {"from_version": done.from_version, "to_version": done.to_version, "updated": done.updated, "merged": done.merged}
+    return told | left_out(done) | ({} if address is None else {"address": address})
 
 
 async def _check_conflicts(sessions: Sessions, session: Session) -> None:

@@ -103,8 +103,9 @@ def test_what_runs_in_a_session_is_named_and_nothing_of_it_ends(agent: Agent) ->
     agent.call("exec_command", cmd="setsid sleep 600 > /dev/null 2>&1 &", workspace_session_id=session)
     error = refused(agent, session)
     assert error.reason == "session_busy" and [one["name"] for one in error.details["processes"]] == ["sleep"]
-    agent.call("exec_command", cmd=f"kill {error.details['processes'][0]['pid']}", workspace_session_id=session)
-    assert rebase(agent, session)["merged"] == 1
+    agent.call("exec_command", cmd=f"mkfifo pipe; kill {error.details['processes'][0]['pid']}", workspace_session_id=session)
+    done = rebase(agent, session)
+    assert (done["merged"], done["dropped"]) == (1, [{"path": "pipe"}]), "what a session has no more is told"
 
 
 def test_an_unknown_or_implicit_session_is_refused(agent: Agent) -> None:

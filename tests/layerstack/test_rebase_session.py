@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
+from layerstack.changes import Notice
 from layerstack.durable import no_step
 from layerstack.errors import PublishRejected
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put, refusing
@@ -84,19 +86,48 @@ def test_a_conflict_is_told_with_all_others_and_the_session_stands_where_it_stoo
 def test_again_and_again_and_with_nothing_of_its_own(stack: Stack) -> None:
     session = stack.session()
     session.umount()
-    assert session.upper.rebase() == (1, 1, 0, 0)
+    assert session.upper.rebase()[:4] == (1, 1, 0, 0)
     write(stack, "f", "2\n")
-    assert session.upper.rebase() == (1, 2, 1, 0)
+    assert session.upper.rebase()[:4] == (1, 2, 1, 0)
     session.mount()
     assert get(session.at("f")) == "2\n" and get(session.at("link")) == "2\n"
     for n in range(3, 6):
         put(session.at(f"own/{n}"), f"{n}\n")
         write(stack, "f", f"{n}\n")
         session.umount()
-        assert session.upper.rebase() == (n - 1, n, 1, 0)
+        assert session.upper.rebase()[:4] == (n - 1, n, 1, 0)
         session.mount()
         assert get(session.at("f")) == f"{n}\n" and sorted(os.listdir(session.at("own"))) == [str(m) for m in range(3, n + 1)]
     assert len(os.listdir(f"{session.upper.directory}/private")) == 1, "one layer of its own, however often"
+
+
+@on_a_stack({**BASE, ".gitignore": "*.o\n", "s/x": "x\n"})
+def test_what_it_had_and_has_no_more_is_told_once(stack: Stack) -> None:
+    session = stack.session()
+    os.mkfifo(session.at("pipe"))
+    shutil.rmtree(session.at("s"))
+    write(stack, "s/theirs.o", "theirs\n")
+    session.umount()
+    done = session.upper.rebase()
+    assert done.dropped == ("pipe",) and done.notices == (Notice("dropped", "s/theirs.o"),)
+    session.mount()
+    assert not os.path.exists(session.at("s")) and not os.path.lexists(session.at("pipe"))
+    write(stack, "theirs/new", "theirs\n")
+    session.umount()
+    done = session.upper.rebase()
+    assert done.dropped == () and done.notices == ()
+    assert session.upper.preview().notices == (Notice("dropped", "s/theirs.o"),)
+    published = session.publish()
+    assert published.dropped == ("pipe",) and published.notices == (Notice("dropped", "s/theirs.o"),)
+
+
+@on_a_stack({**BASE, ".gitignore": "*.o\n", "s/x": "x\n"}, forms=("user",))
+def test_the_publication_of_a_draft_that_was_carried_over_tells_what_went_then(stack: Stack) -> None:
+    session = stack.session()
+    shutil.rmtree(session.at("s"))
+    draft = session.keep()
+    write(stack, "s/theirs.o", "theirs\n")
+    assert stack.session(draft_id=draft.draft_id, draft_base="head").publish().notices == (Notice("dropped", "s/theirs.o"),)
 
 
 @on_a_stack(BASE)
