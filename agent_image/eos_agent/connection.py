@@ -86,11 +86,11 @@ class Connection(asyncio.StreamReaderProtocol):
         self._under_way = None
         error = None if task.cancelled() else task.exception()
         waiting = self._waiting
-        if waiting is None or waiting.done() or task.cancelled():
+        if waiting is None or waiting.done():
             return
         if error is not None:
             waiting.set_exception(error)
-        elif not task.result():
+        elif task.cancelled() or not task.result():  # cancelled from inside, by what it waited for: nobody will answer its peer
             waiting.set_result(False)
         else:
             self._look()

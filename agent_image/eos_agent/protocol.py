@@ -116,7 +116,17 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")  # NaN and Infinity, which Python would read and could not write again
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_INFINITY = float("inf")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (_INFINITY, -_INFINITY):
+        raise ValueError(f"{text[:40]} is beyond what a double can hold")  # it would be read as Infinity
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def check_request_id(found: str, longest: int = REQUEST_ID_MAX) -> None:

@@ -338,9 +338,14 @@ async def _reply(line: LineSocket) -> bytes:
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    value = json.loads(line)
+    try:
+        value = json.loads(line)
+    except RecursionError:
+        raise ValueError("the reply is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("the reply is no object")
+    if not isinstance(value.get("error", {}), dict):  # pyright: ignore[reportUnknownMemberType]
+        raise ValueError("the reply's error is no object")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import mcp.types as types
 import mcp_types.methods
 from mcp.shared.dispatcher import coerce_request_id
@@ -71,7 +72,9 @@ class Express:
             if isinstance(given, bool) or not isinstance(given, (str, int)):
                 return False
             token = given
-        self._tasks.start_soon(self._run, message.id, name, cast("dict[str, Any]", arguments), token)
+        scope = anyio.CancelScope()
+        self._calls[coerce_request_id(message.id)] = scope  # what cancels it may be the next line, before the task runs
+        self._tasks.start_soon(self._run, scope, message.id, name, cast("dict[str, Any]", arguments), token)
         return True
 
     def cancel(self, request_id: RequestId) -> None:
@@ -80,9 +83,10 @@ class Express:
         if scope is not None:
             scope.cancel()
 
-    async def _run(self, request_id: RequestId, name: str, arguments: dict[str, Any], token: RequestId | None) -> None:
-        key, scope = coerce_request_id(request_id), anyio.CancelScope()
-        self._calls[key] = scope
+    async def _run(
+        self, scope: anyio.CancelScope, request_id: RequestId, name: str, arguments: dict[str, Any], token: RequestId | None
+    ) -> None:
+        key = coerce_request_id(request_id)
         answer: Answer | None = None
 
         async def report(value: float, text: str) -> None:
@@ -92,6 +96,7 @@ class Express:
 
         try:
             with scope:
+                await anyio.lowlevel.checkpoint_if_cancelled()
                 answer = await self._tools.answer(name, arguments, report if token is not None else None)
         finally:
             if self._calls.get(key) is scope:  # another call may bear the same id by now

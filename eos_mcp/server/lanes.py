@@ -19,6 +19,7 @@ import anyio.abc
 import mcp.types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.server.lowlevel import Server
+from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.message import SessionMessage
 
 from eos_mcp.server.express import Express
@@ -90,7 +91,7 @@ class Lanes:
                 lane.send_nowait(item)
             return
         if isinstance(message, types.JSONRPCRequest):
-            self._open[message.id] += 1
+            self._open[coerce_request_id(message.id)] += 1
             if self._express is not None and self._express.take(message):
                 return
             if message.method == "initialize":
@@ -143,10 +144,11 @@ class Lanes:
         self._write(message + b"\n")
 
     def _settled(self, request_id: RequestId) -> None:
-        if request_id in self._open:
-            self._open[request_id] -= 1
-            if self._open[request_id] <= 0:
-                del self._open[request_id]
+        key = coerce_request_id(request_id)  # the SDK takes 7 and "7" for one id, also in a cancellation
+        if key in self._open:
+            self._open[key] -= 1
+            if self._open[key] <= 0:
+                del self._open[key]
         if not self._open:
             self._idle.set()
 

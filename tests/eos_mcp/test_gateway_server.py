@@ -117,6 +117,9 @@ def test_what_is_no_request_is_told_apart(short_dir: str) -> None:
     async def case(one: Gateway) -> None:
         assert kind(await one.raw(b"nonsense\n")) == "bad_json"
         assert kind(await one.raw(b"[1]\n")) == "bad_json"
+        for number in (b"NaN", b"1e999", b"-1e999"):  # read as what could not be passed on
+            asked = line("file_read", scope={"kind": "sandbox", "sandbox_id": "s"}, args={"n": 0}).replace(b'"n":0', b'"n":' + number)
+            assert kind(await one.raw(asked)) == "bad_json"
         wrong: tuple[dict[str, Any], ...] = (
             {"scope": {"kind": "other"}},
             {"scope": {"kind": "sandbox", "sandbox_id": ""}},

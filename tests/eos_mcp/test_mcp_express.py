@@ -224,6 +224,30 @@ def test_a_cancelled_call_is_not_answered_and_its_command_is_cancelled(past: boo
     assert carried == ([7, "8", 9] if past else [])
 
 
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("said", [7, "7"])
+def test_a_cancellation_that_comes_with_its_call_is_not_lost(past: bool, said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless(_: Progress) -> Message:
+        await anyio.sleep_forever()
+        return {}
+
+    gateway = ScriptedGateway(exec_command=endless, cancel_request={"cancelled": True}, list_sandboxes={"sandboxes": []})
+
+    async def case(pipe: Pipe) -> list[bytes]:
+        await handshake(pipe)
+        pipe.send(call(7, "exec_command", {"sandbox_id": "s", "cmd": "sleep 9"}))
+        pipe.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": said}})
+        pipe.send(call(9))
+        read = [await pipe.line()]
+        await pipe.lanes.idle()  # nobody waits for the cancelled one
+        return read
+
+    read, carried = run(gateway, case, past=past, monkeypatch=monkeypatch)
+    assert [json.loads(line)["id"] for line in read] == [9] and carried == ([7, 9] if past else [])
+    ran = [asked.request_id for asked in gateway.asked if asked.op == "exec_command"]
+    assert [asked.args["request_id"] for asked in gateway.asked if asked.op == "cancel_request"] == ran
+
+
 def untimed(line: bytes) -> bytes:
     return re.sub(rb'"progress":[0-9.]+', b'"progress":0', line).rstrip()
 

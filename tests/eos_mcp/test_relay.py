@@ -124,6 +124,8 @@ async def in_pieces(_: Request, writer: asyncio.StreamWriter) -> dict[str, Any] 
         (vanish, "file_read", 2),
         (saying(b"nonsense\n"), "exec_command", 1),
         (saying(b'{"half":'), "exec_command", 1),
+        (saying(b'{"error":null}\n'), "exec_command", 1),
+        (saying(b'{"error":' + b"[" * 50_000 + b"]" * 50_000 + b"}\n"), "exec_command", 1),
         (saying(b'{"more":1}\n{"than":"one"}\n'), "exec_command", 1),
         (saying(b'{ "\\u00e4" :1e2,\t"b":2 }\n'), "file_read", 1),
         (in_pieces, "exec_command", 1),
