@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -38,12 +37,16 @@ def main(words: Sequence[str]) -> int:
         mark = {True: "ok  ", False: "FAIL", None: "    "}[found.ok]
         lines = [f"{mark} {found.name:<16}{found.said}"] + ([f"     {'':<16}-> {found.step}"] if found.step else [])
         output.write(("\n".join(lines) + "\n").encode("utf-8", "replace"))
+    backend = os.environ.get("EOS_GATEWAY_BACKEND") or "auto"
+    told = "" if backend == "auto" else f" (EOS_GATEWAY_BACKEND={backend})"
     ways = [
-        shown for name, shown in (("docker", "Docker"), ("local", "this machine without a container (--image host)")) if findings[name].ok
+        shown
+        for name, shown in (("docker", "Docker"), ("local", "this machine without a container (--image host)"))
+        if findings[name].ok and backend in ("auto", name)
     ]
     if not all(findings[place].ok for place in ("state", "cache")):  # every sandbox needs both
         ways = []
-    output.write(f"\nsandboxes can be made on: {', '.join(ways) or 'nothing yet; see FAIL above'}\n".encode())
+    output.write(f"\nsandboxes can be made on: {', '.join(ways) or 'nothing yet; see FAIL above'}{told}\n".encode())
     return output.OK if ways else output.FAILED
 
 
@@ -83,23 +86,22 @@ def check_userns() -> Finding:
 
 
 def check_docker() -> Finding:
-    """Which engine the Docker library would talk to, why that one, and whether it answers."""
+    """Which engine a gateway would talk to, why that one, and whether it answers: asked as the provider asks."""
+    from eos_mcp.providers import engine
+
     try:
-        import docker
-    except ImportError as error:
-        return Finding("docker", False, f"the docker library cannot be imported: {error}", "install eos-mcp with its dependencies")
-    why = _docker_endpoint_source()
-    try:
-        engine = docker.from_env(timeout=5)  # pyright: ignore[reportUnknownMemberType]
-        with_version: dict[str, Any] = engine.version()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        engine.close()  # pyright: ignore[reportUnknownMemberType]
+        docker, choice = engine.connect(None, timeout_s=5)
+        found: dict[str, Any] = docker.version()
+        docker.close()
+    except OperationError as error:
+        step = str(error.details.get("hint") or "")
+        return Finding("docker", False, error.message.removesuffix(f"; {step}"), step or "install eos-mcp with its dependencies")
     except Exception as error:  # the library raises its own, requests' and the operating system's
-        text = " ".join(str(error).split())[:200]
         return Finding(
-            "docker", False, f"{why}: {text}", "start the engine, join its group, or set DOCKER_HOST; --image host works without Docker"
+            "docker", False, " ".join(str(error).split())[:200], "check with `docker version`; --image host works without Docker"
         )
-    said = f"{why}: engine {with_version.get('Version')}, API {with_version.get('ApiVersion')}, {with_version.get('Os')}/{with_version.get('Arch')}"
-    return Finding("docker", True, said)
+    what = f"engine {found.get('Version')}, API {found.get('ApiVersion')}, {found.get('Os')}/{found.get('Arch')}"
+    return Finding("docker", True, f"{choice.endpoint} (from {choice.source}): {what}")
 
 
 def check_versions() -> Finding:
@@ -190,19 +192,3 @@ def _existing(path: str) -> str:
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
-
-
-def _docker_endpoint_source() -> str:
-    host = os.environ.get("DOCKER_HOST")
-    if host:
-        return f"DOCKER_HOST={host}"
-    context = os.environ.get("DOCKER_CONTEXT")
-    if context:
-        return f"context {context} (DOCKER_CONTEXT)"
-    path = os.path.join(os.environ.get("DOCKER_CONFIG") or os.path.join(places.home(), ".docker"), "config.json")
-    try:
-        with open(path) as file:
-            context = str(json.load(file).get("currentContext") or "")
-    except (OSError, ValueError, AttributeError):
-        context = ""
-    return f"context {context} ({path})" if context and context != "default" else "unix:///var/run/docker.sock (the default)"

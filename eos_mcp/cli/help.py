@@ -74,12 +74,19 @@ def usage(operation: Operation, program: str) -> str:
 
 def unknown_operation(name: str, domain: str, program: str) -> OperationError:
     """The multi-line error of `help NAME` for a name that is none."""
-    near = catalog.suggestions(name, domain)
+    near = catalog.suggestions(name, domain) or alike(name, domain)
     lines = [f"unknown operation: {name}{elsewhere(name)}", ""]
     if near:
         lines += ["Did you mean:", *(f"  {found}" for found in near), ""]
     lines += _use(domain, program)
     return OperationError(INVALID_REQUEST, "\n".join(lines), {"operation": name, "suggestions": near}, reason="unknown_operation")
+
+
+def alike(name: str, domain: str) -> list[str]:
+    """Names of the domain's operations that `name` may be a slip of the keys for, the nearest first; a hyphen is an underscore here."""
+    import difflib
+
+    return difflib.get_close_matches(name.casefold().replace("-", "_"), [o.name for o in catalog.DOMAINS[domain]], 3, 0.75)
 
 
 def elsewhere(name: str) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from eos_agent.operation import Operation
-from eos_agent.protocol import CONFIG_ERROR, INVALID_REQUEST, OperationError, encode
+from eos_agent.protocol import CONFIG_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError, encode
 from eos_mcp import catalog, client
 from eos_mcp.cli import output
 from eos_mcp.cli.parse import Parsed, check_request_id, parse, sandbox_from_environment, usage_error
@@ -58,7 +58,15 @@ def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details
         output.own_error(error, details=details)
         return output.USAGE if error.kind == CONFIG_ERROR else output.FAILED
     except KeyboardInterrupt:
+        output.own_error(interrupted(operation), details=details)
         return 130
+
+
+def interrupted(operation: Operation) -> OperationError:
+    """Of Ctrl-C: the call is one line at the gateway, which nobody takes back, so what it changes goes on."""
+    where = {"exec_command": "; list_commands shows it, signal_command ends it", "create_sandbox": "; list_sandboxes shows it"}
+    on = "" if operation.read_only else f", but {operation.name} may go on in the gateway{where.get(operation.name, '')}"
+    return OperationError(OPERATION_FAILED, f"interrupted{on}", reason="interrupted")
 
 
 def spelled(args: dict[str, object]) -> dict[str, object]:
@@ -148,9 +156,13 @@ def known(parsed: Parsed, domain: str) -> Operation:
     near = catalog.suggestions(name, domain) if name else []
     from eos_mcp.cli import help as pages
 
+    told = pages.elsewhere(name)
+    if not near and not told:
+        near = pages.alike(name, domain)
+        told = f"; did you mean {near[0]}?" if near else ""
     raise OperationError(
         INVALID_REQUEST,
-        f"unknown operation: {name}{pages.elsewhere(name)}",
+        f"unknown operation: {name}{told}",
         {"operation": name, "suggestions": near},
         reason="unknown_operation",
     )

@@ -290,7 +290,9 @@ def _publish(args: Object, reply: Object) -> str:
     publish = reply.get("publish")
     text = _published(publish) if is_object(publish) else "published"
     notices = publish.get("notices") if is_object(publish) else None
-    return f"{text}; session {reply.get('workspace_session_id')} {_after_publish(reply)}" + (f"\nnotices: {compact(notices)}" if notices else "")
+    return f"{text}; session {reply.get('workspace_session_id')} {_after_publish(reply)}" + (
+        f"\nnotices: {compact(notices)}" if notices else ""
+    )
 
 
 def _after_publish(reply: Object) -> str:

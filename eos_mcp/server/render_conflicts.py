@@ -29,6 +29,8 @@ def next_step(around: Object) -> str:
     draft, session = around.get("draft_id"), around.get("workspace_session_id")
     if draft:
         return f"next: {redo}; your version is readable in create_workspace_session draft_id={draft}; the draft may stay (discard_draft deletes it)"
+    if session and around.get("stage") == "rebase":
+        return f"next: nothing has happened to session {session}; undo its changes of those lines or paths (file_read without a session shows theirs) and rebase again, or {redo}"
     if session:
         return f"next: nothing is lost, session {session} stays open; {redo}; then destroy_workspace_session"
     return f"next: {redo}"

@@ -7,6 +7,8 @@ import json
 import os
 import pty
 import re
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from eos_agent import protocol
 from eos_mcp import client
 from eos_mcp.cli import output
 from tests.eos_mcp.programs import argv, error, no_gateway_left, result, run
+from tests.processes import WAIT_S
 
 NOWHERE = ("--gateway-socket", "127.0.0.1:1", "--gateway-auth-token", "t")
 
@@ -277,8 +280,48 @@ def test_the_doctor_tries_things_and_names_next_steps(state_dir: str) -> None:
     done = run("eos", "doctor", env={"DOCKER_HOST": f"unix://{state_dir}/no-engine.sock"})
     assert "platform" in done.stdout and "gateway" in done.stdout and f"{state_dir}/gateway.sock" in done.stdout
     docker = done.stdout[done.stdout.index("FAIL docker") :]
-    assert "DOCKER_HOST=" in docker.splitlines()[0] and "-> start the engine" in docker.splitlines()[1]
+    first, second = docker.splitlines()[:2]
+    assert f"{state_dir}/no-engine.sock (from DOCKER_HOST): nothing listens there" in first and "-> start Docker" in second
     assert not os.listdir(state_dir)  # a check-up starts and makes nothing
+
+
+def test_the_doctor_looks_at_the_engine_that_a_gateway_would_take(state_dir: str) -> None:
+    done = run("eos", "doctor", env={"DOCKER_HOST": "", "DOCKER_CONTEXT": "elsewhere"})
+    assert "FAIL docker          DOCKER_CONTEXT names the docker context elsewhere, which does not exist" in done.stdout
+
+
+def test_the_doctor_promises_only_what_the_back_end_that_was_chosen_can_make(state_dir: str) -> None:
+    done = run("eos", "doctor", env={"EOS_GATEWAY_BACKEND": "none"})
+    assert done.stdout.splitlines()[-1] == "sandboxes can be made on: nothing yet; see FAIL above (EOS_GATEWAY_BACKEND=none)"
+    assert done.returncode == 1
+    last = run("eos", "doctor", env={"EOS_GATEWAY_BACKEND": "local"}).stdout.splitlines()[-1]
+    assert "Docker" not in last and last.endswith("(EOS_GATEWAY_BACKEND=local)")
+
+
+def test_ctrl_c_says_that_the_call_goes_on_and_where_to_look(state_dir: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gateway:
+        where = ("--gateway-socket", f"127.0.0.1:{gateway.getsockname()[1]}", "--gateway-auth-token", "t")
+        for words, told in (
+            (("runtime", *where, "--sandbox-id", "s", "exec_command", "sleep 9"), "list_commands shows it"),
+            (("manager", *where, "create_sandbox", "--image", "host", "--workspace-root", "/x"), "list_sandboxes shows it"),
+            (("manager", *where, "list_sandboxes"), None),
+        ):
+            process = subprocess.Popen(argv(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            connection, _ = gateway.accept()
+            with connection, connection.makefile("rb") as lines:
+                assert lines.readline()
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=WAIT_S)
+            found = error(subprocess.CompletedProcess(words, process.returncode, out, err), 130)
+            assert told in found["message"] if told else found["message"] == "interrupted"
+
+
+def test_a_slip_of_the_keys_gets_the_operation_that_was_meant(state_dir: str) -> None:
+    for typed, meant in (("exec_comand", "exec_command"), ("file-raed", "file_read")):
+        found = error(run("runtime", *NOWHERE, "--sandbox-id", "s", typed), 2)
+        assert found == {"kind": "invalid_request", "message": f"unknown operation: {typed}; did you mean {meant}?", "details": {}}
+        assert error(run("eos", "runtime", *NOWHERE, "--sandbox-id", "s", typed), 2)["details"]["suggestions"][0] == meant
+        assert f"Did you mean:\n  {meant}\n" in error(run("runtime", "help", typed), 2)["message"]
 
 
 def test_the_doctor_promises_no_sandbox_where_state_or_cache_cannot_be_made(state_dir: str) -> None:
@@ -313,7 +356,7 @@ def test_nothing_is_left_when_a_call_cannot_start_a_gateway(state_dir: str) -> N
         with open(bad, "w") as file:
             file.write("gateway: {nope: 1}\n")
         found = error(run("manager", "list_sandboxes", env={"SANDBOX_GATEWAY_CONFIG_YAML": bad}), 1)
-        assert found["kind"] == "internal_error" and "gateway.nope" in found["message"]
+        assert found["kind"] == "operation_failed" and "gateway.nope" in found["message"]
         assert not os.path.exists(os.path.join(state_dir, "gateway.sock"))
 
 

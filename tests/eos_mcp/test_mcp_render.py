@@ -68,6 +68,28 @@ def test_a_rejected_session_spells_out_every_conflict_and_stays_open() -> None:
         assert part in text
 
 
+def test_a_rejected_rebase_says_to_undo_and_try_again_not_to_drop_the_session() -> None:
+    details = {"workspace_session_id": "w1", "stage": "rebase", "session_retained": True, "publish_rejection": REJECTION}
+    envelope = {"error": {"kind": "operation_failed", "message": "rebase refused", "details": details}}
+    text = render.result("rebase_workspace_session", {}, envelope)
+    for part in (*TOLD, "nothing has happened to session w1", "rebase again"):
+        assert part in text
+    assert "destroy_workspace_session" not in text
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, "session w1 is closed"),
+        ({"kept_open": True, "base_version": 4, "address": "10.0.0.2"}, "session w1 goes on, base version 4, address 10.0.0.2"),
+        ({"kept_open": False, "not_kept_open": {"message": "no space"}}, "session w1 is closed, it could not be kept open: no space"),
+    ],
+)
+def test_a_publish_says_whether_its_session_goes_on(more: dict[str, Any], told: str) -> None:
+    reply = {"workspace_session_id": "w1", "publish": {"no_op": True}, "destroyed": not more.get("kept_open"), **more}
+    assert told in render.result("publish_workspace_session", {}, reply)
+
+
 def test_a_preview_with_conflicts_and_a_long_list_say_how_to_go_on() -> None:
     many = [{**CONFLICT, "path": f"file{number}"} for number in range(100)]
     reply = {"would_publish": False, "no_op": False, "head_version": 4, "conflicts": many, "conflict_count": 130, "next": "100"}
