@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eos_mcp import places
 from eos_mcp.cli import output
+from eos_mcp.client import SOCKET_ENV
 
 CLIENTS = ("claude-code", "cursor", "vscode", "codex", "gemini", "zed")
 CALL_TIMEOUT_MS = 600_000
+PATHS = (*places.VARIABLES, "SANDBOX_GATEWAY_CONFIG_YAML")
+CARRIED = (*PATHS, SOCKET_ENV, "EOS_GATEWAY_BACKEND")
+_ENV_FLAG = {"claude": "--env", "codex": "--env"}
 _WHERE = {
-    "claude-code": ".mcp.json of the project, or run: claude mcp add eos -- {line}",
+    "claude-code": ".mcp.json of the project, or run: claude mcp add eos {claude}-- {line}",
     "cursor": ".cursor/mcp.json of the project, or ~/.cursor/mcp.json",
     "vscode": ".vscode/mcp.json of the project",
-    "codex": "~/.codex/config.toml, or run: codex mcp add eos -- {line}",
+    "codex": "~/.codex/config.toml, or run: codex mcp add eos {codex}-- {line}",
     "gemini": ".gemini/settings.json of the project, or ~/.gemini/settings.json",
     "zed": "Zed's settings.json",
 }
@@ -28,8 +34,19 @@ def main(words: Sequence[str]) -> int:
         output.write_error(f"usage: eos mcp-config {'|'.join(CLIENTS)}\n".encode())
         return output.USAGE
     argv = server_command()
-    output.write_error(f"# goes into {_WHERE[words[0]].format(line=' '.join(argv))}\n".encode())
-    return output.page(snippet(words[0], argv))
+    carried = variables()
+    flags = {
+        client: "".join(f"{flag} {shlex.quote(f'{name}={value}')} " for name, value in carried.items())
+        for client, flag in _ENV_FLAG.items()
+    }
+    output.write_error(f"# goes into {_WHERE[words[0]].format(line=shlex.join(argv), **flags)}\n".encode("utf-8", "replace"))
+    return output.page(snippet(words[0], argv, carried))
+
+
+def variables() -> dict[str, str]:
+    """What of this environment says which gateway is meant: a client started elsewhere would not have it. A token's text is left out."""
+    found = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
+    return {name: os.path.abspath(value) if name in PATHS else value for name, value in found.items()}
 
 
 def server_command() -> list[str]:
@@ -39,7 +56,7 @@ def server_command() -> list[str]:
     return [found] if found else [sys.executable, "-m", "eos_mcp"]
 
 
-def snippet(client: str, argv: Sequence[str]) -> str:
+def snippet(client: str, argv: Sequence[str], carried: Mapping[str, str]) -> str:
     command, args = argv[0], list(argv[1:])
     if client == "codex":
         lines = [
@@ -48,11 +65,13 @@ def snippet(client: str, argv: Sequence[str]) -> str:
             f"args = {json.dumps(args)}",
             f"tool_timeout_sec = {CALL_TIMEOUT_MS // 1000}",
         ]
+        if carried:
+            lines += ["", "[mcp_servers.eos.env]", *(f"{name} = {json.dumps(value)}" for name, value in carried.items())]
         return "\n".join(lines)
-    server: dict[str, Any] = {"command": command, "args": args, "env": {}}
+    server: dict[str, Any] = {"command": command, "args": args, "env": dict(carried)}
     document: dict[str, Any]
     if client == "vscode":
-        document = {"servers": {"eos": {"type": "stdio", "command": command, "args": args}}}
+        document = {"servers": {"eos": {"type": "stdio", **server}}}
     elif client == "zed":
         document = {"context_servers": {"eos": server}}
     elif client == "cursor":

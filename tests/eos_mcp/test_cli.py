@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -274,6 +275,21 @@ def test_codex_gets_toml(state_dir: str) -> None:
     server = tomllib.loads(run("eos", "mcp-config", "codex").stdout)["mcp_servers"]["eos"]
     assert os.path.isabs(server["command"]) and server["tool_timeout_sec"] == 600
     assert run("eos", "mcp-config", "emacs").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["claude-code", "cursor", "vscode", "gemini", "zed", "codex"])
+def test_a_clients_snippet_leads_to_the_gateway_that_this_environment_means(state_dir: str, name: str) -> None:
+    import tomllib
+
+    where = {"EOS_STATE_DIR": os.path.relpath(state_dir), "SANDBOX_GATEWAY_SOCKET": 'unix:///a "b"', "SANDBOX_GATEWAY_AUTH_TOKEN": "secret"}
+    done = run("eos", "mcp-config", name, env=where)
+    servers: dict[str, Any] = next(iter((tomllib if name == "codex" else json).loads(done.stdout).values()))
+    carried = servers["eos"]["env"]
+    assert (carried["EOS_STATE_DIR"], carried["SANDBOX_GATEWAY_SOCKET"]) == (state_dir, 'unix:///a "b"')
+    assert "secret" not in done.stdout + done.stderr
+    if " mcp add " in done.stderr:
+        words = shlex.split(done.stderr[done.stderr.index("mcp add") :])
+        assert words[2:5] == ["eos", "--env", f"EOS_STATE_DIR={state_dir}"] and words[words.index("--") + 1] == servers["eos"]["command"]
 
 
 def test_the_doctor_tries_things_and_names_next_steps(state_dir: str) -> None:
