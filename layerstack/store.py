@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
-from layerstack import closing, figures, gc, opening, rebase, recovery, session, squash, update
+from layerstack import closing, figures, gc, giving_up, opening, rebase, recovery, session, squash, update
 from layerstack.blame import Cache as BlameCache
 from layerstack.blame import blame
 from layerstack.blame_file import Answer as Blame
@@ -145,6 +145,16 @@ class Store(Stack):
         rebased = draft_id is not None and draft_base == "head"
         identity = Identity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex(), rebased)
         return rebase.open_rebased(self, identity) if rebased else session.open_upper(self, identity, version)
+
+    def give_up_session(self, session_id: str) -> None:
+        """Delete a dead session that is set apart, with the work that it holds: a way to settle it. Durable on return.
+
+        Raises:
+            NotFound: no session of that id is set apart (session_not_found).
+            StoreBusy: something still writes into its upperdir.
+            OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of that failed.
+        """
+        giving_up.give_up(self, session_id)
 
     # ---- drafts
 

@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from eos_agent.unpublished import of_trees
+from layerstack.giving_up import trees_of
+
 if TYPE_CHECKING:
     from layerstack.store import Store
 
@@ -29,6 +32,23 @@ def drafts(store: Store) -> list[dict[str, Any]]:
 def sessions(store: Store) -> list[tuple[str, str]]:
     """(session id, why) of sessions whose work cannot become a draft."""
     return [(session_id, f"session.json: {what}") for session_id, what in _of(store, "session.json")]
+
+
+def has_session(store: Store, session_id: str) -> bool:
+    """Whether the session is one of those."""
+    return any(session_id == found for found, _ in _of(store, "session.json"))
+
+
+def give_up(store: Store, session_id: str) -> dict[str, Any]:
+    """Delete the session with its work. Returns what that was, by the names that are there: on what it stood nobody can say.
+
+    Raises:
+        LayerStackError: somebody else was faster (session_not_found), or something still writes there.
+    """
+    lost = of_trees(trees_of(store, session_id))
+    store.give_up_session(session_id)
+    store.scrap.settle()
+    return lost
 
 
 def warning(store: Store) -> str | None:

@@ -88,7 +88,10 @@ class Sessions:
 
     def _lost(self, session_id: str) -> OperationError:
         how, pending = self._how.get(session_id, RUNNER_LOST), self.pending.get(session_id)
-        return session_lost(session_id, self.lost.get(session_id), how=how, pending=pending, folder=self.folder(session_id))
+        error = session_lost(session_id, self.lost.get(session_id), how=how, pending=pending, folder=self.folder(session_id))
+        if pending is not None and damaged.has_session(self.store, session_id):
+            error.details["hint"] += "; destroy_workspace_session gives it up"
+        return error
 
     def _new_id(self) -> str:
         return f"{next(self._counter) & 0xFFFFFF:06x}{time.time_ns():016x}"
@@ -332,11 +335,15 @@ class Sessions:
     async def destroy(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
         """The operation destroy_workspace_session: everything unpublished goes, and the answer says what that was.
 
+        A dead session that is set apart for its damaged session.json is given up by it; with `if_clean` it is session_lost, as to all else.
+
         Raises:
             OperationError: session_not_found, active_commands; unpublished_work with `if_clean`, and then nothing has happened.
         """
         session_id: str = args["workspace_session_id"]
         grace = check_grace(args)
+        if session_id not in self.live and not args.get("if_clean") and damaged.has_session(self.store, session_id):
+            return await self._give_up(session_id)
         session = self.find(session_id)
         async with session.gate:
             if session.destroyed is not None:  # a second caller that waited here for the first
@@ -375,6 +382,14 @@ class Sessions:
             }
             self.end(session)
             return session.destroyed
+
+    async def _give_up(self, session_id: str) -> dict[str, Any]:
+        """Settle a session that is set apart: its work goes."""
+        lost = await self.pool.run(lambda: damaged.give_up(self.store, session_id))
+        for known in (self.lost, self.pending, self._how):
+            known.pop(session_id, None)
+        log.log("given_up", session=session_id, bytes=lost["bytes"])
+        return {"workspace_session_id": session_id, "destroyed": True, "evicted_upperdir_bytes": lost["bytes"], "discarded": lost}
 
     async def _check_clean(self, session: Session) -> None:
         """Refuse, with everything as it was, if something would be lost with the session; else it stands still from here on."""

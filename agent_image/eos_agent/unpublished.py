@@ -23,9 +23,14 @@ def unpublished(upper: Upper, *, walk_max: int = WALK_MAX) -> dict[str, Any]:
     emptied or changed itself. An entry that was written and is as before counts too: this only looks at names.
     Cost: a walk of at most `walk_max` entries.
     """
+    return of_trees(_own_trees(upper), walk_max=walk_max)
+
+
+def of_trees(roots: list[str], *, walk_max: int = WALK_MAX) -> dict[str, Any]:
+    """`unpublished` of directories in upperdir form."""
     seen: dict[str, None] = {}
     size = walked = 0
-    for root in _own_trees(upper):
+    for root in roots:
         stack = [""]
         while stack and walked < walk_max:
             directory = stack.pop()

@@ -84,6 +84,43 @@ def test_work_whose_document_is_damaged_is_shown_and_keeps_nobody_else_out(agent
         assert file.read() == "third\n"
 
 
+def test_a_session_that_is_set_apart_is_given_up_by_its_destruction_and_layers_are_folded_again(agent: Agent) -> None:
+    session = agent.session()
+    agent.run("echo third > third", session)
+    for name in ("a", "b", "c"):
+        agent.call("file_write", path=name, content="x")
+    agent.kill()
+    with open(f"{agent.store}/sessions/{session}/session.json", "r+b") as file:
+        file.truncate(40)
+    agent.start()
+
+    def squashed() -> list[Any]:
+        connection = agent.connect()
+        try:
+            blocks: list[Any] = connection.line(agent.line("squash_layerstack"))["squashed_blocks"]
+        finally:
+            connection.close()
+        return blocks
+
+    assert squashed() == []
+    careful = refused(lambda: agent.call("destroy_workspace_session", workspace_session_id=session, if_clean=True))
+    assert careful.reason == "session_lost" and "destroy_workspace_session gives it up" in careful.details["hint"]
+    assert (
+        refused(lambda: agent.call("destroy_workspace_session", workspace_session_id=f"../sessions/{session}")).reason
+        == "session_not_found"
+    )
+    gone = agent.call("destroy_workspace_session", workspace_session_id=session)
+    assert (gone["destroyed"], gone["evicted_upperdir_bytes"], gone["discarded"]["paths"]) == (True, 6, ["third"])
+    assert not os.path.exists(f"{agent.store}/sessions/{session}") and agent.call("fsck")["damage"] == []
+    again = refused(lambda: agent.call("destroy_workspace_session", workspace_session_id=session))
+    assert again.reason == "session_not_found"
+    assert len(squashed()) == 1
+    assert "warnings" not in agent.call("snapshot")
+    agent.kill()
+    agent.start()
+    assert agent.call("list_drafts")["drafts"] == [] and agent.call("file_read", path="a")["content"] == "x"
+
+
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
 def test_a_page_ends_at_the_next_entry_when_the_agent_leaves(stack: Stack) -> None:
     stack.store.update_file("new", lambda old: b"x\n", owner="o", request_id="r")

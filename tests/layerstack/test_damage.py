@@ -244,6 +244,33 @@ def test_what_damaged_work_may_stand_on_stays_until_it_is_settled(stack: Stack) 
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
+def test_a_session_that_is_set_apart_can_be_given_up_and_no_other_can(stack: Stack) -> None:
+    for n in range(3):
+        stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
+    dead = stack.session()
+    put(dead.at("work"), "of the dead\n")
+    dead.umount()
+    with open(f"{dead.upper.directory}/session.json", "r+b") as file:
+        file.truncate(9)
+    os.mkdir(f"{stack.root}/layers/L000099-00000000")
+    put(f"{stack.root}/sessions/stray", "no folder")
+    stack.reopen()
+    live = stack.session()
+    for other in (live.upper.session_id, "nobody", f"../sessions/{dead.upper.session_id}"):
+        with pytest.raises(NotFound) as caught:
+            stack.store.give_up_session(other)
+        assert caught.value.reason == "session_not_found"
+    stack.store.give_up_session(dead.upper.session_id)
+    assert list(stack.store.damaged) == [f"{stack.root}/sessions/stray/session.json"]
+    assert stack.store.squash().blocks == (), "the other one is still there"
+    stack.store.give_up_session("stray")
+    assert stack.store.damaged == {} and os.listdir(f"{stack.root}/sessions") == [live.upper.session_id]
+    assert len(stack.store.squash().blocks) == 1
+    stack.store.gc()
+    assert "L000099-00000000" not in os.listdir(f"{stack.root}/layers") and os.listdir(stack.store.scrap.path) == []
+
+
+@on_a_stack({**BASE}, forms=("trusted",))
 def test_a_squash_that_was_cut_off_waits_for_what_is_damaged(stack: Stack) -> None:
     """Its end replaces and deletes files by what drafts and versions say: not while one of them cannot be read."""
     a = stack.session()
