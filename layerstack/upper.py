@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 LONGEST_PLACE = 64
-"""Bytes between the store's root and the path of an entry in the deepest place of a tree, `/drafts/draft-0123456789abcdef/layer/`, and some to spare."""
+"""Bytes between the store's root and the path of an entry in the deepest place of a tree, `/drafts/draft-0123456789abcdef/layer/`, and some to spare;
+a private layer of a session with a long id lies deeper."""
 SIZE_WALK_MAX = 50_000
 """Entries after which `size_bytes` stops counting."""
 
@@ -226,8 +227,8 @@ class Upper:
                     with durable.best_effort():  # what fails here is tried again by `mount`
                         self._set_aside()
                 raise
-            store.release(self._lease)
-            self._lease = lease
+            left, self._lease = self._lease, lease
+            store.release(left)
             self.notices += notices
             dropped, self._told = self._dropped[self._told :], len(self._dropped)
             return Rebased(before, head.version, updated, merged, notices, dropped)
@@ -309,7 +310,8 @@ class Upper:
     def _tree(self, step: Step | None = None) -> SeenTree:
         """What is written to it must be reachable as a layer too, and as a draft: the way there may be longer."""
         store = self._store
-        room = max(0, len(os.fsencode(store.root)) + LONGEST_PLACE - len(os.fsencode(self.upperdir)) - 1)
+        place = max(LONGEST_PLACE, len(f"/sessions/{self.session_id}/private/0001/"))
+        room = len(os.fsencode(store.root)) + place - len(os.fsencode(self.upperdir)) - 1
         return SeenTree(self.upperdir, store.form, aside=store.scrap.path, step=step or store.step, room=room)
 
     def _fold(self, top: MemoryTree | DiskTree, target: MemoryTree | DiskTree) -> None:

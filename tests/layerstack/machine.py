@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from layerstack import capture, durable, history, linux, overlay, pax, reshape
+from layerstack import capture, durable, history, linux, overlay, pax, reshape, seen_tree
 from layerstack.changes import Conflict, Fingerprint
 from layerstack.closing import is_closed
 from layerstack.delta import delta
@@ -93,8 +93,9 @@ class StackMatchesModel(RuleBasedStateMachine):
     tally: ClassVar[Counter[str]]
     """What happened, over all examples: a machine that never meets a conflict proves nothing."""
 
-    @initialize(tree=trees(), slack=st.sampled_from((capture.SLACK, 0, -1000)))
-    def begin(self, tree: Tree, slack: int) -> None:
+    @initialize(tree=trees(), slack=st.sampled_from((capture.SLACK, 0, -1000)), seen=st.sampled_from((seen_tree.SEEN_MAX, 5)))
+    def begin(self, tree: Tree, slack: int, seen: int) -> None:
+        seen_tree.SEEN_MAX = seen  # a part of what was looked at is remembered, as in large trees
         (capture.seal.__kwdefaults__ or {})["slack"] = slack  # with little slack, opaque marks stay, as they do in large directories
         self.folder = tempfile.mkdtemp(dir=self.parent)
         self.root, self.look_at, self.empty = (os.path.join(self.folder, n) for n in ("store", "look", "empty"))

@@ -11,7 +11,7 @@ from layerstack import durable
 from layerstack.tree import PATH_MAX
 from layerstack.upper import LONGEST_PLACE
 from tests import children
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
 
 
 def go_down(folder: str, name: str, depth: int) -> None:
@@ -68,20 +68,46 @@ def of_length(length: int) -> str:
     return "/".join([*["n" * 200] * whole, "n" * (rest + 1)])
 
 
+def put_deep(session: Session, length: int) -> str:
+    """Its path of that length."""
+    path = of_length(length)
+    assert len(path) == length and len(f"{session.upper.upperdir}/{path}") < PATH_MAX
+    os.chdir(session.view)
+    for name in path.split("/")[:-1]:
+        os.mkdir(name)
+        os.chdir(name)
+    put(os.path.join(".", path.rpartition("/")[2]), "deep\n")
+    os.chdir("/")
+    return path
+
+
+@on_a_stack({"f": "base\n"})
+def test_what_a_session_with_a_long_id_could_not_read_as_sealed_work_stops_it_as_it_is(stack: Stack) -> None:
+    """A private layer lies deeper than the upperdir, and than a layer where the id is long: a refused publish must not seal what it cannot read."""
+    os.mkdir(f"{stack.folder}/view")
+    session = Session(stack.store.open_upper("n" * 100, origin="workspace_session:n"), f"{stack.folder}/view")
+    stack.sessions.append(session)
+    put(session.at("f"), "ours\n")
+    path = put_deep(session, PATH_MAX - 2 - len(session.upper.upperdir))
+    stack.store.update_file("f", lambda old: b"theirs\n", owner="o", request_id="r")
+    session.umount()
+    for attempt in (session.publish, session.upper.rebase):
+        with pytest.raises(OSError) as caught:
+            attempt()
+        assert caught.value.errno == errno.ENAMETOOLONG
+    session.mount()
+    durable.remove_tree(session.at(path.partition("/")[0]))
+    assert session.rejected() == {"f": "content"}
+    session.keep()
+
+
 @on_a_stack({"f": "base\n"})
 def test_whatever_is_published_can_be_read_and_folded_where_it_lies_then(stack: Stack) -> None:
     """A layer lies deeper in the store than the upperdir of a session with a short name."""
     longest = PATH_MAX - 1 - len(stack.root) - LONGEST_PLACE
     fits, too_long = stack.session(), stack.session()
     for session, length in ((fits, longest), (too_long, PATH_MAX - 2 - len(too_long.upper.upperdir))):
-        path = of_length(length)
-        assert len(path) == length and len(f"{session.upper.upperdir}/{path}") < PATH_MAX
-        os.chdir(session.view)
-        for name in path.split("/")[:-1]:
-            os.mkdir(name)
-            os.chdir(name)
-        put(os.path.join(".", path.rpartition("/")[2]), "deep\n")
-        os.chdir("/")
+        put_deep(session, length)
     with pytest.raises(OSError) as caught:
         too_long.publish()
     assert caught.value.errno == errno.ENAMETOOLONG
