@@ -158,7 +158,18 @@ def _first(entries: Sequence[Object]) -> list[Object]:
     return list(entries)
 
 
+def _export(reply: Reply) -> Reply:
+    """Of a dry run fewer changes and edited files; `change_count` and `edited_count` are of all."""
+    found = dict(reply)
+    for key, count in (("changes", "change_count"), ("edited", "edited_count")):
+        if found.get(key) and count in found:
+            fitting, _ = _page([json.dumps(one, ensure_ascii=False) for one in found[key]], BUDGET // 2)
+            found[key] = found[key][:fitting]
+    return found
+
+
 _FORMS: dict[str, Callable[[Reply], Reply]] = {
+    "export_changes": _export,
     "exec_command": _command,
     "write_command_stdin": _command,
     "wait_command": _command,

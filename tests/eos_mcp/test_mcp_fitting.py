@@ -136,3 +136,16 @@ def test_a_long_blame_says_from_which_line_on_there_is_more() -> None:
     found = fit("file_blame", {"path": "f", "ranges": ranges})
     assert found["truncated"] is True and found["next_offset"] == 3 * len(found["ranges"]) + 1 and tokens(found) < TOKENS
     assert f"offset={found['next_offset']}" in render.result("file_blame", {}, found)
+
+
+def test_of_a_dry_run_so_many_paths_are_shown_and_all_are_counted() -> None:
+    paths = [f"{n}/" + "p" * 200 for n in range(200)]
+    reply: dict[str, Any] = {"dry_run": True, "changes": [{"action": "write", "path": path} for path in paths], "change_count": 900}
+    reply |= {"edited": paths, "edited_count": 800, "files_written": 900}
+    found = fit("export_changes", reply)
+    assert tokens(reply) > TOKENS > tokens(found) and (found["change_count"], found["edited_count"]) == (900, 800)
+    assert 20 < len(found["edited"]) < 200 and found["changes"] == reply["changes"][: len(found["changes"])]
+    text = render.result("export_changes", {"dest": "/out"}, found)
+    assert f"and {900 - len(found['changes'])} more" in text
+    for short in ({"files_written": 3, "layers_exported": []}, {"dry_run": True, "changes": [], "change_count": 0, "edited": None}):
+        assert fit("export_changes", short) == short
