@@ -16,7 +16,7 @@ import anyio
 import mcp.types as types
 from mcp.server import ServerRequestContext
 
-from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OperationError, is_error, new_request_id
+from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, SERVER_BUSY, OperationError, is_error, new_request_id
 from eos_mcp import catalog
 from eos_mcp.catalog import Operation
 from eos_mcp.server import fitting, render, schema
@@ -35,6 +35,7 @@ UNBOUNDED_S = 1800.0
 FIRST_PROGRESS_S = 1.5
 NEXT_PROGRESS_S = 5.0
 CANCEL_S = 2.0
+CANCEL_BUSY_S, CANCEL_PAUSE_S = 10.0, 0.1  # a sandbox that has no connection free is asked again: the command would go on unseen
 
 
 Report = Callable[[float, str], Awaitable[None]]
@@ -175,17 +176,25 @@ class Tools:
         """The client cancelled: ask the gateway to kill the command; its work becomes a draft. A gateway that cannot leaves it running."""
         if self.closing or call.operation.name != "exec_command":
             return
-        with anyio.move_on_after(CANCEL_S, shield=True):
-            try:
-                await self._gateway.request(
-                    "cancel_request",
-                    {"request_id": call.request_id},
-                    sandbox_id=call.sandbox_id,
-                    request_id=new_request_id(),
-                    timeout_s=CANCEL_S,
-                )
-            except OperationError as error:
-                log.warning("cancel of request %s: %s", call.request_id, error)
+        with anyio.move_on_after(CANCEL_BUSY_S, shield=True):
+            while not self.closing:
+                try:
+                    reply = await self._gateway.request(
+                        "cancel_request",
+                        {"request_id": call.request_id},
+                        sandbox_id=call.sandbox_id,
+                        request_id=new_request_id(),
+                        timeout_s=CANCEL_S,
+                    )
+                except OperationError as error:
+                    log.warning("cancel of request %s: %s", call.request_id, error)
+                    return
+                if not is_error(reply):
+                    return
+                if reply["error"].get("kind") != SERVER_BUSY:
+                    log.info("cancel of request %s: %s", call.request_id, reply["error"].get("message"))
+                    return
+                await anyio.sleep(CANCEL_PAUSE_S)
 
     async def _handle(self, call: _Call) -> str | None:
         """The id of the command that this call ran, for reading on where the text was cut."""

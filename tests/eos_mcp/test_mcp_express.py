@@ -13,7 +13,7 @@ import mcp_types.methods
 import pytest
 
 from eos_agent.protocol import CONNECTION_ERROR, OperationError, error_envelope
-from eos_mcp.server import app
+from eos_mcp.server import app, tools
 from eos_mcp.server.express import Express
 from eos_mcp.server.lanes import Lanes
 from eos_mcp.server.opening import VERSION_KEY
@@ -246,6 +246,39 @@ def test_a_cancellation_that_comes_with_its_call_is_not_lost(past: bool, said: A
     assert [json.loads(line)["id"] for line in read] == [9] and carried == ([7, 9] if past else [])
     ran = [asked.request_id for asked in gateway.asked if asked.op == "exec_command"]
     assert [asked.args["request_id"] for asked in gateway.asked if asked.op == "cancel_request"] == ran
+
+
+def test_a_cancellation_that_finds_the_sandbox_busy_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "CANCEL_PAUSE_S", 0.0)
+    answers = [
+        error_envelope("server_busy", "64 connections", {}),
+        error_envelope("server_busy", "64 connections", {}),
+        {"cancelled": True},
+    ]
+    inside, over = list[anyio.Event](), list[anyio.Event]()
+
+    async def endless(_: Progress) -> Message:
+        inside[0].set()
+        await anyio.sleep_forever()
+        return {}
+
+    async def cancelled(_: Progress) -> Message:
+        found = answers.pop(0)
+        if not answers:
+            over[0].set()
+        return found
+
+    async def case(pipe: Pipe) -> list[bytes]:
+        await handshake(pipe)
+        inside[:], over[:] = [anyio.Event()], [anyio.Event()]
+        pipe.send(call(7, "exec_command", {"sandbox_id": "s", "cmd": "sleep 9"}))
+        await inside[0].wait()
+        pipe.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}})
+        await over[0].wait()
+        return []
+
+    run(ScriptedGateway(exec_command=endless, cancel_request=cancelled), case, past=True, monkeypatch=monkeypatch)
+    assert answers == []
 
 
 def untimed(line: bytes) -> bytes:
