@@ -12,7 +12,7 @@ import pytest
 
 from layerstack import documents, durable
 from layerstack.errors import SquashInFlight, StoreCorrupt
-from layerstack.squash import Squashed
+from layerstack.squash import Block, Squashed
 from layerstack.store import Store
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 from tests.trees import Tree
@@ -80,6 +80,33 @@ def test_all_layers_without_a_lease_become_one_and_the_old_folders_go(s: Stack) 
     assert [(stem, kind) for stem, _, kind in about] == [(block.squashed_layer_id, kind) for kind in ("blame", "index", "json")]
     assert os.listdir(f"{s.root}/staging") == []
     assert openable(s) == [1, 6, 7]
+
+
+@on_a_stack(BASE, forms=("trusted",))
+def test_a_process_that_dies_before_it_removed_what_was_replaced_leaves_nothing_to_the_next(s: Stack) -> None:
+    """The removal goes behind the answer: until it is done, and if it never is, nobody minds."""
+    s.store.scrap.later = lambda removal: None
+    for n in range(3):
+        publish(s, top=f"{n}\n")
+    assert squash_alone(s).reclaimed and s.store.scrap.count() == 0
+    session = s.session()
+    publish(s, top="3\n")
+    session.umount()
+    assert session.upper.rebase().updated == 1
+    session.upper.discard()
+    assert squash_alone(s).reclaimed
+    with s.store.checking() as looking:
+        assert list(looking) == [] and {note.kind for note in looking.notes} == {"not_checked"}
+    assert len(os.listdir(f"{s.root}/staging")) == 7, "two folders of layers and five sessions that ended"
+    s.reopen()
+    assert os.listdir(f"{s.root}/staging") == [] and ids(s) == "SB" and s.layer_dirs() == [s.store.head.layer_ids[0]]
+    assert {name.partition(".")[0] for name in os.listdir(f"{s.root}/.layer-metadata")} == set(s.layer_dirs())
+    assert s.shows()["top"] == "3\n"
+
+
+def squash_alone(s: Stack) -> Block:
+    (block,) = s.store.squash().blocks
+    return block
 
 
 @on_a_stack(BASE)
