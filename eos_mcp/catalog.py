@@ -187,7 +187,7 @@ MANAGER: tuple[Operation, ...] = (
             Argument(
                 "if_clean",
                 "boolean",
-                help="true: refuse while there is unpublished work or a draft.",
+                help="true: refuse while there is unpublished work, a running command or a draft.",
                 default=False,
                 ours=True,
                 hidden=True,
@@ -339,8 +339,8 @@ MANAGER: tuple[Operation, ...] = (
             ResultField(
                 "edited",
                 "array|null",
-                "dry run, dir: files of dest that would be written over or deleted and are not as the workspace had them: edited here, or "
-                "written by an earlier export; 200 at most; null: the copy of the workspace is gone",
+                "dry run, dir: files of dest that would be written over or deleted and are not as the workspace had them: edited here "
+                "(also what an earlier export wrote, where a squash folded that version); 200 at most; null: the copy of the workspace is gone",
                 ours=True,
             ),
             ResultField("edited_count", "integer", "dry run, dir: of all edited files", ours=True),

@@ -99,7 +99,13 @@ OBSERVABILITY: tuple[Operation, ...] = (
         "At most the newest 500 records and 256 KiB.",
         (
             _SANDBOX,
-            Argument("name", "string", help="Only events of this name, such as lease.acquired."),
+            Argument(
+                "name",
+                "string",
+                help="Only events of this name: lease.acquired, lease.released, workspace_session.finalize.publish_failed, "
+                "workspace_session.finalize_failed, workspace_session.cleanup_failed, layerstack.autosquash.evaluate, "
+                "layerstack.autosquash.triggered, layerstack.autosquash.completed, layerstack.autosquash.failed.",
+            ),
             Argument("since_ms", "integer", help="Only events from this time on, in ms since 1970.", minimum=0),
             Argument("last_n", "integer", help="Only the newest N.", minimum=0),
         ),

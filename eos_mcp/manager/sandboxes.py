@@ -481,9 +481,9 @@ def _refuse_unpublished(record: Record, found: dict[str, Any] | None) -> None:
         raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_unknown")
     work, drafts = found["unpublished"], found["drafts"]
     if work["sessions"] or drafts:
-        hint = "publish the sessions, publish or discard the drafts; without if_clean all of it is thrown away"
+        hint = "end the commands, publish the sessions, publish or discard the drafts; without if_clean all of it is thrown away"
         details = {"sandbox_id": record.id, "unpublished": work, "hint": hint}
-        message = f"sandbox {record.id} has unpublished work: {len(work['sessions'])} sessions, {len(drafts)} drafts"
+        message = f"sandbox {record.id} has unpublished work or running commands: {len(work['sessions'])} sessions, {len(drafts)} drafts"
         raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
 
 

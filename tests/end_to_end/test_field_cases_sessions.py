@@ -131,7 +131,12 @@ def test_p9_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_o
     assert (error["kind"], error["details"]["reason"]) == ("operation_failed", "sandbox_destroyed")
     assert error["details"]["retryable"] is False and "not published" in error["message"]
     other = at.create(place if place == "host" else image(place))
-    other.session()
+    busy = ("--workspace-session-id", other.session(), "--yield-time-ms", "0")
+    command = other.do("exec_command", *busy, "sleep 60")["command_session_id"]
+    error = at.refused("manager", "destroy_sandbox", "--sandbox-id", other.id, "--if-clean")
+    assert error["details"]["unpublished"]["count"] == 0 and "running commands" in error["message"]
+    other.do("signal_command", "--command-session-id", command, "--signal", "KILL")
+    other.do("wait_command", "--command-session-id", command)
     assert at.do("manager", "destroy_sandbox", "--sandbox-id", other.id, "--if-clean")["discarded"]["unpublished"]["count"] == 0
     if isinstance(other, Container):
         docker("volume", "rm", "-f", f"eos-shared-base-{other.base_hash}")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import re
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import eos_agent
+from eos_agent.observability import OBSERVABILITY
 from eos_agent.telemetry import Telemetry, event, trace_id
 from tests.conftest import drop_dir, make_short_dir
 
@@ -71,6 +75,15 @@ def test_a_one_shot_command_shows_where_its_time_went(shared_agent: Agent) -> No
         assert all(child["span"]["parent"] == one["span"] for child in node["children"])
     events = [moment["event"]["name"] for node in nodes(found["spans"]) for moment in node["events"]]
     assert events == ["lease.acquired", "lease.released"]
+
+
+def test_the_page_of_events_names_each_that_the_agent_may_write() -> None:
+    (told,) = [a.help for o in OBSERVABILITY if o.name == "events" for a in o.arguments if a.name == "name"]
+    sources = [path.read_text() for path in Path(eos_agent.__file__).parent.glob("*.py")]
+    written = {name for text in sources for name in re.findall(r"telemetry\.event\(\s*\"([\w.]+)\"", text)}
+    assert "workspace_session.finalize.publish_failed" in written
+    names = set(told.partition(": ")[2].removesuffix(".").split(", "))
+    assert written <= names and {"lease.acquired", "layerstack.autosquash.failed"} <= names
 
 
 def test_every_request_leaves_a_trace_at_once_also_a_failed_one(shared_agent: Agent) -> None:
