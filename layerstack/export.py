@@ -57,6 +57,10 @@ Digests = Callable[[str, str], bytes | None]
 """(layer, path) -> SHA-256 of that file's content, or None where it is not known; asked in byte order of paths."""
 
 
+Earlier = Callable[[str], Sequence[tuple[int, int]]]
+"""path -> size and mtime_ns of the files that older layers have there, as `Snapshot.earlier` tells it."""
+
+
 class FileRange(NamedTuple):
     """Bytes of an open file that come next; the descriptor is good until the next piece is asked for."""
 
@@ -81,7 +85,9 @@ class ExportEntry(NamedTuple):
     real_path: str | None
 
 
-def fold(version: Version, *, xattrs: bool = False, digests: Digests | None = None) -> Iterator[ExportEntry]:
+def fold(
+    version: Version, *, xattrs: bool = False, digests: Digests | None = None, earlier: Earlier | None = None
+) -> Iterator[ExportEntry]:
     """The delta above the base in byte order of paths, one winner per path; a deletion only where its directory still is one.
 
     Memory: a few thousand paths, and one name for each file that has several.
@@ -102,6 +108,9 @@ def fold(version: Version, *, xattrs: bool = False, digests: Digests | None = No
             known = parents[path] = entry is not None and entry.kind == "directory"
         return known
 
+    def before(path: str) -> bytes:
+        return b"" if earlier is None else b" ".join(b"%d:%d" % pair for pair in earlier(path))
+
     for path, entry, opaque in version.changed():
         raw = os.fsencode(path)
         if not path:
@@ -110,7 +119,7 @@ def fold(version: Version, *, xattrs: bool = False, digests: Digests | None = No
             continue
         if entry is None:
             if is_directory(path.rpartition("/")[0]):
-                yield ExportEntry(pax.Header(raw, pax.FILE, 0o644, kind=pax.WHITEOUT), None)
+                yield ExportEntry(pax.Header(raw, pax.FILE, 0o644, kind=pax.WHITEOUT, earlier=before(path)), None)
         elif entry.kind == "directory":
             kind = pax.OPAQUE if opaque else b""
             more = _xattrs(entry.real_path) if xattrs else {}
@@ -124,11 +133,13 @@ def fold(version: Version, *, xattrs: bool = False, digests: Digests | None = No
                 key = (status.st_dev, status.st_ino)
                 first = first_names.setdefault(key, raw)
                 if first is not raw:
-                    yield ExportEntry(pax.Header(raw, pax.HARD_LINK, entry.mode & 0o7777, 0, entry.mtime_ns, first), None)
+                    header = pax.Header(raw, pax.HARD_LINK, entry.mode & 0o7777, 0, entry.mtime_ns, first, earlier=before(path))
+                    yield ExportEntry(header, None)
                     continue
             more = _xattrs(entry.real_path) if xattrs else {}
             digest = b"" if digests is None else (digests(entry.layer_id, path) or _sha256(entry.real_path)).hex().encode()
             header = pax.Header(raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more, sha256=digest)
+            header = header._replace(earlier=before(path)) if earlier is not None else header
             yield ExportEntry(header, entry.real_path)
         else:
             raise StoreCorrupt(f"a layer holds a special file at {path}", details={"path": path})
@@ -257,6 +268,7 @@ def stream(
     offset: int = 0,
     xattrs: bool = False,
     digests: Digests | None = None,
+    earlier: Earlier | None = None,
 ) -> Iterator[bytes | FileRange]:
     """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
@@ -264,6 +276,7 @@ def stream(
         live_workspace_sessions: named in the first line when there are any: their private work is not part of a version.
         offset: bytes of the tar that the other side has; they are made and hashed again, but not sent.
         digests: those of files; with them it is format 2, without format 1.
+        earlier: what older layers have; each file and deletion then says so in the record `EOS.earlier`, for a dry run.
     Yields:
         Byte strings of any length, in format 2 also ranges of files. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
         so that the other side never takes a part for the whole.
@@ -284,7 +297,7 @@ def stream(
     skip = offset
     trailer: dict[str, Any]
     try:
-        for piece in tar(fold(version, xattrs=xattrs, digests=digests), count, whole=digests is None):
+        for piece in tar(fold(version, xattrs=xattrs, digests=digests, earlier=earlier), count, whole=digests is None):
             size = piece.size if isinstance(piece, FileRange) else len(piece)
             if skip >= size:
                 skip -= size

@@ -23,6 +23,7 @@ KIND = b"EOS.kind"
 WHITEOUT = b"whiteout"
 OPAQUE = b"opaque"
 SHA256 = b"EOS.sha256"
+EARLIER = b"EOS.earlier"
 XATTR = b"SCHILY.xattr."
 
 MAX_RECORDS = 1 << 20
@@ -50,6 +51,8 @@ class Header(NamedTuple):
     xattrs: Mapping[bytes, bytes] = {}
     sha256: bytes = b""
     """Of a file's content, 64 hex digits; or empty."""
+    earlier: bytes = b""
+    """`SIZE:MTIME_NS`, with spaces between, of the files that older layers have there; or empty."""
 
 
 def padding(size: int) -> bytes:
@@ -73,6 +76,8 @@ def encode(header: Header) -> bytes:
         records[KIND] = header.kind
     if header.sha256:
         records[SHA256] = header.sha256
+    if header.earlier:
+        records[EARLIER] = header.earlier
     for key in sorted(header.xattrs):
         records[XATTR + key] = header.xattrs[key]
     plain = _ustar(name, header.type, header.mode, header.size, header.mtime_ns // _BILLION, header.target)
@@ -172,10 +177,13 @@ class Decoder:
         digest = records.get(SHA256, b"")
         if digest and (len(digest) != 64 or digest.strip(b"0123456789abcdef") or kind != FILE or tag):
             raise Malformed("a digest that is none, or of what has no content")
+        earlier = records.get(EARLIER, b"")
+        if earlier.strip(b"0123456789:- ") or (earlier and kind not in (FILE, HARD_LINK)):
+            raise Malformed("earlier files that are none, or of what is no file")
         xattrs = {key[len(XATTR) :]: value for key, value in records.items() if key.startswith(XATTR)}
         if kind == DIRECTORY:
             name = name[:-1] if name.endswith(b"/") else name
-        return Header(name, kind, _octal(block[100:108]) & 0o7777, size, mtime_ns, target, tag, xattrs, digest)
+        return Header(name, kind, _octal(block[100:108]) & 0o7777, size, mtime_ns, target, tag, xattrs, digest, earlier)
 
     def records(self, data: bytes) -> None:
         """The records that the last block announced.

@@ -181,6 +181,20 @@ class Snapshot:
                 assert holder is not None
                 yield path, self._entry(path, holder), path in opaque
 
+    def earlier(self, path: str) -> tuple[tuple[int, int], ...]:
+        """Size and mtime_ns of the file that each layer above the base has at `path`, newest first, without the one that this version shows.
+
+        What a squash folded is not among them.
+        """
+        shown, found = self.chain.holder(path), tuple[tuple[int, int], ...]()
+        for layer in self.chain.layers[:-1]:
+            record = layer.get(path)
+            if layer is not shown and record is not None and record.kind == FILE:
+                assert isinstance(layer.tree, DiskTree)
+                status = os.lstat(layer.tree.full(path))
+                found += ((status.st_size, status.st_mtime_ns),)
+        return found
+
     def _base_state(self, path: str) -> State | None:
         return None if self.chain.base.get(path) is None else self.chain.base.tree.state(path)
 

@@ -242,11 +242,17 @@ class Handlers:
                 raise OperationError(INVALID_REQUEST, f"{name} must be a number from 0", {"argument": name}, reason="wrong_type")
             numbers[name] = value
         span = telemetry.span("layerstack.export", offset=numbers["offset"] or 0)
-        given = (numbers["version"], numbers["offset"] or 0, args.get("xattrs") is True, args.get("digests") is True)
+        given = (
+            numbers["version"],
+            numbers["offset"] or 0,
+            args.get("xattrs") is True,
+            args.get("digests") is True,
+            args.get("earlier") is True,
+        )
         return self._export_pieces(*given, span)
 
     async def _export_pieces(
-        self, version: int | None, offset: int, xattrs: bool, by_digests: bool, span: telemetry.Span | telemetry.Nothing
+        self, version: int | None, offset: int, xattrs: bool, by_digests: bool, older: bool, span: telemetry.Span | telemetry.Nothing
     ) -> AsyncGenerator[bytes | FileRange]:
         from layerstack import export, index_cursor
 
@@ -259,7 +265,10 @@ class Handlers:
             try:
                 live = list(self.sessions.live)
                 digests = index_cursor.Digests(self.store.root) if by_digests else None
-                pieces = export.stream(snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs, digests=digests)
+                earlier = snapshot.earlier if older else None
+                pieces = export.stream(
+                    snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs, digests=digests, earlier=earlier
+                )
                 while piece := await self.exports.run(lambda: next(pieces, b"")):
                     yield piece
             finally:

@@ -76,7 +76,7 @@ def apply_archive(
                     note("delete", header.path)
                     continue
                 hygiene.look(header)
-                out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"")))
+                out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"", earlier=b"")))
                 if header.kind == pax.OPAQUE:
                     out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_MARK, pax.FILE, 0o644)))
                 if header.type != pax.DIRECTORY:

@@ -32,9 +32,11 @@ class Preview:
         self.change_count = self.edited_count = self._bytes = 0
         self._open: dict[bytes, bool] = {}
 
-    def change(self, action: str, path: bytes, size: int = 0) -> None:
+    def change(self, action: str, path: bytes, size: int = 0, earlier: bytes = b"") -> None:
         """`write`, `delete` or `mode`.
 
+        Args:
+            earlier: of the entry: a file of such size and time is what an earlier export wrote, and was not edited.
         Raises:
             OSError: what the export would get from the kernel at this place.
         """
@@ -48,7 +50,7 @@ class Preview:
             return
         if self.target is not None:
             self._may_change(path, old, self.target)
-            if old is not None:
+            if old is not None and not (stat.S_ISREG(old.st_mode) and b"%d:%d" % (old.st_size, old.st_mtime_ns) in earlier.split()):
                 self._look(path, old, self.target)
 
     def room(self) -> None:

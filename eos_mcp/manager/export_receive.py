@@ -100,9 +100,9 @@ class Receiver:
 
     # one entry
 
-    def _note(self, action: str, path: bytes, size: int = 0) -> None:
+    def _note(self, action: str, path: bytes, size: int = 0, earlier: bytes = b"") -> None:
         if self.preview is not None:
-            self.preview.change(action, path, size)
+            self.preview.change(action, path, size, earlier)
 
     def _old(self, path: bytes) -> os.stat_result | None:
         return None if self.target is None else self.target.lstat(path)
@@ -115,7 +115,7 @@ class Receiver:
     def _delete(self, header: pax.Header) -> None:
         self.counts["deletes_applied"] += 1
         if self._old(header.path) is not None:
-            self._note("delete", header.path)
+            self._note("delete", header.path, earlier=header.earlier)
             self._clash(self._other_spelling(header.path), header.path)
         self._add(Step(b"w", False, 0, None, header.path))
 
@@ -160,7 +160,7 @@ class Receiver:
                 self.counts["skipped_unchanged"] += 1
                 self._add(Step(b"h", False, header.mode, None, header.path))
                 return
-        self._note("write", header.path)
+        self._note("write", header.path, earlier=header.earlier)
         self.counts["files_written"] += 1
         if self.stage is not None:
             self._link(n, header, first if staged else None)
@@ -248,7 +248,7 @@ class Receiver:
             for one in (compared, fd):
                 if one is not None:
                     os.close(one)
-        self._note("write", header.path, header.size)
+        self._note("write", header.path, header.size, header.earlier)
         self.counts["files_written"] += 1
         self.counts["bytes_written"] += header.size
         self.staged_files += 1

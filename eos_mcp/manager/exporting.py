@@ -106,6 +106,8 @@ class Exports:
                 self.settings.max_stream_bytes, self.settings.max_decompressed_bytes, self.settings.max_apply_entries
             )
             wanted: dict[str, Any] = {"digests": True}
+            if dry_run and fmt == "dir":
+                wanted["earlier"] = True
             if isinstance(args.get("version"), int):
                 wanted["version"] = args["version"]
             async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:

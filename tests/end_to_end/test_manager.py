@@ -114,7 +114,14 @@ def test_a_dry_run_names_what_was_edited_since_the_sandbox_was_made_and_leaves_t
         assert (wrong.kind, wrong.details["argument"]) == ("invalid_request", "dry_run"), "and is not taken for false"
         archive = await host.do("export_changes", sandbox_id=sandbox_id, dest=place.out, format="tar-zst", dry_run=True)
         assert sorted(os.listdir(place.workspace)) == ["a.txt", "c.txt"] and not os.path.exists(place.out)
-        return clean, edited, archive, await host.do("export_changes", **where)
+        done = await host.do("export_changes", **where)
+        await host.run(sandbox_id, "echo three > b.txt; echo another > a.txt")
+        again = await host.do("export_changes", **where, dry_run=True)
+        assert (again["files_written"], again["edited"]) == (2, []), "what an earlier export wrote was not edited"
+        with open(f"{place.workspace}/b.txt", "a") as file:
+            file.write("mine\n")
+        assert (await host.do("export_changes", **where, dry_run=True))["edited"] == ["b.txt"]
+        return clean, edited, archive, done
 
     with open(f"{place.workspace}/c.txt", "w") as file:
         file.write("three\n")

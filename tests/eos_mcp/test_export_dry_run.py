@@ -87,6 +87,23 @@ def test_files_that_were_edited_on_the_host_and_would_be_lost_are_named(tmp_path
     assert (done["edited"], done["changes"]) == ([], []), "what is there already would not be lost"
 
 
+def test_what_an_earlier_export_wrote_is_not_taken_for_an_edit(tmp_path: Path) -> None:
+    base, dest = tmp_path / "base", tmp_path / "d"
+    base.mkdir()
+    first = [file(name, b"first", mtime_ns=7 * SECOND + 123_456_789) for name in (b"a", b"b", b"c")]
+    run(made(*first), dest)
+    os.utime(dest / "b", ns=(0, 7 * SECOND + 123_456_788))
+    earlier = b"3:5 5:7123456789"
+    second = made(
+        *((header._replace(size=6, earlier=earlier), b"second") for header, _ in first[:2]), (gone(b"c")[0]._replace(earlier=earlier), b"")
+    )
+    assert run(second, dest, dry_run=True, base=str(base))["edited"] == ["b"]
+    unknown = made(file(b"a", b"second"), gone(b"c"))
+    assert run(unknown, dest, dry_run=True, base=str(base))["edited"] == ["a", "c"]
+    for what in ((file(b"a")[0]._replace(earlier=b"5:x"), b""), (directory(b"a")[0]._replace(earlier=b"5:1"), b"")):
+        assert failure(made(what), dest).details["reason"] == "bad_stream"
+
+
 def test_a_dry_run_lists_so_many_and_counts_all(tmp_path: Path) -> None:
     dest, base = tmp_path / "d", tmp_path / "base"
     dest.mkdir()
