@@ -31,7 +31,7 @@ from layerstack.projection import Snapshot
 from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
 from layerstack.quota import holders
 from layerstack.seen_tree import SeenTree
-from layerstack.states import make_directory
+from layerstack.states import State, equal, make_directory
 from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ class Upper:
     def workdir(self) -> str:
         """What overlayfs wants beside the upperdir."""
         return f"{self.directory}/work"
+
+    @property
+    def root_changed(self) -> bool:
+        """Whether the session gave the workspace itself another mode, owner or xattr; no name in the upperdir tells."""
+        return not equal(State(self.upperdir, self._store.form), self._chain.find(""))
 
     @property
     def carried(self) -> bool:

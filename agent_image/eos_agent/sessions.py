@@ -271,7 +271,7 @@ class Sessions:
         session.ending = True
         session.state = "finalizing"
         await session.runner.terminate()
-        if session.draft_id is not None and not (await self.pool.run(lambda: unpublished(session.upper)))["count"]:
+        if session.draft_id is not None and await self.pool.run(lambda: is_clean(session)):
             await self.pool.run(session.upper.discard)
             self.end(session)
             self.lost[session.id] = None

@@ -62,7 +62,8 @@ def of_trees(roots: list[str], *, walk_max: int = WALK_MAX) -> dict[str, Any]:
 def is_clean(session: Session) -> bool:
     """Whether publishing it would change nothing; of one that stands on a draft, whether nothing was written in it. Nothing may run meanwhile."""
     if session.draft_id is not None:
-        return bool(unpublished(session.upper)["count"] == 0)
+        upper = session.upper
+        return not unpublished(upper)["count"] and _own_trees(upper) == [upper.upperdir] and not upper.root_changed
     return session.upper.preview().no_op
 
 

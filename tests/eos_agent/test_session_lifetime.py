@@ -213,6 +213,11 @@ def test_p9_a_session_whose_files_are_as_they_were_is_clean_and_so_is_one_that_s
         agent.call("file_write", path="more", content="x", workspace_session_id=opened)
         assert refused(agent, "destroy_workspace_session", workspace_session_id=opened, if_clean=True).reason == "unpublished_work"
         assert agent.call("destroy_workspace_session", workspace_session_id=opened)["discarded"]["paths"] == ["more"]
+        opened = agent.session(draft_id=draft["draft_id"], draft_base=base)
+        agent.run("chmod 711 .", opened)
+        error = refused(agent, "destroy_workspace_session", workspace_session_id=opened, if_clean=True)
+        assert error.reason == "unpublished_work", "no name tells that the workspace itself was changed"
+        agent.call("destroy_workspace_session", workspace_session_id=opened)
     assert agent.call("list_drafts")["drafts"] == [draft]
 
 
