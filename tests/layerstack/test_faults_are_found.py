@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from layerstack.errors import LayerStackError
@@ -44,9 +46,13 @@ RARE = {"gc_ignores_drafts", "squash_drops_opaque_marks"}
 @pytest.mark.needs("overlay", "root")
 @pytest.mark.parametrize("name", [*SEEDS, *(pytest.param(name, marks=pytest.mark.soak) for name in SEEDS_OF_A_SOAK)])
 def test_the_machine_notices_a_rule_that_is_gone(short_dir: str, name: str) -> None:
-    seed = {**SEEDS, **SEEDS_OF_A_SOAK}[name]
-    found = children.call("trusted", machine_finds, name, "trusted", short_dir, 300, seed)
-    assert found, f"nobody noticed: {faults.FOR_THE_MACHINE[name].__doc__}"
+    first = {**SEEDS, **SEEDS_OF_A_SOAK}[name]
+    for seed in range(first, first + 4):  # what a seed draws depends on the constants of every module that is loaded
+        place = f"{short_dir}/{seed}"
+        os.mkdir(place)
+        if children.call("trusted", machine_finds, name, "trusted", place, 100, seed):
+            return
+    raise AssertionError(f"nobody noticed: {faults.FOR_THE_MACHINE[name].__doc__}")
 
 
 @pytest.mark.soak

@@ -31,7 +31,7 @@ OUTCOMES = (
 """What a run must have met, or it proves little."""
 
 
-ROUNDS = 4
+ROUNDS = 6
 
 
 def meet_all(form: str, folder: str) -> None:
@@ -42,7 +42,7 @@ def meet_all(form: str, folder: str) -> None:
         place = f"{folder}/{number}"
         os.mkdir(place)
         os.chmod(place, 0o777)
-        seen.update(children.call(form, machine.run, form, place, examples=70, seed=number or None))
+        seen.update(children.call(form, machine.run, form, place, examples=50, seed=number or None))
         if all(seen[what] for what in OUTCOMES):
             return
     assert not [what for what in OUTCOMES if not seen[what]], seen
