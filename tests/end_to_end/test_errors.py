@@ -160,7 +160,9 @@ def test_a_workspace_that_is_missing_or_is_no_directory_is_named(desk: Desks, wh
     at = desk(who)
     for path in (at.person.home / "nowhere", at.give("plain", "text")):
         assert_told(at.refused_create("host", path), "workspace_missing", str(path), kind="invalid_request")
-    assert_told(at.refused_create(f"rootfs:{at.person.home}/nowhere"), "image_not_found", f"{at.person.home}/nowhere", kind="invalid_request")
+    assert_told(
+        at.refused_create(f"rootfs:{at.person.home}/nowhere"), "image_not_found", f"{at.person.home}/nowhere", kind="invalid_request"
+    )
     without = at.give("tree/etc/hostname", "x").parent.parent
     assert_told(at.refused_create(f"rootfs:{without}"), "no_shell", str(without), "/bin/sh", kind="invalid_request")
     assert at.left_in_state() == [] and at.do("manager", "list_sandboxes") == {"sandboxes": []}

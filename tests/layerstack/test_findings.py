@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from layerstack import durable
+from layerstack import durable, seen_tree
 from layerstack.form import FORMS
 from tests import children
 from tests.hands import Op
@@ -30,7 +30,7 @@ def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel
 
         Machine.form, Machine.parent, Machine.tally = FORMS[form], folder, Counter()
         machine = Machine()
-        machine.begin(tree, 8)
+        machine.begin(tree, 8, seen_tree.SEEN_MAX)
         try:
             act(machine)
             machine.check_head()
