@@ -116,6 +116,20 @@ def sandbox(request: pytest.FixtureRequest, desk: Desks, image: Callable[[str], 
         made.destroy()
 
 
+def meet(direct: Direct, pool: concurrent.futures.ThreadPoolExecutor) -> None:
+    """One request of every thread at the same moment: as many connections to the agent as there will ever be are made, and kept."""
+    session = direct.do("create_workspace_session")["workspace_session_id"]
+    wait = f"mkdir met/$0; while [ $(ls met | wc -l) -lt {THREADS} ]; do sleep 0.02; done"
+
+    def come(number: int) -> None:
+        cmd = f"sh -c '{wait}' {number}"
+        assert direct.do("exec_command", cmd=cmd, workspace_session_id=session, yield_time_ms=60_000)["status"] == "ok"
+
+    direct.do("exec_command", cmd="mkdir met", workspace_session_id=session, yield_time_ms=60_000)
+    assert len(list(pool.map(come, range(THREADS)))) == THREADS
+    direct.do("destroy_workspace_session", workspace_session_id=session)
+
+
 def turn(direct: Direct, number: int, dice: random.Random, files: set[str]) -> str:
     """One session, or one command without; what was published is added to `files`. Returns what it was."""
     name = f"t{number}/{dice.randrange(10**9)}"
@@ -162,6 +176,7 @@ def test_after_eight_threads_of_sessions_nothing_is_left_but_what_they_published
         return done, files
 
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        meet(direct, pool)
         warm = list(pool.map(thread, range(THREADS), [0.0] * THREADS))
         before = at_rest(sandbox, direct)
         until = time.monotonic() + length_s
