@@ -14,14 +14,17 @@ BOMB = """
 import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("forking", flush=True)
+said = False
 while True:
     try:
         if os.fork() == 0:
             os.setsid()
     except OSError:
-        pass
+        if not said:
+            print("full", flush=True)
+        said = True
 """
-"""A program that forks without end and leaves its group each time; full, it goes on trying."""
+"""A program that forks without end and leaves its group each time; refused one more process, it says so and goes on trying."""
 
 
 def limiting() -> list[str]:

@@ -69,7 +69,7 @@ def test_x18_a_fork_bomb_and_a_memory_hog_leave_the_control_plane_and_other_sess
     assert held["nano_cpus"] == 950_000_000
     sandbox.write("bomb.py", BOMB, bad)
     hog = started(sandbox, bad, "while :; do tail /dev/zero; done")
-    bomb = started(sandbox, bad, "exec python3 bomb.py", "forking")
+    bomb = started(sandbox, bad, "exec python3 bomb.py", "full")
     rows = sandbox.do("list_workspace_sessions")["sessions"]
     assert {row["workspace_session_id"] for row in rows} == {bad, good}
     assert sandbox.shell("echo fine", good)["output"].strip() == "fine"
