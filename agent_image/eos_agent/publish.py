@@ -228,14 +228,19 @@ def _refused(
 ) -> OperationError:
     if isinstance(error, PublishRejected):
         return rejected(sessions, session, rejection(error.conflicts, error.reason), retained=retained, restarted=restarted)
+    return failed(sessions, session, error, "publish", stage, retained=retained)
+
+
+def failed(sessions: Sessions, session: Session, error: Exception, what: str, stage: str, *, retained: bool) -> OperationError:
+    """What a caller is told of an `error` that is no rejection: `what` did not come to its end, and where its work is."""
     shown = operation_error(error)
     if shown.kind == INTERNAL_ERROR:
-        log.failure("publish_failed", error, session=session.id)
+        log.failure(f"{what}_failed", error, session=session.id)
     details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
     if not retained:
         details["draft_id"] = sessions.lost.get(session.id)
     kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED
-    return OperationError(kind, f"workspace session publish failed: {shown.message}", details)
+    return OperationError(kind, f"workspace session {what} failed: {shown.message}", details)
 
 
 def _unsynced(session: Session, error: CommitUnsynced) -> OperationError:

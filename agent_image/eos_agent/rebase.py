@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import log, telemetry
-from eos_agent.failures import operation_error
-from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
+from eos_agent import telemetry
+from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_agent.publication import left_out, rejection
-from eos_agent.publish import SESSION_BUSY, check_idle, go_on, rejected
+from eos_agent.publish import SESSION_BUSY, check_idle, failed, go_on, rejected
 from eos_agent.session import EXPLICIT, Session
 from layerstack.errors import PublishRejected
 from layerstack.rebase import Rebased
@@ -77,14 +76,7 @@ def _refused(sessions: Sessions, session: Session, error: Exception, *, retained
     if isinstance(error, PublishRejected):  # the head moved after the preview
         refused = rejection(error.conflicts, error.reason)
         return rejected(sessions, session, refused, retained=retained, restarted=True, stage=STAGE, hint=CONFLICT_HINT)
-    shown = operation_error(error)
-    if shown.kind == INTERNAL_ERROR:
-        log.failure("rebase_failed", error, session=session.id)
-    details = {**shown.details, "workspace_session_id": session.id, "stage": STAGE, "session_retained": retained}
-    if not retained:
-        details["draft_id"] = sessions.lost.get(session.id)
-    kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED
-    return OperationError(kind, f"workspace session rebase failed: {shown.message}", details)
+    return failed(sessions, session, error, "rebase", STAGE, retained=retained)
 
 
 def _not_resumed(sessions: Sessions, session: Session) -> OperationError:
