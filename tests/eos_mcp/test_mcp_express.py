@@ -127,15 +127,20 @@ def scripted() -> ScriptedGateway:
     )
 
 
+async def answers(pipe: Pipe, messages: Sequence[Message | bytes]) -> list[bytes]:
+    """What is read back, each message sent after the answer of the one before."""
+    read: list[bytes] = []
+    for message in messages:
+        pipe.send(message)
+        read.append(await pipe.line())
+    return read
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_plain_call_is_answered_with_the_bytes_of_the_sdk(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(pipe: Pipe) -> list[bytes]:
         await handshake(pipe, version)
-        read: list[bytes] = []
-        for message in PLAIN:
-            pipe.send(message)
-            read.append(await pipe.line())
-        return read
+        return await answers(pipe, PLAIN)
 
     theirs, none = run(scripted(), case, past=False, monkeypatch=monkeypatch)
     ours, carried = run(scripted(), case, past=True, monkeypatch=monkeypatch)
@@ -166,11 +171,7 @@ ODD: Sequence[Message | bytes] = (
 def test_what_is_not_plain_is_the_sdks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(pipe: Pipe) -> list[bytes]:
         await handshake(pipe)
-        read: list[bytes] = []
-        for message in ODD:
-            pipe.send(message)
-            read.append(await pipe.line())
-        return read
+        return await answers(pipe, ODD)
 
     theirs, _ = run(scripted(), case, past=False, monkeypatch=monkeypatch)
     ours, carried = run(scripted(), case, past=True, monkeypatch=monkeypatch)
