@@ -101,7 +101,8 @@ class Conflict(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """What a publish did beyond the session's own changes: the head's path was `kept` in a directory that ours made again, or `dropped` with one."""
+    """A decision of a publish about one path: `kept` (the head's, in a directory that ours made again), `dropped` with such a directory, or
+    `rules_refused` (a `.gitignore` of the base version beyond the limits: its paths count as source)."""
 
     kind: str
     path: str

@@ -1,73 +1,94 @@
 """Which paths the `.gitignore` files of one tree ignore, exactly as git decides it on Linux: by bytes, by `wildmatch`, nested files included.
 
-A rule is one regular expression over the name, or over the path below the directory of its file. The last rule that matches wins, a
-deeper file beats a shallower one, and an ignored directory seals what is below it, so that no `!` rule brings a child back.
+The last rule of a file that matches wins, a deeper file beats a shallower one, and an ignored directory seals what is below it, so that no
+`!` rule brings a child back. A file beyond the limits below has no rules: its paths count as source, which a publish checks for conflicts.
 """
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
 from layerstack.paths import parent
+from layerstack.wildmatch import SPECIAL, Pattern, compile_pattern
 
-_SPECIAL = b"*?[\\"
-_CLASSES = {
-    b"alnum": rb"0-9A-Za-z",
-    b"alpha": rb"A-Za-z",
-    b"blank": rb" \t",
-    b"cntrl": rb"\x00-\x1f\x7f",
-    b"digit": rb"0-9",
-    b"graph": rb"!-~",
-    b"lower": rb"a-z",
-    b"print": rb" -~",
-    b"punct": rb"!-/:-@\[-`{-~",
-    b"space": rb" \t\n\r\x0b\x0c",
-    b"upper": rb"A-Z",
-    b"xdigit": rb"0-9A-Fa-f",
-}
+FILE_MAX = 256 << 10
+"""Bytes of a `.gitignore`; a larger one has no rules."""
+WILDCARDS_MAX = 32 << 10
+"""Bytes of all patterns of a file that have a wildcard; a file with more has no rules. Each of them is tried for each path."""
+RUNS_MAX = 512
+"""Patterns of a file with `**` in their middle, which take longest; `**/name` and `dir/**` are none of them."""
+NAME_CHUNK, WHOLE_CHUNK = 4 << 10, 2 << 10
+"""Bytes of the expressions that are joined into one: a call of it holds the interpreter for some milliseconds at most."""
+KEPT_BYTES = 16 << 20
+"""Memory for parsed files, of one tree and of the process: beyond it they are forgotten, and parsed again when a path asks."""
+_RULE_BYTES, _DIRECTORY_BYTES = 300, 250
+_NO_RULE = 1 << 30
 
 
 class Rule(NamedTuple):
-    """One line of a file. `whole` rules look at the path below the file's directory, the others at the last name only."""
+    """One line with a wildcard. `whole` rules look at the path below the file's directory, the others at the last name only."""
 
-    match: re.Pattern[bytes]
-    negated: bool
+    rank: int
+    pattern: Pattern
     directories_only: bool
     whole: bool
 
 
 class RuleSet(NamedTuple):
-    """The rules of one file, last first, and one expression of each sort that says in one go whether any of them can match."""
+    """The rules of one file. Ranks count from the last line, and the lowest that matches decides."""
 
-    rules: tuple[Rule, ...]
-    any_name: re.Pattern[bytes] | None
-    any_whole: re.Pattern[bytes] | None
+    negated: tuple[bool, ...]
+    """By rank."""
+    names: dict[bytes, tuple[int, int]]
+    paths: dict[bytes, tuple[int, int]]
+    """Lines without wildcards: the rank for a file and for a directory, `_NO_RULE` where none holds."""
+    wildcards: tuple[Rule, ...]
+    """The other lines, by rank."""
+    runs: tuple[Rule, ...]
+    """Those of them that no joined expression covers."""
+    any_name: tuple[re.Pattern[bytes], ...]
+    any_whole: tuple[re.Pattern[bytes], ...]
+    """Joined expressions: whether any of the other wildcards can match."""
+    weight: int
+    """Estimated bytes of memory."""
+
+
+class RulesRefused(ValueError):
+    """A `.gitignore` beyond the limits; the message says which."""
 
 
 class IgnoreRules:
-    """The rules of one tree. Thread-safe; a file is asked for once, and parsed once per content in the process.
+    """The rules of one tree. Thread-safe; a file is asked for when a path below its directory is, and parsed once per content.
 
     Args:
-        read: the bytes of a path such as `sub/.gitignore`; None when it is absent or no regular file (git follows no symlink there).
+        read: the bytes of a path such as `sub/.gitignore`, more than FILE_MAX only to show that there are more; None when it is absent or
+            no regular file (git follows no symlink there).
     """
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
         self._read = read
         self._known: dict[str, _Directory] = {}
+        self.weight = 0
+        """Estimated bytes of what is remembered."""
+        self.refused: dict[str, str] = {}
+        """Files beyond the limits that were met, at most 100 of them, and why."""
 
     def ignored(self, path: str, is_dir: bool) -> bool:
         """Whether git would ignore `path`, were it untracked. The root is never ignored.
 
-        Cost: one or two regular expressions per `.gitignore` on the way up; the first time in a directory the same for the directory.
+        Cost: a look-up and one or two regular expressions per `.gitignore` on the way up, one more per pattern with `**` inside; the first
+        time in a directory the same for the directory.
         """
         if not path:
             return False
-        if is_dir and path in self._known:
-            return self._known[path].sealed
+        if is_dir and (known := self._known.get(path)) is not None:
+            return known.sealed
         above = self._directory(parent(path))
         if above.sealed:
             return True
@@ -78,20 +99,38 @@ class IgnoreRules:
     def _directory(self, path: str) -> _Directory:
         """What is known of a directory, asked from the top: an ignored one seals all that is below."""
         unknown: list[str] = []
-        while path not in self._known:
+        found = self._known.get(path)
+        while found is None:
             unknown.append(path)
             if not path:
+                found = _Directory(False, ())
                 break
             path = parent(path)
+            found = self._known.get(path)
         for at in reversed(unknown):
-            above = self._known[parent(at)] if at else _Directory(False, ())
-            if above.sealed or (at and _decide(at, True, above.files)):
-                self._known[at] = _SEALED
-                continue
-            data = self._read(f"{at}/.gitignore" if at else ".gitignore")
+            found = self._looked_into(at, found)
+            if self.weight > KEPT_BYTES:
+                self._known = {}
+                self.weight = 0
+            self._known[at] = found
+        return found
+
+    def _looked_into(self, at: str, above: _Directory) -> _Directory:
+        self.weight += _DIRECTORY_BYTES
+        if above.sealed or (at and _decide(at, True, above.files)):
+            return _SEALED
+        name = f"{at}/.gitignore" if at else ".gitignore"
+        data = self._read(name)
+        try:
             rules = parse(data) if data else None
-            self._known[at] = above if rules is None else _Directory(False, ((len(os.fsencode(at)) + 1 if at else 0, rules), *above.files))
-        return self._known[unknown[0] if unknown else path]
+        except RulesRefused as error:
+            if len(self.refused) < 100:
+                self.refused[name] = str(error)
+            return above
+        if rules is None:
+            return above
+        self.weight += rules.weight
+        return _Directory(False, ((len(os.fsencode(at)) + 1 if at else 0, rules), *above.files))
 
 
 class _Directory(NamedTuple):
@@ -117,40 +156,138 @@ def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> 
 
 def _verdict(found: RuleSet, name: bytes, below: bytes, is_dir: bool) -> bool | None:
     """True or False by the last rule that matches, None when no rule of this file does."""
-    if not (found.any_name and found.any_name.fullmatch(name)) and not (found.any_whole and found.any_whole.fullmatch(below)):
-        return None
-    for rule in found.rules:
-        if (is_dir or not rule.directories_only) and rule.match.fullmatch(below if rule.whole else name):
-            return not rule.negated
-    return None
+    best = _NO_RULE
+    if (ranks := found.names.get(name)) is not None:
+        best = ranks[is_dir]
+    if (ranks := found.paths.get(below)) is not None:
+        best = min(best, ranks[is_dir])
+    if found.wildcards:
+        for any_name in found.any_name:
+            if any_name.fullmatch(name):
+                rules = found.wildcards
+                break
+        else:
+            for any_whole in found.any_whole:
+                if any_whole.fullmatch(below):
+                    rules = found.wildcards
+                    break
+            else:
+                rules = found.runs
+        for rule in rules:
+            if rule.rank > best:
+                break
+            if (is_dir or not rule.directories_only) and rule.pattern.matches(below if rule.whole else name):
+                best = rule.rank
+                break
+    return None if best == _NO_RULE else not found.negated[best]
 
 
-@functools.lru_cache(maxsize=512)
+class _Parsed:
+    """Parsed files by the digest of their content, the least recently used go first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sets: OrderedDict[bytes, RuleSet | None] = OrderedDict()
+        self._weight = 0
+
+    def get(self, data: bytes) -> RuleSet | None:
+        key = hashlib.sha256(data).digest()
+        with self._lock:
+            if key in self._sets:
+                self._sets.move_to_end(key)
+                return self._sets[key]
+        found = _parse(data)
+        with self._lock:
+            if key not in self._sets:
+                self._sets[key] = found
+                self._weight += found.weight if found is not None else _RULE_BYTES
+                while self._weight > KEPT_BYTES and len(self._sets) > 1:
+                    _, gone = self._sets.popitem(last=False)
+                    self._weight -= gone.weight if gone is not None else _RULE_BYTES
+        return found
+
+
+_parsed = _Parsed()
+
+
 def parse(data: bytes) -> RuleSet | None:
-    """The rules of one file; None when there are none, or when it is not UTF-8."""
+    """The rules of one file; None when there are none, or when it is not UTF-8.
+
+    Raises:
+        RulesRefused: it is larger than FILE_MAX, or has more wildcards than WILDCARDS_MAX.
+    """
+    if len(data) > FILE_MAX:
+        raise RulesRefused(f"it is larger than {FILE_MAX} bytes")
+    return _parsed.get(data)
+
+
+def _parse(data: bytes) -> RuleSet | None:
     try:
         data.decode()
     except UnicodeDecodeError:
         return None
-    sources: list[tuple[bytes, Rule]] = []
-    for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-        found = _rule(line)
-        if found is not None:
-            sources.append(found)
-    if not sources:
+    lines = [line for line in map(_line, data.removeprefix(b"\xef\xbb\xbf").split(b"\n")) if line is not None]
+    lines.reverse()
+    spent = sum(len(line.pattern) for line in lines if any(c in line.pattern for c in SPECIAL))
+    if spent > WILDCARDS_MAX:
+        raise RulesRefused(f"its patterns with wildcards have {spent} bytes, at most {WILDCARDS_MAX} are tried for each path")
+    negated: list[bool] = []
+    names: dict[bytes, tuple[int, int]] = {}
+    paths: dict[bytes, tuple[int, int]] = {}
+    wildcards: list[Rule] = []
+    for line in lines:
+        pattern = compile_pattern(line.pattern, whole=line.whole)
+        if pattern is None:
+            continue
+        rank = len(negated)
+        negated.append(line.negated)
+        if pattern.literal is None:
+            wildcards.append(Rule(rank, pattern, line.directories_only, line.whole and not pattern.name_only))
+            continue
+        literals = paths if line.whole else names
+        file, directory = literals.get(pattern.literal, (_NO_RULE, _NO_RULE))
+        literals[pattern.literal] = (file if line.directories_only else min(file, rank), min(directory, rank))
+    if not negated:
         return None
-    sources.reverse()
-    names = [source for source, rule in sources if not rule.whole]
-    wholes = [source for source, rule in sources if rule.whole]
-    return RuleSet(tuple(rule for _, rule in sources), _any(names), _any(wholes))
+    runs = tuple(rule for rule in wildcards if rule.pattern.source is None)
+    if len(runs) > RUNS_MAX:
+        raise RulesRefused(f"it has {len(runs)} patterns with `**` in the middle, at most {RUNS_MAX} are tried for each path")
+    simple = [(rule.whole, source) for rule in wildcards if (source := rule.pattern.source) is not None]
+    return RuleSet(
+        tuple(negated),
+        names,
+        paths,
+        tuple(wildcards),
+        runs,
+        _joined([source for whole, source in simple if not whole], NAME_CHUNK),
+        _joined([source for whole, source in simple if whole], WHOLE_CHUNK),
+        len(negated) * _RULE_BYTES + 8 * len(data),
+    )
 
 
-def _any(sources: list[bytes]) -> re.Pattern[bytes] | None:
-    return re.compile(b"|".join(sources), re.DOTALL) if sources else None
+def _joined(sources: list[bytes], chunk: int) -> tuple[re.Pattern[bytes], ...]:
+    """Expressions that match what any of `sources` does, of about `chunk` bytes each."""
+    out: list[re.Pattern[bytes]] = []
+    at = 0
+    while at < len(sources):
+        end, size = at + 1, len(sources[at])
+        while end < len(sources) and size + len(sources[end]) <= chunk:
+            size += len(sources[end])
+            end += 1
+        out.append(re.compile(b"|".join(sources[at:end]), re.DOTALL))
+        at = end
+    return tuple(out)
 
 
-def _rule(line: bytes) -> tuple[bytes, Rule] | None:
-    """One line as an expression; None for a comment, a blank line, or a pattern that can match nothing."""
+class _Line(NamedTuple):
+    pattern: bytes
+    negated: bool
+    directories_only: bool
+    whole: bool
+
+
+def _line(line: bytes) -> _Line | None:
+    """What a line says; None for a comment or a blank line."""
     if not line or line.startswith(b"#"):
         return None
     pattern = _without_trailing_spaces(line.removesuffix(b"\r").partition(b"\0")[0])
@@ -160,12 +297,7 @@ def _rule(line: bytes) -> tuple[bytes, Rule] | None:
     pattern = pattern[: len(pattern) - directories_only]
     whole = b"/" in pattern
     pattern = pattern.removeprefix(b"/")
-    if not pattern:
-        return None
-    source = _translate(pattern, whole)
-    if source is None:
-        return None
-    return source, Rule(re.compile(source, re.DOTALL), negated, directories_only, whole)
+    return _Line(pattern, negated, directories_only, whole) if pattern else None
 
 
 def _without_trailing_spaces(line: bytes) -> bytes:
@@ -182,125 +314,3 @@ def _without_trailing_spaces(line: bytes) -> bytes:
         if line[at - 1] != 0x20:
             end = at
     return line[:end]
-
-
-def _translate(pattern: bytes, whole: bool) -> bytes | None:
-    """A wildmatch pattern as a regular expression for fullmatch.
-
-    `**` spans directories only where slashes or the ends of the pattern are on both sides of it (git compares the part before the first
-    special character apart, so behind that part counts as the start as well); any other run of stars is one star, which stops at a slash.
-    A star with the text behind it is atomic unless it ends its name, so no pattern takes exponential time.
-    """
-    first = next((n for n, c in enumerate(pattern) if c in _SPECIAL), len(pattern))
-    out: list[bytes] = []
-    star = False  # a star is open: its text follows
-    text: list[bytes] = []  # what matches one byte each since the last star or slash
-
-    def close(last: bool) -> None:
-        """Write the open star with its text; `last`: up to a slash or the end, so the text must be the name's own end."""
-        nonlocal star
-        joined = b"".join(text)
-        out.append((b"[^/]*" + joined if last else b"(?>[^/]*?" + joined + b")") if star else joined)
-        text.clear()
-        star = False
-
-    at, size = 0, len(pattern)
-    while at < size:
-        c = pattern[at : at + 1]
-        if c == b"*":
-            end = at
-            while end < size and pattern[end] == 0x2A:
-                end += 1
-            begins = at == first or pattern[at - 1 : at] == b"/"
-            ends = end == size or pattern[end : end + 1] == b"/" or pattern[end : end + 2] == b"\\/"
-            if whole and end - at > 1 and begins and ends:
-                close(last=True)
-                if pattern[end : end + 1] == b"/":
-                    out.append(b"(?:.*/)?")
-                    end += 1
-                else:
-                    out.append(b".*")
-            else:
-                close(last=False)
-                star = True
-            at = end
-            continue
-        if c == b"\\":
-            at += 1
-            if at == size:
-                return None
-            c = pattern[at : at + 1]
-        elif c == b"?":
-            text.append(b"[^/]")
-            at += 1
-            continue
-        elif c == b"[":
-            found = _bracket(pattern, at)
-            if found is None:
-                return None
-            source, at = found
-            text.append(source)
-            continue
-        if c == b"/":
-            close(last=True)
-            out.append(b"/")
-        else:
-            text.append(re.escape(c))
-        at += 1
-    close(last=True)
-    return b"".join(out)
-
-
-def _bracket(pattern: bytes, at: int) -> tuple[bytes, int] | None:
-    """The set that begins at `at`, as an expression of one byte that is never a slash, and where it ends; None if it is malformed."""
-
-    def byte(index: int) -> int:
-        return pattern[index] if index < len(pattern) else 0
-
-    at += 1
-    negated = byte(at) in b"!^" and byte(at) != 0
-    at += negated
-    members: list[bytes] = []
-    previous, first = 0, True
-    while first or byte(at) != 0x5D:
-        first = False
-        c = byte(at)
-        if not c:
-            return None
-        if c == 0x5C:
-            at += 1
-            c = byte(at)
-            if not c:
-                return None
-            members.append(b"\\x%02x" % c)
-        elif c == 0x2D and previous and byte(at + 1) not in (0, 0x5D):
-            at += 1
-            c = byte(at)
-            if c == 0x5C:
-                at += 1
-                c = byte(at)
-                if not c:
-                    return None
-            if previous <= c:
-                members.append(b"\\x%02x-\\x%02x" % (previous, c))
-            c = 0
-        elif c == 0x5B and byte(at + 1) == 0x3A:
-            end = pattern.find(b"]", at + 2)
-            if end < 0:
-                return None
-            if end - 1 < at + 2 or pattern[end - 1] != 0x3A:
-                members.append(b"\\x5b")  # no ":]": a set that holds "["
-            else:
-                named = _CLASSES.get(pattern[at + 2 : end - 1])
-                if named is None:
-                    return None
-                members.append(named)
-                at, c = end, 0
-        else:
-            members.append(b"\\x%02x" % c)
-        previous = c
-        at += 1
-    inside = b"".join(members)
-    if not members:
-        return (b"[^/]" if negated else b"(?!)"), at + 1
-    return (b"[^/" + inside + b"]" if negated else b"(?!/)[" + inside + b"]"), at + 1

@@ -6,17 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from layerstack.chain import Chain
-from layerstack.ignore import IgnoreRules
+from layerstack.ignore import FILE_MAX, KEPT_BYTES, IgnoreRules
 from layerstack.resolve import Ignored
 from layerstack.states import FILE
 
 if TYPE_CHECKING:
     from layerstack.stack import Stack
 
-IGNORE_FILE_MAX = 1 << 20
-"""A larger .gitignore is no list of rules."""
 KEPT = 16
-"""Versions whose rules stay parsed."""
+"""Versions whose rules stay parsed, as long as they fit into KEPT_BYTES together."""
 
 
 class Routes:
@@ -31,10 +29,16 @@ class Routes:
         rules = self._rules.get(version)
         if rules is None:
             rules = IgnoreRules(self._reader(version))
-            if len(self._rules) >= KEPT:
-                self._rules = {}
-            self._rules[version] = rules
+            kept = self._rules
+            if len(kept) >= KEPT or sum(other.weight for other in list(kept.values())) > KEPT_BYTES:
+                self._rules = kept = {}
+            kept[version] = rules
         return rules.ignored
+
+    def refused(self, version: int) -> list[str]:
+        """The `.gitignore` files beyond the limits that paths of this version met so far, sorted."""
+        rules = self._rules.get(version)
+        return [] if rules is None else sorted(rules.refused)
 
     def _reader(self, version: int) -> Callable[[str], bytes | None]:
         then: dict[Chain, Chain] = {}  # by the head's chain, of which it keeps one
@@ -46,6 +50,6 @@ class Routes:
                     then.clear()
                     chain = then[snapshot.chain] = snapshot.chain.up_to(version)
                 state = chain.find(path)
-                return state.data() if state is not None and state.kind == FILE and state.size <= IGNORE_FILE_MAX else None
+                return state.data(FILE_MAX + 1) if state is not None and state.kind == FILE else None
 
         return read

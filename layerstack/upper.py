@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from layerstack import durable, overlay
 from layerstack.capture import seal
 from layerstack.chain import Chain
+from layerstack.changes import Notice
 from layerstack.delta import delta
 from layerstack.drafts import Draft, keep
 from layerstack.durable import Step
@@ -35,7 +36,6 @@ from layerstack.states import State, equal, make_directory
 from layerstack.tree import DiskTree
 
 if TYPE_CHECKING:
-    from layerstack.changes import Notice
     from layerstack.manifest import Manifest
     from layerstack.rebase import Rebased
     from layerstack.store import Store
@@ -162,7 +162,11 @@ class Upper:
             found = preview(
                 store, tree, base=self._base, version=self._manifest.version, dropped=self._dropped + dropped, leaving=self._leaving
             )
-            return found._replace(notices=self.notices + found.notices)
+            return found._replace(notices=self._notices(found.notices))
+
+    def _notices(self, found: tuple[Notice, ...]) -> tuple[Notice, ...]:
+        refused = self._store.routes.refused(self._manifest.version)
+        return (*self.notices, *found, *(Notice("rules_refused", path) for path in refused))
 
     def publish(self, *, owner: str, request_id: str, agent: str | None = None) -> Published:
         """Publish everything since the base version as one layer. The upper ends; its lease is given back.
@@ -189,10 +193,10 @@ class Upper:
                     self._set_aside()
                 raise
             except CommitUnsynced as error:
-                error.published = error.published._replace(notices=self.notices + error.published.notices)
+                error.published = error.published._replace(notices=self._notices(error.published.notices))
                 self._late = error
                 raise
-            return self._finish(published._replace(notices=self.notices + published.notices))
+            return self._finish(published._replace(notices=self._notices(published.notices)))
 
     def _publish(self, author: Author) -> Published:
         store = self._store

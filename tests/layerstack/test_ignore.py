@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from layerstack.ignore import IgnoreRules, parse
+from layerstack.ignore import KEPT_BYTES, IgnoreRules, parse
 
 Tree = Mapping[str, bytes | None]  # path -> content, None for a directory
 
@@ -210,14 +210,73 @@ def test_a_file_is_read_once_and_equal_contents_are_parsed_once() -> None:
         return b"*.test-of-the-cache\n" if path in (".gitignore", "a/.gitignore") else None
 
     rules = IgnoreRules(read)
-    before = parse.cache_info().misses
     for _ in range(3):
         assert rules.ignored("a/b/x.test-of-the-cache", False)
         assert not rules.ignored("a/b/x", False)
     assert sorted(asked) == [".gitignore", "a/.gitignore", "a/b/.gitignore"]
-    assert parse.cache_info().misses == before + 1
+    assert parse(b"*.test-of-the-cache\n") is parse(bytes(bytearray(b"*.test-of-the-cache\n")))
 
 
 def test_stars_by_the_dozen_take_no_exponential_time() -> None:
     rules = IgnoreRules({".gitignore": b"a*a*a*a*a*a*a*a*a*a*a*a*b\n/**/**/**/**/*a*a*a*a*a*ab\n"}.get)
     assert not rules.ignored("/".join(["a" * 250] * 16), False)
+
+
+def test_double_stars_by_the_dozen_take_no_exponential_time() -> None:
+    """One regular expression for it would try each way of dividing forty names among twelve gaps."""
+    rules = IgnoreRules({".gitignore": b"**/a/" * 12 + b"b\n" + b"x/**/" * 12 + b"**\\/" * 12 + b"y\n"}.get)
+    deep = "/".join("a" * 40)
+    assert not rules.ignored(f"{deep}/f", False)
+    assert rules.ignored(f"{deep}/b", False)
+    assert rules.ignored("/".join("x" * 40 + "y" * 13), False)
+    assert not rules.ignored("/".join("x" * 40 + "z"), False)
+
+
+HOSTILE = st.lists(st.sampled_from(["**/", "a/", "**/a/", "b/", "*/", "**\\/", "?/", "[ab]/", "/**/"]), min_size=4, max_size=14).map(
+    "".join
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(pattern=HOSTILE, tail=st.sampled_from(["a", "b", "**", "*"]), names=st.lists(st.sampled_from("ab"), min_size=1, max_size=9))
+def test_patterns_of_many_double_stars_decide_as_git_does(pattern: str, tail: str, names: list[str]) -> None:
+    tree = whole({".gitignore": (pattern + tail).encode(), "/".join(names): b""})
+    assert ours(tree) == gits(tree)
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        (b"\n".join(b"name%d" % n for n in range(40_000)), "262144 bytes"),
+        (b"\n".join(b"[[:alpha:]x%d]" % n for n in range(4_000)), "wildcards"),
+        (b"\n".join(b"a%d/**/b" % n for n in range(600)), "in the middle"),
+    ],
+)
+def test_a_file_beyond_the_limits_has_no_rules_and_is_named(rules: bytes, why: str) -> None:
+    read = {".gitignore": rules + b"\n*.log\n", "sub/.gitignore": b"*.tmp\n"}.get
+    found = IgnoreRules(read)
+    assert not found.ignored("x.log", False)
+    assert found.ignored("sub/x.tmp", False)
+    assert list(found.refused) == [".gitignore"]
+    assert why in found.refused[".gitignore"]
+
+
+def test_many_plain_lines_are_looked_up_and_the_last_one_decides() -> None:
+    lines = [f"name{n}" for n in range(20_000)] + ["!name7", "dir/", "!sub/name9", "*.c", "!name10", "name10/"]
+    rules = IgnoreRules({".gitignore": "\n".join(lines).encode()}.get)
+    assert rules.ignored("name8", False)
+    assert not rules.ignored("name7", True)
+    assert not rules.ignored("dir", False)
+    assert rules.ignored("dir", True)
+    assert not rules.ignored("sub/name9", False)
+    assert rules.ignored("other/name9", False)
+    assert rules.ignored("name10", True)
+    assert not rules.ignored("name10", False)
+
+
+def test_what_is_remembered_of_a_tree_has_a_bound() -> None:
+    big = b"\n".join(b"name%d" % n for n in range(20_000))
+    rules = IgnoreRules(lambda path: big + path.encode())
+    for n in range(40):
+        assert rules.ignored(f"d{n}/name7", False)
+        assert rules.weight <= KEPT_BYTES + 8_000_000

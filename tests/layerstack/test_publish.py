@@ -491,6 +491,16 @@ def test_pitfall_18_source_and_ignored_work_below_a_removed_directory_conflicts_
     assert b.rejected() == {"d/new": "parent"}
 
 
+@on_a_stack({".gitignore": "*.o\n" + "".join(f"a{n}/**/b\n" for n in range(600)), "x.o": "1\n"})
+def test_rules_beyond_the_limits_protect_paths_as_source_and_are_named(stack: Stack) -> None:
+    a, b = two(stack)
+    put(a.at("x.o"), "a\n")
+    put(b.at("x.o"), "b\n")
+    assert a.publish().notices == (Notice("rules_refused", ".gitignore"),)
+    assert Notice("rules_refused", ".gitignore") in b.upper.preview().notices
+    assert b.rejected() == {"x.o": "content"}
+
+
 # ---- preview, rounds, limits
 
 
