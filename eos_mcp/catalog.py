@@ -305,6 +305,7 @@ MANAGER: tuple[Operation, ...] = (
             Argument("dest", "path", required=True, help="Absolute host path of the directory or archive.", value="PATH"),
             Argument("format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")),
             Argument("dry_run", "boolean", help="Only list what would change, and host edits that would be lost.", default=False),
+            Argument("keep_setuid", "boolean", help="Keep setuid and setgid bits of files.", default=False),
         ),
         scope="system",
         owner="manager",
@@ -333,6 +334,17 @@ MANAGER: tuple[Operation, ...] = (
             ResultField("bytes_written", "integer"),
             ResultField("live_workspace_sessions", "array"),
             ResultField("hygiene", "array", "files that run code on the host", ours=True),
+            ResultField(
+                "stripped", "array", "files that lost their setuid or setgid bit, or a capability: path, what; 100 at most", ours=True
+            ),
+            ResultField("stripped_count", "integer", "of all of them", ours=True),
+            ResultField(
+                "ignored_staging",
+                "array",
+                "dir: directories called .eos-export-* that no export of this gateway has left; they were not touched",
+                ours=True,
+            ),
+            ResultField("ignored_staging_count", "integer", "of all of them", ours=True),
             ResultField("dry_run", "boolean", "true: nothing was written, all counts are of what would be", ours=True),
             ResultField("changes", "array", "dry run: action (write, delete, mode) and path; 200 at most", ours=True),
             ResultField("change_count", "integer", "dry run: of all changes", ours=True),

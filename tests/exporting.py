@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
 import json
 import os
+import shutil
 import struct
+import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -71,6 +74,22 @@ def made_by_digests(*entries: tuple[pax.Header, bytes], **more: Any) -> bytes:
     digest.update(pax.END)
     first, last = {"format": 2, **more.pop("header", {})}, {"sha256": digest.hexdigest(), **more.pop("trailer", {})}
     return made(*told, header=first, trailer=last, **more)
+
+
+def journals() -> str:
+    """A state directory's folder of records, this run's and this user's: children that are killed and who comes after them share it."""
+    return os.path.join(_STATE, str(os.geteuid()))
+
+
+_STATE = tempfile.mkdtemp(prefix="eos-test-exports-")
+os.chmod(_STATE, 0o1777)
+_MADE_BY = os.getpid()
+
+
+@atexit.register
+def _remove_state() -> None:
+    if os.getpid() == _MADE_BY:
+        shutil.rmtree(_STATE, ignore_errors=True)
 
 
 class Unpacked(NamedTuple):

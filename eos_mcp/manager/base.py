@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
+from eos_mcp.manager.boot import boot_id
 from eos_mcp.manager.tree_index import Index, Listing, Stat, load_index, look, racy, root_hash_of, save_index, tree_hash, unchanged
 from layerstack import durable
 
@@ -148,7 +149,7 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
         reused = usable(cache, root_hash)
         if not reused:
             with open(os.path.join(staging, "boot"), "w", encoding="ascii") as file:
-                file.write(_boot_id())
+                file.write(boot_id())
             try:
                 os.rename(staging, path)
             except OSError as error:
@@ -176,7 +177,7 @@ def usable(cache: str, root_hash: str) -> bool:
         return True
     try:
         with open(os.path.join(path, "boot"), encoding="ascii") as file:
-            if file.read() == _boot_id():
+            if file.read() == boot_id():
                 return True
     except OSError:
         pass
@@ -185,14 +186,6 @@ def usable(cache: str, root_hash: str) -> bool:
         return True
     os.rename(path, os.path.join(cache, f".torn-{root_hash[:16]}-{os.urandom(4).hex()}"))
     return False
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _make_durable(path: str) -> None:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_archive import apply_archive
-from eos_mcp.manager.export_dir import apply_directory, disk_refused, recover
+from eos_mcp.manager.export_dir import apply_directory, disk_refused
+from eos_mcp.manager.export_recover import recover
 from eos_mcp.manager.export_stage import StepHook, no_step
 from eos_mcp.manager.export_stream import ExportLimits, ExportStream, Reader
 
@@ -29,6 +30,8 @@ class Guards(NamedTuple):
     """Refused as such; what is below it is allowed."""
     own: tuple[str, ...]
     """Our state, cache and runtime directories: refused with all that is below them."""
+    journals: str
+    """Of the state directory: where exports that are under way are on record; absolute."""
     registry: str | None = None
     """The manager's registry file: refused, and its directory as such."""
 
@@ -112,6 +115,7 @@ def apply(
     progress: Callable[[str], None],
     directory_mode: str = "carried",
     dry_run: bool = False,
+    keep_setuid: bool = False,
     base: str | None = None,
     step: StepHook = no_step,
 ) -> dict[str, Any]:
@@ -121,6 +125,7 @@ def apply(
         reader: the agent's answer to `export_stream`, from its first line on; each read has its own deadline.
         directory_mode: `carried`, or `0700` for every directory that is made.
         dry_run: read and compare only: the same checks, refusals and counts, and what would be written, deleted or get another mode.
+        keep_setuid: setuid and setgid bits of files are written as they are; else they are left out and named.
         base: for a dry run: the copy of the workspace that the sandbox was made from; what differs from it was edited on the host.
         step: where tests stop; the names begin with `export.`.
     Returns:
@@ -137,9 +142,19 @@ def apply(
         if fmt == "dir":
             with _parents_of(place, dry_run):
                 return apply_directory(
-                    stream, place, progress=progress, directory_mode=directory_mode, dry_run=dry_run, base=base, step=step
+                    stream,
+                    place,
+                    journals=places.journals,
+                    progress=progress,
+                    directory_mode=directory_mode,
+                    dry_run=dry_run,
+                    keep_setuid=keep_setuid,
+                    base=base,
+                    step=step,
                 )
-        return apply_archive(stream, place, fmt, progress=progress, dry_run=dry_run, step=step)
+        return apply_archive(
+            stream, place, fmt, journals=places.journals, progress=progress, dry_run=dry_run, keep_setuid=keep_setuid, step=step
+        )
 
 
 @contextlib.contextmanager

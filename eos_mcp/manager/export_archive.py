@@ -9,20 +9,23 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Generator
 from typing import IO, Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.manager import export_voucher
+from eos_mcp.manager.export_bits import Stripped
 from eos_mcp.manager.export_dir import disk_refused
 from eos_mcp.manager.export_preview import LISTED_MAX, check_home, check_room
-from eos_mcp.manager.export_stage import StepHook, lock, no_step
+from eos_mcp.manager.export_stage import StepHook, no_step
 from eos_mcp.manager.export_stream import ExportStream, shown
+from eos_mcp.manager.export_tree import Tree
+from eos_mcp.manager.export_voucher import Voucher
 from eos_mcp.manager.hygiene import Hygiene
 from layerstack import pax
-from layerstack.durable import fsync_dir
 
-PREFIX = ".eos-export-"
 MARK = b".wh."
 OPAQUE_MARK = b".wh..wh..opq"
 NAMED_MAX = 20
@@ -37,8 +40,10 @@ def apply_archive(
     dest: str,
     fmt: str,
     *,
+    journals: str,
     progress: Callable[[str], None],
     dry_run: bool = False,
+    keep_setuid: bool = False,
     step: StepHook = no_step,
 ) -> dict[str, Any]:
     """Write the archive `dest` (resolved, absolute), or nothing.
@@ -49,7 +54,7 @@ def apply_archive(
     Raises:
         OperationError: operation_failed; `reserved_names` when a file of the delta is called `.wh.*`: an archive would turn it into a deletion.
     """
-    hygiene = Hygiene()
+    hygiene, stripped = Hygiene(), Stripped(keep=keep_setuid)
     counts = {"files_written": 0, "symlinks_written": 0, "whiteouts_emitted": 0, "bytes_written": 0}
     reserved: list[str] = []
     changes: list[dict[str, str]] = []
@@ -60,11 +65,12 @@ def apply_archive(
 
     try:
         with contextlib.ExitStack() as stack:
-            sink = stack.enter_context(_replacing(dest, dry_run, step))
+            sink = stack.enter_context(_replacing(dest, journals, dry_run, step))
             late = stack.enter_context(tempfile.SpooledTemporaryFile(max_size=1 << 20))
             out = stack.enter_context(_packed(sink, fmt))
             said = 0
-            for header in stream.entries():
+            for told in stream.entries():
+                header = stripped.clean(told)
                 if MARK in header.path and any(name.startswith(MARK) for name in header.path.split(b"/")):
                     if len(reserved) < NAMED_MAX:
                         reserved.append(shown(header.path))
@@ -76,6 +82,7 @@ def apply_archive(
                     note("delete", header.path)
                     continue
                 hygiene.look(header)
+                stripped.note(told, header.mode)
                 out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"", earlier=b"")))
                 if header.kind == pax.OPAQUE:
                     out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_MARK, pax.FILE, 0o644)))
@@ -121,6 +128,7 @@ def apply_archive(
     if header_line.get("live_workspace_sessions"):
         result["live_workspace_sessions"] = header_line["live_workspace_sessions"]
     result.update(hygiene.to_json())
+    result.update(stripped.to_json())
     if dry_run:
         count = counts["files_written"] + counts["symlinks_written"] + counts["whiteouts_emitted"]
         result.update(dry_run=True, changes=changes, change_count=count, replaces=os.path.lexists(dest))
@@ -142,37 +150,49 @@ class _Measure(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _replacing(dest: str, dry_run: bool, step: StepHook) -> Generator[Any]:
+def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook) -> Generator[Any]:
     """A file that takes the place of `dest` when the block ends well; siblings that a killed export left are removed first."""
+    directory, name = os.path.split(dest)
     if dry_run:
-        check_home(os.path.dirname(dest))
+        check_home(directory)
         yield _Measure()
         return
-    directory = os.path.dirname(dest)
-    _sweep(directory)
-    temporary = os.path.join(directory, f"{PREFIX}{os.urandom(6).hex()}.tmp")
-    done = False
-    try:
-        with open(temporary, "xb", opener=_private) as file:
-            lock(file.fileno())
+    with contextlib.ExitStack() as stack:
+        home = Tree(directory)
+        stack.callback(home.close)
+        _sweep(dest, journals)
+        step("export.voucher")
+        voucher = Voucher.create(journals, kind="archive", dest=dest, home=directory, home_fd=home.fd, ending=".tmp")
+        stack.callback(_end, home, voucher)
+        step("export.mkdir")
+        fd = os.open(voucher.said.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=home.fd)
+        with open(fd, "wb") as file:
+            step("export.bind")
+            voucher.bind(fd)
+            step("export.bound")
             yield file
             file.flush()
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fchmod(fd, 0o666 & ~_umask())
             step("export.sync")
-            os.fsync(file.fileno())
+            os.fsync(fd)
         step("export.rename")
-        os.rename(temporary, dest)
-        done = True
-    finally:
-        if not done:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-    step("export.sync_names")
-    fsync_dir(os.path.realpath(directory))
+        os.rename(voucher.said.name, os.fsencode(name), src_dir_fd=home.fd, dst_dir_fd=home.fd)
+        step("export.sync_names")
+        os.fsync(home.fd)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+def _end(home: Tree, voucher: Voucher) -> None:
+    """Remove the unfinished file, if it is the recorded one, then the record."""
+    name, said = voucher.said.name, voucher.said
+    try:
+        found = home.lstat(name)
+        empty = found is not None and stat.S_ISREG(found.st_mode) and not found.st_size
+        if found is not None and found.st_uid == os.geteuid() and (said.is_(said.id, found) or (said.id is None and empty)):
+            os.unlink(name, dir_fd=home.fd)
+    except OSError:  # a later export to this directory tries again
+        voucher.close()
+    else:
+        voucher.drop()
 
 
 def _umask() -> int:
@@ -183,22 +203,17 @@ def _umask() -> int:
     return 0o022
 
 
-def _sweep(directory: str) -> None:
-    """Temporary archives of this user that nobody holds a lock on."""
-    with os.scandir(directory) as entries:
-        found = [
-            entry.path
-            for entry in entries
-            if entry.name.startswith(PREFIX) and entry.name.endswith(".tmp") and entry.is_file(follow_symlinks=False)
-        ]
-    for path in found:
-        with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
-            try:
-                if os.fstat(fd).st_uid == os.geteuid() and lock(fd):
-                    os.unlink(path)
-            finally:
-                os.close(fd)
+def _sweep(dest: str, journals: str) -> None:
+    """Remove the unfinished archives that killed exports of this gateway left in the same directory; no other file is touched."""
+    for voucher in export_voucher.look(journals, dest, archive=True).dead:
+        home = voucher.home()
+        if home is None:
+            voucher.close()
+            continue
+        try:
+            _end(home, voucher)
+        finally:
+            home.close()
 
 
 @contextlib.contextmanager

@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError, os_error
-from eos_mcp.manager.export_preview import Preview, check_home, check_unfinished
+from eos_mcp.manager import export_voucher
+from eos_mcp.manager.export_preview import Preview, check_home
 from eos_mcp.manager.export_receive import Progress, Receiver
-from eos_mcp.manager.export_stage import PREFIX, Stage, StepHook, lock, no_step
-from eos_mcp.manager.export_stream import ExportStream, refused
+from eos_mcp.manager.export_recover import check_unfinished, in_flight, recover, roll_back, strangers, tag
+from eos_mcp.manager.export_stage import Stage, StepHook, no_step
+from eos_mcp.manager.export_stream import ExportStream
 from eos_mcp.manager.export_tree import Tree
-from layerstack.durable import fsync_dir
+from eos_mcp.manager.export_voucher import lock
 
 
 def apply_directory(
     stream: ExportStream,
     dest: str,
     *,
+    journals: str,
     progress: Progress,
     directory_mode: str = "carried",
     dry_run: bool = False,
+    keep_setuid: bool = False,
     base: str | None = None,
     step: StepHook = no_step,
 ) -> dict[str, Any]:
     """Make `dest` (resolved, absolute) show the delta of the stream.
 
     Args:
+        journals: of the state directory: where exports that are under way are on record.
         base: for a dry run: the workspace that the sandbox was made from, if this machine has it.
     Returns:
         The contract's keys, `hygiene` where something was found; with `dry_run` also what `Preview` found, and nothing was written.
@@ -41,60 +45,86 @@ def apply_directory(
         OperationError: operation_failed; the destination is as it was before, unless `details.reason` is `rollback_failed`.
     """
     if dry_run:
-        check_unfinished(dest, _staging_of(dest))
+        check_unfinished(dest, journals)
     else:
-        recover(dest)
-    exists = os.path.lexists(dest)
-    target = Tree(dest) if exists else None
-    stage: Stage | None = None
-    preview: Preview | None = None
-    try:
-        if target is not None and not lock(target.fd):
-            raise _in_flight(dest)
-        if dry_run:
-            preview = Preview(check_home(dest), target, Tree(base) if base is not None and os.path.isdir(base) else None)
-        else:
-            home, tag = (dest, "") if exists else (os.path.dirname(dest), _tag(dest))
-            stage = Stage.create(home, tag, step)
-            if not exists and len(_staging_of(dest)) > 1:
-                raise _in_flight(dest)
-        work = Receiver(stream, target, stage, directory_mode, preview)
-        work.receive(progress)
-        if stage is not None:
+        recover(dest, journals)
+    with contextlib.ExitStack() as stack:
+        try:
+            target = Tree(dest) if os.path.lexists(dest) else None
+            if target is not None:
+                stack.callback(target.close)
+                if not lock(target.fd):
+                    raise in_flight(dest)
+            if dry_run:
+                preview = Preview(check_home(dest), target, _base(base))
+                if preview.base is not None:
+                    stack.callback(preview.base.close)
+                work = Receiver(stream, target, None, directory_mode, preview, keep_setuid=keep_setuid)
+                work.receive(progress)
+                return {**work.result(), **strangers(dest, None)}
+            home = target
+            if home is None:
+                home = Tree(os.path.dirname(dest))
+                stack.callback(home.close)
+            where, label = (dest, "") if target is not None else (os.path.dirname(dest), tag(dest))
+            stage = Stage.create(journals, home, where, dest, label, step)
+            stack.callback(_end, stage)
+            _check_alone(stage, dest, journals)
+            work = Receiver(stream, target, stage, directory_mode, None, keep_setuid=keep_setuid)
+            work.receive(progress)
             stage.ready(work.staged_files)
             _commit(stage, dest, target)
-        return work.result()
-    except OSError as error:
-        raise disk_refused(error, dest) from error
-    finally:
-        if target is not None:
-            target.close()
-        if preview is not None and preview.base is not None:
-            preview.base.close()
-        if stage is not None and not stage.kept:
-            with contextlib.suppress(OSError):
-                stage.destroy()
+            return {**work.result(), **strangers(dest, stage)}
+        except OSError as error:
+            raise disk_refused(error, dest) from error
+
+
+def _base(path: str | None) -> Tree | None:
+    return Tree(os.path.realpath(path)) if path is not None and os.path.isdir(path) else None
+
+
+def _check_alone(stage: Stage, dest: str, journals: str) -> None:
+    """Two that began at once see each other here."""
+    found = export_voucher.look(journals, dest, but=stage.voucher)
+    for voucher in found.dead:  # it died since `recover` looked
+        voucher.close()
+    if found.alive or found.dead:
+        raise in_flight(dest, found.alive[0] if found.alive else None)
+
+
+def _end(stage: Stage) -> None:
+    if stage.kept:
+        stage.voucher.close()
+        return
+    with contextlib.suppress(OSError):
+        stage.destroy()
 
 
 def _commit(stage: Stage, dest: str, target: Tree | None) -> None:
     """Put everything in place, or take it back."""
     opened: Tree | None = None
+    name = os.fsencode(os.path.basename(dest))
     try:
         if target is None:
             stage.created = True
             stage.set_phase("ready")
-            os.mkdir(dest)
-            target = opened = Tree(dest)
+            try:
+                os.mkdir(name, dir_fd=stage.home.fd)
+            except FileExistsError:
+                stage.created = False
+                raise
+            target = opened = stage.home.below(name)
         stage.commit(target)
         if stage.created:
-            fsync_dir(os.path.realpath(os.path.dirname(dest)))
+            os.fsync(stage.home.fd)
+        stage.step("export.done")
         stage.set_phase("done")
     except BaseException as error:
         try:
-            _roll_back(stage, dest, target)
+            roll_back(stage, name, target)
         except OSError as second:
             stage.kept = True
-            stage.close()
+            stage.leave()
             details = {"path": dest, "staging": stage.path, "errno": errno.errorcode.get(second.errno or 0, "EIO")}
             raise OperationError(
                 OPERATION_FAILED,
@@ -108,55 +138,6 @@ def _commit(stage: Stage, dest: str, target: Tree | None) -> None:
             opened.close()
 
 
-def _roll_back(stage: Stage, dest: str, target: Tree | None) -> None:
-    if target is not None:
-        stage.rollback(target)
-    if stage.created:
-        try:
-            os.rmdir(dest)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-                raise
-
-
-def recover(dest: str, *, step: StepHook = no_step) -> list[str]:
-    """Take back what a killed export left half done in `dest` (resolved, absolute); its staging directories are removed.
-
-    Returns:
-        `rolled_back` or `swept` for each that was found.
-    Raises:
-        OperationError: operation_failed, `in_flight`: an export to this destination is running; `rollback_failed`.
-    """
-    done: list[str] = []
-    for path in _staging_of(dest):
-        stage = Stage.take_over(path, step)
-        if stage is None:
-            if os.path.lexists(path) and os.lstat(path).st_uid == os.geteuid():
-                raise _in_flight(dest)
-            continue
-        try:
-            if stage.state().get("phase") == "ready":
-                target = Tree(dest) if os.path.lexists(dest) else None
-                try:
-                    _roll_back(stage, dest, target)
-                finally:
-                    if target is not None:
-                        target.close()
-                done.append("rolled_back")
-            else:
-                done.append("swept")
-        except OSError as error:
-            stage.close()
-            raise OperationError(
-                OPERATION_FAILED,
-                f"export: an earlier export to {dest} was interrupted and cannot be taken back: {error}",
-                {"path": dest, "staging": path},
-                reason="rollback_failed",
-            ) from error
-        stage.destroy()
-    return done
-
-
 def disk_refused(error: OSError, dest: str) -> OperationError:
     """What the destination's file system answered; it is as it was before."""
     out = os_error(error)
@@ -165,21 +146,3 @@ def disk_refused(error: OSError, dest: str) -> OperationError:
     out.details.setdefault("path", dest)
     out.details["dest"] = dest
     return OperationError(OPERATION_FAILED, f"export to {dest}: {out.message}; the destination is as it was before", out.details)
-
-
-def _in_flight(dest: str) -> OperationError:
-    return refused(f"another export to {dest} is in flight", "in_flight", path=dest, retryable=True)
-
-
-def _tag(dest: str) -> str:
-    return hashlib.sha256(os.fsencode(os.path.basename(dest))).hexdigest()[:8] + "-"
-
-
-def _staging_of(dest: str) -> list[str]:
-    """Staging directories in the destination, and those beside it that were made while it did not exist."""
-    out: list[str] = []
-    prefix = os.fsdecode(PREFIX)
-    for directory, start in ((dest, prefix), (os.path.dirname(dest), prefix + _tag(dest))):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            out += [os.path.join(directory, name) for name in os.listdir(directory) if name.startswith(start)]
-    return sorted(path for path in out if os.path.isdir(path) and not os.path.islink(path))

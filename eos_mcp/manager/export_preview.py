@@ -8,8 +8,6 @@ import stat
 import unicodedata
 from typing import Any
 
-from eos_agent.protocol import OPERATION_FAILED, OperationError
-from eos_mcp.manager.export_stage import lock, state_of
 from eos_mcp.manager.export_tree import Tree, pieces
 
 LISTED_MAX = 200
@@ -157,34 +155,6 @@ def check_room(directory: str, needed: int) -> None:
     found = os.statvfs(directory)
     if needed > found.f_bavail * found.f_frsize:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed} bytes would be written", directory)
-
-
-def check_unfinished(dest: str, stagings: list[str]) -> None:
-    """What is left of earlier exports, without touching it: one that only has to be swept is left for the next export.
-
-    Raises:
-        OperationError: operation_failed: `in_flight`, or `export_unfinished`: an export was killed while it changed the destination, so
-            that what lies there is not what the next one, which takes that back first, would start from.
-    """
-    for path in stagings:
-        try:
-            tree = Tree(path)
-        except OSError:
-            continue
-        try:
-            if os.fstat(tree.fd).st_uid != os.geteuid():
-                continue
-            if not lock(tree.fd):
-                details: dict[str, Any] = {"path": dest, "retryable": True}
-                raise OperationError(OPERATION_FAILED, f"export: another export to {dest} is in flight", details, reason="in_flight")
-            if state_of(tree).get("phase") == "ready":
-                details = {"path": dest, "staging": path, "hint": "the next export without dry_run takes it back first"}
-                message = (
-                    f"export: an earlier export to {dest} was interrupted while it changed it; a dry run cannot tell what comes after that"
-                )
-                raise OperationError(OPERATION_FAILED, message, details, reason="export_unfinished")
-        finally:
-            tree.close()
 
 
 def folds_by_names(directory: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -9,8 +10,11 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from eos_mcp.manager.export_bits import BITS, Stripped
+from eos_mcp.manager.export_links import Names, copied, is_shared
+from eos_mcp.manager.export_names import NAMED_MAX, reserved
 from eos_mcp.manager.export_preview import Preview
-from eos_mcp.manager.export_stage import PREFIX, Stage, Step
+from eos_mcp.manager.export_stage import Stage, Step
 from eos_mcp.manager.export_stream import ExportStream, refused, shown
 from eos_mcp.manager.export_tree import Tree, pieces
 from eos_mcp.manager.hygiene import Hygiene
@@ -30,12 +34,22 @@ class Receiver:
     """Reads one stream, stages what differs from the destination, and counts. A dry run has a preview and no stage."""
 
     def __init__(
-        self, stream: ExportStream, target: Tree | None, stage: Stage | None, directory_mode: str, preview: Preview | None = None
+        self,
+        stream: ExportStream,
+        target: Tree | None,
+        stage: Stage | None,
+        directory_mode: str,
+        preview: Preview | None = None,
+        *,
+        keep_setuid: bool = False,
     ) -> None:
         self.stream, self.target, self.stage, self.carried = stream, target, stage, directory_mode == "carried"
         self.preview = preview
         self.staged_files = 0
         self.hygiene = Hygiene()
+        self.stripped = Stripped(keep=keep_setuid)
+        self._names = Names()
+        self._reserved: dict[bytes, None] = {}
         self.counts = dict[str, int].fromkeys(
             ["files_written", "symlinks_written", "deletes_applied", "opaque_clears", "skipped_unchanged", "bytes_written"], 0
         )
@@ -49,11 +63,12 @@ class Receiver:
     def receive(self, progress: Progress) -> None:
         """Up to the trailer; afterwards the plan is complete. Raises OSError or OperationError; the destination was only read."""
         said = 0
-        for n, header in enumerate(self.stream.entries()):
-            if header.path.startswith(PREFIX) and b"/" not in header.path:
-                raise refused(f"{shown(header.path)} is a name that exports use themselves", "bad_entry", path=shown(header.path))
+        for n, told in enumerate(self.stream.entries()):
             self._state.append(0)
-            if header.kind == pax.WHITEOUT:
+            header = self.stripped.clean(told)
+            if (name := reserved(header.path)) is not None:
+                self._leave_out(header, name)
+            elif header.kind == pax.WHITEOUT:
                 self._delete(header)
             else:
                 self._collide(n, header.path)
@@ -64,12 +79,14 @@ class Receiver:
                 elif header.type == pax.HARD_LINK:
                     self._hard_link(n, header)
                 else:
-                    self._file(n, header)
+                    self._file(n, header, told)
                 self.hygiene.look(header)
             if self.stream.tar_bytes - said >= 256 << 20:
                 said = self.stream.tar_bytes
                 progress(f"export: {self.stream.count} entries, {said >> 20} MiB read")
         self.stream.finish()
+        if self._reserved:
+            self._refuse_reserved()
         if self._collisions:
             pairs = ", ".join(f"{a} and {b}" for a, b in self._collisions)
             raise refused(
@@ -78,6 +95,7 @@ class Receiver:
                 collisions=self._collisions,
             )
         self._plan_clears()
+        self._separate()
         if self.preview is not None:
             self.preview.room()
             return
@@ -94,6 +112,7 @@ class Receiver:
         if header.get("live_workspace_sessions"):
             out["live_workspace_sessions"] = header["live_workspace_sessions"]
         out.update(self.hygiene.to_json())
+        out.update(self.stripped.to_json())
         if self.preview is not None:
             out.update(self.preview.to_json())
         return out
@@ -111,6 +130,25 @@ class Receiver:
         self._state[-1] = what.staged
         if self.stage is not None:
             self.stage.add(what)
+
+    def _leave_out(self, header: pax.Header, name: bytes) -> None:
+        """A name that exports use themselves: that of a directory of the delta is refused. A deletion of one asks for nothing, since no base
+        holds any; so whoever renames or removes it in the sandbox can export again.
+        """
+        if header.kind != pax.WHITEOUT:
+            self._reserved[name] = None
+        self._add(Step(b"n", False, 0, None, b""))
+
+    def _refuse_reserved(self) -> None:
+        names = [shown(name) for name in self._reserved]
+        old, new = names[0], names[0].rpartition(".eos-export-")
+        hint = (
+            f"rename it in the sandbox, for example with exec_command 'mv {old} {new[0]}eos-export-{new[2]}', and export again; "
+            "or export with format tar, which takes any name"
+        )
+        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+        message = f"names that begin with .eos-export- are those that exports use themselves, nothing was written: {', '.join(names[:NAMED_MAX])}{more}"
+        raise refused(message, "reserved_names", paths=names[:NAMED_MAX], count=len(names), hint=hint)
 
     def _delete(self, header: pax.Header) -> None:
         self.counts["deletes_applied"] += 1
@@ -153,6 +191,7 @@ class Receiver:
         found = self.stream.index.find(header.target)
         assert found is not None  # the stream has checked it
         first, old = found[0], self._old(header.path)
+        self._names.linked(n, header, old)
         staged = bool(self._state[first])
         if not staged and self.target is not None and old is not None:
             other = self._old(header.target)
@@ -210,7 +249,8 @@ class Receiver:
         os.fchmod(fd, header.mode)
         os.utime(fd, ns=(header.mtime_ns, header.mtime_ns))
 
-    def _file(self, n: int, header: pax.Header) -> None:
+    def _file(self, n: int, header: pax.Header, told: pax.Header) -> None:
+        """Args: told: the entry as it came, with the bits that are left out."""
         old = self._old(header.path)
         compared: int | None = None  # a descriptor of the destination's file while it is equal so far
         if old is not None and self.target is not None and _may_be_equal(old, header):
@@ -236,11 +276,7 @@ class Receiver:
                         begin_write_out(fd, begun, written - begun)
                         begun = written
             if compared is not None and old is not None:
-                was = stat.S_IMODE(old.st_mode)
-                self.counts["skipped_unchanged"] += 1
-                if was != header.mode:
-                    self._note("mode", header.path)
-                self._add(Step(b"f", False, header.mode, was if was != header.mode else None, header.path))
+                self._unchanged(n, header, told, os.fstat(compared))
                 return
             if fd is not None:
                 self._finish(fd, header)
@@ -249,10 +285,59 @@ class Receiver:
                 if one is not None:
                     os.close(one)
         self._note("write", header.path, header.size, header.earlier)
+        self.stripped.note(told, header.mode)
         self.counts["files_written"] += 1
         self.counts["bytes_written"] += header.size
         self.staged_files += 1
         self._add(Step(b"f", True, header.mode, None, header.path))
+
+    def _unchanged(self, n: int, header: pax.Header, told: pax.Header, old: os.stat_result) -> None:
+        """The content is there; bits that this very file has there already are nothing that the export gives it."""
+        was = stat.S_IMODE(old.st_mode)
+        header = header._replace(mode=header.mode | (was & told.mode & BITS))
+        self.counts["skipped_unchanged"] += 1
+        if was != header.mode:
+            self._note("mode", header.path)
+            self.stripped.note(told, header.mode)
+        self._add(Step(b"f", False, header.mode, was if was != header.mode else None, header.path))
+        if is_shared(old):
+            self._names.hold(n, header, old)
+
+    def _separate(self) -> None:
+        """Files that stay in place, but for names that are no business of this export: they become files of their own."""
+        for held in self._names.shared():
+            n, header = held.n, held.header
+            if stat.S_IMODE(held.status.st_mode) == header.mode:
+                self._note("write", header.path)
+            self.counts["skipped_unchanged"] -= 1
+            self.counts["files_written"] += 1
+            self.counts["bytes_written"] += header.size
+            self.staged_files += 1
+            if self.stage is not None and self.target is not None:
+                source = self.target.open_file(header.path)
+                if source is None or not os.path.samestat(os.fstat(source), held.status):
+                    raise refused(f"{shown(header.path)} changed while it was exported", "destination_changed", path=shown(header.path))
+                try:
+                    with copied(source, self.stage.tree, b"new/%d" % n, held.status) as fd:
+                        self._finish(fd, header)
+                finally:
+                    os.close(source)
+                self.stage.put(n, Step(b"f", True, header.mode, None, header.path))
+            for m, name in held.names:
+                self._relink(n, m, name, seen=name.path in held.seen)
+
+    def _relink(self, n: int, m: int, name: pax.Header, *, seen: bool) -> None:
+        """A hard link of the delta to a file that became one of its own: to the copy."""
+        if seen:
+            self._note("write", name.path)
+            self.counts["skipped_unchanged"] -= 1
+            self.counts["files_written"] += 1
+            self.staged_files += 1
+        if self.stage is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(b"new/%d" % m, dir_fd=self.stage.tree.fd)
+            self._link(m, name, n)
+            self.stage.put(m, Step(b"h", True, name.mode, None, name.path))
 
     # the whole
 

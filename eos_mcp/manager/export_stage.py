@@ -1,7 +1,7 @@
 """The staging directory of one `dir` export, and the journal that takes a half-done one back.
 
-    .eos-export-<...>/      inside the destination, or beside it while that does not exist yet; locked with flock(2) by its export
-      state                 {"format", "phase": receiving | ready | done, "created"}; replaced by rename
+    .eos-export-<...>/      inside the destination, or beside it while that does not exist; locked with flock(2) by its export
+      state                 {"format", "phase": receiving | ready | done | back, "created", "plan", "clears", "mac"}; replaced by rename
       plan                  one record per entry of the stream, in its order: what to do, with which mode, and which mode was there
       clears                paths that opaque directories hide
       new/<n>               what entry n puts in place, complete and synced before the phase is `ready`
@@ -9,29 +9,36 @@
 
 From `ready` on the destination changes by rename, link and chmod only, and each of them can be told from what lies in `new` and `undo`:
 a later export, or `recover`, takes the steps back in reverse. Every rollback step can be repeated, so a kill in the middle of it is fine too.
+
+Anybody may have put a directory of such a name there, so a voucher in the gateway's state directory says which one it is (`export_voucher`),
+and `mac` is the HMAC, by the voucher's key, of the state with the HMACs of plan and clears in it: another journal is never carried out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import json
 import os
 import stat
 import struct
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+from eos_mcp.manager.export_names import flaw, reserved
 from eos_mcp.manager.export_tree import Tree, sync_file_system
+from eos_mcp.manager.export_voucher import Voucher, lock
 
-PREFIX = b".eos-export-"
-FORMAT = 1
+FORMAT = 2
 SYNC_EACH_UP_TO = 64
 """Above so many files or directories one syncfs is cheaper; below, it would wait for strangers' writes."""
 
 _NO_MODE = 0xFFFF
 _RECORD = struct.Struct("<cBHHH")
+_LETTERS = (b"f", b"h", b"l", b"d", b"w", b"n")
+_OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 
 StepHook = Callable[[str], None]
 
@@ -40,11 +47,15 @@ def no_step(name: str) -> None:
     """The step of production: nothing happens. Tests kill a child here."""
 
 
+class NotVouched(Exception):
+    """What lies there is not the journal that this gateway has written."""
+
+
 class Step(NamedTuple):
     """What one entry of the stream asks for."""
 
     letter: bytes
-    """f, h, l, d as in the index of the stream; w for a deletion."""
+    """f, h, l, d as in the index of the stream; w for a deletion; n for an entry that is left out, without a path."""
     staged: bool
     """`new/<n>` is to be put at the path."""
     mode: int
@@ -55,77 +66,105 @@ class Step(NamedTuple):
 
 
 class Stage:
-    """One staging directory, locked as long as it is open."""
+    """One staging directory, locked and vouched for as long as it is open. `home`, which it lies in, is the caller's to close."""
 
-    def __init__(self, path: str, tree: Tree, step: StepHook) -> None:
-        self.path, self.tree, self.step = path, tree, step
-        self._plan = os.fdopen(os.open(b"plan", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=tree.fd), "r+b", buffering=1 << 16)
-        self._clears = os.fdopen(os.open(b"clears", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=tree.fd), "r+b", buffering=1 << 16)
+    def __init__(self, home: Tree, tree: Tree, voucher: Voucher, step: StepHook, *, create: bool) -> None:
+        self.home, self.tree, self.voucher, self.step = home, tree, voucher, step
+        how = _OPEN | (os.O_CREAT | os.O_EXCL if create else 0)
+        with contextlib.ExitStack() as stack:
+            self._plan = stack.enter_context(os.fdopen(os.open(b"plan", how, 0o600, dir_fd=tree.fd), "r+b", buffering=1 << 16))
+            self._clears = os.fdopen(os.open(b"clears", how, 0o600, dir_fd=tree.fd), "r+b", buffering=1 << 16)
+            stack.pop_all()
         self._at = array("Q")
         self._end = 0
         self.created = False
         self.kept = False  # a rollback failed: the directory stays
 
-    @classmethod
-    def create(cls, directory: str, tag: str, step: StepHook = no_step) -> Stage:
-        """A new one below `directory`."""
-        while True:
-            path = os.path.join(directory, os.fsdecode(PREFIX) + tag + os.urandom(6).hex())
-            os.mkdir(path, 0o700)
-            tree = Tree(path)
-            try:
-                if not lock(tree.fd) or not _is_still(tree.fd, path):  # a recovery took it for a dead one
-                    tree.close()
-                    continue
-                os.mkdir(b"new", 0o700, dir_fd=tree.fd)
-                os.mkdir(b"undo", 0o700, dir_fd=tree.fd)
-                stage = cls(path, tree, step)
-                stage.set_phase("receiving")
-            except BaseException:
-                tree.close()
-                remove(path)
-                raise
-            return stage
+    @property
+    def path(self) -> str:
+        return os.path.join(self.voucher.said.home, os.fsdecode(self.voucher.said.name))
 
     @classmethod
-    def take_over(cls, path: str, step: StepHook = no_step) -> Stage | None:
-        """The one that a dead export left; None when its owner lives, or when it is not this user's."""
-        try:
-            tree = Tree(path)
-        except OSError:
-            return None
-        if os.fstat(tree.fd).st_uid != os.geteuid() or not lock(tree.fd) or not _is_still(tree.fd, path):
-            tree.close()
-            return None
-        stage = cls(path, tree, step)
-        at = 0
-        while record := stage._read(at):
-            stage._at.append(at)
-            at += _RECORD.size + len(record.path)
-        stage._end = at
-        stage.created = bool(stage.state().get("created"))
+    def create(cls, folder: str, home: Tree, home_path: str, dest: str, tag: str, step: StepHook = no_step) -> Stage:
+        """A new one in `home`, vouched for in `folder`, which gets the voucher first: whatever a kill leaves is known."""
+        step("export.voucher")
+        voucher = Voucher.create(folder, kind="dir", dest=dest, home=home_path, home_fd=home.fd, tag=tag)
+        name = voucher.said.name
+        with contextlib.ExitStack() as stack:
+            stack.callback(voucher.drop)
+            step("export.mkdir")
+            os.mkdir(name, 0o700, dir_fd=home.fd)
+            stack.callback(_rmdir, home, name)
+            tree = home.below(name)
+            stack.callback(tree.close)
+            if os.fstat(tree.fd).st_uid != os.geteuid() or os.listdir(tree.fd) or not lock(tree.fd):
+                where = os.path.join(home_path, os.fsdecode(name))
+                raise OSError(errno.EAGAIN, "the staging directory was replaced as soon as it was made", where)
+            step("export.bind")
+            voucher.bind(tree.fd)
+            stack.callback(_empty, tree)
+            step("export.bound")
+            os.mkdir(b"new", 0o700, dir_fd=tree.fd)
+            os.mkdir(b"undo", 0o700, dir_fd=tree.fd)
+            stage = cls(home, tree, voucher, step, create=True)
+            stage.set_phase("receiving")
+            stack.pop_all()
         return stage
 
-    def close(self) -> None:
+    @classmethod
+    def take_over(cls, home: Tree, voucher: Voucher, step: StepHook = no_step) -> Stage | None:
+        """The one that a dead export left, if there is anything in it to take back; None: it is only to be removed.
+
+        Raises:
+            NotVouched: it is not the recorded directory, or its journal is not as that export wrote it.
+            OSError: it cannot be read.
+        """
+        if voucher.staging(home) is None:
+            raise NotVouched
+        with contextlib.ExitStack() as stack:
+            tree = home.below(voucher.said.name)
+            stack.callback(tree.close)
+            if not voucher.said.is_(voucher.said.id, os.fstat(tree.fd)) or not lock(tree.fd):
+                raise NotVouched
+            state = state_of(tree, voucher)
+            if state.get("phase") != "ready":
+                return None
+            try:
+                stage = cls(home, tree, voucher, step, create=False)
+            except OSError as error:
+                raise NotVouched from error
+            stack.callback(stage._close_files)
+            stage._read_plan(state)
+            stage.created = bool(state.get("created"))
+            stack.pop_all()
+        return stage
+
+    def leave(self) -> None:
+        """Close it as it is, for the next export to take over; the voucher is the caller's to close."""
+        self._close_files()
+        self.tree.close()
+
+    def _close_files(self) -> None:
         for file in (self._plan, self._clears):
             with contextlib.suppress(OSError):  # a full disk: what is not written is not needed any more
                 file.close()
-        self.tree.close()
 
     def destroy(self) -> None:
-        """Delete it with all that it holds, and let go of the lock."""
-        self.close()
-        remove(self.path)
+        """Delete it with all that it holds, and forget it."""
+        self._close_files()
+        self.tree.close()
+        clear_away(self.home, self.voucher, self.step)
 
     # what is written
 
-    def state(self) -> dict[str, Any]:
-        return state_of(self.tree)
-
     def set_phase(self, phase: str) -> None:
         """Write the state so that it survives a power cut."""
-        data = json.dumps({"format": FORMAT, "phase": phase, "created": self.created}).encode()
-        fd = os.open(b"state.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self.tree.fd)
+        state: dict[str, Any] = {"format": FORMAT, "phase": phase, "created": self.created}
+        if phase == "ready":
+            state |= {name: self._code_of(file) for name, file in (("plan", self._plan), ("clears", self._clears))}
+        data = json.dumps({**state, "mac": _code(self.voucher, state)}).encode()
+        how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        fd = os.open(b"state.new", how, 0o600, dir_fd=self.tree.fd)
         try:
             os.write(fd, data)
             os.fsync(fd)
@@ -134,13 +173,51 @@ class Stage:
         os.rename(b"state.new", b"state", src_dir_fd=self.tree.fd, dst_dir_fd=self.tree.fd)
         os.fsync(self.tree.fd)
 
+    def _code_of(self, file: IO[bytes]) -> str:
+        """The HMAC of the whole plan, or of the clears."""
+        file.flush()
+        file.seek(0)
+        code = hmac.new(self.voucher.said.key, digestmod="sha256")
+        while data := file.read(1 << 20):
+            code.update(data)
+        return code.hexdigest()
+
+    def _read_plan(self, state: dict[str, Any]) -> None:
+        """Find the records of the plan of a dead export.
+
+        Raises:
+            NotVouched: plan or clears are not those that the state was written for.
+        """
+        for name, file in (("plan", self._plan), ("clears", self._clears)):
+            if not hmac.compare_digest(self._code_of(file), str(state.get(name, ""))):
+                raise NotVouched
+        at = 0
+        while record := self._read(at):
+            if record.letter not in _LETTERS or _packed(record) != _plain(record):
+                raise NotVouched
+            self._at.append(at)
+            at += _RECORD.size + len(record.path)
+        self._end = at
+        for path in self.clears():
+            if flaw(path) is not None:
+                raise NotVouched
+
     def add(self, what: Step) -> None:
-        old = _NO_MODE if what.old_mode is None else what.old_mode
-        self._plan.write(_RECORD.pack(what.letter, what.staged, what.mode, old, len(what.path)) + what.path)
+        """The next entry's. OSError, EINVAL: no export may change such a path."""
+        self._plan.write(_packed(what))
         self._at.append(self._end)
         self._end += _RECORD.size + len(what.path)
 
+    def put(self, n: int, what: Step) -> None:
+        """Another decision on an entry, whose path stays."""
+        assert self[n].path == what.path
+        self._plan.seek(self._at[n])
+        self._plan.write(_packed(what))
+        self._plan.seek(0, 2)
+
     def add_clear(self, path: bytes) -> None:
+        if flaw(path) is not None:
+            raise _no_plan(path)
         self._clears.write(struct.pack("<H", len(path)) + path)
 
     def ready(self, files: int) -> None:
@@ -291,8 +368,9 @@ class Stage:
             if what.old_mode is not None:
                 found = target.lstat(what.path)
                 if found is not None and not stat.S_ISLNK(found.st_mode) and stat.S_IMODE(found.st_mode) != what.old_mode:
-                    target.chmod(what.path, what.old_mode)
-        os.fsync(target.fd)
+                    target.chmod(what.path, what.old_mode, shared=True)
+        if not sync_file_system(target.fd):
+            os.fsync(target.fd)
 
     def _take_back(self, target: Tree, n: int, what: Step) -> None:
         """First the new one out, then the old one in: what lies in `new` says how far this came."""
@@ -316,47 +394,72 @@ class Stage:
             self.tree.move(place, target, path, directory=stat.S_ISDIR(old.st_mode))
 
 
-def state_of(tree: Tree) -> dict[str, Any]:
-    """The state file of a staging directory; empty when there is none that can be read."""
+def _packed(what: Step) -> bytes:
+    if what.letter == b"n":
+        what = Step(b"n", False, 0, None, b"")
+    elif flaw(what.path) is not None or reserved(what.path) is not None:
+        raise _no_plan(what.path)
+    return _plain(what)
+
+
+def _plain(what: Step) -> bytes:
+    old = _NO_MODE if what.old_mode is None else what.old_mode
+    return _RECORD.pack(what.letter, what.staged, what.mode, old, len(what.path)) + what.path
+
+
+def _no_plan(path: bytes) -> OSError:
+    return OSError(errno.EINVAL, "no path that an export may change", path)
+
+
+def _code(voucher: Voucher, state: dict[str, Any]) -> str:
+    """The HMAC of a state, without its own."""
+    said = json.dumps([voucher.said.name.decode(), {key: value for key, value in state.items() if key != "mac"}], sort_keys=True)
+    return hmac.new(voucher.said.key, said.encode(), "sha256").hexdigest()
+
+
+def state_of(tree: Tree, voucher: Voucher) -> dict[str, Any]:
+    """The state file of a staging directory; empty when there is none: it was just made, or it is half removed.
+
+    Raises:
+        NotVouched: that export has not written it.
+    """
     fd = tree.open_file(b"state")
     if fd is None:
         return {}
     with os.fdopen(fd, "rb") as file:
         try:
             value = json.loads(file.read(4096))
-        except ValueError:
-            return {}
-    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+            known = value["format"] == FORMAT and hmac.compare_digest(str(value["mac"]), _code(voucher, value))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise NotVouched from error
+    if not known:
+        raise NotVouched
+    found: dict[str, Any] = value
+    return found
 
 
-def lock(fd: int) -> bool:
-    """flock(2), not waiting; where directories cannot be locked everybody gets it."""
+def clear_away(home: Tree, voucher: Voucher, step: StepHook = no_step) -> None:
+    """Remove the staging that a voucher names, then the voucher: whoever comes after a kill in between finds the one or the other."""
     try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
-    return True
+        step("export.remove")
+        if voucher.staging(home) is not None:
+            home.remove(voucher.said.name)
+            os.fsync(home.fd)
+        step("export.forget")
+    except BaseException:
+        voucher.close()
+        raise
+    voucher.drop()
 
 
-def remove(path: str) -> None:
-    """Delete a staging directory by its path."""
-    with contextlib.suppress(FileNotFoundError):
-        parent = Tree(os.path.dirname(path))
-        try:
-            parent.remove(os.fsencode(os.path.basename(path)))
-        finally:
-            parent.close()
+def _rmdir(home: Tree, name: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(name, dir_fd=home.fd)
 
 
-def _is_still(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
-    except FileNotFoundError:
-        return False
+def _empty(tree: Tree) -> None:
+    for name in tree.names(b""):
+        tree.remove(name)
 
 
 def _fsync(name: bytes, dir_fd: int) -> None:

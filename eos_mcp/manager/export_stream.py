@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.manager.export_names import flaw
 from layerstack import pax
 
 PIECE_BYTES = 1 << 20
@@ -355,20 +356,8 @@ def _check_name(path: bytes, what: str) -> None:
         OperationError: operation_failed, `bad_entry`.
     """
 
-    def wrong(why: str) -> OperationError:
-        return refused(f"{what} {shown(path)} {why}", "bad_entry", path=shown(path))
-
-    if path.startswith(b"/"):
-        raise wrong("is an absolute path")
-    if b"\0" in path:
-        raise wrong("holds a NUL byte")
-    if len(path) > 0xFFFF:
-        raise wrong("is longer than any path")
-    for name in path.split(b"/"):
-        if name == b"..":
-            raise wrong("holds '..'")
-        if name in (b"", b"."):
-            raise wrong("is not a normalised path")
+    if (why := flaw(path)) is not None:
+        raise refused(f"{what} {shown(path)} {why}", "bad_entry", path=shown(path))
 
 
 @contextlib.contextmanager

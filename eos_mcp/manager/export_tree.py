@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import stat
 from collections.abc import Iterator
 
 _WALK = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_LIST = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class Tree:
-    """Paths below one open directory. Methods raise OSError as the kernel gave it, `filename` being the path in the tree."""
+    """Paths below one open directory. Methods raise OSError as the kernel gave it, `filename` being the path in the tree; EINVAL, without a
+    call, for a path that is absolute or has a component that is empty, `.` or `..`.
+    """
 
-    def __init__(self, root: str) -> None:
-        self.fd = os.open(root, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+    def __init__(self, root: str | int) -> None:
+        """Of an absolute path without symlinks: one that took a directory's place on the way is an error. Or of a descriptor, which it owns."""
+        self.fd = root if isinstance(root, int) else _open_root(root)
         self._parent: tuple[bytes, int] | None = None
+
+    def below(self, path: bytes) -> Tree:
+        """The directory at `path` as a tree of its own."""
+        name, parent = _name(path), self.parent(path)
+        return Tree(os.open(name, _LIST, dir_fd=parent))
 
     def close(self) -> None:
         self.forget()
@@ -35,11 +46,15 @@ class Tree:
         Raises:
             FileNotFoundError, NotADirectoryError: something on the way is absent, a symlink or no directory.
         """
-        above = path.rpartition(b"/")[0]
+        above, _, last = path.rpartition(b"/")
+        if last in _NO_NAMES or path[:1] == b"/" or b"\0" in path:
+            raise _no_path(path)
         if not above:
             return self.fd
         if self._parent is not None and self._parent[0] == above:
             return self._parent[1]
+        if not _NO_NAMES.isdisjoint(above.split(b"/")):
+            raise _no_path(path)
         at = self.fd
         try:
             for name in above.split(b"/"):
@@ -76,18 +91,29 @@ class Tree:
     def readlink(self, path: bytes) -> bytes:
         return os.readlink(_name(path), dir_fd=self.parent(path))
 
-    def chmod(self, path: bytes, mode: int) -> None:
-        """Of a file or a directory, never through a symlink."""
+    def chmod(self, path: bytes, mode: int, *, shared: bool = False) -> None:
+        """Of a file or a directory, never through a symlink.
+
+        Raises:
+            OSError: EMLINK, without a change: the file has other names, which would change with it, and not `shared`.
+        """
         name, parent = _name(path), self.parent(path)
         try:
             fd = os.open(name, _READ, dir_fd=parent)
         except PermissionError:  # ours, but not readable
-            if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                raise
-            os.chmod(name, mode, dir_fd=parent)
-            return
+            fd = os.open(name, _HANDLE, dir_fd=parent)
         try:
-            os.fchmod(fd, mode)
+            status = os.fstat(fd)
+            if stat.S_ISLNK(status.st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and not shared:
+                raise OSError(errno.EMLINK, f"{status.st_nlink} names lead to this file, all would get its mode", path)
+            try:
+                os.fchmod(fd, mode)
+            except OSError as error:
+                if error.errno != errno.EBADF:  # a descriptor that is only a handle
+                    raise
+                os.chmod(f"/proc/self/fd/{fd}", mode)
         finally:
             os.close(fd)
 
@@ -131,6 +157,31 @@ class Tree:
             _remove(name, parent)
         finally:
             os.close(parent)
+
+
+_NO_NAMES = frozenset((b"", b".", b".."))
+
+
+def _no_path(path: bytes) -> OSError:
+    return OSError(errno.EINVAL, "no path below a directory: absolute, or with a component that is empty, '.' or '..'", path)
+
+
+def _open_root(root: str) -> int:
+    """Component by component, so that no symlink is followed that was put on the way meanwhile."""
+    names = [name for name in root.split(os.sep) if name]
+    if not os.path.isabs(root) or not names or not hasattr(os, "O_PATH"):
+        return os.open(root, _LIST)
+    at = os.open(os.sep, _WALK)
+    try:
+        for name in names[:-1]:
+            below = os.open(name, _WALK, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.open(names[-1], _LIST, dir_fd=at)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, root) from None
+    finally:
+        os.close(at)
 
 
 def _name(path: bytes) -> bytes:

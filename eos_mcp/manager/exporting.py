@@ -85,12 +85,13 @@ class Exports:
         progress: Callable[[str], None],
         *,
         dry_run: bool = False,
+        keep_setuid: bool = False,
         base: str | None = None,
     ) -> dict[str, Any]:
         """The result object of `export_changes`.
 
         Args:
-            dry_run, base: as in `export.apply`. A dry run counts as an export: it does not run beside one.
+            dry_run, keep_setuid, base: as in `export.apply`. A dry run counts as an export: it does not run beside one.
         Raises:
             OperationError: operation_failed, reason export_in_flight, while another export of the sandbox runs; what the forwarder and
                 `export.apply` raise.
@@ -112,7 +113,7 @@ class Exports:
                 wanted["version"] = args["version"]
             async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:
                 reader = BlockingReader(*stream.hand_over())
-                result: dict[str, Any] = await self._run(self._apply, reader, dest, fmt, limits, progress, dry_run, base)
+                result: dict[str, Any] = await self._run(self._apply, reader, dest, fmt, limits, progress, dry_run, keep_setuid, base)
                 return result
         finally:
             self._under_way.discard(sandbox_id)
@@ -125,6 +126,7 @@ class Exports:
         limits: export.ExportLimits,
         progress: Callable[[str], None],
         dry_run: bool,
+        keep_setuid: bool,
         base: str | None,
     ) -> dict[str, Any]:
         return export.apply(
@@ -136,9 +138,15 @@ class Exports:
             progress=progress,
             directory_mode=self.settings.directory_mode,
             dry_run=dry_run,
+            keep_setuid=keep_setuid,
             base=base,
         )
 
 
-def guards(own: tuple[str, ...], registry: str) -> export.Guards:
-    return export.Guards(home=os.path.expanduser("~"), own=own, registry=registry)
+def guards(own: tuple[str, ...], registry: str, state_dir: str) -> export.Guards:
+    return export.Guards(home=os.path.expanduser("~"), own=own, journals=journals_of(state_dir), registry=registry)
+
+
+def journals_of(state_dir: str) -> str:
+    """Where a gateway keeps the records of its exports."""
+    return os.path.join(state_dir, "exports")

@@ -77,7 +77,7 @@ class Manager:
             self.providers["docker"] = self.docker
         if backend in ("auto", "local"):
             self.providers["local"] = LocalProvider(config, state_dir, cache, private)
-        self.exports = Exports(config.manager.export, guards(self.own, registry_path), forwarder, self.run)
+        self.exports = Exports(config.manager.export, guards(self.own, registry_path, state_dir), forwarder, self.run)
         self.creation = Creation(self)
         self.closing = threading.Event()
         self._said: dict[str, str] = {}
@@ -415,12 +415,14 @@ class Manager:
         sandbox_id = arguments.text(args, "sandbox_id", "export_changes")
         dest = arguments.text(args, "dest", "export_changes", non_empty=False)
         fmt = arguments.text(args, "format", "export_changes", default="dir", non_empty=False)
-        dry_run = arguments.flag(args, "dry_run")
+        dry_run, keep_setuid = arguments.flag(args, "dry_run"), arguments.flag(args, "keep_setuid")
         await self.run(self.exports.check, dest, fmt)
         await self.target(sandbox_id)
         shared = self.registry.get(sandbox_id).shared_base
         copy = None if shared is None else os.path.join(self.bases, shared.root_hash, "base", base.BASE_LAYER)
-        return await self.exports.run(sandbox_id, args, dest, fmt, request_id, progress, dry_run=dry_run, base=copy)
+        return await self.exports.run(
+            sandbox_id, args, dest, fmt, request_id, progress, dry_run=dry_run, keep_setuid=keep_setuid, base=copy
+        )
 
     async def _snapshot(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         return await self._fleet(request_id).snapshot()

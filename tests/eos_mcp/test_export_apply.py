@@ -26,16 +26,21 @@ from eos_mcp.manager.export import ExportLimits, Guards, apply, check_destinatio
 from eos_mcp.manager.export_receive import folded
 from layerstack import durable, linux, pax
 from tests import children
-from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, made, made_by_digests, pack, symlink, tar_of, unpack
+from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, journals, made, made_by_digests, pack, symlink, tar_of, unpack
 from tests.hands import WEIGHTS, Hand, Op
 from tests.trees import DIRECTORY, FILE, Entry, Tree, difference, read_tree
 
-NOWHERE = Guards(home="/nonexistent-home", own=())
+
+def nowhere() -> Guards:
+    """No place is refused; records are this run's."""
+    return Guards(home="/nonexistent-home", own=(), journals=journals())
+
+
 Entries = tuple[tuple[pax.Header, bytes], ...]
 
 
 def run(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> dict[str, Any]:
-    options = {"limits": ExportLimits(), "places": NOWHERE, "progress": lambda line: None, **more}
+    options = {"limits": ExportLimits(), "places": nowhere(), "progress": lambda line: None, **more}
     return apply(io.BytesIO(data), dest=str(dest), fmt=fmt, **options)
 
 
@@ -436,7 +441,7 @@ def test_a_silent_and_a_lost_connection_are_named(tmp_path: Path) -> None:
         reader = Broken(data)
         reader.error = kind
         with pytest.raises(OperationError) as caught:
-            apply(reader, dest=str(tmp_path / "new"), fmt="dir", limits=ExportLimits(), places=NOWHERE, progress=lambda line: None)
+            apply(reader, dest=str(tmp_path / "new"), fmt="dir", limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
         assert caught.value.details["reason"] == reason
     assert os.listdir(tmp_path) == []
 
@@ -508,7 +513,7 @@ def test_dangerous_destinations_are_refused_by_text_and_by_what_they_resolve_to(
     (tmp_path / "link-state").symlink_to(state)
     (tmp_path / "file").write_text("file")
     (tmp_path / "link-dir").symlink_to(tmp_path)
-    guards = Guards(home=str(home), own=(str(state),), registry=str(tmp_path / "r/registry.json"))
+    guards = Guards(home=str(home), own=(str(state),), journals=journals(), registry=str(tmp_path / "r/registry.json"))
     wrong = ["", "relative", "/", "/tmp/..", "//", str(home), f"{home}/", f"{home}/x/..", f"{tmp_path}/a/.export/b", f"{tmp_path}/.export"]
     wrong += [
         str(state),
@@ -598,7 +603,7 @@ def test_a_large_export_is_never_held_in_memory(tmp_path: Path, fmt: str) -> Non
 
     def child() -> tuple[int, int]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        result = apply(Lazy(), dest=str(tmp_path / "x"), fmt=fmt, limits=ExportLimits(), places=NOWHERE, progress=lambda line: None)
+        result = apply(Lazy(), dest=str(tmp_path / "x"), fmt=fmt, limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
         return result["files_written"], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
 
     files, grown_mib = children.call(None, child)
@@ -627,6 +632,7 @@ def test_files_that_the_machine_may_run_are_named(tmp_path: Path) -> None:
             symlink(b"within", b"plain.py"),
         ),
         tmp_path / "d",
+        keep_setuid=True,
     )
     assert [(found["path"], found["why"]) for found in result["hygiene"]] == [
         (".git/hooks/post-checkout", "git_hook"),
@@ -692,9 +698,9 @@ def test_an_export_killed_at_any_step_is_taken_back_and_then_repeated(tmp_path: 
         before = shape(dest) if exists else None
         done = not killed_at(name, count, dest)
         if not done:
-            assert recover(str(dest)) in (["rolled_back"], ["swept"])
+            assert recover(str(dest), journals()) in (["rolled_back"], ["swept"])
             assert (shape(dest) if dest.exists() else None) == before
-            assert recover(str(dest)) == []
+            assert recover(str(dest), journals()) == []
             assert killed_at(name, count, dest)
             run(made(*DELTA), dest)
         assert shape(dest) == {path: what for path, what in AFTER.items() if exists or path != b"src/kept"}
@@ -712,10 +718,10 @@ def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, name:
         before = shape(dest)
         assert killed_at("export.sync_names", 1, dest)
         try:
-            children.call(None, recover, str(dest), step=Killer(name, count))
+            children.call(None, recover, str(dest), journals(), step=Killer(name, count))
             done = True
         except children.ChildDied:
-            assert recover(str(dest)) == ["rolled_back"]
+            assert recover(str(dest), journals()) == ["rolled_back"]
         assert shape(dest) == before and os.listdir(tmp_path) == ["d"]
         durable.remove_tree(str(dest))
     assert count > 5

@@ -1,0 +1,180 @@
+"""What exports that were killed have left: taken back, or told, by the records in the gateway's state directory and by nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from typing import Any
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.manager import export_voucher
+from eos_mcp.manager.export_names import NAMED_MAX, PREFIX
+from eos_mcp.manager.export_stage import NotVouched, Stage, StepHook, clear_away, no_step, state_of
+from eos_mcp.manager.export_stream import refused
+from eos_mcp.manager.export_tree import Tree
+from eos_mcp.manager.export_voucher import Said, Voucher
+
+
+def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
+    """Take back what a killed export left half done in `dest` (resolved, absolute), in it or above it; its staging directories are removed.
+
+    Args:
+        folder: of the state directory: where the records are.
+    Returns:
+        `rolled_back` or `swept` for each that was found; `ignored` where a record names something that its export has not left so.
+    Raises:
+        OperationError: operation_failed, `in_flight`: such an export is running; `rollback_failed`.
+    """
+    found = export_voucher.look(folder, dest)
+    done: list[str] = []
+    waiting = list(found.dead)
+    try:
+        if found.alive:
+            raise in_flight(dest, found.alive[0])
+        while waiting:
+            done += _recover_one(waiting.pop(0), step)
+    finally:
+        for voucher in waiting:
+            voucher.close()
+    return done
+
+
+def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
+    """Ends with the voucher closed; it stays where another try may do better."""
+    home = voucher.home()
+    if home is None:  # moved away, or on a disk that is not mounted now
+        voucher.close()
+        return []
+    try:
+        if voucher.said.id is None:  # killed before anything could be put into it
+            with contextlib.suppress(OSError):
+                os.rmdir(voucher.said.name, dir_fd=home.fd)
+            voucher.drop()
+            return []
+        if home.lstat(voucher.said.name) is None:
+            voucher.drop()
+            return []
+        try:
+            stage = Stage.take_over(home, voucher, step)
+        except NotVouched:
+            voucher.drop()
+            return ["ignored"]
+        if stage is None:
+            clear_away(home, voucher, step)
+            return ["swept"]
+        _take_back(stage, home, voucher)
+        return ["rolled_back"]
+    except OSError as error:
+        voucher.close()
+        said = voucher.said
+        raise OperationError(
+            OPERATION_FAILED,
+            f"export: an earlier export to {said.dest} was interrupted and cannot be taken back: {error}",
+            {"path": said.dest, "staging": os.path.join(said.home, os.fsdecode(said.name))},
+            reason="rollback_failed",
+        ) from error
+    finally:
+        home.close()
+
+
+def _take_back(stage: Stage, home: Tree, voucher: Voucher) -> None:
+    target: Tree | None = None
+    done = False
+    try:
+        name = b"" if voucher.said.home == voucher.said.dest else os.fsencode(os.path.basename(voucher.said.dest))
+        if not name:
+            target = Tree(os.dup(home.fd))
+        elif (there := home.lstat(name)) is not None and stat.S_ISDIR(there.st_mode):
+            target = home.below(name)
+        roll_back(stage, name, target)
+        done = True
+    finally:
+        if target is not None:
+            target.close()
+        if not done:
+            stage.leave()
+    stage.destroy()
+
+
+def roll_back(stage: Stage, name: bytes, target: Tree | None) -> None:
+    """Take the steps of an export back; `name` is the destination's in the stage's home, if that export made it."""
+    if target is not None:
+        stage.rollback(target)
+    if stage.created:
+        try:
+            os.rmdir(name, dir_fd=stage.home.fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+    stage.set_phase("back")
+
+
+def check_unfinished(dest: str, folder: str) -> None:
+    """What is left of earlier exports, without touching it: one that only has to be swept is left for the next export.
+
+    Raises:
+        OperationError: operation_failed: `in_flight`, or `export_unfinished`: an export was killed while it changed the destination, so
+            that what lies there is not what the next one, which takes that back first, would start from.
+    """
+    found = export_voucher.look(folder, dest)
+    unfinished = [voucher.said for voucher in found.dead if _changed_something(voucher)]
+    for voucher in found.dead:
+        voucher.close()
+    if found.alive:
+        raise in_flight(dest, found.alive[0])
+    if unfinished:
+        said = unfinished[0]
+        details = {
+            "path": dest,
+            "staging": os.path.join(said.home, os.fsdecode(said.name)),
+            "hint": "the next export without dry_run takes it back first",
+        }
+        message = (
+            f"export: an earlier export to {said.dest} was interrupted while it changed it; a dry run cannot tell what comes after that"
+        )
+        raise OperationError(OPERATION_FAILED, message, details, reason="export_unfinished")
+
+
+def _changed_something(voucher: Voucher) -> bool:
+    home = voucher.home()
+    if home is None:
+        return False
+    try:
+        if voucher.staging(home) is None:
+            return False
+        tree = home.below(voucher.said.name)
+        try:
+            return state_of(tree, voucher).get("phase") == "ready"
+        finally:
+            tree.close()
+    except (OSError, NotVouched):
+        return False
+    finally:
+        home.close()
+
+
+def in_flight(dest: str, other: Said | None = None) -> OperationError:
+    to = dest if other is None or other.dest == dest else f"{other.dest}, which {dest} touches,"
+    return refused(f"another export to {to} is in flight", "in_flight", path=dest, retryable=True)
+
+
+def tag(dest: str) -> str:
+    """What the staging directory of a destination that does not exist yet has in its name."""
+    return hashlib.sha256(os.fsencode(os.path.basename(dest))).hexdigest()[:8] + "-"
+
+
+def strangers(dest: str, own: Stage | None) -> dict[str, Any]:
+    """Directories that are called like a staging directory of this destination and are none of this gateway's: left alone, and named."""
+    found: list[str] = []
+    for directory, start in ((dest, PREFIX), (os.path.dirname(dest), PREFIX + tag(dest).encode())):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(os.fsencode(directory)):
+                path = os.path.join(os.fsencode(directory), name)
+                if name.startswith(start) and (own is None or name != own.voucher.said.name) and stat.S_ISDIR(os.lstat(path).st_mode):
+                    found.append(path.decode("utf-8", "replace"))
+    if not found:
+        return {}
+    return {"ignored_staging": sorted(found)[:NAMED_MAX], "ignored_staging_count": len(found)}
