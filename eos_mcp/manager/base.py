@@ -84,9 +84,18 @@ def check_workspace(workspace: str, own: Iterable[str]) -> None:
             )
 
 
-def prepare(workspace: str, cache: str, *, special_files: str = "skip", progress: Callable[[str], None] = lambda _: None) -> BaseTree:
+def prepare(
+    workspace: str,
+    cache: str,
+    *,
+    special_files: str = "skip",
+    settled: Callable[[], None] = lambda: None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> BaseTree:
     """The base of `workspace` as it is now.
 
+    Args:
+        settled: called before the copy and after it; raises OperationError while an export changes the workspace.
     Returns:
         A complete tree; `reused` when its content was there already. A thread makes it durable in the background: after a power cut before
         that is done, the next call checks its content against its hash and makes it anew if it was torn.
@@ -96,7 +105,10 @@ def prepare(workspace: str, cache: str, *, special_files: str = "skip", progress
     Cost: one lstat per entry when nothing changed; else a read of each changed file, and a link or copy of every file.
     """
     try:
-        return _prepare(os.path.realpath(workspace), cache, special_files, progress)
+        settled()
+        tree = _prepare(os.path.realpath(workspace), cache, special_files, progress)
+        settled()
+        return tree
     except OSError as error:
         refused = os_error(error)
         where = str(refused.details.get("path", ""))
@@ -120,7 +132,7 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
         raise OperationError(OPERATION_FAILED, message, {"special": list(listing.special[:50])}, reason="special_files")
     index = load_index(index_path)
     if index is not None and unchanged(index, listing) and usable(cache, index.root_hash):
-        return BaseTree(os.path.join(cache, index.root_hash, "base"), index.root_hash, True, index.size_bytes, index.warnings)
+        return BaseTree(os.path.join(cache, index.root_hash, "base"), index.root_hash, True, index.size_bytes, _left_out(listing))
     progress(f"copying {len(listing.entries)} entries of {workspace}")
     staging = os.path.join(cache, f".building-{os.getpid()}-{os.urandom(4).hex()}")
     target = os.path.join(staging, "base", BASE_LAYER)
@@ -142,7 +154,7 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
                 OPERATION_FAILED, message, {"unstable": sorted(copy.unstable)[:50], "retryable": True}, reason="workspace_changing"
             )
         copy.settle(listing)
-        warnings = tuple(f"left out, no regular file, directory or symlink: {path}" for path in listing.special)
+        warnings = _left_out(listing)
         size = sum(entry[1] for entry in listing.entries.values() if stat.S_ISREG(entry[0]))
         root_hash = root_hash_of((path, entry[0], entry[1], copy.content[path]) for path, entry in listing.entries.items())
         path = os.path.join(cache, root_hash)
@@ -163,6 +175,13 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
         return BaseTree(os.path.join(path, "base"), root_hash, reused, size, warnings)
     finally:
         durable.remove_tree(staging)
+
+
+def _left_out(listing: Listing) -> tuple[str, ...]:
+    return (
+        *(f"left out, no regular file, directory or symlink: {path}" for path in listing.special),
+        *(f"left out, a name that exports use themselves: {path}" for path in listing.staging),
+    )
 
 
 def usable(cache: str, root_hash: str) -> bool:

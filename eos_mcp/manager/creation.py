@@ -13,7 +13,7 @@ from eos_agent import protocol
 from eos_agent.protocol import OPERATION_FAILED, SERVER_BUSY, OperationError
 from eos_mcp.config import ConfigError, agent_config, check_profile_fits
 from eos_mcp.gateway.log import log
-from eos_mcp.manager import base, prune, roots
+from eos_mcp.manager import base, export_recover, prune, roots
 from eos_mcp.manager.registry import Record, quota_of
 from eos_mcp.providers.provider import Plan, Provider, new_token, wait_ready
 
@@ -69,7 +69,13 @@ class Creation:
         progress(f"building base of {workspace}")
         async with self._copying.setdefault(os.path.realpath(workspace), asyncio.Lock()):
             tree = await manager.run(
-                lambda: base.prepare(workspace, manager.bases, special_files=manager.config.manager.base.special_files, progress=progress)
+                lambda: base.prepare(
+                    workspace,
+                    manager.bases,
+                    special_files=manager.config.manager.base.special_files,
+                    settled=lambda: export_recover.settle(os.path.realpath(workspace), manager.exports.guards.journals),
+                    progress=progress,
+                )
             )
         await manager.run(prune.note_user, manager.bases, tree.root_hash, manager.registry.path)
         how = "reused" if tree.reused else "built"

@@ -206,7 +206,7 @@ def _umask() -> int:
 def _sweep(dest: str, journals: str) -> None:
     """Remove the unfinished archives that killed exports of this gateway left in the same directory; no other file is touched."""
     for voucher in export_voucher.look(journals, dest, archive=True).dead:
-        home = voucher.home()
+        home = voucher.said.open_home()
         if home is None:
             voucher.close()
             continue

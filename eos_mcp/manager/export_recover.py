@@ -44,7 +44,7 @@ def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
 
 def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
     """Ends with the voucher closed; it stays where another try may do better."""
-    home = voucher.home()
+    home = voucher.said.open_home()
     if home is None:  # moved away, or on a disk that is not mounted now
         voucher.close()
         return []
@@ -120,7 +120,7 @@ def check_unfinished(dest: str, folder: str) -> None:
             that what lies there is not what the next one, which takes that back first, would start from.
     """
     found = export_voucher.look(folder, dest)
-    unfinished = [voucher.said for voucher in found.dead if _changed_something(voucher)]
+    unfinished = [voucher.said for voucher in found.dead if _is_changing(voucher.said)]
     for voucher in found.dead:
         voucher.close()
     if found.alive:
@@ -138,16 +138,37 @@ def check_unfinished(dest: str, folder: str) -> None:
         raise OperationError(OPERATION_FAILED, message, details, reason="export_unfinished")
 
 
-def _changed_something(voucher: Voucher) -> bool:
-    home = voucher.home()
+def settle(workspace: str, folder: str) -> None:
+    """Before and after `workspace` (resolved, absolute) is copied: take back what killed exports left half done in it.
+
+    Raises:
+        OperationError: operation_failed: `in_flight`, an export is putting files into it at this moment; `rollback_failed`.
+    """
+    found = export_voucher.look(folder, workspace)
+    waiting = list(found.dead)
+    try:
+        for said in found.alive:
+            if _is_changing(said):
+                message = f"workspace {workspace}: an export to {said.dest} is changing it at this moment"
+                raise OperationError(OPERATION_FAILED, message, {"path": workspace, "retryable": True}, reason="in_flight")
+        while waiting:
+            _recover_one(waiting.pop(0), no_step)
+    finally:
+        for voucher in waiting:
+            voucher.close()
+
+
+def _is_changing(said: Said) -> bool:
+    """Whether an export has begun to change its destination, and has neither ended nor taken it back."""
+    home = said.open_home()
     if home is None:
         return False
     try:
-        if voucher.staging(home) is None:
+        if said.staging(home) is None:
             return False
-        tree = home.below(voucher.said.name)
+        tree = home.below(said.name)
         try:
-            return state_of(tree, voucher).get("phase") == "ready"
+            return state_of(tree, said).get("phase") == "ready"
         finally:
             tree.close()
     except (OSError, NotVouched):

@@ -29,7 +29,7 @@ from typing import IO, Any, NamedTuple
 
 from eos_mcp.manager.export_names import flaw, reserved
 from eos_mcp.manager.export_tree import Tree, sync_file_system
-from eos_mcp.manager.export_voucher import Voucher, lock
+from eos_mcp.manager.export_voucher import Said, Voucher, lock
 
 FORMAT = 2
 SYNC_EACH_UP_TO = 64
@@ -119,14 +119,14 @@ class Stage:
             NotVouched: it is not the recorded directory, or its journal is not as that export wrote it.
             OSError: it cannot be read.
         """
-        if voucher.staging(home) is None:
+        if voucher.said.staging(home) is None:
             raise NotVouched
         with contextlib.ExitStack() as stack:
             tree = home.below(voucher.said.name)
             stack.callback(tree.close)
             if not voucher.said.is_(voucher.said.id, os.fstat(tree.fd)) or not lock(tree.fd):
                 raise NotVouched
-            state = state_of(tree, voucher)
+            state = state_of(tree, voucher.said)
             if state.get("phase") != "ready":
                 return None
             try:
@@ -162,7 +162,7 @@ class Stage:
         state: dict[str, Any] = {"format": FORMAT, "phase": phase, "created": self.created}
         if phase == "ready":
             state |= {name: self._code_of(file) for name, file in (("plan", self._plan), ("clears", self._clears))}
-        data = json.dumps({**state, "mac": _code(self.voucher, state)}).encode()
+        data = json.dumps({**state, "mac": _code(self.voucher.said, state)}).encode()
         how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         fd = os.open(b"state.new", how, 0o600, dir_fd=self.tree.fd)
         try:
@@ -411,13 +411,13 @@ def _no_plan(path: bytes) -> OSError:
     return OSError(errno.EINVAL, "no path that an export may change", path)
 
 
-def _code(voucher: Voucher, state: dict[str, Any]) -> str:
+def _code(said: Said, state: dict[str, Any]) -> str:
     """The HMAC of a state, without its own."""
-    said = json.dumps([voucher.said.name.decode(), {key: value for key, value in state.items() if key != "mac"}], sort_keys=True)
-    return hmac.new(voucher.said.key, said.encode(), "sha256").hexdigest()
+    what = json.dumps([said.name.decode(), {key: value for key, value in state.items() if key != "mac"}], sort_keys=True)
+    return hmac.new(said.key, what.encode(), "sha256").hexdigest()
 
 
-def state_of(tree: Tree, voucher: Voucher) -> dict[str, Any]:
+def state_of(tree: Tree, said: Said) -> dict[str, Any]:
     """The state file of a staging directory; empty when there is none: it was just made, or it is half removed.
 
     Raises:
@@ -429,7 +429,7 @@ def state_of(tree: Tree, voucher: Voucher) -> dict[str, Any]:
     with os.fdopen(fd, "rb") as file:
         try:
             value = json.loads(file.read(4096))
-            known = value["format"] == FORMAT and hmac.compare_digest(str(value["mac"]), _code(voucher, value))
+            known = value["format"] == FORMAT and hmac.compare_digest(str(value["mac"]), _code(said, value))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NotVouched from error
     if not known:
@@ -442,7 +442,7 @@ def clear_away(home: Tree, voucher: Voucher, step: StepHook = no_step) -> None:
     """Remove the staging that a voucher names, then the voucher: whoever comes after a kill in between finds the one or the other."""
     try:
         step("export.remove")
-        if voucher.staging(home) is not None:
+        if voucher.said.staging(home) is not None:
             home.remove(voucher.said.name)
             os.fsync(home.fd)
         step("export.forget")

@@ -55,6 +55,22 @@ class Said(NamedTuple):
         """Whether `status` is that of the recorded file. The numbers of devices may change from boot to boot, those of inodes stay."""
         return one is not None and one[1] == status.st_ino and (one[0] == status.st_dev or self.boot != boot_id())
 
+    def staging(self, home: Tree) -> os.stat_result | None:
+        """The staging in `home`, if what lies under its name is the recorded inode of this user's."""
+        found = home.lstat(self.name)
+        return found if found is not None and found.st_uid == os.geteuid() and self.is_(self.id, found) else None
+
+    def open_home(self) -> Tree | None:
+        """The directory that the staging lies in; None: it is not there any more, or another one is in its place."""
+        try:
+            tree = Tree(self.home)
+        except OSError:
+            return None
+        if self.is_(self.home_id, os.fstat(tree.fd)):
+            return tree
+        tree.close()
+        return None
+
 
 class Voucher:
     """One record, its lock held."""
@@ -101,24 +117,6 @@ class Voucher:
         """Remember which inode the staging is, durably; from now on it may be used."""
         self.said = self.said._replace(id=identity(os.fstat(fd)))
         _append(self._fd, {"id": self.said.id})
-
-    def staging(self, home: Tree) -> os.stat_result | None:
-        """The staging in `home`, if what lies under its name is the recorded inode of this user's."""
-        found = home.lstat(self.said.name)
-        if found is None or found.st_uid != os.geteuid() or not self.said.is_(self.said.id, found):
-            return None
-        return found
-
-    def home(self) -> Tree | None:
-        """The directory that the staging lies in, where it was or is now; None: it is not there any more, or another one."""
-        try:
-            tree = Tree(self.said.home)
-        except OSError:
-            return None
-        if self.said.is_(self.said.home_id, os.fstat(tree.fd)):
-            return tree
-        tree.close()
-        return None
 
     def close(self) -> None:
         """Let go of it; the next export takes it over."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from eos_mcp.manager.export_names import PREFIX
 from layerstack import durable
 
 INDEX_FORMAT = 1
@@ -18,6 +19,8 @@ RACY_NS = 100_000_000
 RACY_COARSE_NS = 2_100_000_000
 """A file that changed so shortly before it was looked at may change again without a sign: its content is read again next time.
 Clocks of file systems step by a few milliseconds, some by two seconds."""
+
+_STAGING = os.fsdecode(PREFIX)
 
 Stat = tuple[int, int, int, int, int, int]
 """mode, size, mtime_ns, ctime_ns, inode, number of links."""
@@ -34,11 +37,14 @@ class Index(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """One walk over a workspace: lstat by relative path ('' is the root), special files left out, in the order of the walk."""
+    """One walk over a workspace: lstat by relative path ('' is the root), in the order of the walk, without the last two."""
 
     looked_ns: int
     entries: dict[str, Stat]
     special: tuple[str, ...]
+    """What is no regular file, directory or symlink."""
+    staging: tuple[str, ...] = ()
+    """What has the name of an export's staging, at any depth; what is in it was not looked at."""
 
 
 def look(workspace: str) -> Listing:
@@ -47,6 +53,7 @@ def look(workspace: str) -> Listing:
     root = os.stat(workspace)
     entries: dict[str, Stat] = {"": (root.st_mode, 0, root.st_mtime_ns, root.st_ctime_ns, root.st_ino, 0)}
     special: list[str] = []
+    staging: list[str] = []
     pending = [""]
     isdir, isreg, islnk = stat.S_ISDIR, stat.S_ISREG, stat.S_ISLNK
     while pending:
@@ -58,6 +65,9 @@ def look(workspace: str) -> Listing:
         lead = prefix + "/" if prefix else ""
         with found:
             for entry in found:
+                if entry.name.startswith(_STAGING):
+                    staging.append(lead + entry.name)
+                    continue
                 try:
                     s = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
@@ -70,7 +80,7 @@ def look(workspace: str) -> Listing:
                     pending.append(path)
                 else:
                     special.append(path)
-    return Listing(looked, entries, tuple(sorted(special)))
+    return Listing(looked, entries, tuple(sorted(special)), tuple(sorted(staging)))
 
 
 def root_hash_of(entries: Iterable[tuple[str, int, int, str]]) -> str:
