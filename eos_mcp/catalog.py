@@ -298,14 +298,14 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Write published changes to the host",
-        "Write all published changes, none of open sessions, to the host: dir applies them to a directory (deletes what was deleted), "
+        "Write all published changes, none of open sessions, to the host: dir applies them, deletions too, to a directory; "
         "tar and tar-zst write one archive.",
         (
             _SANDBOX,
-            Argument("dest", "path", required=True, help="Absolute host path of the directory or archive.", value="PATH"),
+            Argument("dest", "path", required=True, help="Absolute path on the host.", value="PATH"),
             Argument("format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")),
-            Argument("dry_run", "boolean", help="Only list what would change, and host edits that would be lost.", default=False),
-            Argument("keep_setuid", "boolean", help="Keep setuid and setgid bits of files.", default=False),
+            Argument("dry_run", "boolean", help="Only list what would change.", default=False),
+            Argument("keep_setuid", "boolean", help="Keep files' setuid bits.", default=False),
         ),
         scope="system",
         owner="manager",
@@ -319,7 +319,7 @@ MANAGER: tuple[Operation, ...] = (
         when_to_use=(
             "dir applies the changes to a host directory (dry_run: nothing is written, the same checks and counts); tar and tar-zst write an archive atomically.",
             "dest must be absolute; the root, the home directory, the manager's state and .export are refused.",
-            "The manager checks the bytes that it receives and alone writes to the destination.",
+            "The manager checks the bytes that it receives and alone writes to the destination; files lose setuid and setgid bits, and are named, without keep_setuid.",
         ),
         result=(
             ResultField("manifest_version", "integer"),
