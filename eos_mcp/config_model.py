@@ -261,13 +261,16 @@ class Daemon(Section):
 
 
 class Workspace(Section):
-    """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference."""
+    """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference. `session_memory_bytes`: what has to be free for a session
+    that is to be made."""
 
     layer_stack_root: str = "/eos/layer-stack"
     scratch_root: str = "/eos/workspace"
     setup_timeout_s: PositiveSeconds = 30
     runner_answer_s: PositiveSeconds = 60
     exit_grace_s: Annotated[float, Field(ge=0)] = 0.25
+    max_sessions: Annotated[int, Field(ge=1, le=4096)] = 512
+    session_memory_bytes: Annotated[int, Field(ge=MIB)] = 3 * MIB
     rfc1918_egress: Literal["allow", "deny"] = "allow"
 
     _paths = field_validator("layer_stack_root", "scratch_root")(_absolute)

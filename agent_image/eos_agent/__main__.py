@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import cgroups, log, namespaces, settings, telemetry, zygote
+from eos_agent import cgroups, headroom, log, namespaces, oom, settings, telemetry, zygote
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -57,6 +57,7 @@ def serve(found: settings.Settings) -> int:
 def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups.Groups) -> int:
     for path in (found.runtime_dir, found.layer_stack_root, found.scratch_root, os.path.dirname(found.socket_path)):
         os.makedirs(path, mode=0o700, exist_ok=True)
+    room = headroom.open_headroom(groups, found.get("runtime.workspace.session_memory_bytes", headroom.SESSION_BYTES))
     if found.local:
         if ordinary:
             namespaces.enter_user_namespace()
@@ -66,6 +67,7 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
             namespaces.bind_base(found.base_dir, os.path.join(found.layer_stack_root, "base"))
     host = zygote.HostSpec(found.provider, found.workspace_root, found.hidden_paths, found.private_dirs, found.rootfs, found.runtime_dir)
     zygote_pid, zygote_socket = zygote.fork_zygote(host, groups)
+    oom.take(oom.Scores.here().agent)  # refused to whoever may not lower it: all else is above it anyway
     store = open_store(found, ordinary)
     try:
         record = cgroup_record(found)
@@ -73,8 +75,9 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
         if swept:
             log.line(f"boot reap removed {swept} cgroups of an earlier agent")
         groups.record(record)
-        code = asyncio.run(_run(found, token, store, zygote_pid, zygote_socket, groups))
+        code = asyncio.run(_run(found, token, store, zygote_pid, zygote_socket, groups, room))
         groups.close()
+        room.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(record)
         return code
@@ -145,7 +148,13 @@ def _sweep_scratch(found: settings.Settings) -> int:
 
 
 async def _run(
-    found: settings.Settings, token: str, store: Store, zygote_pid: int, zygote_socket: socket.socket, groups: cgroups.Groups
+    found: settings.Settings,
+    token: str,
+    store: Store,
+    zygote_pid: int,
+    zygote_socket: socket.socket,
+    groups: cgroups.Groups,
+    room: headroom.Headroom,
 ) -> int:
     from eos_agent.commands import Commands
     from eos_agent.environment import base_environment
@@ -162,7 +171,7 @@ async def _run(
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
     sweeper = Pool(1)
     store.scrap.later = sweeper.later
-    sessions = Sessions(found, store, forker, pool)
+    sessions = Sessions(found, store, forker, pool, room)
     commands = Commands(found, sessions, base_environment(found))
     recorder = telemetry.Telemetry.of(found)
     store.leases.on_change = telemetry.on_lease

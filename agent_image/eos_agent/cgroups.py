@@ -28,6 +28,7 @@ OWN_PIDS = 8
 """What a session may have beyond its limit of processes: its pid 1 and the helpers of file operations."""
 REAL_TIME = (os.SCHED_FIFO, os.SCHED_RR, 6)  # 6: SCHED_DEADLINE; with SCHED_RESET_ON_FORK it is another number, and no child has it
 CONTROL_LEAF = "eos-control"
+ZYGOTE_LEAF = "zygote"
 PERIOD_US = 100_000
 
 
@@ -114,6 +115,16 @@ class Groups:
             for part in self.parts:
                 write(part.fd, f"{leaf}/cgroup.procs", "0")
 
+    def join_workload(self) -> None:
+        """Put the calling process, the zygote, among what is held to the limit of all sessions together, by memory alone: what it copies at each
+        fork, and the kernel's own memory of a new session, is then taken from the sessions' part and not from the agent's. In version 2, where it
+        would have to share their processor time and their number of processes too, it stays where it is."""
+        for part in self.parts:
+            if part.hierarchy == "memory" and part.controllers:
+                with contextlib.suppress(OSError):
+                    os.mkdir(ZYGOTE_LEAF, 0o755, dir_fd=part.fd)
+                    write(part.fd, f"{ZYGOTE_LEAF}/cgroup.procs", "0")
+
     def remove(self, leaf: str) -> bool:
         """Whether nothing is left of it; a process that is on its way out makes it wait."""
         gone = True
@@ -187,7 +198,17 @@ def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none:
             missing.setdefault(controller, "no such controller is available to this process")
     groups = Groups(parts, wanted, UNSUPPORTED, None)
     _apply(groups, wanted, missing)
+    if whole:
+        _keep_for_the_agent(groups, wanted)
     return groups
+
+
+def _keep_for_the_agent(groups: Groups, wanted: Wanted) -> None:
+    """In version 2: what the sessions may not have of the container's memory is not taken back from who is beside them."""
+    part, most = groups.unified, wanted.workload.memory_max_bytes
+    if part is not None and "memory" in part.controllers and most is not None:
+        with contextlib.suppress(OSError, ValueError):  # a container without a limit has nothing to keep
+            write(part.parent_fd, f"{CONTROL_LEAF}/memory.min", str(max(0, int(read(part.parent_fd, "memory.max")) - most)))
 
 
 def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:

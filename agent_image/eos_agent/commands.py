@@ -154,6 +154,7 @@ class Commands:
         command.answer_bytes = self._answer_bytes
         command.on_finished = self._finished
         session.commands[command_id] = command
+        session.fresh = False
         try:
             try:
                 spawned = await self._run(command, shell, args, extra)

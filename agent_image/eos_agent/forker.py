@@ -14,7 +14,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from eos_agent import cgroups, channel, children, runner, view
+from eos_agent import cgroups, channel, children, oom, runner, view
 from eos_agent.harden import Hardening
 from eos_agent.network import Network
 from layerstack import linux
@@ -48,6 +48,9 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     os.dup2(null, 1)
     os.chdir("/")
     sock = keep_only(sock, groups)
+    scores = oom.Scores.here()
+    oom.take(scores.zygote)
+    groups.join_workload()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     wake = children.wake_on_child()
@@ -56,7 +59,7 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()
-    _Zygote(sock, wake, scene, hardening, groups).serve()
+    _Zygote(sock, wake, scene, hardening, groups, scores).serve()
 
 
 def keep_only(sock: socket.socket, groups: cgroups.Groups) -> socket.socket:
@@ -87,9 +90,15 @@ class _Zygote:
     """The loop: requests in, clones and their ends out."""
 
     def __init__(
-        self, sock: socket.socket, wake: int, scene: view.Scene | view.SetupFailed, hardening: Hardening, groups: cgroups.Groups
+        self,
+        sock: socket.socket,
+        wake: int,
+        scene: view.Scene | view.SetupFailed,
+        hardening: Hardening,
+        groups: cgroups.Groups,
+        scores: oom.Scores,
     ) -> None:
-        self.sock, self.wake, self.scene, self.hardening, self.groups = sock, wake, scene, hardening, groups
+        self.sock, self.wake, self.scene, self.hardening, self.groups, self.scores = sock, wake, scene, hardening, groups, scores
         self.leaves: dict[int, str] = {}  # of each pid 1 that lives
         self.emptied: list[str] = []  # leaves to be removed
         self.spares: dict[bool, _Spare] = {}  # by whether its network is its own
@@ -140,7 +149,9 @@ class _Zygote:
                 ended = True
 
     def plan(self, scene: view.Scene, network: str, rootfs_mode: str) -> runner.Plan:
-        return runner.Plan(scene, network == "isolated", scene.local or rootfs_mode == "read_only", self.hardening, self.groups)
+        return runner.Plan(
+            scene, network == "isolated", scene.local or rootfs_mode == "read_only", self.hardening, self.groups, self.scores
+        )
 
     def clone(self, plan: runner.Plan, order: runner.Order | int) -> tuple[int, int, str]:
         """As `_clone`, into a cgroup of its own, whose leaf is the third."""

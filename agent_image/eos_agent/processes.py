@@ -7,16 +7,12 @@ Each command gets a value of its own for RLIMIT_MSGQUEUE, the least used of all:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
-from collections.abc import Generator
 from typing import NamedTuple
 
 _MARKS = 65536
 FREEZE_LIMIT_S = 2.0
-OOM_SCORE = 500
-"""Added to the score of commands: when memory runs out one of them is ended, not the pid 1 that they depend on, nor the agent (proc(5))."""
 
 
 class Process(NamedTuple):
@@ -80,28 +76,6 @@ class Marks:
         """No mark on this process until the next one: a child that is made now is no command's."""
         if self._top:
             resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, self._hard))
-
-
-class OomScore:
-    """The score of this process, raised while a command is spawned; it is inherited over fork and exec, and kept."""
-
-    def __init__(self) -> None:
-        self._fd = -1
-        with contextlib.suppress(OSError, ValueError):
-            self._fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-            own = int(os.read(self._fd, 16))
-            self._own, self._raised = b"%d" % own, b"%d" % min(1000, own + OOM_SCORE)
-
-    @contextlib.contextmanager
-    def raised(self) -> Generator[None]:
-        if self._fd < 0:
-            yield
-            return
-        os.pwrite(self._fd, self._raised, 0)
-        try:
-            yield
-        finally:
-            os.pwrite(self._fd, self._own, 0)
 
 
 def bears(process: Process, mark: int) -> bool:

@@ -21,7 +21,8 @@ from eos_agent import channel, file_changes, files, network
 from eos_agent.aside import Aside, Undo, Work
 from eos_agent.children import SIGINFO_BYTES, hear_of_children
 from eos_agent.kill import Kill, send, send_to_group
-from eos_agent.processes import FREEZE_LIMIT_S, Marks, OomScore, Process, alone, bears, list_processes
+from eos_agent.oom import OomScore
+from eos_agent.processes import FREEZE_LIMIT_S, Marks, Process, alone, bears, list_processes
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError, os_error
 from eos_agent.spawn import cwd_not_found, exec_failed, find_program, plumb, start
 from layerstack import passing

@@ -16,7 +16,7 @@ from eos_agent import channel, network, view
 from eos_agent.cgroups import Groups
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
-from eos_agent.processes import OomScore
+from eos_agent.oom import OomScore, Scores
 from eos_agent.protocol import OperationError
 from eos_agent.resident import Resident
 from layerstack import linux
@@ -30,6 +30,7 @@ class Plan(NamedTuple):
     read_only: bool
     hardening: Hardening
     groups: Groups
+    scores: Scores
     leaf: str = ""
 
     def join(self) -> None:
@@ -104,7 +105,7 @@ def _rehearse(plan: Plan) -> None:
             os.close(plan.hardening.landlock.ruleset(view.writable_folders(plan.scene.workspace_root)))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, theirs:
-            Resident(ours, "/", OomScore()).rehearse(theirs)
+            Resident(ours, "/", OomScore(plan.scores)).rehearse(theirs)
     signal.set_wakeup_fd(-1)
 
 
@@ -128,7 +129,7 @@ def _live(plan: Plan, order: Order, staged: view.SetupFailed | None) -> int:
     try:
         if staged is not None:
             raise staged
-        oom_score = OomScore()  # its file cannot be opened by a process that is not dumpable
+        oom_score = OomScore(plan.scores)  # its file cannot be opened by a process that is not dumpable
         address = _finish(plan, order)
     except view.SetupFailed as failed:
         channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})

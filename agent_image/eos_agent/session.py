@@ -34,6 +34,7 @@ class Session:
         self.looking = 0  # operations that use it without its gate
         self.gate = asyncio.Lock()
         self.state = "active"
+        self.fresh = True  # no command was started in it yet
         self.cancelled = False  # a request that ran in it was cancelled: what it wrote is kept, not published
         self.ending = False  # the runner's end is our own doing
         self.ended = asyncio.Event()

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import damaged, log, telemetry
+from eos_agent import damaged, headroom, log, telemetry
 from eos_agent.expiry import EXPIRED, Expiry
 from eos_agent.lost import LOST, RUNNER_LOST, RUNNER_STUCK, pending_hint, session_lost, session_not_found
 from eos_agent.observe.lifecycle import Lifecycle
@@ -30,6 +30,7 @@ from eos_agent.zygote import Zygote
 
 if TYPE_CHECKING:
     from eos_agent.command import Command
+    from eos_agent.headroom import Headroom
     from eos_agent.settings import Settings
     from layerstack.drafts import Draft
     from layerstack.store import Store
@@ -42,11 +43,14 @@ FORGOTTEN_AFTER = 512
 class Sessions:
     """The table. `lost` remembers sessions that ended unasked, and the draft that holds what they had written."""
 
-    def __init__(self, settings: Settings, store: Store, zygote: Zygote, pool: Pool) -> None:
+    def __init__(self, settings: Settings, store: Store, zygote: Zygote, pool: Pool, room: Headroom) -> None:
         self.settings = settings
         self.store = store
         self.zygote = zygote
         self.pool = pool
+        self.room = room
+        self.max_sessions: int = settings.get("runtime.workspace.max_sessions", 512)
+        self._making = 0  # sessions that are being set up
         self._counter = itertools.count(1)
         self.setup_timeout_s: float = settings.get("runtime.workspace.setup_timeout_s", 30)
         self.answer_s: float = settings.get("runtime.workspace.runner_answer_s", 60)
@@ -159,14 +163,33 @@ class Sessions:
             )
         spec = SessionSpec(self._new_id(), network, rootfs)
         with telemetry.span("workspace_session.create", workspace_session_id=spec.session_id, finalize_policy=policy, network=network):
-            upper, runner = await set_up(
-                self, spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
-            )
+            self._making += 1
+            try:
+                await self._admit()
+                upper, runner = await set_up(
+                    self, spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
+                )
+            finally:
+                self._making -= 1
         session = Session(spec.session_id, policy, spec, upper, runner, agent, request_id)
         session.draft_id = draft_id
         self.live[session.id] = session
         self.watch(session, runner)
         return session
+
+    async def _admit(self) -> None:
+        """Refuse one more session, which is among `_making` already, while nothing of it is there.
+
+        Raises:
+            OperationError: server_busy, reason sandbox_full, with the limit and the numbers.
+        """
+        if len(self.live) + self._making > self.max_sessions:
+            raise headroom.too_many(len(self.live), self.max_sessions)
+        fresh = sum(session.fresh for session in self.live.values())
+        if not self.room.quick(self._making - 1, fresh):
+            found = await self.pool.run(lambda: self.room.shortage(self._making - 1, fresh))
+            if found is not None:
+                raise headroom.refused(found, len(self.live))
 
     def watch(self, session: Session, runner: Runner) -> None:
         runner.on_event, runner.answer_s = session.on_event, self.answer_s

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from eos_agent.protocol import is_error
 from tests.cgroup_tree import BOMB, folders_of, paths_of, wait_until_gone
 from tests.processes import kill
 
 from .desk import Container, Desk, Desks, Sandbox, docker, living, watch
+from .direct import Direct
 
 MIB = 1 << 20
 WAIT_S = 60
@@ -170,4 +172,77 @@ def test_a_profile_without_a_workload_cgroup_says_so(desk: Desks, image: Callabl
     held = limits_of(sandbox)
     assert held["state"] == "not_configured" and "separate_workload_cgroup" in held["reason"] and held["pids_max"] is None
     assert docker("inspect", "--format", "{{.HostConfig.PidsLimit}}", sandbox.id) == "256"
+    sandbox.destroy()
+
+
+def crowd(sandbox: Container, most: int) -> tuple[list[str], dict[str, Any]]:
+    """Sessions until one is refused or there are `most`; what the refusal said. Then a command in each: the agent lives, and nobody dies."""
+    direct, agent = Direct(sandbox), sandbox.agent()
+    made: list[str] = []
+    refusal: dict[str, Any] = {}
+    while len(made) < most and not refusal:
+        reply = direct.ask("create_workspace_session")
+        if is_error(reply):
+            refusal = reply["error"]
+        else:
+            made.append(str(reply["workspace_session_id"]))
+    for session in made:
+        done = direct.do("exec_command", cmd="echo $((6 * 7))", workspace_session_id=session, yield_time_ms=60_000)
+        assert (done["status"], done["output"].strip(), "oom_kills" in done) == ("ok", "42", False), done
+    assert {row["workspace_session_id"] for row in direct.do("list_workspace_sessions")["sessions"]} == set(made)
+    assert sandbox.agent() == agent
+    assert docker("inspect", "--format", "{{.RestartCount}}", sandbox.id) == "0"
+    return made, refusal
+
+
+@pytest.mark.needs("dockerd")
+def test_a_container_takes_as_many_sessions_as_it_has_memory_for_and_a_command_runs_in_each(
+    desk: Desks, image: Callable[[str], str]
+) -> None:
+    who = config(desk, f"manager:\n  docker:\n    memory_bytes: {160 * MIB}\n")
+    sandbox = who.create(image("debian"))
+    assert isinstance(sandbox, Container)
+    made, refusal = crowd(sandbox, 200)
+    told = refusal["details"]
+    assert (refusal["kind"], told["reason"], told["limit"], told["sessions"]) == ("server_busy", "sandbox_full", "memory", len(made))
+    assert len(made) >= 30 and told["free_bytes"] < told["needed_bytes"] < told["value"] == 140 * MIB
+    direct = Direct(sandbox)
+    for session in made[:2]:
+        direct.do("destroy_workspace_session", workspace_session_id=session)
+    assert direct.do("exec_command", cmd="echo again", yield_time_ms=60_000)["output"].strip() == "again"
+    sandbox.destroy()
+
+
+@pytest.mark.soak
+@pytest.mark.needs("dockerd")
+def test_two_hundred_sessions_and_a_command_in_each_fit_the_standard_profile(desk: Desks, image: Callable[[str], str]) -> None:
+    sandbox = desk("root").create(image("debian"))
+    assert isinstance(sandbox, Container)
+    made, refusal = crowd(sandbox, 200)
+    assert (len(made), refusal) == (200, {})
+    sandbox.destroy()
+
+
+@pytest.mark.parametrize("image_name", [IN_DOCKER, "host"])
+def test_who_allocates_without_bound_in_every_session_never_ends_the_agent_or_what_another_one_runs(
+    desk: Desks, image: Callable[[str], str], image_name: str
+) -> None:
+    who = config(desk, "manager:\n  local_daemon:\n    resource_profile: standard\n")
+    sandbox = who.create("host" if image_name == "host" else image(image_name))
+    agent, direct = sandbox.agent(), Direct(sandbox)
+    quiet = sandbox.session()
+    waiting = started(sandbox, quiet, "sleep 1000")
+    bad = [sandbox.session() for _ in range(3)]
+    grab = "exec python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'"
+    first = sandbox.shell(grab, bad[0], "--tty=false")
+    assert (first["exit_code"], first["oom_kills"]) == (-9, 1) and "memory" in first["hint"], first
+    hogs = [started(sandbox, session, "while :; do tail /dev/zero; done") for session in bad]
+    for _ in range(5):
+        done = direct.do("exec_command", cmd="echo fine", workspace_session_id=quiet, yield_time_ms=60_000)
+        assert done["output"].strip() == "fine", done
+    for hog in hogs:
+        assert cancelled(sandbox, hog)["status"] == "cancelled"
+    assert {row["workspace_session_id"] for row in direct.do("list_workspace_sessions")["sessions"]} == {quiet, *bad}
+    assert sandbox.do("wait_command", "--command-session-id", waiting, "--timeout-ms", "0")["status"] == "running"
+    assert sandbox.agent() == agent
     sandbox.destroy()

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eos_agent.protocol import is_error
-from eos_mcp import client, token_file
 from tests import cgroup_tree
 from tests.end_to_end.desk import Container, Desks, Sandbox
+from tests.end_to_end.direct import Direct
 from tests.processes import children_of, descendants, mounts_that_name
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
@@ -32,23 +31,6 @@ PLACES = [
     pytest.param("ordinary", marks=[pytest.mark.needs("uid"), pytest.mark.soak]),
     pytest.param("busybox", marks=[pytest.mark.needs("dockerd"), pytest.mark.soak]),
 ]
-
-
-class Direct:
-    """Requests to the gateway without a program in between; each opens a connection of its own."""
-
-    def __init__(self, sandbox: Sandbox, token: str) -> None:
-        self.id = sandbox.id
-        (path,) = sandbox.desk.person.home.rglob("gateway.sock")
-        self.settings = client.Settings(client.parse_endpoint(str(path)), token, autostart=False)
-
-    def ask(self, op: str, **args: Any) -> dict[str, Any]:
-        return client.call(self.settings, op, args, sandbox_id=self.id, timeout_s=120)
-
-    def do(self, op: str, **args: Any) -> dict[str, Any]:
-        reply = self.ask(op, **args)
-        assert not is_error(reply), (op, reply)
-        return reply
 
 
 class Left(NamedTuple):
@@ -166,7 +148,7 @@ def turn(direct: Direct, number: int, dice: random.Random, files: set[str]) -> s
 @pytest.mark.parametrize("sandbox", PLACES, indirect=True)
 @pytest.mark.parametrize("length_s", LENGTHS)
 def test_after_eight_threads_of_sessions_nothing_is_left_but_what_they_published(sandbox: Sandbox, length_s: float) -> None:
-    direct = Direct(sandbox, token_of(sandbox))
+    direct = Direct(sandbox)
     seed = random.randrange(2**32)
 
     def thread(number: int, until: float) -> tuple[Counter[str], set[str]]:
@@ -199,11 +181,3 @@ def _all_lines(direct: Direct, shown: dict[str, Any]) -> list[str]:
         lines += page["output"].split("\n")
         at = page["end_offset"]
     return lines
-
-
-def token_of(sandbox: Sandbox) -> str:
-    """The gateway's token, as its person's programs find it."""
-    (path,) = sandbox.desk.person.home.rglob("gateway.token")
-    found = token_file.read(str(path))
-    assert found is not None
-    return found

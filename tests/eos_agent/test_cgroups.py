@@ -17,19 +17,21 @@ from typing import Any
 
 import pytest
 
-from eos_agent import cgroups, hierarchies
+from eos_agent import cgroups, hierarchies, oom
+from eos_agent.harden import permitted_capabilities
 from eos_agent.processes import Marks
 from eos_agent.session_group import SessionGroup
 from eos_mcp.config_model import BUILT_IN_PROFILES
 from eos_mcp.providers.limits import of_profile
 from tests import children
 from tests.cgroup_tree import BOMB, folders_of, paths_of, wait_until_gone
-from tests.processes import ended
+from tests.processes import children_of, ended
 
 from .agent_process import Agent, Failed
 
 MIB = 1 << 20
 WAIT_S = 30
+CAP_SYS_RESOURCE = 24
 SESSION = {"memory_max_bytes": 96 * MIB, "pids_max": 60}
 LIMITS = {"workload": {"memory_max_bytes": 256 * MIB, "pids_max": 300, "nano_cpus": 1_500_000_000}, "session": SESSION}
 APPLIED = {"state": "applied", "nano_cpus": 1_500_000_000, "memory_high_bytes": None, **SESSION, "reason": None}
@@ -223,10 +225,32 @@ def test_a_process_that_memory_ran_out_for_is_told_of_and_nothing_else_of_the_se
     assert (inner["exit_code"], inner["oom_kills"], inner["output"].split()[-1]) == (3, 1, "137")
     assert "oom_kills" not in agent.run("exit 1", session, tty=False)
     assert agent.call("wait_command", command_session_id=waiting["command_session_id"], timeout_ms=0)["status"] == "running"
-    own = int(Path(f"/proc/{agent.pid}/oom_score_adj").read_text())
-    lowered = f"for i in $(seq 3000); do read score < /proc/1/oom_score_adj; [ $score = {own} ] && break; done; echo $score"
-    scores = agent.run(f"{lowered}; cat /proc/self/oom_score_adj", session, tty=False)["output"].split()
-    assert (int(scores[0]), int(scores[1])) == (own, min(1000, own + 500))
+
+
+@pytest.mark.parametrize("ordinary", [False, True])
+def test_commands_are_ended_before_their_pid_1_that_before_the_zygote_and_the_agent_last(
+    start_agent: Callable[..., Agent], ordinary: bool
+) -> None:
+    agent = start_agent(uid=children.ORDINARY_UID) if ordinary else start_agent()
+    started = int(Path("/proc/self/oom_score_adj").read_text())
+    session = agent.session()
+    lowered = "for i in $(seq 3000); do read score < /proc/1/oom_score_adj; [ $score -lt $self ] && break; done; echo $score"
+    shown = agent.run(f"read self < /proc/self/oom_score_adj; {lowered}; cat /proc/self/oom_score_adj", session, tty=False)["output"]
+    init, command = map(int, shown.split())
+    (zygote,) = (pid for pid in children_of(agent.pid) if pid != agent.pid)
+    values = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (agent.pid, zygote)]
+    lowers = not ordinary and bool(permitted_capabilities() >> CAP_SYS_RESOURCE & 1)
+    assert values == [started - 200 if lowers else started, started + 100]
+    assert (init, command) == (started + 400, started + 800)
+    holder = agent.call("topology")["topology"]["workspaces"][0]["holder_pid"]
+    assert int(Path(f"/proc/{holder}/oom_score_adj").read_text()) == init
+
+
+def test_every_kind_of_process_has_a_value_of_its_own_however_little_room_there_is() -> None:
+    for own in range(-1000, 990):
+        found = oom.Scores.above(own)
+        assert list(found) == sorted(set(found)) and found.command <= 1000 and found.agent >= -1000, (own, found)
+    assert oom.Scores.above(0) == (-200, 100, 400, 800)
 
 
 def test_a_session_stands_still_by_its_cgroup_and_jobs_that_were_stopped_stay_so(limited: Callable[..., Agent]) -> None:

@@ -1,0 +1,35 @@
+"""Requests to the gateway of a person, without a program in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eos_agent.protocol import is_error
+from eos_mcp import client, token_file
+from tests.end_to_end.desk import Sandbox
+
+
+class Direct:
+    """Requests to the gateway without a program in between; each opens a connection of its own."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.id = sandbox.id
+        (path,) = sandbox.desk.person.home.rglob("gateway.sock")
+        token = token_of(sandbox)
+        self.settings = client.Settings(client.parse_endpoint(str(path)), token, autostart=False)
+
+    def ask(self, op: str, **args: Any) -> dict[str, Any]:
+        return client.call(self.settings, op, args, sandbox_id=self.id, timeout_s=120)
+
+    def do(self, op: str, **args: Any) -> dict[str, Any]:
+        reply = self.ask(op, **args)
+        assert not is_error(reply), (op, reply)
+        return reply
+
+
+def token_of(sandbox: Sandbox) -> str:
+    """The gateway's token, as its person's programs find it."""
+    (path,) = sandbox.desk.person.home.rglob("gateway.token")
+    found = token_file.read(str(path))
+    assert found is not None
+    return found
