@@ -43,6 +43,9 @@ FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_FLAG = 0
 FSCONFIG_SET_STRING = 1
 FSCONFIG_CMD_CREATE = 6
+FSCONFIG_CMD_RECONFIGURE = 7
+FSPICK_CLOEXEC = 1
+FSPICK_EMPTY_PATH = 8
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
 OPEN_TREE_CLONE = 1
@@ -280,6 +283,11 @@ def fs_messages(fd: int) -> list[str]:
 def fsmount(fd: int, attributes: int = 0) -> int:
     """fsmount(2): a detached mount. While its descriptor is open the mount is busy: close it after move_mount."""
     return syscall("fsmount", fd, FSMOUNT_CLOEXEC, attributes)
+
+
+def fspick(mount_fd: int) -> int:
+    """fspick(2) of the file system that a descriptor of its root lies on, close-on-exec: to be configured again with fsconfig."""
+    return syscall("fspick", mount_fd, b"", FSPICK_CLOEXEC | FSPICK_EMPTY_PATH)
 
 
 def move_mount(from_fd: int, target: str) -> None:

@@ -173,7 +173,7 @@ class _Zygote:
                 raise self.scene
             _, network, rootfs_mode = frame.message["spec"]
             plan = self.plan(self.scene, network, rootfs_mode)
-            sockets = view.listening_sockets() if plan.read_only and not self.scene.rootfs else []
+            sockets = view.listening_sockets() if self.scene.sockets_show and (plan.read_only or plan.isolated) else []
             order = runner.Order(mount_fd, theirs, sockets, None)
             pid, pidfd, leaf = self.start(plan, order)
             channel.send(self.sock, {"event": "started", "id": number, "pid": pid, "leaf": leaf}, fds=[pidfd])

@@ -10,25 +10,25 @@ What is the same for all sessions is mounted once, by `prepare`, in the zygote's
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from eos_agent import machine_view, mounts, secret_paths
+from eos_agent.mounts import is_below
 from layerstack import linux
 
-SECRET_NAMES = (".ssh", ".gnupg", ".aws", ".kube", ".docker", ".netrc")
 _PROC_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _PROC_MASKED_FILES = ("kcore", "keys", "kmsg", "latency_stats", "timer_list", "timer_stats", "sched_debug")
 _PROC_MASKED_FOLDERS = ("/proc/acpi", "/proc/scsi", "/proc/asound")
 _MASKED_SYS = ("/sys/firmware", "/sys/devices/virtual/powercap")
 _INTERFACES = "/sys/class/net"
 _CGROUPS = "/sys/fs/cgroup"
-_WHOLE_TREE = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | linux.AT_RECURSIVE
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICES_MAX = 2000
 _DEVICE_LINKS = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
@@ -36,7 +36,6 @@ _DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
-_KERNEL_TREES = ("dev", "proc", "sys")
 _NO_SPECIALS = linux.MS_NOSUID | linux.MS_NODEV
 _INERT = _NO_SPECIALS | linux.MS_NOEXEC
 
@@ -60,16 +59,17 @@ def step(name: str) -> Generator[None]:
 
 
 class Scene(NamedTuple):
-    """What `prepare` mounted for sessions to come. late_secrets were not there yet; sockets are looked for at each session."""
+    """What `prepare` mounted for sessions to come. late: hidden paths by a folder that was not there yet; sockets are looked for at each session."""
 
     workspace_root: str
     local: bool
-    rootfs: bool
-    late_secrets: list[str]
+    late: Mapping[str, Sequence[str]]
+    sockets_show: bool
+    """A connect(2) to a socket that is no session's may succeed in a read-only view: they are hidden one by one."""
 
 
 def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequence[str], *, local: bool, rootfs: str | None) -> Scene:
-    """In the zygote: a mount namespace of its own in which the store is gone and, with `local`, `/` read-only and /dev harmless.
+    """In the zygote: a mount namespace of its own in which the store is gone, /dev is harmless and, with `local`, `/` read-only.
 
     Raises:
         SetupFailed: no session can be made.
@@ -77,22 +77,30 @@ def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequ
     with step("unshare the mount namespace"):
         linux.unshare(linux.CLONE_NEWNS)
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    secrets = secret_paths() if local and rootfs is None else []
-    if rootfs is not None:
-        _enter_rootfs(rootfs, workspace_root)
+    hidden = [os.path.normpath(path) for path in (*hidden_paths, *private_dirs)]
+    shown = machine_view.Shown([], {}, True)
     if local:
+        with step("enter the rootfs" if rootfs is not None else "show the machine"):
+            shown = machine_view.enter(rootfs, [*hidden, *secret_paths.hidden_here()], workspace_root)
         _read_only_root()
+    _dev(keep_all=not local)
     with step("hide the store"):
-        if rootfs is None:
-            for path in (*hidden_paths, *private_dirs, *secrets):
-                detach_below(path)
-                hide(path, workspace_root)
-    if local:
-        _dev()
+        for path in shown.masked if local else _places(hidden):
+            detach_below(path)
+            hide(path, workspace_root)
     with step("mask /sys"):
         for path in _MASKED_SYS:
             _mask_folder(path)
-    return Scene(workspace_root, local, rootfs is not None, [path for path in secrets if not os.path.lexists(path)])
+    return Scene(workspace_root, local, shown.late, shown.bound and rootfs is None)
+
+
+def _places(paths: Sequence[str]) -> list[str]:
+    """These paths, and wherever else a mount shows what is behind them; the deepest first, since nothing shows below a mask."""
+    seen = mounts.visible(mounts.table())
+    found = dict.fromkeys(paths)
+    for spot in mounts.Looking(seen).spots(paths):
+        found.update(dict.fromkeys(mounts.places(spot, seen)))
+    return sorted(found, key=len, reverse=True)
 
 
 def stage(scene: Scene, *, read_only: bool, own_network: bool) -> None:
@@ -107,19 +115,25 @@ def stage(scene: Scene, *, read_only: bool, own_network: bool) -> None:
         if not scene.local:
             _read_only_root()
         _run()
-        with step("mount /tmp"):
-            if os.path.isdir("/tmp"):
-                linux.mount("tmpfs", "/tmp", "tmpfs", _NO_SPECIALS, "mode=1777")
+        _own_folders("/tmp")
         if not scene.local:
             _dev()
-        with step("mount /dev/shm"):
-            linux.mount("tmpfs", "/dev/shm", "tmpfs", _NO_SPECIALS, "mode=1777")
+        _own_folders("/dev/shm")
+    elif own_network:  # as isolated as its network: what others bind or leave there is theirs
+        _own_folders("/tmp", "/var/tmp", "/dev/shm")
     with step("mount /dev/pts"):
         if os.path.isdir("/dev/pts"):
             _devpts()
     _proc()
     if own_network and os.path.isdir("/sys"):
         _sys()
+
+
+def _own_folders(*paths: str) -> None:
+    for path in paths:
+        with step(f"mount {path}"):
+            if os.path.isdir(path):
+                linux.mount("tmpfs", path, "tmpfs", _NO_SPECIALS, "mode=1777")
 
 
 def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]) -> None:
@@ -129,34 +143,20 @@ def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]
         SetupFailed: it names the step.
     """
     if read_only:
-        with step("hide secrets and sockets"):
-            for path in scene.late_secrets:
-                hide(path, scene.workspace_root)
-            if not scene.rootfs:
-                for path in sockets:
-                    _hide_socket(path, scene.workspace_root)
+        with step("hide secrets"):
+            for folder, paths in scene.late.items():
+                if os.path.lexists(folder):
+                    for path in paths:
+                        hide(path, scene.workspace_root)
+    with step("hide sockets"):
+        for path in sockets:
+            _hide_socket(path, scene.workspace_root)
     _workspace(scene.workspace_root, mount_fd)
 
 
 def writable_folders(workspace_root: str) -> list[str]:
     """The folders below which a read-only session may write, as far as they are there."""
     return [path for path in (workspace_root, "/tmp", "/run", "/dev", "/proc") if os.path.isdir(path)]
-
-
-def secret_paths() -> list[str]:
-    """Where people keep keys: SECRET_NAMES in the home of whoever started the agent; in every person's home when that is root."""
-    homes = {os.environ.get("HOME", "")}
-    try:
-        with open("/proc/self/uid_map") as f:
-            uid = int(f.read().split()[1])
-        with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as f:
-            for line in f:
-                fields = line.split(":")
-                if len(fields) > 5 and fields[2].isdigit() and (int(fields[2]) == uid or (uid == 0 and 1000 <= int(fields[2]) < 65534)):
-                    homes.add(fields[5])
-    except (OSError, IndexError):
-        pass
-    return [os.path.join(home, name) for home in sorted(homes) if home.startswith("/") and os.path.isdir(home) for name in SECRET_NAMES]
 
 
 def listening_sockets() -> list[str]:
@@ -204,10 +204,6 @@ def hide(path: str, keep: str) -> None:
         linux.mount("tmpfs", path, "tmpfs", _INERT | linux.MS_RDONLY, "size=4k,mode=000")
 
 
-def is_below(path: str, top: str) -> bool:
-    return path == top or path.startswith(top.rstrip("/") + "/")
-
-
 def _read_only_root() -> None:
     with step("make / read-only"):
         linux.mount_setattr("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID, recursive=True)
@@ -215,15 +211,7 @@ def _read_only_root() -> None:
 
 def _mount_points(top: str) -> list[str]:
     """Mount points at or below `top`, in the order in which they were mounted."""
-    points: list[str] = []
-    needle = os.fsencode(top).replace(b"\\", b"\\134").replace(b" ", b"\\040").replace(b"\t", b"\\011").replace(b"\n", b"\\012")
-    with open("/proc/self/mountinfo", "rb") as table:
-        for line in table:
-            point = line.split(b" ", 5)[4]
-            if point == needle or point.startswith(needle + b"/"):
-                plain = point.replace(b"\\040", b" ").replace(b"\\011", b"\t").replace(b"\\012", b"\n").replace(b"\\134", b"\\")
-                points.append(os.fsdecode(plain))
-    return points
+    return [mount.point for mount in mounts.table() if is_below(mount.point, top)]
 
 
 def _proc() -> None:
@@ -250,7 +238,7 @@ def _sys() -> None:
     The kernel refuses a new one in a user namespace that sees parts of the old one masked for good (EPERM): interfaces are hidden there.
     """
     with step("mount /sys"):
-        groups = linux.open_tree(_CGROUPS, _WHOLE_TREE) if os.path.isdir(_CGROUPS) else -1
+        groups = mounts.clone(_CGROUPS, recursive=True) if os.path.isdir(_CGROUPS) else -1
         try:
             try:
                 linux.mount("sysfs", "/sys", "sysfs", _INERT | linux.MS_RDONLY)
@@ -288,20 +276,64 @@ def _devpts() -> None:
         linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, options)
 
 
-def _dev() -> None:
-    """A read-only /dev of harmless devices, with places for /dev/shm and /dev/pts."""
+def _dev(*, keep_all: bool = False) -> None:
+    """A read-only /dev of harmless devices, with places for /dev/shm and /dev/pts; with `keep_all` of whatever /dev holds, what is mounted there included.
+
+    It is a file system of its own: what a session removes or puts in the place of /dev/null would else be missing for all.
+    """
     with step("mount /dev"):
-        nodes = {name: linux.open_tree(f"/dev/{name}") for name in _DEVICES if os.path.exists(f"/dev/{name}")}
-        linux.mount("tmpfs", "/dev", "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=0755,size=64k")
-        for name, tree in nodes.items():
-            os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-            linux.move_mount(tree, f"/dev/{name}")
-            os.close(tree)
-        for name, target in _DEVICE_LINKS.items():
-            os.symlink(target, f"/dev/{name}")
-        os.mkdir("/dev/shm")
-        os.mkdir("/dev/pts")
+        if not os.path.isdir("/dev"):
+            os.mkdir("/dev")
+        found = _devices("/dev") if keep_all else {}
+        for name in _DEVICES:
+            if os.path.exists(f"/dev/{name}"):
+                found[name] = os.stat(f"/dev/{name}")
+        trees = {name: mounts.clone(f"/dev/{name}") for name, node in found.items() if not stat.S_ISDIR(node.st_mode)}
+        below = [os.path.relpath(point, "/dev") for point in _mount_points("/dev") if point != "/dev"] if keep_all else []
+        places = {name: mounts.clone(f"/dev/{name}", recursive=True) for name in below if "/" not in name and name not in trees}
+        links = {name: os.readlink(f"/dev/{name}") for name in os.listdir("/dev") if os.path.islink(f"/dev/{name}")} if keep_all else {}
+        linux.mount("tmpfs", "/dev", "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=0755,size=256k")
+        for name in sorted(found):
+            if stat.S_ISDIR(found[name].st_mode):
+                os.makedirs(f"/dev/{name}", exist_ok=True)
+            else:
+                _device(f"/dev/{name}", found[name], trees.pop(name))
+        for name, target in {**links, **_DEVICE_LINKS}.items():
+            if not os.path.lexists(f"/dev/{name}"):
+                os.symlink(target, f"/dev/{name}")
+        for name in ("shm", "pts", *places):
+            os.makedirs(f"/dev/{name}", exist_ok=True)
+            if name in places:
+                linux.move_mount(places[name], f"/dev/{name}")
+                os.close(places.pop(name))
         linux.mount_setattr("/dev", linux.MOUNT_ATTR_RDONLY)
+
+
+def _devices(top: str) -> dict[str, os.stat_result]:
+    """Folders and devices below, by their paths in it; nothing of what is mounted there."""
+    found: dict[str, os.stat_result] = {}
+    here = os.lstat(top).st_dev
+    for folder, names, files in os.walk(top):
+        names[:] = [name for name in names if os.lstat(f"{folder}/{name}").st_dev == here]
+        for name in (*names, *files):
+            node = os.lstat(f"{folder}/{name}")
+            if stat.S_IFMT(node.st_mode) in (stat.S_IFDIR, stat.S_IFCHR, stat.S_IFBLK) and len(found) < _DEVICES_MAX:
+                found[os.path.relpath(f"{folder}/{name}", top)] = node
+    return found
+
+
+def _device(path: str, node: os.stat_result, tree: int) -> None:
+    """The device itself, or where this user may make none, what was mounted or bound: `tree`, which is closed."""
+    try:
+        os.mknod(path, node.st_mode, node.st_rdev)
+        os.chmod(path, stat.S_IMODE(node.st_mode))
+        os.chown(path, node.st_uid, node.st_gid)
+        os.close(os.open(path, os.O_PATH | os.O_CLOEXEC))
+    except PermissionError:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        linux.move_mount(tree, path)
+    finally:
+        os.close(tree)
 
 
 def _run() -> None:
@@ -328,8 +360,10 @@ def _hide_socket(path: str, workspace_root: str) -> None:
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # what we cannot reach, nobody of this user can
         return
     if stat.S_ISSOCK(found.st_mode):
-        with contextlib.suppress(FileNotFoundError):
+        try:
             linux.mount("/dev/null", path, None, linux.MS_BIND)
+        except FileNotFoundError:
+            pass
 
 
 def _workspace(workspace_root: str, mount_fd: int) -> None:
@@ -338,70 +372,3 @@ def _workspace(workspace_root: str, mount_fd: int) -> None:
             os.makedirs(workspace_root)
         linux.move_mount(mount_fd, workspace_root)
         os.close(mount_fd)  # an open descriptor of a mount keeps it busy
-
-
-def _enter_rootfs(rootfs: str, workspace_root: str) -> None:
-    """Make `rootfs` the root: read-only, with the mount points that it lacks added by a layer of empty folders above it."""
-    with step("enter the rootfs"):
-        tree = linux.open_tree(rootfs, _WHOLE_TREE)
-        kernel = {name: linux.open_tree(f"/{name}", _WHOLE_TREE) for name in _KERNEL_TREES}
-        names = _read("/etc/resolv.conf")
-        stage = next(path for path in ("/tmp", "/mnt", "/run", "/dev/shm") if os.path.isdir(path))
-        linux.mount("tmpfs", stage, "tmpfs", _NO_SPECIALS, "mode=0755")
-        base, skeleton, root = (os.path.join(stage, name) for name in ("base", "skeleton", "root"))
-        for path in (base, skeleton, root):
-            os.mkdir(path)
-        linux.move_mount(tree, base)
-        os.close(tree)
-        for path in (*(f"/{name}" for name in _KERNEL_TREES), "/run", "/tmp", workspace_root):
-            _add_mount_point(skeleton, base, path)
-        if names is not None:
-            _add_mount_point(skeleton, base, "/etc")
-            with open(skeleton + "/etc/resolv.conf", "wb") as f:
-                f.write(names)
-        merged = _read_only_overlay((skeleton, base))
-        linux.move_mount(merged, root)
-        os.close(merged)
-        for name, fd in kernel.items():
-            linux.move_mount(fd, f"{root}/{name}")
-            os.close(fd)
-        os.chdir(root)
-        linux.pivot_root(".", ".")
-        linux.umount(".", linux.MNT_DETACH)
-        os.chdir("/")
-
-
-def _add_mount_point(skeleton: str, base: str, path: str) -> None:
-    """`path` as folders of the skeleton; one that the base has keeps the base's mode."""
-    at = ""
-    for name in path.strip("/").split("/"):
-        at += "/" + name
-        if os.path.isdir(skeleton + at):
-            continue
-        os.mkdir(skeleton + at)
-        try:
-            found = os.lstat(base + at)
-            os.chmod(skeleton + at, stat.S_IMODE(found.st_mode) if stat.S_ISDIR(found.st_mode) else 0o755)
-        except (FileNotFoundError, NotADirectoryError):
-            os.chmod(skeleton + at, 0o755)
-
-
-def _read_only_overlay(lowerdirs: Sequence[str]) -> int:
-    """Of paths without special characters, together of up to 255: any kernel takes them as one `lowerdir`."""
-    fd = linux.fsopen("overlay")
-    try:
-        linux.fsconfig(fd, linux.FSCONFIG_SET_STRING, "lowerdir", ":".join(lowerdirs))
-        linux.fsconfig(fd, linux.FSCONFIG_CMD_CREATE)
-        return linux.fsmount(fd, linux.MOUNT_ATTR_RDONLY)
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror}: {'; '.join(linux.fs_messages(fd))}") from None
-    finally:
-        os.close(fd)
-
-
-def _read(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as f:
-            return f.read()
-    except OSError:
-        return None
