@@ -166,7 +166,7 @@ async def _run(
     from eos_agent.squash import Policy
     from layerstack import durable
 
-    forker = zygote.Zygote(zygote_pid, zygote_socket, groups)
+    forker = zygote.Zygote(zygote_pid, zygote_socket, groups, local=found.local)
     await forker.start()
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
     sweeper = Pool(1)

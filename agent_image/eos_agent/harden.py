@@ -111,11 +111,14 @@ _DENIED_BY_MACHINE = {
 }
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
+_SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 _CLONE3 = 435
 _MKNOD_MODE_ARGUMENT = {"x86_64": {133: 1, 259: 2}, "aarch64": {33: 2}}  # mknod, mknodat -> index of the mode
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
-_AF_INET, _AF_INET6, _AF_PACKET, _AF_XDP, _SOCK_RAW, _SOCK_PACKET, _SOCK_TYPE_MASK = 2, 10, 17, 44, 3, 10, 0xF
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _AF_PACKET, _AF_XDP = 1, 2, 10, 16, 17, 44
+SOCKET_FAMILIES = (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)
+_SOCK_RAW, _SOCK_PACKET, _SOCK_TYPE_MASK = 3, 10, 0xF
 _PING = (1, 58)  # IPPROTO_ICMP, IPPROTO_ICMPV6
 
 _LOAD, _JEQ, _JGE, _JSET, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06  # BPF_LD|W|ABS, BPF_JMP|..|K, BPF_ALU|AND|K, BPF_RET|K
@@ -136,19 +139,31 @@ def denied_calls(machine: str = linux.MACHINE) -> dict[str, int]:
     return {**_DENIED_EVERYWHERE, **_DENIED_BY_MACHINE[machine]}
 
 
-def _no_listening_in(machine: str) -> list[bytes]:
-    """No packet sockets, and of the raw ones those of ping only: any other shows what goes over the network that the session shares.
+def _only_families(machine: str, *, raw_sockets: bool) -> list[bytes]:
+    """Sockets of SOCKET_FAMILIES only, for another one the error of a kernel that does not have it. AF_VSOCK is why: it leads to the machine's own host
+    and to its other guests, whatever the network namespace is; others reach past it too or are the kernel's least used code.
 
-    The token of the agent is among that: the gateway's requests come over TCP, and CAP_NET_RAW is for more than ping (ADR 0026).
+    raw_sockets: of packets as well; else no packet sockets, and of the raw ones those of ping only: any other shows what goes over the network that
+    the session shares. The token of the agent is among that: the gateway's requests come over TCP, and CAP_NET_RAW is for more than ping (ADR 0026).
     """
-    deny, allow = _op(_RETURN, 0, 0, _errno(errno.EPERM)), _op(_RETURN, 0, 0, _ALLOW)
+    deny, allow, unknown = (_op(_RETURN, 0, 0, k) for k in (_errno(errno.EPERM), _ALLOW, _errno(errno.EAFNOSUPPORT)))
     domain, kind, protocol = (_op(_LOAD, 0, 0, _ARGUMENTS + 8 * n) for n in range(3))
-    body = [kind, _op(_AND, 0, 0, _SOCK_TYPE_MASK), _op(_JEQ, 0, 1, _SOCK_PACKET), deny]
-    body += [domain, _op(_JEQ, 0, 1, _AF_PACKET), deny, _op(_JEQ, 0, 1, _AF_XDP), deny]
-    body += [_op(_JEQ, 2, 0, _AF_INET), _op(_JEQ, 1, 0, _AF_INET6), allow]
-    body += [kind, _op(_AND, 0, 0, _SOCK_TYPE_MASK), _op(_JEQ, 1, 0, _SOCK_RAW), allow]
-    body += [protocol, _op(_JEQ, 1, 0, _PING[0]), _op(_JEQ, 0, 1, _PING[1]), allow, deny]
-    return [_op(_JEQ, 0, len(body), _SOCKET[machine]), *body]
+    pairs = [domain, _op(_JEQ, 0, 1, _AF_UNIX), allow, unknown]
+    body: list[bytes] = []
+    if not raw_sockets:
+        body += [kind, _op(_AND, 0, 0, _SOCK_TYPE_MASK), _op(_JEQ, 0, 1, _SOCK_PACKET), deny]
+        body += [domain, _op(_JEQ, 0, 1, _AF_PACKET), deny, _op(_JEQ, 0, 1, _AF_XDP), deny]
+    body += [domain]
+    for family in (*SOCKET_FAMILIES, *((_AF_PACKET,) if raw_sockets else ())):
+        if raw_sockets or family not in (_AF_INET, _AF_INET6):
+            body += [_op(_JEQ, 0, 1, family), allow]
+    if not raw_sockets:
+        body += [_op(_JEQ, 2, 0, _AF_INET), _op(_JEQ, 1, 0, _AF_INET6), unknown]
+        body += [kind, _op(_AND, 0, 0, _SOCK_TYPE_MASK), _op(_JEQ, 1, 0, _SOCK_RAW), allow]
+        body += [protocol, _op(_JEQ, 1, 0, _PING[0]), _op(_JEQ, 0, 1, _PING[1]), allow, deny]
+    else:
+        body += [unknown]
+    return [_op(_JEQ, 0, len(pairs), _SOCKETPAIR[machine]), *pairs, _op(_JEQ, 0, len(body), _SOCKET[machine]), *body]
 
 
 def seccomp_program(machine: str = linux.MACHINE, *, raw_sockets: bool = False) -> bytes:
@@ -169,7 +184,7 @@ def seccomp_program(machine: str = linux.MACHINE, *, raw_sockets: bool = False) 
     program += [_op(_JEQ, 0, 1, _CLONE3), _op(_RETURN, 0, 0, _errno(errno.ENOSYS))]
     for number in sorted(denied_calls(machine).values()):
         program += [_op(_JEQ, 0, 1, number), deny]
-    program += [] if raw_sockets else _no_listening_in(machine)
+    program += _only_families(machine, raw_sockets=raw_sockets)
     for number, argument in _MKNOD_MODE_ARGUMENT[machine].items():
         mode = _ARGUMENTS + 8 * argument
         program += [_op(_JEQ, 0, 6, number), _op(_LOAD, 0, 0, mode), _op(_AND, 0, 0, 0o170000)]

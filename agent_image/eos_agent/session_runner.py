@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from eos_agent import channel, reach
@@ -59,6 +59,7 @@ class Runner:
         self.answer_s = ANSWER_S
         self.stuck = False  # it did not answer for `answer_s`, and was killed for that
         self.on_event: Callable[[dict[str, Any]], None] | None = None
+        self.before_a_command: Callable[[], Awaitable[None]] | None = None
         self._pidfd = -1
         self._abandoned = False
         self._born: dict[str, tuple[int, int]] = {}  # mark and pid of each command that may have to be killed
@@ -81,6 +82,8 @@ class Runner:
         Raises:
             OperationError: operation_failed with reason cwd_not_found, exec_failed or session_lost.
         """
+        if self.before_a_command is not None:
+            await self.before_a_command()
         message: dict[str, Any] = {
             "op": "spawn",
             "key": key,

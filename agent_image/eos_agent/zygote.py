@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from eos_agent import channel
 from eos_agent.cgroups import NONE, Groups
+from eos_agent.freshness import Freshness
 from eos_agent.link import Link, resolve
 from eos_agent.session_group import SessionGroup
 from eos_agent.session_runner import Runner, SessionSpec, Spawned, setup_failed
@@ -55,8 +56,9 @@ def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.sock
 class Zygote:
     """The agent's handle of the forker."""
 
-    def __init__(self, pid: int, sock: socket.socket, groups: Groups = NONE) -> None:
+    def __init__(self, pid: int, sock: socket.socket, groups: Groups = NONE, *, local: bool = False) -> None:
         self.pid = pid
+        self._freshness = Freshness(pid) if local else None
         self.groups = groups
         self.lost: asyncio.Future[str]
         self._sock = sock
@@ -83,6 +85,8 @@ class Zygote:
         self._last_id += 1
         number = self._last_id
         runner = Runner(spec, ours)
+        if self._freshness is not None:
+            runner.before_a_command = self._freshness.before_a_command
         self._creating[number] = runner
         try:
             async with asyncio.timeout(timeout_s):

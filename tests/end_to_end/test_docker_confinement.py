@@ -85,7 +85,11 @@ async def _other(host: Host, sandbox_id: str, token: str, abstract: str, python:
     attacks.in_halves(said, "secret", f"secret-{os.urandom(8).hex()}")
     attacks.in_halves(said, "token_text", token)
     other = (await host.ask(sandbox_id, "create_workspace_session"))["workspace_session_id"]
-    cmd = "exec python3 serve.py" if python else f"touch of-another secret; echo x > {OTHER_TMP}; exec ./attacks serve {OTHER_ABSTRACT}"
+    cmd = (
+        "exec python3 serve.py"
+        if python
+        else f"touch of-another secret; echo x > {OTHER_TMP}; exec ./attacks serve {OTHER_ABSTRACT} {OTHER_TMP}.sock"
+    )
     options = {"workspace_session_id": other, "tty": False, "env": [f"SECRET={said['secret']}"], "yield_time_ms": 0}
     running = await host.ask(sandbox_id, "exec_command", cmd=cmd, **options)
     key, port = running["command_session_id"], ""

@@ -157,6 +157,13 @@ static long hunting(const char *half, const char *other) {
     return fail(ENOENT);
 }
 
+static long exchanging(const char *path) {
+    char folder[256];
+    snprintf(folder, sizeof folder, "%s-folder", path);
+    if (mkdir(folder, 0700) < 0 && errno != EEXIST) return -1;
+    return syscall(SYS_renameat2, AT_FDCWD, folder, AT_FDCWD, path, 2);
+}
+
 static long attack(void) {
     const char *verb = word[1], *first = words > 2 ? word[2] : "", *second = words > 3 ? word[3] : "";
     if (!strcmp(verb, "call")) return call();
@@ -172,6 +179,8 @@ static long attack(void) {
     if (!strcmp(verb, "readlink")) { char buffer[64]; return readlink(first, buffer, sizeof buffer); }
     if (!strcmp(verb, "connect")) return connecting(first, second);
     if (!strcmp(verb, "listen")) return listening(first);
+    if (!strcmp(verb, "unlink")) return unlink(first);
+    if (!strcmp(verb, "exchange")) return exchanging(first);
     if (!strcmp(verb, "node")) return node();
     if (!strcmp(verb, "setns")) return joining();
     if (!strcmp(verb, "interface")) return interface();
@@ -205,7 +214,7 @@ static void run(char *line) {
     fflush(stdout);
 }
 
-static int serving(const char *name) {
+static int serving(const char *name, const char *path) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct sockaddr_un hidden = {.sun_family = AF_UNIX};
     socklen_t size = sizeof at;
@@ -213,6 +222,10 @@ static int serving(const char *name) {
     strncpy(hidden.sun_path + 1, name, sizeof hidden.sun_path - 2);
     if (bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 9) || getsockname(fd, (struct sockaddr *)&at, &size)) return 3;
     if (bind(other, (struct sockaddr *)&hidden, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))) || listen(other, 9)) return 3;
+    struct sockaddr_un named = {.sun_family = AF_UNIX};
+    strncpy(named.sun_path, path, sizeof named.sun_path - 1);
+    other = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (*path && (bind(other, (struct sockaddr *)&named, sizeof named) || listen(other, 9))) return 3;
     printf("%d\n", ntohs(at.sin_port));
     fflush(stdout);
     return pause();
@@ -220,7 +233,7 @@ static int serving(const char *name) {
 
 int main(int argc, char **argv) {
     char line[4096], path[4096];
-    if (argc > 2 && !strcmp(argv[1], "serve")) return serving(argv[2]);
+    if (argc > 2 && !strcmp(argv[1], "serve")) return serving(argv[2], argc > 3 ? argv[3] : "");
     for (int fd = 3; fd < 1024; fd++) leftovers += fcntl(fd, F_GETFD) >= 0;
     FILE *file = argc > 1 ? fopen(argv[1], "re") : NULL;
     if (!file) return 2;

@@ -380,6 +380,21 @@ def write_file(path: str) -> Plain:
     return Plain(attack, "write", (path,))
 
 
+def removing(path: str) -> Plain:
+    return Plain(lambda _place: os.unlink(path), "unlink", (path,))
+
+
+def replacing(path: str) -> Plain:
+    """A folder in its place."""
+
+    def attack(_place: Place) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(f"{path}-folder")
+        linux.renameat2(f"{path}-folder", path, linux.RENAME_EXCHANGE)
+
+    return Plain(attack, "exchange", (path,))
+
+
 def cgroup_files(_place: Place) -> str:
     """Open for writing what moves a process, or names a program that the kernel runs, in any cgroup tree that is mounted."""
     last = OSError(errno.ENOENT, "no cgroup tree")
@@ -491,10 +506,14 @@ def answer(table: Mapping[str, Attack], place: Place) -> dict[str, str]:
 
 
 def serve(abstract: str, tmp: str, ready: Callable[[int], object]) -> None:
-    """What another session has: a server on a port of loopback, told to `ready`, and one on an abstract socket, files in /tmp and in the workspace."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as hidden:
+    """What another session has: a server on a port of loopback, told to `ready`, on an abstract socket and on one in /tmp, files there and in the workspace."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as hidden, socket.socket(socket.AF_UNIX) as named:
         hidden.bind("\0" + abstract)
         hidden.listen()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{tmp}.sock")
+        named.bind(f"{tmp}.sock")
+        named.listen()
         for path in (tmp, "of-another", "secret"):
             with open(path, "w") as f:
                 f.write("of another session")

@@ -213,7 +213,7 @@ def in_box(
             pid, sock = fork_zygote(host)
 
             async def main() -> T:
-                zygote = Zygote(pid, sock)
+                zygote = Zygote(pid, sock, local=provider == "local")
                 await zygote.start()
                 try:
                     return await scenario(Box(top, place, zygote, form == "user"))

@@ -72,6 +72,45 @@ def parse(output: str) -> dict[str, str]:
     return found
 
 
+def _by_other_names(folder: str) -> list[socket.socket]:
+    """Listening sockets at `relative`, `renamed`, `linked` and `elsewhere`, none of which the kernel lists by that name here, and a FIFO."""
+    os.mkdir(folder)
+    os.mkfifo(f"{folder}/fifo")
+    found = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        found[0].bind("relative")
+    finally:
+        os.chdir(before)
+    found[1].bind(f"{folder}/first-name")
+    found[2].bind(f"{folder}/first-link")
+    os.rename(f"{folder}/first-name", f"{folder}/renamed")
+    os.link(f"{folder}/first-link", f"{folder}/linked")
+    os.unlink(f"{folder}/first-link")
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            linux.unshare(linux.CLONE_NEWNET)
+            there = socket.socket(socket.AF_UNIX)
+            there.bind(f"{folder}/elsewhere")
+            socket.send_fds(theirs, [b"x"], [there.fileno()])
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours:
+        _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
+    os.waitpid(pid, 0)
+    found.append(socket.socket(fileno=fd))
+    for sock in found:
+        sock.listen()
+    for name in ("relative", "renamed", "linked", "elsewhere"):
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.connect(f"{folder}/{name}")  # on the machine itself each of them answers
+    return found
+
+
 @functools.cache
 def findings(kind: str) -> Findings:
     """Everything of the table for this kind of session, tried in one go."""
@@ -89,8 +128,13 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
         os.makedirs(f"{top}/home/.ssh")
         os.makedirs(f"{top}/private/bundle/lib")
         os.makedirs(f"{top}/store/layers/L000002-00000000")
-        for path in (f"{top}/private/token", f"{top}/home/.ssh/id", f"{top}/home/.netrc", f"{top}/store/manifest.json"):
+        os.makedirs(f"{top}/home/.config/gh")
+        of_home = (".ssh/id", ".netrc", ".git-credentials", ".claude.json", ".config/gh/hosts.yml")
+        for path in (f"{top}/private/token", *(f"{top}/home/{name}" for name in of_home), f"{top}/store/manifest.json"):
             Path(path).write_text("secret")
+        for name, shown in (("second", f"{top}/private"), ("again", top)):
+            os.mkdir(f"{top}/{name}")
+            linux.mount(shown, f"{top}/{name}", None, linux.MS_BIND)
         Path(f"{top}/store/base/attacks").write_bytes(code)
         os.chmod(f"{top}/store/base/attacks", 0o755)
         attacks.become_a_file_operation(table)
@@ -107,6 +151,8 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             sock.bind(address)
             sock.listen()
             listening.append(sock)
+        listening += _by_other_names(f"{box.top}/sockets")
+        fifo = os.open(f"{box.top}/sockets/fifo", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         listening.append(socket.create_server(("127.0.0.1", 0)))
         place: dict[str, Any] = {
             "store": f"{box.top}/store",
@@ -119,6 +165,9 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             "agent_port": listening[-1].getsockname()[1],
             "engine_socket": engine,
             "late_socket": late,
+            "sockets": f"{box.top}/sockets",
+            "second": f"{box.top}/second",
+            "again": f"{box.top}/again",
             "abstract": abstract,
             "other_abstract": f"{abstract}-other",
             "other_tmp": f"/tmp/eos-test-{os.getpid()}",
@@ -138,6 +187,8 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             listening.append(socket.socket(socket.AF_UNIX))
             listening[-1].bind(late)
             listening[-1].listen()
+            Path(f"{box.top}/home/.claude.json.new").write_text("another secret")
+            os.rename(f"{box.top}/home/.claude.json.new", f"{box.top}/home/.claude.json")
             result, _ = await live.runner.file_op("attack", place)
             there = [place[name] for name in ("store", "base_file", "upper", "token", "bundle", "agent_socket")]
             assert all(map(os.path.exists, there)), there
@@ -154,7 +205,10 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             return Findings(forked, nested, daemon)
         finally:
             os.unlink(engine)
-            for path in (place["other_tmp"], late):
+            os.close(fifo)
+            for name in ("second", "again"):
+                linux.umount(f"{box.top}/{name}", linux.MNT_DETACH)
+            for path in (place["other_tmp"], f"{place['other_tmp']}.sock", late):
                 if os.path.exists(path):
                     os.unlink(path)
             for sock in listening:

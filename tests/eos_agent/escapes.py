@@ -16,6 +16,7 @@ DENIED = frozenset({"EPERM"})
 HIDDEN = frozenset({"ENOENT", "EACCES", "EPERM", "ECONNREFUSED", "EROFS", "ENXIO", "ENODEV", "ENOTDIR"})
 GONE = frozenset({"ESRCH", "ENOENT"})
 OK = frozenset({"ok"})
+NO_FAMILY = frozenset({"EAFNOSUPPORT"})
 ONE_WORD = (0x1000).to_bytes(8, "little") + (8).to_bytes(8, "little")  # struct iovec
 
 KINDS = {
@@ -40,7 +41,6 @@ SHARED_ROOT = "the root file system and /tmp of a container are shared by its se
 AS_ROOT = tuple(kind for kind in EVERYWHERE if kind != "local-user")
 SHARING = tuple(kind for kind in EVERYWHERE if kind not in ISOLATED)
 OWN_NETWORK = "all packets there are the session's own"
-LATE = "a read-only mount stops no connect(2): what listens when a session is made is hidden, and /run and /tmp whatever comes"
 SHARED_NETWORK = "sessions that are not isolated share one network, loopback included"
 
 
@@ -142,6 +142,11 @@ CALLS: dict[str, Row] = {
     "sched_setscheduler to real time": Row(call("sched_setscheduler", 0, 1, b"\1\0\0\0"), DENIED),
     "process_vm_readv of pid 1": Row(call("process_vm_readv", 1, ONE_WORD, 1, ONE_WORD, 1, 0), DENIED),
     "socket AF_PACKET": Row(call(41 if attacks.X86 else 198, socket.AF_PACKET, socket.SOCK_RAW, 0x300), DENIED, SHARING, OK, OWN_NETWORK),
+    "socket AF_VSOCK": Row(call(41 if attacks.X86 else 198, socket.AF_VSOCK, socket.SOCK_STREAM, 0), NO_FAMILY),
+    "socket AF_ALG": Row(call(41 if attacks.X86 else 198, socket.AF_ALG, socket.SOCK_SEQPACKET, 0), NO_FAMILY),
+    "socket AF_BLUETOOTH": Row(call(41 if attacks.X86 else 198, 31, socket.SOCK_STREAM, 0), NO_FAMILY),
+    "socket AF_TIPC": Row(call(41 if attacks.X86 else 198, 30, socket.SOCK_STREAM, 0), NO_FAMILY),
+    "socketpair AF_TIPC": Row(call(53 if attacks.X86 else 199, 30, socket.SOCK_STREAM, 0, None), NO_FAMILY),
     "socket SOCK_RAW of TCP": Row(call(41 if attacks.X86 else 198, socket.AF_INET, socket.SOCK_RAW, 6), DENIED, SHARING, OK, OWN_NETWORK),
 }
 
@@ -155,6 +160,8 @@ ESCAPES: dict[str, Row] = {
     "read another session's upperdir": Row(reading("{upper}"), HIDDEN),
     "write into another session's upperdir": Row(opening("{upper}", WRITE), HIDDEN),
     "read the agent's token": Row(reading("{token}"), HIDDEN),
+    "read the agent's token by a bind mount of its folder": Row(reading("{second}/token"), HIDDEN, kinds=(*LOCAL, SHARED_VIEW)),
+    "read the agent's token by a second mount of its file system": Row(reading("{again}/private/token"), HIDDEN, kinds=(*LOCAL, SHARED_VIEW)),
     "write the agent's token": Row(opening("{token}", WRITE), HIDDEN),
     "find the agent's token in /proc": Row(hunting("token_text"), HIDDEN),
     "connect to the agent's socket": Row(connecting("unix", "{agent_socket}"), HIDDEN),
@@ -165,7 +172,12 @@ ESCAPES: dict[str, Row] = {
     "list the bundle": Row(listing("{bundle}"), HIDDEN),
     "follow links of the workspace out of it": Row(attacks.symlink_races, HIDDEN),
     "connect to a socket outside the private folders": Row(connecting("unix", "{engine_socket}"), HIDDEN, REAL),
-    "connect to such a socket that came after the session": Row(connecting("unix", "{late_socket}"), HIDDEN, CONTAINERS, OK, LATE, REAL),
+    "connect to such a socket that came after the session": Row(connecting("unix", "{late_socket}"), HIDDEN, REAL),
+    "connect to one that was bound by a relative name": Row(connecting("unix", "{sockets}/relative"), HIDDEN, kinds=LOCAL),
+    "connect to one that was renamed": Row(connecting("unix", "{sockets}/renamed"), HIDDEN, kinds=LOCAL),
+    "connect to one by its second hard link": Row(connecting("unix", "{sockets}/linked"), HIDDEN, kinds=LOCAL),
+    "connect to one of another network namespace": Row(connecting("unix", "{sockets}/elsewhere"), HIDDEN, kinds=LOCAL),
+    "write into a FIFO of the machine": Row(opening("{sockets}/fifo", WRITE | os.O_NONBLOCK), HIDDEN, kinds=LOCAL),
     "connect to an abstract socket of the machine": Row(connecting("abstract", "{abstract}"), HIDDEN, REAL),
     "connect to the engine": Row(connecting("unix", "/run/docker.sock"), HIDDEN, REAL),
     "connect to the engine by its old name": Row(connecting("unix", "/var/run/docker.sock"), HIDDEN, REAL),
@@ -179,7 +191,8 @@ ESCAPES: dict[str, Row] = {
     "list the descriptors of another session": Row(listing("/proc/{other_pid}/fd"), HIDDEN),
     "go through the root of another session": Row(listing("/proc/{other_pid}/root"), HIDDEN),
     "read what another session has in its workspace": Row(reading("{workspace}/of-another"), HIDDEN),
-    "read what another session has in /tmp": Row(reading("{other_tmp}"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
+    "read what another session has in /tmp": Row(reading("{other_tmp}"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_ROOT),
+    "connect to a socket that another session has in /tmp": Row(connecting("unix", "{other_tmp}.sock"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_ROOT),
     "connect to an abstract socket of another session": Row(
         connecting("abstract", "{other_abstract}"), HIDDEN, (*OWN_ROOT, *ISOLATED), OK, SHARED_NETWORK + "; Landlock keeps those with an own root apart"
     ),
@@ -229,11 +242,18 @@ ESCAPES: dict[str, Row] = {
     "list /run": Row(listing("/run"), HIDDEN, OWN_ROOT),
     "read ~/.ssh": Row(reading("{home}/.ssh/id"), HIDDEN, REAL),
     "read ~/.netrc": Row(opening("{home}/.netrc", os.O_RDWR), HIDDEN, REAL),
+    "read ~/.git-credentials": Row(reading("{home}/.git-credentials"), HIDDEN, REAL),
+    "read ~/.claude.json, which was replaced meanwhile": Row(reading("{home}/.claude.json"), HIDDEN, REAL),
+    "read ~/.config/gh/hosts.yml": Row(reading("{home}/.config/gh/hosts.yml"), HIDDEN, REAL),
+    "read ~/.ssh by a second mount of the home": Row(reading("{again}/home/.ssh/id"), HIDDEN, kinds=LOCAL),
+    "list the engine's data": Row(listing("/var/lib/docker"), HIDDEN, REAL),
     "write /etc": Row(write_file("/etc/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
     "write /bin": Row(write_file("/bin/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
     "a library for programs of other sessions": Row(write_file("/etc/ld.so.preload"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT + "; the agent's loader reads no such file"),
     "write the home folder": Row(write_file("{home}/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
-    "write /dev": Row(write_file("/dev/eos-was-here"), HIDDEN, OWN_ROOT, OK, SHARED_ROOT),
+    "write /dev": Row(write_file("/dev/eos-was-here"), HIDDEN, REAL),
+    "remove /dev/null": Row(attacks.removing("/dev/null"), HIDDEN | {"EBUSY"}, REAL),
+    "make a folder in the place of /dev/null": Row(attacks.replacing("/dev/null"), HIDDEN | {"EBUSY"}, REAL),
     "write /eos": Row(write_file("/eos/eos-was-here"), HIDDEN, REAL),
 }  # fmt: skip
 

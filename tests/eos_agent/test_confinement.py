@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from eos_agent import harden, view
+from eos_agent import harden, machine_view, mounts, view
 from eos_agent.harden import CAP_NUMBERS
 from layerstack import linux
 
@@ -24,16 +25,33 @@ def _leave_dumpable() -> None:
     linux.prctl = lambda option, *args: 0 if (option, *args) == (linux.PR_SET_DUMPABLE, 0) else real(option, *args)
 
 
+def _only_where_it_is_named() -> None:
+    """Masks by mount point and path, as if no other mount could show the same."""
+    real = machine_view._Composer._hidden_below  # pyright: ignore[reportPrivateUsage]
+
+    def by_name(composer: Any, inside: str, here: mounts.Spot) -> list[str]:
+        return real(composer, inside, here) if inside == "/" else []
+
+    machine_view._Composer._hidden_below = by_name  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+
+
+def _bind_instead() -> None:
+    """The machine's root itself, read-only, in the place of an overlay of it."""
+    machine_view._overlay = lambda lowerdirs, _attributes: mounts.clone(next(path for path in lowerdirs if path.startswith("/proc")))  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
+
+
 PROTECTIONS: dict[str, tuple[str, Callable[[], object]]] = {
     # what is left out: (a row that must notice, how)
     "own /dev": ("devices of the machine", lambda: setattr(view, "_dev", _nothing)),
     "own /run": ("list /run", lambda: setattr(view, "_run", _nothing)),
     "read-only /proc/sys": ("core_pattern", lambda: setattr(view, "_PROC_READ_ONLY", ())),
-    "hidden folders": ("read the agent's token", lambda: setattr(view, "hide", _nothing)),
-    "hidden sockets": ("connect to a socket outside the private folders", lambda: setattr(view, "_hide_socket", _nothing)),
+    "hidden folders": ("read the agent's token", lambda: setattr(mounts.Looking, "spots", lambda *_: [])),
+    "hidden on each mount": ("read ~/.ssh by a second mount of the home", _only_where_it_is_named),
+    "overlays": ("connect to a socket outside the private folders", _bind_instead),
+    "families": ("socket AF_VSOCK", lambda: setattr(harden, "_only_families", lambda _machine, **_options: [])),
     "Landlock": ("connect to an abstract socket of the machine", lambda: setattr(harden.Landlock, "restrict", _nothing)),
     "seccomp": ("unshare user", lambda: setattr(harden, "install_seccomp", _nothing)),
-    "no packet sockets": ("read the packets of others", lambda: setattr(harden, "_no_listening_in", lambda _machine: [])),
+    "no packet sockets": ("read the packets of others", lambda: setattr(harden, "_only_families", lambda _machine, **_options: [])),
     "capset": ("chroot", lambda: setattr(linux, "capset", _nothing)),
     "not dumpable": ("trace pid 1", _leave_dumpable),
 }

@@ -23,6 +23,7 @@ def denied(code: int) -> int:
 
 
 SOCKET = {"x86_64": 41, "aarch64": 198}
+SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 
 
 def run(machine: str, number: int, *arguments: int, arch: int | None = None, raw_sockets: bool = False) -> int:
@@ -48,7 +49,14 @@ def run(machine: str, number: int, *arguments: int, arch: int | None = None, raw
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_call_of_the_list_gets_eperm_and_its_neighbours_pass(machine: str) -> None:
     numbers = set(harden.denied_calls(machine).values())
-    special = {CLONE[machine], 435, MKNODAT[machine], 133 if machine == "x86_64" else MKNODAT[machine]}
+    special = {
+        SOCKET[machine],
+        SOCKETPAIR[machine],
+        CLONE[machine],
+        435,
+        MKNODAT[machine],
+        133 if machine == "x86_64" else MKNODAT[machine],
+    }
     for number in range(500):
         if number in special:
             continue
@@ -96,11 +104,25 @@ def test_no_socket_shows_what_others_send_over_a_network_that_is_shared_and_ping
         (socket.AF_PACKET, raw, 0x0300, False),
         (socket.AF_PACKET, socket.SOCK_DGRAM | cloexec, 0x0300, False),
         (socket.AF_INET, 10, 0x0300, False),  # SOCK_PACKET: a packet socket by its oldest name
-        (44, raw, 0, False),  # AF_XDP
     ]:
         arguments = (int(domain), int(kind), int(protocol))
         assert run(machine, SOCKET[machine], *arguments) == (ALLOW if passes else denied(errno.EPERM)), arguments
         assert run(machine, SOCKET[machine], *arguments, raw_sockets=True) == ALLOW
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_socket_of_another_family_than_four_is_what_a_kernel_without_it_says(machine: str) -> None:
+    passing = {int(family) for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)}
+    for family in range(64):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, socket.SOCK_SEQPACKET):
+            asked = (family, int(kind), 0)
+            refused = errno.EPERM if family in (socket.AF_PACKET, 44) else errno.EAFNOSUPPORT
+            assert run(machine, SOCKET[machine], *asked) == (ALLOW if family in passing else denied(refused)), asked
+            of_its_own = ALLOW if family in passing | {int(socket.AF_PACKET)} else denied(errno.EAFNOSUPPORT)
+            assert run(machine, SOCKET[machine], *asked, raw_sockets=True) == of_its_own, asked
+            pair = ALLOW if family == socket.AF_UNIX else denied(errno.EAFNOSUPPORT)
+            for raw in (False, True):
+                assert run(machine, SOCKETPAIR[machine], *asked, raw_sockets=raw) == pair, asked
 
 
 def test_another_architecture_is_refused_and_x32_dies() -> None:
