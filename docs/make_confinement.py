@@ -47,7 +47,14 @@ holds for a command holds for whatever it starts. A cell is the error that came 
 kernel and the image; the table says which ones may); `{not_tried}`: not tried there, it would say nothing.
 
 `rootfs: read_only` of `create_workspace_session` gives a session of a container the tight columns: a read-only root, /tmp, /run and /dev of its own, Landlock
-where the kernel has it. Local sessions always have that, and hide `~/.ssh`, `~/.gnupg`, `~/.aws`, `~/.kube`, `~/.docker`, `~/.netrc`.
+where the kernel has it. Local sessions always have that.
+
+Local sessions see the machine's file systems through read-only overlays of their own ([ADR 0038](adr/0038-the-machine-is-seen-through-overlays.md)). Hidden
+are this program's state and cache, those of other gateways, the data of container engines, and in every home (root's gateway: in everybody's) what holds
+keys, tokens and histories; `eos doctor` prints the list that holds on this machine, and `manager.local_daemon.hidden_paths` adds to it. A path is hidden by what is
+behind it: on each mount that shows it, also below a `rootfs:`. Limits: a second hard link of a hidden file shows it under that other name; an overlay mount
+of somebody else whose layers lie in a hidden folder shows them; what is mounted after the sandbox was started is not seen at all; a file system that no overlay
+can be made of (vfat, for one) is bound as it is, and of the sockets there those that the machine lists are hidden when a session is made.
 """
 
 

@@ -261,6 +261,7 @@ def refresh(namespace_of: int) -> None:
 
     The caller has CAP_SYS_ADMIN in the user namespace that made them. What could not be done is not told: they show what they remember.
     """
+    points: list[bytes] = []
     with contextlib.suppress(OSError), open(f"/proc/{namespace_of}/mountinfo", "rb") as table:
         points = [line.split(b" ", 5)[4] for line in table if f" - overlay {_MARK} ".encode() in line]
     for point in points:

@@ -89,7 +89,7 @@ class Looking:
             try:
                 known = frozenset(os.listdir(folder))
             except OSError:
-                known = frozenset()
+                known = frozenset[str]()
             self._names[folder] = known
         return known
 
