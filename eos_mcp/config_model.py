@@ -262,7 +262,7 @@ class Daemon(Section):
 
 class Workspace(Section):
     """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference. `session_memory_bytes`: what has to be free for a session
-    that is to be made."""
+    that is to be made. `max_terminals`: of one session, those of its commands included; `max_open_files`: of one process of a session."""
 
     layer_stack_root: str = "/eos/layer-stack"
     scratch_root: str = "/eos/workspace"
@@ -271,6 +271,8 @@ class Workspace(Section):
     exit_grace_s: Annotated[float, Field(ge=0)] = 0.25
     max_sessions: Annotated[int, Field(ge=1, le=4096)] = 512
     session_memory_bytes: Annotated[int, Field(ge=MIB)] = 3 * MIB
+    max_terminals: Annotated[int, Field(ge=1, le=4096)] = 64
+    max_open_files: Annotated[int, Field(ge=256)] = 65536
     rfc1918_egress: Literal["allow", "deny"] = "allow"
 
     _paths = field_validator("layer_stack_root", "scratch_root")(_absolute)
@@ -308,11 +310,15 @@ class LayerStack(Section):
 
 
 class Command(Section):
+    """`max_active_per_session` None: three quarters of `max_active`. `max_kept_output_bytes`: on disk, of all commands that ended."""
+
     max_active: Annotated[int, Field(ge=1, le=1024)] = 32
+    max_active_per_session: Annotated[int, Field(ge=1, le=1024)] | None = None
     read_lines_default: Positive = 200
     read_lines_max: Positive = 1000
     max_output_bytes: Positive = 256 * 1024
     max_transcript_bytes: Annotated[int, Field(ge=10 * MIB)] = 64 * MIB  # the first 8 MiB, and the newest
+    max_kept_output_bytes: Annotated[int, Field(ge=MIB)] = GIB
     unknown_id: Literal["not_found", "empty_ok"] = "not_found"
     stdin_control: Literal["exact", "anywhere"] = "exact"
     environment: Literal["image", "allow_list"] = "image"

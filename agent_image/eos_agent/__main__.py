@@ -65,7 +65,16 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
             namespaces.enter_mount_namespace()
         if found.base_dir is not None:
             namespaces.bind_base(found.base_dir, os.path.join(found.layer_stack_root, "base"))
-    host = zygote.HostSpec(found.provider, found.workspace_root, found.hidden_paths, found.private_dirs, found.rootfs, found.runtime_dir)
+    host = zygote.HostSpec(
+        found.provider,
+        found.workspace_root,
+        found.hidden_paths,
+        found.private_dirs,
+        found.rootfs,
+        found.runtime_dir,
+        found.get("runtime.workspace.max_terminals", 64),
+        found.get("runtime.workspace.max_open_files", 65536),
+    )
     zygote_pid, zygote_socket = zygote.fork_zygote(host, groups)
     oom.take(oom.Scores.here().agent)  # refused to whoever may not lower it: all else is above it anyway
     store = open_store(found, ordinary)

@@ -439,6 +439,11 @@ class Command:
             "started_unix_ms": self.started_unix_ms,
         }
 
+    @property
+    def disk_bytes(self) -> int:
+        """What its output takes on disk."""
+        return self.output.disk_bytes + (self.errors.disk_bytes if self.errors is not None else 0)
+
     def remove(self) -> None:
         """Evicted: its output is deleted."""
         self.output.remove()

@@ -14,6 +14,7 @@ from eos_agent.cancellation import Cancellations, request_not_found
 from eos_agent.command import Command
 from eos_agent.environment import command_environment, parse_env
 from eos_agent.file_encoding import UTF8
+from eos_agent.kept_output import KeptOutput
 from eos_agent.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_BUSY, OperationError
 from layerstack import durable
 from layerstack.errors import StoreCorrupt
@@ -37,6 +38,31 @@ def command_not_found(command_id: str, kind: str = OPERATION_FAILED) -> Operatio
     return OperationError(kind, f"command not found: {command_id}", details, reason="command_not_found")
 
 
+def full_session(session: Session, most: int) -> OperationError:
+    details = {
+        "limit": "runtime.command.max_active_per_session",
+        "value": most,
+        "active_command_session_ids": list(session.commands),
+        "retryable": True,
+        "hint": "wait_command or signal_command one of them first, or run this one in another session",
+    }
+    message = f"command admission refused: {most} commands run in workspace session {session.id}, which is the limit of one session"
+    return OperationError(SERVER_BUSY, message, details, reason="max_active_commands_of_session")
+
+
+def no_terminal_left(session: Session, most: int) -> OperationError:
+    """Its /dev/pts is full: each of its commands on a terminal has one, and so has whatever its processes opened."""
+    details = {
+        "limit": "runtime.workspace.max_terminals",
+        "value": most,
+        "workspace_session_id": session.id,
+        "retryable": True,
+        "hint": "tty=false runs the command without one; end what holds the others",
+    }
+    message = f"no terminal is free in workspace session {session.id}: it has at most {most}"
+    return OperationError(SERVER_BUSY, message, details, reason="no_terminal_left")
+
+
 class Commands:
     """The commands of one agent: the running ones, and the newest 512 that ended."""
 
@@ -53,6 +79,10 @@ class Commands:
         self._next = self._reserved = self._read_counter()
         self._reserve()
         self._max_active: int = settings.get("runtime.command.max_active", 32)
+        self._max_of_session: int = settings.get("runtime.command.max_active_per_session", self._max_active - self._max_active // 4)
+        self._max_terminals: int = settings.get("runtime.workspace.max_terminals", 64)
+        self._kept_bytes: int = settings.get("runtime.command.max_kept_output_bytes", 1 << 30)
+        self._kept = KeptOutput()
         self._keep: int = settings.get("runtime.namespace_execution.max_terminal_entries", 512)
         self._transcript_bytes: int = settings.get("runtime.command.max_transcript_bytes", 64 << 20)
         self._answer_bytes: int = settings.get("runtime.command.max_output_bytes", 256 << 10)
@@ -123,7 +153,12 @@ class Commands:
             raise OperationError(
                 SERVER_BUSY,
                 f"command admission refused: {self._max_active} commands are running, which is the limit",
-                {"max_active_commands": self._max_active, "retryable": True},
+                {
+                    "max_active_commands": self._max_active,
+                    "limit": "runtime.command.max_active",
+                    "value": self._max_active,
+                    "retryable": True,
+                },
                 reason="max_active_commands",
             )
         self._active += 1
@@ -146,6 +181,8 @@ class Commands:
     async def _spawn(self, session: Session, text: str, args: dict[str, Any], extra: dict[str, str], request_id: str) -> Command:
         """With the session's gate held."""
         self._cancellations.check(request_id)
+        if len(session.commands) >= self._max_of_session:
+            raise full_session(session, self._max_of_session)
         shell = await self._sessions.shell(session) or []
         command_id = self._new_id()
         directory = os.path.join(self._settings.transcripts, command_id)
@@ -186,17 +223,22 @@ class Commands:
         if args.get("user") is not None:
             account, _ = await command.session.runner.file_op("account", {"user": args["user"]})
             uid, base = account["uid"], {**base, "USER": account["name"], "HOME": account["home"]}
-        with telemetry.within(command.span), telemetry.span("namespace.exec.run_shell", tty=tty):
-            return await command.session.runner.spawn(
-                command.id,
-                argv=[*shell, command.text],
-                env=command_environment(base, extra, tty=tty) if extra or uid is not None else self._environments[tty],
-                cwd=args.get("cwd") or self._settings.workspace_root,
-                tty=tty,
-                split=args["split_output"],
-                stdin=not tty and args.get("stdin") is not None,
-                uid=uid,
-            )
+        try:
+            with telemetry.within(command.span), telemetry.span("namespace.exec.run_shell", tty=tty):
+                return await command.session.runner.spawn(
+                    command.id,
+                    argv=[*shell, command.text],
+                    env=command_environment(base, extra, tty=tty) if extra or uid is not None else self._environments[tty],
+                    cwd=args.get("cwd") or self._settings.workspace_root,
+                    tty=tty,
+                    split=args["split_output"],
+                    stdin=not tty and args.get("stdin") is not None,
+                    uid=uid,
+                )
+        except OperationError as error:
+            if error.details.get("reason") == "no_terminal" and error.details.get("errno") == "ENOSPC":
+                raise no_terminal_left(command.session, self._max_terminals) from None
+            raise
 
     def _finished(self, command: Command) -> None:
         self._active -= 1
@@ -208,11 +250,18 @@ class Commands:
         command.end_span()
         command.terminal.set()
         self._terminal[command.id] = None
+        self._kept.add(command.id, command.session.id, command.disk_bytes)
         while len(self._terminal) > self._keep:
-            oldest, _ = self._terminal.popitem(last=False)
-            gone = self._known.pop(oldest, None)
-            if gone is not None:
-                gone.remove()
+            self._evict(next(iter(self._terminal)))
+        while self._kept.bytes > self._kept_bytes and (oldest := self._kept.to_go()) != command.id:  # this one's is about to be read
+            self._evict(oldest)
+
+    def _evict(self, command_id: str) -> None:
+        del self._terminal[command_id]
+        self._kept.remove(command_id)
+        gone = self._known.pop(command_id, None)
+        if gone is not None:
+            gone.remove()
 
     def _live(self, command_id: str) -> Command:
         if not command_id:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -59,7 +60,8 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()
-    _Zygote(sock, wake, scene, hardening, groups, scores).serve()
+    _limit_open_files(host.open_files)
+    _Zygote(sock, wake, scene, hardening, groups, scores, host.terminals).serve()
 
 
 def keep_only(sock: socket.socket, groups: cgroups.Groups) -> socket.socket:
@@ -67,6 +69,14 @@ def keep_only(sock: socket.socket, groups: cgroups.Groups) -> socket.socket:
     fd, *others = runner.keep(sock.detach(), *groups.fds())
     groups.inherit(others)
     return socket.socket(fileno=fd)
+
+
+def _limit_open_files(most: int) -> None:
+    """Of this process and of all sessions, which inherit it and may not raise it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    hard = most if hard == unlimited else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft == unlimited else min(soft, hard), hard))
 
 
 def _prepare(host: HostSpec) -> view.Scene | view.SetupFailed:
@@ -97,7 +107,9 @@ class _Zygote:
         hardening: Hardening,
         groups: cgroups.Groups,
         scores: oom.Scores,
+        terminals: int,
     ) -> None:
+        self.terminals = terminals
         self.sock, self.wake, self.scene, self.hardening, self.groups, self.scores = sock, wake, scene, hardening, groups, scores
         self.leaves: dict[int, str] = {}  # of each pid 1 that lives
         self.emptied: list[str] = []  # leaves to be removed
@@ -150,7 +162,13 @@ class _Zygote:
 
     def plan(self, scene: view.Scene, network: str, rootfs_mode: str) -> runner.Plan:
         return runner.Plan(
-            scene, network == "isolated", scene.local or rootfs_mode == "read_only", self.hardening, self.groups, self.scores
+            scene,
+            network == "isolated",
+            scene.local or rootfs_mode == "read_only",
+            self.hardening,
+            self.groups,
+            self.scores,
+            self.terminals,
         )
 
     def clone(self, plan: runner.Plan, order: runner.Order | int) -> tuple[int, int, str]:

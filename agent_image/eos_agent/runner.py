@@ -31,6 +31,7 @@ class Plan(NamedTuple):
     hardening: Hardening
     groups: Groups
     scores: Scores
+    terminals: int
     leaf: str = ""
 
     def join(self) -> None:
@@ -166,7 +167,7 @@ def _stage(plan: Plan) -> None:
     if plan.isolated:
         with view.step("bring up loopback (needs CAP_NET_ADMIN; manager.docker.net_admin gives it)"):
             bring_up_loopback()
-    view.stage(plan.scene, read_only=plan.read_only, own_network=plan.isolated)
+    view.stage(plan.scene, read_only=plan.read_only, own_network=plan.isolated, terminals=plan.terminals)
 
 
 def _finish(plan: Plan, order: Order) -> str | None:

@@ -134,6 +134,10 @@ class Transcript:
         return self._made > 0 or self._segments[0].memory is None
 
     @property
+    def disk_bytes(self) -> int:
+        return self._size if self.on_disk else 0
+
+    @property
     def dropped(self) -> tuple[int, int, int] | None:
         return self._dropped
 

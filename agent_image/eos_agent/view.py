@@ -103,10 +103,10 @@ def _places(paths: Sequence[str]) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def stage(scene: Scene, *, read_only: bool, own_network: bool) -> None:
+def stage(scene: Scene, *, read_only: bool, own_network: bool, terminals: int) -> None:
     """In pid 1 of a session, a copy of the zygote's namespace: what does not depend on the session and may be done before it is asked for.
 
-    own_network: it is in a network namespace of its own, which /sys has to show instead of the machine's.
+    own_network: it is in a network namespace of its own, which /sys has to show instead of the machine's. terminals: how many it may have.
 
     Raises:
         SetupFailed: it names the step.
@@ -123,7 +123,7 @@ def stage(scene: Scene, *, read_only: bool, own_network: bool) -> None:
         _own_folders("/tmp", "/var/tmp", "/dev/shm")
     with step("mount /dev/pts"):
         if os.path.isdir("/dev/pts"):
-            _devpts()
+            _devpts(terminals)
     _proc()
     if own_network and os.path.isdir("/sys"):
         _sys()
@@ -266,8 +266,8 @@ def _mask_folder(path: str) -> None:
         linux.mount("tmpfs", path, "tmpfs", _INERT | linux.MS_RDONLY, "size=4k,mode=555")
 
 
-def _devpts() -> None:
-    options = "newinstance,ptmxmode=0666,mode=0620"
+def _devpts(most: int) -> None:
+    options = f"newinstance,ptmxmode=0666,mode=0620,max={most}"  # the machine's own limit, kernel.pty.max, is one for all
     try:
         linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, options + ",gid=5")
     except OSError as error:

@@ -29,7 +29,7 @@ class HostSpec(NamedTuple):
     """What is the same for all sessions of a sandbox.
 
     hidden_paths are shown as empty folders; private_dirs (the local provider's own state) too. rootfs: a directory that is the root of each
-    session, or None for the root that the agent sees.
+    session, or None for the root that the agent sees. terminals: most of one session; open_files: most of one process.
     """
 
     provider: str
@@ -38,6 +38,8 @@ class HostSpec(NamedTuple):
     private_dirs: Sequence[str] = ()
     rootfs: str | None = None
     runtime_dir: str = ""
+    terminals: int = 64
+    open_files: int = 65536
 
 
 def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.socket]:

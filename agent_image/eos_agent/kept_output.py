@@ -1,0 +1,39 @@
+"""What the output of ended commands takes on disk, and whose is deleted first when that is too much."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class KeptOutput:
+    """The oldest of the session that has most goes first: no session deletes another one's by printing more."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._owner: dict[str, str] = {}
+        self._of: dict[str, OrderedDict[str, int]] = {}  # session -> command -> bytes, oldest first
+        self._sums: dict[str, int] = {}
+
+    def add(self, command_id: str, session_id: str, size: int) -> None:
+        """An ended command; of no size, it is not among those to be deleted for room."""
+        if size <= 0:
+            return
+        self.bytes += size
+        self._owner[command_id] = session_id
+        self._of.setdefault(session_id, OrderedDict())[command_id] = size
+        self._sums[session_id] = self._sums.get(session_id, 0) + size
+
+    def remove(self, command_id: str) -> None:
+        session_id = self._owner.pop(command_id, None)
+        if session_id is None:
+            return
+        size = self._of[session_id].pop(command_id)
+        self.bytes -= size
+        self._sums[session_id] -= size
+        if not self._of[session_id]:
+            del self._of[session_id], self._sums[session_id]
+
+    def to_go(self) -> str:
+        """Whose output is deleted next; there is one while `bytes` is not 0."""
+        most = max(self._sums, key=self._sums.__getitem__)
+        return next(iter(self._of[most]))
