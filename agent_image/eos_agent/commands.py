@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -38,6 +39,11 @@ def command_not_found(command_id: str, kind: str = OPERATION_FAILED) -> Operatio
     return OperationError(kind, f"command not found: {command_id}", details, reason="command_not_found")
 
 
+def _number_in(path: str) -> int:
+    with open(path, "rb") as file:
+        return int(file.read())
+
+
 def full_session(session: Session, most: int) -> OperationError:
     details = {
         "limit": "runtime.command.max_active_per_session",
@@ -51,15 +57,20 @@ def full_session(session: Session, most: int) -> OperationError:
 
 
 def no_terminal_left(session: Session, most: int) -> OperationError:
-    """Its /dev/pts is full: each of its commands on a terminal has one, and so has whatever its processes opened."""
+    """Its /dev/pts is full, since each of its commands on a terminal has one and so has whatever its processes opened; or the machine has none."""
+    limit, where = "runtime.workspace.max_terminals", f"workspace session {session.id}"
+    with contextlib.suppress(OSError, ValueError):
+        used, machine, reserve = (_number_in(f"/proc/sys/kernel/pty/{name}") for name in ("nr", "max", "reserve"))
+        if used >= machine - reserve:
+            limit, where, most = "kernel.pty.max - kernel.pty.reserve", "the whole machine", machine - reserve
     details = {
-        "limit": "runtime.workspace.max_terminals",
+        "limit": limit,
         "value": most,
         "workspace_session_id": session.id,
         "retryable": True,
         "hint": "tty=false runs the command without one; end what holds the others",
     }
-    message = f"no terminal is free in workspace session {session.id}: it has at most {most}"
+    message = f"no terminal is free in {where}: there are at most {most}"
     return OperationError(SERVER_BUSY, message, details, reason="no_terminal_left")
 
 
