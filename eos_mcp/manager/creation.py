@@ -62,6 +62,8 @@ class Creation:
     async def _create(self, image: str, workspace: str, count: int, caller_path: str, progress: Progress) -> list[Record]:
         manager = self.manager
         roots.check_root(workspace, manager.config.manager.workspace_roots)
+        if os.path.isabs(workspace):
+            await manager.run(self._settle, workspace)  # an export that was killed may have made it
         await manager.run(base.check_workspace, workspace, manager.own)
         provider = manager.provider_for(image)
         await manager.run(provider.check_image, image)
@@ -73,7 +75,7 @@ class Creation:
                     workspace,
                     manager.bases,
                     special_files=manager.config.manager.base.special_files,
-                    settled=lambda: export_recover.settle(os.path.realpath(workspace), manager.exports.guards.journals),
+                    settled=lambda: self._settle(workspace),
                     progress=progress,
                 )
             )
@@ -106,6 +108,10 @@ class Creation:
                 progress("failed batch destroyed")
             raise
         return made
+
+    def _settle(self, workspace: str) -> None:
+        if "\0" not in workspace:
+            export_recover.settle(os.path.realpath(workspace), self.manager.exports.guards.journals)
 
     def _agent_sections(self, provider: Provider) -> tuple[bytes, dict[str, Any]]:
         """The agent's configuration, read anew for each call.

@@ -15,7 +15,7 @@ from eos_agent.protocol import OPERATION_FAILED, OperationError, os_error
 from eos_mcp.manager import export_voucher
 from eos_mcp.manager.export_preview import Preview, check_home
 from eos_mcp.manager.export_receive import Progress, Receiver
-from eos_mcp.manager.export_recover import check_unfinished, in_flight, recover, roll_back, strangers, tag
+from eos_mcp.manager.export_recover import check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
 from eos_mcp.manager.export_stage import Stage, StepHook, no_step
 from eos_mcp.manager.export_stream import ExportStream
 from eos_mcp.manager.export_tree import Tree
@@ -86,10 +86,11 @@ def _base(path: str | None) -> Tree | None:
 def _check_alone(stage: Stage, dest: str, journals: str) -> None:
     """Two that began at once see each other here."""
     found = export_voucher.look(journals, dest, but=stage.voucher)
-    for voucher in found.dead:  # it died since `recover` looked
+    busy = [*found.alive, *(voucher.said for voucher in found.dead if is_changing(voucher.said))]  # the latter died since `recover` looked
+    for voucher in found.dead:
         voucher.close()
-    if found.alive or found.dead:
-        raise in_flight(dest, found.alive[0] if found.alive else None)
+    if busy:
+        raise in_flight(dest, busy[0])
 
 
 def _end(stage: Stage) -> None:

@@ -120,7 +120,7 @@ def check_unfinished(dest: str, folder: str) -> None:
             that what lies there is not what the next one, which takes that back first, would start from.
     """
     found = export_voucher.look(folder, dest)
-    unfinished = [voucher.said for voucher in found.dead if _is_changing(voucher.said)]
+    unfinished = [voucher.said for voucher in found.dead if is_changing(voucher.said)]
     for voucher in found.dead:
         voucher.close()
     if found.alive:
@@ -148,7 +148,7 @@ def settle(workspace: str, folder: str) -> None:
     waiting = list(found.dead)
     try:
         for said in found.alive:
-            if _is_changing(said):
+            if is_changing(said):
                 message = f"workspace {workspace}: an export to {said.dest} is changing it at this moment"
                 raise OperationError(OPERATION_FAILED, message, {"path": workspace, "retryable": True}, reason="in_flight")
         while waiting:
@@ -158,7 +158,7 @@ def settle(workspace: str, folder: str) -> None:
             voucher.close()
 
 
-def _is_changing(said: Said) -> bool:
+def is_changing(said: Said) -> bool:
     """Whether an export has begun to change its destination, and has neither ended nor taken it back."""
     home = said.open_home()
     if home is None:

@@ -81,7 +81,9 @@ class Tree:
         """A regular file for reading, or None."""
         try:
             fd = os.open(_name(path), _READ, dir_fd=self.parent(path))
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise
             return None
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
