@@ -268,6 +268,7 @@ class Workspace(Section):
     scratch_root: str = "/eos/workspace"
     setup_timeout_s: PositiveSeconds = 30
     runner_answer_s: PositiveSeconds = 60
+    recovery_timeout_s: PositiveSeconds = 60
     exit_grace_s: Annotated[float, Field(ge=0)] = 0.25
     max_sessions: Annotated[int, Field(ge=1, le=4096)] = 512
     session_memory_bytes: Annotated[int, Field(ge=MIB)] = 3 * MIB

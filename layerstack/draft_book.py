@@ -118,13 +118,23 @@ class DraftBook:
             self._users[draft_id] = self._users.get(draft_id, 0) + 1
         try:
             manifest = Manifest(draft.base_version, tuple(reference(layer_id) for layer_id in draft.layer_ids))
-            tree = DiskTree(f"{drafts.folder_of(store, draft_id)}/layer", store.form)
-            index = build(tree, store.layers.chain(manifest), hashes=False).records
-            return manifest, Layer(LayerId(draft_id), tree, draft.base_version, index), lease
+            return manifest, self.layer_of(draft, manifest), lease
         except BaseException:
             store.release(lease)
             self.leave(draft_id)
             raise
+
+    def layer_of(self, draft: Draft, manifest: Manifest) -> Layer:
+        """Its work as a private layer on `manifest`, its base. Cost: O(entries of the draft)."""
+        store = self._store
+        tree = DiskTree(f"{drafts.folder_of(store, draft.draft_id)}/layer", store.form)
+        index = build(tree, store.layers.chain(manifest), hashes=False).records
+        return Layer(LayerId(draft.draft_id), tree, draft.base_version, index)
+
+    def claim(self, draft_id: str) -> None:
+        """One user more stands on it, who does not read it now: a dead session. Until `leave`."""
+        with self._store.lock:
+            self._users[draft_id] = self._users.get(draft_id, 0) + 1
 
     def leave(self, draft_id: str | None) -> None:
         """One user less stands on the draft; None is no draft."""

@@ -6,6 +6,7 @@ Scrap that cannot be removed stays and stops nothing: it is tried again at the n
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from layerstack import documents, durable
@@ -39,22 +40,32 @@ def give_back(store: Store) -> None:
         if name in named:
             continue
         try:
-            give_back_layer(store.root, name, keep=bool(store.damaged))
+            give_back_layer(store.root, name, keep=bool(store.damaged), remove=lambda path: _throw_away(store, path))
         except StoreCorrupt as error:
             store.set_apart(error)
 
 
-def give_back_layer(root: str, layer_id: str, *, keep: bool = False) -> None:
+def _throw_away(store: Store, path: str) -> None:
+    """By a rename where there is somebody who removes it later: a copy may be as large as a workspace."""
+    if store.scrap.later is None:
+        discard(path)
+        return
+    with durable.best_effort():
+        store.scrap.throw_away(path)
+
+
+def give_back_layer(root: str, layer_id: str, *, keep: bool = False, remove: Callable[[str], None] = discard) -> None:
     """If the layer, which no manifest names, is a session's only copy of its work, it goes back into that session's folder, where recovery
     makes a draft of it. Anything else is a copy made for the publish, and goes.
 
     Args:
         keep: nobody can say what is named: only a session's own work goes back.
+        remove: how anything else goes.
     """
     path, home = f"{root}/layers/{layer_id}", owner_of(root, layer_id)
     if home is None:
         if not keep:
-            discard(path)
+            remove(path)
     elif not os.path.lexists(f"{home}/upper"):
         durable.rename_new(path, f"{home}/upper")
         durable.fsync_dir(home)

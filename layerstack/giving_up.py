@@ -1,4 +1,4 @@
-"""Giving up the work of a dead session whose session.json is set apart: the store is then as if it had never been there."""
+"""Giving up the work of a dead session that waits to become a draft, or whose session.json is set apart: it is as if it had never been there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from layerstack import durable, overlay
-from layerstack.errors import NotFound, StoreBusy
+from layerstack.errors import StoreBusy
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -16,12 +16,11 @@ def trees_of(store: Store, session_id: str) -> list[str]:
     """The directories that hold what the session wrote: its upperdir, and sealed work of its own, oldest last.
 
     Raises:
-        NotFound: no session of that id is set apart (session_not_found).
+        NotFound: no session of that id is dead or set apart (session_not_found).
     """
     folder = f"{store.root}/sessions/{session_id}"
     if f"{folder}/session.json" not in store.damaged:
-        text = f"session {session_id!r} is not one of those that are set apart"
-        raise NotFound(text, reason="session_not_found", details={"workspace_session_id": session_id})
+        store.dead.get(session_id)
     private = f"{folder}/private"
     sealed = sorted(os.listdir(private), reverse=True) if os.path.isdir(private) else []
     return [path for path in (f"{folder}/upper", *(f"{private}/{name}" for name in sealed)) if os.path.isdir(path)]
@@ -30,6 +29,9 @@ def trees_of(store: Store, session_id: str) -> list[str]:
 def give_up(store: Store, session_id: str) -> None:
     """See `Store.give_up_session`."""
     folder = f"{store.root}/sessions/{session_id}"
+    if f"{folder}/session.json" not in store.damaged:
+        store.dead.give_up(session_id)
+        return
     with store.lock:
         store.check_open()
         for tree in trees_of(store, session_id):

@@ -9,12 +9,12 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from layerstack import closing, documents, drafts, durable, gc, overlay
+from layerstack import closing, documents, drafts, gc, overlay
 from layerstack.drafts import Draft
 from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
 from layerstack.index import Layer
 from layerstack.lease import Lease
-from layerstack.manifest import Manifest, dump_listed, listed, reference
+from layerstack.manifest import LayerId, Manifest, dump_listed, listed, reference
 from layerstack.upper import Identity, Upper
 
 if TYPE_CHECKING:
@@ -89,16 +89,9 @@ def _manifest(path: str) -> Manifest:
         raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 
 
-def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...]]:
-    """Sweep scrap, then make drafts of the work of sessions that died with their process.
-
-    Returns:
-        The new drafts; and sessions that could not be made drafts for want of disk or of the draft that they stand on, with the reason.
-        Sessions that are set apart are neither.
-        Those keep their folder and a lease.
-    Raises:
-        StoreBusy: something still writes into the upperdir of a dead session.
-    """
+def find_dead(store: Store) -> None:
+    """After `load_all`: sweep what a crash left half done, and put the sessions of dead processes into `store.dead`. No tree is walked where
+    `store.scrap.later` takes what is to be removed."""
     root = store.root
     store.step("open.sweep")
     store.scrap.sweep_all()
@@ -107,47 +100,40 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
     closing.finish(store)
     gc.give_back(store)
     gc.sweep_metadata(root)
-    done = {member["upper"] for layer in store.layers.all() for member in layer.members} | {draft.upper for draft in store.drafts()}
+    found = {name: _session(store, name) for name in sorted(os.listdir(f"{root}/sessions"))}
+    store.dead.begin({name: body for name, body in found.items() if body is not None})
+
+
+def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...]]:
+    """Make drafts of the work of sessions that died with their process, here and now; quarantined ones stay as they are.
+
+    Returns:
+        The new drafts; and sessions that could not be made drafts for want of disk or of the draft that they stand on, with the reason.
+        Sessions that are set apart are neither.
+        Those keep their folder and a lease.
+    Raises:
+        StoreBusy: something still writes into the upperdir of a dead session.
+    """
     recovered: list[Draft] = []
-    unrecovered: list[tuple[str, str]] = []
-    for name in sorted(os.listdir(f"{root}/sessions")):
-        folder = f"{root}/sessions/{name}"
-        body = _session(store, name)
-        if body is None:
+    for session in store.dead.all():
+        if session.quarantined:
             continue
-        if body["token"] in done:
-            with durable.best_effort():
-                store.scrap.throw_away(folder)  # published, or a draft already: the crash came between that and this
-            continue
-        body["layers"] = store.layer_ids_at(body["base_version"])  # a squash may have replaced those that it was opened on
-        lease = store.leases.take(f"session {name}", body["base_version"], body["layers"])
-        try:
-            draft = _dead_upper(store, name, body, lease).to_draft(reason="recovered")
-        except (OSError, NotFound, StoreCorrupt) as error:
-            unrecovered.append((name, str(error)))
-            continue
-        if draft is not None:
-            recovered.append(draft)
-    published = {member["draft_id"] for layer in store.layers.all() for member in layer.members}
-    for draft in store.drafts():
-        if draft.draft_id in published:
-            store.draft_book.consume(
-                draft.draft_id
-            )  # sessions that died with the process still stood on it; one that is unrecovered still does
-    return tuple(recovered), tuple(unrecovered)
+        with contextlib.suppress(OSError, NotFound, StoreCorrupt):
+            draft = store.dead.attempt(session.session_id)
+            if draft is not None:
+                recovered.append(draft)
+    return tuple(recovered), tuple((session.session_id, session.why or "") for session in store.dead.all())
 
 
-def _dead_upper(store: Store, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
-    """The upper as its process left it."""
-    manifest = Manifest(body["base_version"], tuple(reference(layer_id) for layer_id in body["layers"]))
+def dead_upper(store: Store, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
+    """The upper as its process left it. Raises NotFound, StoreCorrupt: what it stands on is not there; StoreBusy."""
+    manifest = Manifest(lease.version, tuple(reference(LayerId(layer_id)) for layer_id in lease.layer_ids))
     identity = Identity(
         session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"], body.get("rebased", False)
     )
     private: list[Layer] = []
     if identity.draft_id is not None and not identity.rebased:
-        _, layer, extra = store.draft_book.stand_on(identity.draft_id, lease.holder)
-        store.release(extra)  # `lease` is on the same layers
-        private.append(layer)
+        private.append(store.draft_book.layer_of(drafts.load(store, identity.draft_id), manifest))
     upper = Upper(store, identity, manifest, store.layers.chain(manifest, private), lease)
     if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
         raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})

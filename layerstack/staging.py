@@ -114,4 +114,11 @@ class Staging:
     def sweep_all(self) -> None:
         """At open, when no operation is under way. What cannot be removed stays: it is in nobody's way."""
         for name in os.listdir(self.path):
-            discard(f"{self.path}/{name}")
+            self.remove_later(f"{self.path}/{name}")
+
+    def remove_later(self, path: str) -> None:
+        """Remove, best effort, what nobody will look for: at once, or where `later` does it. Nothing else ever has that name."""
+        if self.later is None:
+            discard(path)
+        else:
+            self.later(lambda: discard(path))

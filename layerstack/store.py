@@ -30,6 +30,7 @@ from layerstack import closing, figures, gc, giving_up, opening, rebase, recover
 from layerstack.blame import Cache as BlameCache
 from layerstack.blame import blame
 from layerstack.blame_file import Answer as Blame
+from layerstack.dead import Dead
 from layerstack.delta import Deltas
 from layerstack.draft_book import DraftBook
 from layerstack.drafts import Draft
@@ -59,11 +60,14 @@ class Store(Stack):
         self.workspace = workspace
         self.recovered: tuple[Draft, ...] = ()
         self.unrecovered: tuple[tuple[str, str], ...] = ()
-        """Dead sessions whose work could not be made a draft for want of disk: (session id, why). Tried again at the next open."""
+        """Dead sessions whose work could not be made a draft: (session id, why). Tried again at the next open unless they are quarantined."""
+        self.behind: list[Callable[[], None]] = []
+        """Of an open without recovery: removals that are left for somebody who has time."""
         self.update_lock = threading.Lock()
         self.squash_lock = threading.Lock()
         self.rules: Rules = DEFAULT
         self.blames, self.deltas, self.pins, self.draft_book, self.quota = BlameCache(), Deltas(), Pins(self), DraftBook(self), Quota(self)
+        self.dead = Dead(self)
         self._lock_fd = lock_fd
 
     # ---- create, open, close
@@ -80,9 +84,11 @@ class Store(Stack):
         opening.create(root, workspace_root=workspace_root, base_root_hash=base_root_hash, form=form, step=step)
 
     @staticmethod
-    def open(root: str, *, step: Step = no_step) -> Store:
+    def open(root: str, *, step: Step = no_step, recover: bool = True) -> Store:
         """Open the store for this process: take its lock, check every file, sweep what a crash left, make drafts of dead sessions' work.
 
+        Args:
+            recover: False leaves what takes long to the caller: dead sessions are in `dead`, what is to be removed in `behind`.
         Raises:
             StoreBusy: another process has it open.
             StoreCorrupt: a file that the head needs is missing, damaged or of an unknown format; details.file names it. Nothing was changed.
@@ -98,7 +104,12 @@ class Store(Stack):
             opening.check_form(root, form)
             store.become(recovery.load_all(store))
             store.pins.load()
-            store.recovered, store.unrecovered = recovery.recover(store)
+            if not recover:
+                store.scrap.later = store.behind.append
+            recovery.find_dead(store)
+            store.scrap.later = None
+            if recover:
+                store.recovered, store.unrecovered = recovery.recover(store)
         except BaseException:
             os.close(fd)
             raise
@@ -110,6 +121,11 @@ class Store(Stack):
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
+
+    @property
+    def lock_fd(self) -> int:
+        """What holds the store: a child that inherits it holds it too."""
+        return self._lock_fd
 
     def check_open(self) -> None:
         """Nothing may be written once another process may have the store: raises Invalid (reason store_closed) after `close`."""
@@ -147,10 +163,10 @@ class Store(Stack):
         return rebase.open_rebased(self, identity) if rebased else session.open_upper(self, identity, version)
 
     def give_up_session(self, session_id: str) -> None:
-        """Delete a dead session that is set apart, with the work that it holds: a way to settle it. Durable on return.
+        """Delete a dead session that waits to become a draft or is set apart, with its work: a way to settle it. Durable on return.
 
         Raises:
-            NotFound: no session of that id is set apart (session_not_found).
+            NotFound: no session of that id is dead or set apart (session_not_found).
             StoreBusy: something still writes into its upperdir.
             OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of that failed.
         """

@@ -286,6 +286,12 @@ class Upper:
             self._end()
             return draft
 
+    def abandon(self) -> Lease:
+        """End the upper here and leave on disk all that it has: it is as if its process had died. The lease is the caller's from now on."""
+        with self._lock:
+            self._ended = True
+            return self._lease
+
     def discard(self) -> int:
         """Throw the writes away and end the upper. Returns the bytes thrown away; a draft that the session stands on stays."""
         with self._lock:

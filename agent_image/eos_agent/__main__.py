@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import cgroups, headroom, log, namespaces, oom, settings, telemetry, zygote
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0"
 DRAIN_S = 4.0
+STORE_BUSY_S, STORE_POLL_S = 10.0, 0.05
+GONE = ".gone-"
+"""Of what an earlier agent left in the scratch folder, and what is removed behind the start."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,11 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args == ["--version"]:
         sys.stdout.write(f"sandbox-daemon {VERSION}\n")
         return 0
-    if len(args) != 3 or args[0] not in ("serve", "reap") or args[1] != "--settings":
-        sys.stderr.write("usage: sandbox-daemon serve|reap --settings FILE\n")
+    if len(args) != 3 or args[0] not in ("serve", "reap", "recover") or args[1] != "--settings":
+        sys.stderr.write("usage: sandbox-daemon serve|reap|recover --settings FILE\n")
         return 2
     try:
         found = settings.load(args[2])
+        if args[0] == "recover":
+            from eos_agent import recovery_child
+
+            return recovery_child.main(found)
         return serve(found) if args[0] == "serve" else reap(found)
     except settings.SettingsError as error:
         log.log("settings_refused", message=str(error))
@@ -114,7 +123,8 @@ def reap(found: settings.Settings) -> int:
 
 
 def open_store(found: settings.Settings, ordinary: bool) -> Store:
-    """The store, made if this is the sandbox's first start; what a dead agent left in it is swept and told."""
+    """The store, made if this is the sandbox's first start. What a dead agent left in it is only found: `_run` sweeps and recovers behind."""
+    from eos_agent.recovering import SWEPT
     from layerstack.form import TRUSTED, USER
     from layerstack.rules import Rules
     from layerstack.store import Store
@@ -127,19 +137,33 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
         base_root_hash=found.base_root_hash,
         form=USER if ordinary else TRUSTED,
     )
-    store = Store.open(found.layer_stack_root, step=telemetry.on_step)
+    store = _opened(found.layer_stack_root)
     store.quota.bytes = found.get("runtime.layerstack.quota_bytes", None)
     store.quota.layers = found.get("runtime.layerstack.quota_layers", None)
     store.rules = Rules(merge_adjacent=found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge")
     log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
-    log.line(f"boot storage sweep done: {len(store.recovered)} sessions of an earlier agent became drafts")
-    for draft in store.recovered:
-        log.log("draft_recovered", draft=draft.draft_id, origin=draft.origin, paths=draft.paths, bytes=draft.bytes)
-    for session_id, why in store.unrecovered:
-        log.log("draft_pending", session=session_id, why=why)
+    if not any(not session.quarantined for session in store.dead.all()):  # else when they are, behind the start
+        log.line(SWEPT.format(0))
+    for session in store.dead.all():
+        log.log("quarantined" if session.quarantined else "recovering", session=session.session_id, tries=session.tries, why=session.why)
     for file, what in store.damaged.items():
         log.log("set_apart", file=file, what=what)
     return store
+
+
+def _opened(root: str) -> Store:
+    """Wait a moment for a process of the agent before this one, which recovers a session and holds the store until it ends (`recovery_child`)."""
+    from layerstack.errors import StoreBusy
+    from layerstack.store import Store
+
+    deadline = time.monotonic() + STORE_BUSY_S
+    while True:
+        try:
+            return Store.open(root, step=telemetry.on_step, recover=False)
+        except StoreBusy:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(STORE_POLL_S)
 
 
 def _sweep_scratch(found: settings.Settings) -> int:
@@ -148,12 +172,22 @@ def _sweep_scratch(found: settings.Settings) -> int:
 
     os.makedirs(os.path.join(found.scratch_root, ".export"), mode=0o700, exist_ok=True)
     os.makedirs(found.transcripts, mode=0o700, exist_ok=True)
-    names = os.listdir(found.transcripts)
-    for name in names:
-        durable.remove_tree(os.path.join(found.transcripts, name))
+    names = [name for name in os.listdir(found.transcripts) if not name.startswith(GONE)]
+    if names:
+        gone = os.path.join(found.transcripts, GONE + os.urandom(8).hex())
+        os.mkdir(gone, 0o700)
+        for name in names:
+            os.rename(os.path.join(found.transcripts, name), os.path.join(gone, name))
     inventory = json.dumps({"schema_version": 1, "sessions": []}).encode() + b"\n"
     durable.write_file(os.path.join(found.scratch_root, "manager.json"), inventory)
     return len(names)
+
+
+def _gone(found: settings.Settings) -> list[Callable[[], None]]:
+    from layerstack import durable
+
+    there = [os.path.join(found.transcripts, name) for name in os.listdir(found.transcripts) if name.startswith(GONE)]
+    return [functools.partial(durable.remove_tree, path) for path in there]
 
 
 async def _run(
@@ -180,6 +214,9 @@ async def _run(
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
     sweeper = Pool(1)
     store.scrap.later = sweeper.later
+    for removal in (*store.behind, *_gone(found)):
+        sweeper.later(removal)
+    store.behind.clear()
     sessions = Sessions(found, store, forker, pool, room)
     commands = Commands(found, sessions, base_environment(found))
     recorder = telemetry.Telemetry.of(found)
@@ -202,6 +239,7 @@ async def _run(
     gc.collect()
     gc.freeze()  # what was loaded stays: no collection walks it again
     handlers.sampler.watch()
+    sessions.recovering.start()
     log.log("ready", sandbox=found.sandbox_id, pid=os.getpid(), version=store.head.version, tcp=list(tcp), http=list(web))
 
     stopped = loop.create_task(stop.wait())
@@ -210,6 +248,7 @@ async def _run(
     zygote_lost = forker.lost.done()
     log.log("draining", why="the zygote is gone" if zygote_lost else "signal")
     server.draining = http.draining = True
+    await sessions.recovering.close()
     await sessions.drain(DRAIN_S)
     await server.close(1.0)
     http.close()

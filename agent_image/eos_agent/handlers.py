@@ -104,6 +104,7 @@ class Handlers:
             "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
             "rebase_workspace_session": lambda args, _: rebase.rebase(sessions, args),
             "destroy_workspace_session": lambda args, request: sessions.destroy(args, request.request_id),
+            "recover_workspace_session": lambda args, _: sessions.recover(args),
             "list_workspace_sessions": self._list_sessions,
             "preview_publish": lambda args, _: publish.preview(sessions, args),
             "list_drafts": self._list_drafts,
@@ -157,6 +158,9 @@ class Handlers:
         for key in ("layer_id", "limit"):  # raw requests have these beyond the catalog
             if key in given and key not in args:
                 args[key] = given[key]
+        named = args.get("workspace_session_id")
+        if isinstance(named, str) and self.store.dead.find(named) is not None:
+            await self.sessions.recovering.settled(named)
         return await handler(args, request)
 
     def _raw_defaults(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
@@ -207,15 +211,22 @@ class Handlers:
 
     async def _unpublished(self, args: dict[str, Any]) -> dict[str, Any]:
         """For the manager, before it destroys the sandbox: what is in no version. With `clean` sessions are looked at exactly."""
-        live = [session for session in self.sessions.live.values() if not session.ending]
+        from eos_agent import damaged
+
+        dead = await self.sessions.dead_rows(patient=args.get("clean") is True)
+        live = list(self.sessions.live.values())
         found = await self.pool.run(lambda: unpublished.of_sandbox(live, clean=args.get("clean") is True))
         drafts = await self.pool.run(self.store.drafts)
-        return {**found, "drafts": [draft.to_json() for draft in drafts], "layers": max(0, len(self.store.head.layers) - 1)}
+        rows = [*(draft.to_json() for draft in drafts), *damaged.drafts(self.store)]
+        return {**found, "dead_sessions": dead, "drafts": rows, "layers": max(0, len(self.store.head.layers) - 1)}
 
     async def _list_sessions(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
-        return {"sessions": await self.sessions.rows()}
+        dead = await self.sessions.dead_rows(patient=True)
+        found: dict[str, Any] = {"sessions": await self.sessions.rows()}
+        return {**found, "dead_sessions": dead} if dead else found
 
     async def _list_drafts(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
+        await self.sessions.recovering.quiet()
         drafts = await self.pool.run(self.store.drafts)
         from eos_agent import damaged
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eos_agent.expiry import EXPIRED
 from eos_agent.protocol import OPERATION_FAILED, OperationError
+
+if TYPE_CHECKING:
+    from layerstack.dead import DeadSession
 
 LOST = "session_lost"
 RUNNER_LOST, RUNNER_STUCK = "runner_lost", "runner_stuck"
@@ -30,7 +31,7 @@ def session_lost(
 
     Args:
         how: EXPIRED, RUNNER_STUCK, or RUNNER_LOST.
-        pending: why its work could not be made a draft yet; it lies in `folder` until the store is opened again.
+        pending: what keeps its work from becoming a draft: its document is damaged; it lies in `folder`.
     """
     kept = f"its work is kept in {draft_id}" if draft_id else "nothing was unpublished in it"
     details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": draft_id}
@@ -39,16 +40,34 @@ def session_lost(
     if draft_id:
         details["hint"] = "create_workspace_session with this draft_id opens the work again"
     elif pending is not None:
-        kept = f"its work could not be made a draft yet: {pending}"
+        kept = f"its work could not be made a draft: {pending}"
         details["draft_pending"] = True
-        details["hint"] = pending_hint(pending, folder)
+        details["hint"] = (
+            f"its files lie in {folder}; mend what the message names, the agent's next start makes the draft; destroy_workspace_session gives it up"
+        )
     else:
         details["hint"] = "create_workspace_session opens a new one"
     words = _WORDS.get(how, "workspace session lost: {}: its process ended unasked").format(session_id)
     return OperationError(OPERATION_FAILED, f"{words}; {kept}", details, reason=_REASONS.get(how, LOST))
 
 
-def pending_hint(why: str, folder: str) -> str:
-    """Where work lies that could not be made a draft, and what makes it one."""
-    step = "free space on the file system of the store" if os.strerror(errno.ENOSPC) in why else "mend what the message names there"
-    return f"its files lie in {folder}; {step}; the agent's next start makes the draft"
+def not_yet_kept(dead: DeadSession, folder: str, *, how: str = RUNNER_LOST) -> OperationError:
+    """A dead session whose work is no draft yet: it is being made one, waits for space, or is quarantined."""
+    session_id, why = dead.session_id, None if dead.why is None else dead.why.split(": '")[0][:500]  # a path may be longer than any answer
+    state = "quarantined" if dead.quarantined else "recovering"
+    details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": None, state: True, "draft_pending": True}
+    if dead.quarantined:
+        details["tries"] = dead.tries
+        text = f"its work could not be made a draft, {dead.tries} times: {why}"
+        details["hint"] = (
+            f"its files lie in {folder}; recover_workspace_session tries again once what the message names is mended, "
+            "destroy_workspace_session gives it up"
+        )
+    else:
+        details["retryable"] = True
+        text = "its work is being made a draft" if why is None else f"its work is no draft yet: {why}"
+        details["hint"] = "repeat the call: it names the draft once that is made"
+        if dead.no_space:
+            details["hint"] = f"free space on the file system of {folder}: the draft is then made, and this call names it"
+    words = _WORDS.get(how, "workspace session lost: {}: its process ended unasked").format(session_id)
+    return OperationError(OPERATION_FAILED, f"{words}; {text}", details, reason=_REASONS.get(how, LOST))

@@ -368,11 +368,36 @@ RUNTIME: tuple[Operation, ...] = (
         idempotent=True,
         related=("create_workspace_session", "list_commands"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 list_workspace_sessions",),
-        result=(ResultField("sessions", "array"),),
+        result=(
+            ResultField("sessions", "array"),
+            ResultField(
+                "dead_sessions",
+                "array",
+                "dead ones whose work is no draft: `state` recovering, quarantined (recover_workspace_session tries again, destroy_workspace_session "
+                "gives up) or damaged, `reason`, `paths`, `bytes`; absent when there are none",
+            ),
+        ),
         sets=AGENT_SETS,
         ours=True,
         promise="Every session that can be used by id is listed.",
         result_example='{"sessions": [{"workspace_session_id": "…", "state": "active", "base_version": 3, "active_command_session_ids": []}]}',
+    ),
+    Operation(
+        "recover_workspace_session",
+        "runtime",
+        "workspace_session",
+        "Try again to keep a dead session's work",
+        "Make a draft of the work of a session that died and whose recovery failed: list_workspace_sessions shows it as quarantined. "
+        "Returns the draft's id, null when nothing in it was unpublished.",
+        (SESSION._replace(required=True, help="Dead session to try again."),),
+        related=("list_workspace_sessions", "destroy_workspace_session", "list_drafts"),
+        examples=("sandbox-runtime-cli --sandbox-id eos-1 recover_workspace_session --workspace-session-id ID",),
+        result=(ResultField("workspace_session_id", "string"), ResultField("draft_id", "string|null")),
+        sets=RUNTIME_SETS,
+        ours=True,
+        waits=570,
+        promise="A try that fails loses nothing: the files stay where they are.",
+        result_example='{"workspace_session_id": "…", "draft_id": "draft-0123456789abcdef"}',
     ),
     Operation(
         "rebase_workspace_session",

@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent import damaged, headroom, log, telemetry
 from eos_agent.expiry import EXPIRED, Expiry
-from eos_agent.lost import LOST, RUNNER_LOST, RUNNER_STUCK, pending_hint, session_lost, session_not_found
+from eos_agent.lost import LOST, RUNNER_LOST, RUNNER_STUCK, not_yet_kept, session_lost, session_not_found
 from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.pool import Pool
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from eos_agent.recovering import Recovering
 from eos_agent.session import EXPLICIT, IMPLICIT, Session, check_grace
 from eos_agent.session_runner import Runner, SessionSpec
 from eos_agent.setting_up import set_up
 from eos_agent.settle import SETTLED, finalization_failed, publish_or_keep
 from eos_agent.unpublished import is_clean, unpublished
 from eos_agent.zygote import Zygote
+from layerstack.errors import LayerStackError
 
 if TYPE_CHECKING:
     from eos_agent.command import Command
@@ -66,8 +68,11 @@ class Sessions:
         self._expired: OrderedDict[str, None] = OrderedDict()  # with nothing in them
         for draft in store.drafts():
             self._remember(draft)
-        for session_id, why in (*store.unrecovered, *damaged.sessions(store)):
+        for session_id, why in damaged.sessions(store):
             self._pend(session_id, why)
+        for dead in store.dead.all():
+            self.lost[dead.session_id] = None
+        self.recovering = Recovering(settings, store, pool, self._recovered)
 
     def _remember(self, draft: Draft) -> None:
         kind, _, session_id = draft.origin.partition(":")
@@ -82,6 +87,22 @@ class Sessions:
             del self.lost[session_id]
             self._how.pop(session_id, None)
 
+    def _recovered(self, session_id: str, draft: Draft | None) -> None:
+        """A dead session is settled: its work is a draft, or nothing of it was unpublished."""
+        if draft is not None:
+            self.lost[session_id] = draft.draft_id
+        elif session_id not in self._how:
+            self.lost.pop(session_id, None)
+
+    def _left(self, session: Session, error: Exception) -> None:
+        """Its work could be neither published nor kept, most of all for want of space: it is tried again as that of a dead session is."""
+        self.lost[session.id] = None
+        try:
+            self.store.dead.abandon(session.upper, error)
+        except LayerStackError as damage:
+            self._pend(session.id, damage)
+        self.recovering.wake()
+
     def _pend(self, session_id: str, why: object) -> None:
         self.lost[session_id] = None
         self.pending[session_id] = str(why).split(": '")[0]  # without the path, which may be longer than any answer
@@ -91,11 +112,12 @@ class Sessions:
         return os.path.join(self.settings.layer_stack_root, "sessions", session_id, "upper")
 
     def _lost(self, session_id: str) -> OperationError:
-        how, pending = self._how.get(session_id, RUNNER_LOST), self.pending.get(session_id)
-        error = session_lost(session_id, self.lost.get(session_id), how=how, pending=pending, folder=self.folder(session_id))
-        if pending is not None and damaged.has_session(self.store, session_id):
-            error.details["hint"] += "; destroy_workspace_session gives it up"
-        return error
+        how, folder = self._how.get(session_id, RUNNER_LOST), self.folder(session_id)
+        dead = self.store.dead.find(session_id)
+        if dead is not None:
+            return not_yet_kept(dead, folder, how=how)
+        pending = self.pending.get(session_id)
+        return session_lost(session_id, self.lost.get(session_id), how=how, pending=pending, folder=folder)
 
     def _new_id(self) -> str:
         return f"{next(self._counter) & 0xFFFFFF:06x}{time.time_ns():016x}"
@@ -272,10 +294,10 @@ class Sessions:
             with self.lifecycle.cleaning():
                 draft = await self.pool.run(lambda: session.upper.to_draft(reason=reason))
             draft_id = draft.draft_id if draft is not None else None
-        except Exception as error:  # the upper stays where it is: the next open of the store makes the draft
+        except Exception as error:  # the upper stays where it is: its draft is made when that is possible
             log.failure("draft_failed", error, session=session.id)
             telemetry.event("workspace_session.cleanup_failed", workspace_session_id=session.id, error=type(error).__name__)
-            self._pend(session.id, error)
+            self._left(session, error)
         else:
             self.lost[session.id] = draft_id
         if reason in (EXPIRED, RUNNER_STUCK):
@@ -301,7 +323,7 @@ class Sessions:
         else:
             await self.keep(session, EXPIRED)
         draft_id = self.lost[session.id]
-        if draft_id is None and session.id not in self.pending:
+        if draft_id is None and session.id not in self.pending and self.store.dead.find(session.id) is None:
             del self.lost[session.id]
             self._how.pop(session.id, None)
             self._expired[session.id] = None
@@ -348,8 +370,8 @@ class Sessions:
                 except Exception as error:
                     log.failure("finalization_failed", error, session=session.id)
                     telemetry.event("workspace_session.finalize_failed", workspace_session_id=session.id, error=type(error).__name__)
-                    self._pend(session.id, error)
-                    outcome = finalization_failed(error, pending_hint(self.pending[session.id], self.folder(session.id)))
+                    self._left(session, error)
+                    outcome = finalization_failed(error, self._lost(session.id).details["hint"])
                 if outcome.get("publish_rejected") or outcome.get("finalization_failed"):
                     span.status = telemetry.ERROR
             self.end(session)
@@ -358,14 +380,15 @@ class Sessions:
     async def destroy(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
         """The operation destroy_workspace_session: everything unpublished goes, and the answer says what that was.
 
-        A dead session that is set apart for its damaged session.json is given up by it; with `if_clean` it is session_lost, as to all else.
+        A dead session whose work is no draft yet, or whose session.json is damaged, is given up by it; with `if_clean` it is session_lost, as
+        to all else.
 
         Raises:
             OperationError: session_not_found, active_commands; unpublished_work with `if_clean`, and then nothing has happened.
         """
         session_id: str = args["workspace_session_id"]
         grace = check_grace(args)
-        if session_id not in self.live and not args.get("if_clean") and damaged.has_session(self.store, session_id):
+        if session_id not in self.live and not args.get("if_clean") and self._is_left(session_id):
             return await self._give_up(session_id)
         session = self.find(session_id)
         async with session.gate:
@@ -405,6 +428,34 @@ class Sessions:
             }
             self.end(session)
             return session.destroyed
+
+    def _is_left(self, session_id: str) -> bool:
+        """Is it dead, its work no draft, and nothing under way that would make one?"""
+        dead = self.store.dead.find(session_id)
+        return damaged.has_session(self.store, session_id) or (dead is not None and not self.recovering.is_trying(session_id))
+
+    async def recover(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The operation recover_workspace_session: one try more.
+
+        Raises:
+            OperationError: session_not_found; session_lost, as every call that names it, when it is no draft after it.
+        """
+        session_id: str = args["workspace_session_id"]
+        if self.store.dead.find(session_id) is not None:
+            await self.recovering.again(session_id)
+        elif session_id in self.live or self.lost.get(session_id) is None:
+            if session_id in self.pending:
+                raise self._lost(session_id)
+            raise session_not_found(session_id)
+        if self.store.dead.find(session_id) is not None:
+            raise self._lost(session_id)
+        return {"workspace_session_id": session_id, "draft_id": self.lost.get(session_id)}
+
+    async def dead_rows(self, *, patient: bool) -> list[dict[str, Any]]:
+        """Sessions that are dead and whose work is no draft: waiting, quarantined, or with a damaged document. `patient`: once they were tried."""
+        if patient:
+            await self.recovering.quiet()
+        return await self.pool.run(self.recovering.rows)
 
     async def _give_up(self, session_id: str) -> dict[str, Any]:
         """Settle a session that is set apart: its work goes."""

@@ -74,7 +74,10 @@ def of_sandbox(sessions: list[Session], *, clean: bool) -> dict[str, Any]:
     for session in sessions:
         row = unpublished(session.upper, walk_max=max(1, left))
         left -= row["count"]
-        is_empty = not row["count"] and (not clean or is_clean(session))
+        if session.ending:  # it is being published, kept or removed at this moment: nobody can say what becomes of it
+            is_empty = False
+        else:
+            is_empty = not row["count"] and (not clean or is_clean(session))
         rows.append({"workspace_session_id": session.id, "agent": session.agent, "clean": is_empty and not session.commands, **row})
     return {"sessions": rows}
 

@@ -36,6 +36,7 @@ CHECK_BEFORE_DESTROY_S = 120.0
 DISCARDED_PATHS = 100
 ASK_TOPOLOGY_S = 5.0
 SETTLE_S = 5.0
+DEAD_KEYS = ("workspace_session_id", "state", "reason", "paths", "bytes")
 OF_SANDBOX_SCOPE = frozenset({"cgroup"})
 """Operations on one sandbox that its agent alone could not answer."""
 Progress = Callable[[str], None]
@@ -329,9 +330,11 @@ class Manager:
         return result
 
     async def _would_discard(self, record: Record, request_id: str, *, exactly: bool) -> dict[str, Any] | None:
-        """What is not on the host and goes with the sandbox: published layers, open sessions, drafts. None when its agent does not answer.
+        """What is not on the host and goes with the sandbox: published layers, open sessions, drafts, dead sessions whose work is no draft.
+        None when its agent does not answer.
 
-        `unpublished`: `paths`, their `count`, `bytes` and `truncated` are of the sessions; each of its `drafts` has figures of its own.
+        `unpublished`: `paths`, their `count`, `bytes` and `truncated` are of the sessions; each of its `drafts` and `dead_sessions` has figures
+        of its own.
 
         Args:
             exactly: look at each session as a publish would, however long that takes.
@@ -348,6 +351,7 @@ class Manager:
             return None
         sessions: list[dict[str, Any]] = found["sessions"]
         drafts: list[dict[str, Any]] = found["drafts"]
+        dead: list[dict[str, Any]] = found.get("dead_sessions", [])
         work: list[dict[str, Any]] = [row for row in sessions if not row["clean"]]
         paths: list[Any] = [path for row in work for path in row["paths"]]
         return {
@@ -361,6 +365,7 @@ class Manager:
                 "bytes": sum(int(row["bytes"]) for row in work),
                 "truncated": len(paths) > DISCARDED_PATHS or any(row["truncated"] for row in work),
                 "drafts": [{key: row.get(key) for key in ("draft_id", "paths", "bytes")} for row in drafts],
+                **({"dead_sessions": [{key: row.get(key) for key in DEAD_KEYS} for row in dead]} if dead else {}),
             },
         }
 
@@ -482,10 +487,15 @@ def _refuse_unpublished(record: Record, found: dict[str, Any] | None) -> None:
         message = f"the agent of sandbox {record.id} does not say whether anything is unpublished"
         raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_unknown")
     work, drafts = found["unpublished"], found["drafts"]
-    if work["sessions"] or drafts:
-        hint = "end the commands, publish the sessions, publish or discard the drafts; without if_clean all of it is thrown away"
-        details = {"sandbox_id": record.id, "unpublished": work, "hint": hint}
+    dead: list[Any] = work.get("dead_sessions", [])
+    if work["sessions"] or drafts or dead:
+        hint = "end the commands, publish the sessions, publish or discard the drafts"
+        if dead:
+            hint += ", recover_workspace_session or destroy_workspace_session for dead sessions"
+        details = {"sandbox_id": record.id, "unpublished": work, "hint": f"{hint}; without if_clean all of it is thrown away"}
         message = f"sandbox {record.id} has unpublished work or running commands: {len(work['sessions'])} sessions, {len(drafts)} drafts"
+        if dead:
+            message += f", {len(dead)} dead sessions whose work is no draft"
         raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
 
 

@@ -323,6 +323,18 @@ def _table(key: str, columns: Sequence[str], nothing: str) -> Callable[[Object, 
     return form
 
 
+_live_sessions = _table(
+    "sessions", ("workspace_session_id", "state", "base_version", "agent", "upper_bytes", "active_command_session_ids"), "no live sessions"
+)
+_dead_sessions = _table("dead_sessions", ("workspace_session_id", "state", "tries", "agent", "paths", "bytes", "reason"), "")
+
+
+def _sessions(args: Object, reply: Object) -> str:
+    """The live ones, then the dead ones whose work is no draft."""
+    dead = _dead_sessions(args, reply)
+    return _live_sessions(args, reply) + (f"\ndead, their work is no draft:\n{dead}" if dead else "")
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"
@@ -431,11 +443,7 @@ _FORMS: dict[str, Callable[[Object, Object], str]] = {
     "publish_workspace_session": _publish,
     "destroy_workspace_session": _destroyed,
     "preview_publish": _preview,
-    "list_workspace_sessions": _table(
-        "sessions",
-        ("workspace_session_id", "state", "base_version", "agent", "upper_bytes", "active_command_session_ids"),
-        "no live sessions",
-    ),
+    "list_workspace_sessions": _sessions,
     "list_commands": _table("commands", ("command_session_id", "status", "exit_code", "workspace_session_id", "command"), "no commands"),
     "list_drafts": _table("drafts", ("draft_id", "base_version", "paths", "bytes", "agent", "reason", "origin"), "no drafts"),
 }

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from layerstack import linux, overlay
+from layerstack.dead import DIED
 from layerstack.drafts import Draft
 from layerstack.durable import Step
 from layerstack.errors import PublishRejected
@@ -56,7 +57,7 @@ class Places(NamedTuple):
 def prepare(folder: str, mounts: str, form_name: str) -> Places:
     """Make the base in `folder`, as a provider would have it mounted, and the mount points."""
     places = Places(os.path.join(folder, "store"), mounts, FORMS[form_name])
-    for name in ("a", "b", "c", "d", "e", "f", "g", "h", "k", "look", "empty"):
+    for name in ("a", "b", "c", "d", "e", "f", "g", "h", "k", "w", "look", "empty"):
         os.makedirs(os.path.join(mounts, name), exist_ok=True)
     base = os.path.join(places.root, "base", "B000001-base")
     os.makedirs(base)
@@ -302,6 +303,21 @@ def play(
     store.gc()
     gone = {i for block in folded for i in block.replaced_layer_ids}
     assert gone.isdisjoint(os.listdir(os.path.join(places.root, "layers"))) and not os.listdir(os.path.join(places.root, "staging"))
+
+    w = store.open_upper("w", origin="workspace_session:w")
+    with shown(w, at("w")) as m:
+        put(m, "w/left", b"work of w\n")
+    journal.note("work", "work of w")
+    store.close()
+    acknowledge("closed")
+    os.makedirs(os.path.join(places.root, "staging/left/again"))
+    store = Store.open(places.root, step=hooked, recover=False)  # as the agent does: it serves first
+    for removal in store.behind:
+        removal()
+    (dead,) = store.dead.all()
+    last = store.dead.attempt(dead.session_id)
+    assert last is not None and not store.dead.all()
+    acknowledge("draft", f"{last.draft_id}:work of w")
     store.close()
     acknowledge("closed")
 
@@ -346,7 +362,7 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
     acknowledged = heads[-1]
     store = Store.open(places.root)
     try:
-        recovered = store.recovered
+        recovered = (*store.recovered, *_asked_for(store))
         now = store.head.version
         under_way = notes[-1][0] in ("work", "update", "squash", "rollback") if notes else False
         possible = {acknowledged, acknowledged + 1} if under_way and acknowledged < len(wanted.versions) else {acknowledged}
@@ -369,6 +385,17 @@ def check(places: Places, notes: list[tuple[str, str]], wanted: Expected, *, pow
         _check_nothing_left(places.root, again)
     finally:
         again.close()
+
+
+def _asked_for(store: Store) -> list[Draft]:
+    """A session whose recovery was cut off twice waits until somebody asks for it, and nothing of it is lost."""
+    found: list[Draft] = []
+    for session in store.dead.all():
+        demand(session.quarantined and session.why == DIED, f"{session} was not recovered")
+        store.dead.again(session.session_id)
+        draft = store.dead.attempt(session.session_id)
+        found += [] if draft is None else [draft]
+    return found
 
 
 def _check_versions(places: Places, store: Store, wanted: Expected) -> None:

@@ -1,0 +1,45 @@
+"""One dead session's work becomes a draft, in a process beside the one that has the store open: what it takes in time and memory is that process's.
+
+The caller holds the session's lease, and a name in staging for this process's own scrap; it hands down the descriptor that holds the store, so
+that no third process opens it while this one still writes. Whatever ends this process, the disk says how far it came: `Dead.end_try` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from layerstack import documents, opening
+from layerstack.drafts import Draft
+from layerstack.durable import no_step
+from layerstack.lease import Lease
+from layerstack.manifest import LayerId, Manifest, reference
+from layerstack.recovery import dead_upper
+from layerstack.staging import Staging
+from layerstack.store import PATH_DEPTH_MAX, Store
+
+
+class Beside:
+    """The store as this process sees it: the versions that dead sessions stand on, and staging of its own."""
+
+    def __init__(self, root: str, staging: str, lock_fd: int) -> None:
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), 4 * PATH_DEPTH_MAX))
+        workspace, form = opening.workspace_of(root)
+        self._store = Store(root, form, workspace, lock_fd, no_step)
+        os.makedirs(staging, mode=0o700, exist_ok=True)
+        self._store.scrap = Staging(staging)
+
+    def recover(self, session_id: str, version: int, layer_ids: Sequence[str]) -> Draft | None:
+        """Make the draft; None when nothing was unpublished.
+
+        Args:
+            version, layer_ids: what its lease is on.
+        Raises:
+            NotFound, StoreCorrupt, StoreBusy, OSError, MemoryError.
+        """
+        store = self._store
+        store.become(Manifest(version, tuple(reference(LayerId(layer_id)) for layer_id in layer_ids)))
+        body = documents.read(f"{store.root}/sessions/{session_id}/session.json")
+        lease = Lease(0, f"session {session_id}", version, tuple(layer_ids))
+        return dead_upper(store, session_id, body, lease).to_draft(reason="recovered")
