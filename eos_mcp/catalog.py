@@ -46,6 +46,12 @@ _RECORD = (
     ResultField("shared_base", "object|null"),
     ResultField("resource_profile", "object|null"),
     ResultField("quota", "object", "where one is configured: bytes, layers, and what of it is enforced", ours=True),
+    ResultField(
+        "silent_since_unix_ms",
+        "integer",
+        "while its agent runs and does not answer (frozen, or overloaded): start_sandbox replaces it",
+        ours=True,
+    ),
 )
 _RECORD_EXAMPLE = (
     '{"id": "eos-2c1e…", "workspace_root": "/home/me/app", "state": "%s", "activity_revision": 0, "daemon": {"host": "127.0.0.1", "port": 41001}, '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import gc
 import json
@@ -48,8 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except Exception as error:
         shown = getattr(error, "message", None) or str(error)
-        log.failure("start_failed", error, message=shown)
+        log.failure("start_failed", error, message=shown, **_refusal(error))
         return 1
+
+
+def _refusal(error: Exception) -> dict[str, Any]:
+    """The errno and the path that the kernel refused, for whoever reads the log for it."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return {}
+    return {
+        "errno": errno.errorcode.get(error.errno, str(error.errno)),
+        "path": None if error.filename is None else os.fsdecode(error.filename),
+    }
 
 
 def serve(found: settings.Settings) -> int:

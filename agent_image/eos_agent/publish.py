@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import log, telemetry
+from eos_agent import log, room, telemetry
 from eos_agent.failures import operation_error
 from eos_agent.history import cursor
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
@@ -171,6 +171,8 @@ def _preview(sessions: Sessions, session: Session) -> Preview:
     found = session.upper.preview()
     if found.refused is not None and sessions.store.quota.fold(found.refused.reason):
         found = session.upper.preview()
+    if found.would_publish and not found.no_op:
+        room.check(sessions.store, found.source_count + found.ignored_count)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import telemetry
+from eos_agent import room, telemetry
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_agent.publication import left_out, rejection
 from eos_agent.publish import SESSION_BUSY, check_idle, failed, go_on, rejected
@@ -64,6 +64,7 @@ async def _check_conflicts(sessions: Sessions, session: Session) -> None:
     await session.runner.freeze()
     try:
         found = await sessions.pool.run(session.upper.preview)
+        await sessions.pool.run(lambda: room.check(sessions.store, found.source_count + found.ignored_count))
     except Exception as error:
         raise _refused(sessions, session, error, retained=True) from error
     finally:

@@ -29,6 +29,7 @@ REVISING = frozenset(
 NOT_STRAIGHT = frozenset({"cancel_request", *INTERNAL_NAMES})
 """Operations of agents that the gateway answers itself or adds something to."""
 FEATURES = ("drafts", "cancel_request", "file_list", "keep_alive", "gateway_info", "export_dry_run")
+NO_ANSWER = frozenset({"forward_timeout", "sandbox_unreachable"})
 LOGGED_CHARACTERS = 200  # of what a client named: it decides no more of the log
 _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
 
@@ -43,6 +44,7 @@ class Manager(Protocol):
     def target_at_hand(self, sandbox_id: str) -> Target | None: ...
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None: ...
     def note_activity(self, sandbox_id: str) -> None: ...
+    def note_silence(self, sandbox_id: str) -> None: ...
     def sandbox_count(self) -> int: ...
     async def close(self) -> None: ...
 
@@ -127,6 +129,8 @@ class Router:
                     return line
                 reply = decoded(line, op)
             except OperationError as error:
+                if error.details.get("reason") in NO_ANSWER:
+                    self._manager.note_silence(sandbox_id)
                 if error.details.get("reason") != "sandbox_gone":
                     raise
                 raise await self._manager.explain(sandbox_id, op, error) or error from error

@@ -23,11 +23,12 @@ from eos_mcp.manager.creation import Creation
 from eos_mcp.manager.exporting import Exports, guards
 from eos_mcp.manager.metrics import Metrics
 from eos_mcp.manager.registry import Record, Registry, RegistryError
+from eos_mcp.manager.silence import Silence
 from eos_mcp.providers import image_name
 from eos_mcp.providers.docker import DockerProvider
 from eos_mcp.providers.image_name import HOST_IMAGE
 from eos_mcp.providers.local import LocalProvider
-from eos_mcp.providers.provider import Found, Provider, ask_ready, wait_ready
+from eos_mcp.providers.provider import Found, Provider, ask_ready
 
 THREADS = 32
 BACKENDS = ("auto", "docker", "local", "none")
@@ -80,6 +81,7 @@ class Manager:
             self.providers["local"] = LocalProvider(config, state_dir, cache, private)
         self.exports = Exports(config.manager.export, guards(self.own, registry_path, state_dir), forwarder, self.run)
         self.creation = Creation(self)
+        self.silence = Silence(self)
         self.closing = threading.Event()
         self._said: dict[str, str] = {}
         self._reconciling: dict[str, asyncio.Task[None]] = {}
@@ -185,6 +187,10 @@ class Manager:
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
         """As fate.explain."""
         return await fate.explain(self, sandbox_id, op, broken)
+
+    def note_silence(self, sandbox_id: str) -> None:
+        """Its agent missed an answer."""
+        self.silence.note(sandbox_id)
 
     def note_activity(self, sandbox_id: str) -> None:
         record = self.registry.find(sandbox_id)
@@ -298,10 +304,10 @@ class Manager:
         return await self.run(roots.list_directories, path, self.config.manager.workspace_roots)
 
     async def _list(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        return {"sandboxes": [record.public() for record in self.registry]}
+        return {"sandboxes": list(await asyncio.gather(*(self.silence.shown(record, ask=False) for record in self.registry)))}
 
     async def _inspect(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        return self.registry.get(arguments.text(args, "sandbox_id", "inspect_sandbox")).public()
+        return await self.silence.shown(self.registry.get(arguments.text(args, "sandbox_id", "inspect_sandbox")), ask=True)
 
     async def _destroy(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         if_clean = _checked("destroy_sandbox", args)["if_clean"]
@@ -321,6 +327,7 @@ class Manager:
             raise
         final = self.registry.move(sandbox_id, ("stopping",), "stopped", daemon=None, daemon_http=None)
         self.registry.remove(sandbox_id)
+        self.silence.forget(sandbox_id)
         await self.run(self.metrics.forget, sandbox_id)
         result = final.public()
         if discarded is not None:
@@ -370,7 +377,8 @@ class Manager:
         }
 
     async def _start(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        """A sandbox whose container was stopped or whose agent is dead runs again; one that runs is left alone."""
+        """A sandbox whose container was stopped or whose agent is dead runs again; an agent that does not answer is replaced, one that does is left
+        alone."""
         sandbox_id = arguments.text(args, "sandbox_id", "start_sandbox")
         record = self.registry.get(sandbox_id)
         if record.state not in ("ready", "failed"):
@@ -378,16 +386,11 @@ class Manager:
             raise OperationError(
                 INVALID_REQUEST, f"sandbox {sandbox_id} is {record.state}: it cannot be started", details, reason="wrong_state"
             )
-        provider = self.provider(record.provider)
         progress(f"starting {sandbox_id}")
-        found = await self.run(provider.revive, record)
+        found = await self.silence.revive(record, progress)
         if found is None:
             details = {"sandbox_id": sandbox_id, "hint": "destroy_sandbox removes the record"}
             raise OperationError(INTERNAL_ERROR, f"nothing of sandbox {sandbox_id} exists any more", details, reason="sandbox_vanished")
-        there = record.but(daemon=found.daemon, daemon_http=found.daemon_http)
-        docker = self.config.manager.docker
-        timeout_s, poll_s, closing = docker.readiness_timeout_ms / 1000, docker.readiness_poll_ms / 1000, self.closing.is_set
-        await self.run(lambda: wait_ready(provider, there, timeout_s=timeout_s, poll_s=poll_s, given_up=closing))
         moved = self.registry.move(sandbox_id, ("ready", "failed"), "ready", daemon=found.daemon, daemon_http=found.daemon_http)
         return moved.public()
 

@@ -300,6 +300,16 @@ class DockerProvider:
             daemon, http = self._published(container)
         return Found(True, daemon, http)
 
+    def replace(self, record: Record) -> None:
+        container = self._container(record.id)
+        if container is not None:
+            with self._engine("restarting the container"):
+                container.restart(timeout=0)
+
+    def is_frozen(self, record: Record) -> bool:
+        """A paused container goes on by `revive`; what else holds a process is not seen from here."""
+        return False
+
     def usage(self, record: Record) -> Sample | None:
         """One look at the engine's figures, without its own second one that would take a second."""
         with self._engine("reading the container's figures") as client:

@@ -27,6 +27,7 @@ from eos_mcp.config import Config
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase, quota_of
 from eos_mcp.manager.ring import Sample
 from eos_mcp.providers import image_name, limits, local_probe
+from eos_mcp.providers.full_disk import disk_full, refused
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
 from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, told_by_log
@@ -119,8 +120,22 @@ class LocalProvider:
             found = self.find(record)  # another thread may have done it
             if found is None or found.running:
                 return found
-            endpoint = self._start(record.id, self._bundle(lambda _: None))
+            try:
+                endpoint = self._start(record.id, self._bundle(lambda _: None))
+            except OSError as error:
+                raise refused(error, self.folder(record.id)) from error
         return Found(True, endpoint[0], endpoint[1])
+
+    def replace(self, record: Record) -> None:
+        with self._starting:
+            try:
+                self._stop(record.id)
+            except OSError as error:
+                raise refused(error, self.folder(record.id)) from error
+
+    def is_frozen(self, record: Record) -> bool:
+        agent = self._agent(record.id)
+        return agent is not None and agent.is_stopped()
 
     def usage(self, record: Record) -> Sample | None:
         """The agent alone knows which processes are its sandbox's."""
@@ -223,10 +238,47 @@ class LocalProvider:
     def _start(self, sandbox_id: str, bundle: build.Bundle) -> tuple[Endpoint, Endpoint]:
         """Start the agent detached and wait until it says where it listens.
 
+        One that takes longer than `ready_timeout_s` is not ended: it goes on, and the next call waits for it instead of starting another.
+
         Raises:
-            OperationError: internal_error; what keeps this machine from it is named where a probe finds it.
+            OperationError: internal_error: agent_starting; disk_full; what keeps this machine from it is named where a probe finds it.
         """
         folder = self.folder(sandbox_id)
+        agent, child = self._agent(sandbox_id), None
+        if agent is None:
+            child = self._launch(folder, bundle)
+        pid = child.pid if child is not None else agent.pid if agent is not None else 0
+
+        def ended() -> bool:
+            return child.poll() is not None if child is not None else agent is None or not agent.alive()
+
+        deadline = time.monotonic() + self.config.manager.local_daemon.ready_timeout_s
+        gone = False
+        while time.monotonic() < deadline:
+            gone = ended()
+            endpoint = self._endpoint(sandbox_id, pid=pid)
+            if endpoint is not None and not gone:
+                return endpoint
+            if gone:
+                break
+            time.sleep(START_POLL_S)
+        said = self._log(sandbox_id)
+        if not gone:
+            raise self._late(sandbox_id, pid, said)
+        self._stop(sandbox_id)
+        full = disk_full(said, folder)
+        if full is not None:
+            raise full
+        self._works = False
+        problem = self._problem()
+        if problem is not None:
+            raise OperationError(INTERNAL_ERROR, problem.message, {**problem.details, "daemon_log": said}, reason=problem.reason)
+        told = told_by_log(said)
+        how = "exited" if child is None else f"exited with {child.returncode}"
+        message = f"starting daemon: the agent of {sandbox_id} {how}" + (f": {told}" if told else "")
+        raise OperationError(INTERNAL_ERROR, message, {"stage": "start", "daemon_log": said}, reason="agent_exited")
+
+    def _launch(self, folder: str, bundle: build.Bundle) -> subprocess.Popen[bytes]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{folder}/endpoint.json")
         environment = {name: os.environ[name] for name in ("HOME", "USER", "PATH", "LANG", "TZ") if name in os.environ}
@@ -242,24 +294,20 @@ class LocalProvider:
                 start_new_session=True,
             )
         self._children[child.pid] = child
-        deadline = time.monotonic() + self.config.manager.local_daemon.ready_timeout_s
-        while time.monotonic() < deadline:
-            endpoint = self._endpoint(sandbox_id, pid=child.pid)
-            if endpoint is not None:
-                return endpoint
-            if child.poll() is not None:
-                break
-            time.sleep(START_POLL_S)
-        said = self._log(sandbox_id)
-        self._stop(sandbox_id)
-        self._works = False
-        problem = self._problem()
-        if problem is not None:
-            raise OperationError(INTERNAL_ERROR, problem.message, {**problem.details, "daemon_log": said}, reason=problem.reason)
-        how = f"exited with {child.returncode}" if child.returncode is not None else "did not say where it listens"
-        told = told_by_log(said)
-        message = f"starting daemon: the agent of {sandbox_id} {how}" + (f": {told}" if told else "")
-        raise OperationError(INTERNAL_ERROR, message, {"stage": "start", "daemon_log": said}, reason="agent_exited")
+        return child
+
+    def _late(self, sandbox_id: str, pid: int, said: list[str]) -> OperationError:
+        waited = self.config.manager.local_daemon.ready_timeout_s
+        details = {
+            "stage": "start",
+            "sandbox_id": sandbox_id,
+            "pid": pid,
+            "retryable": True,
+            "hint": "it goes on starting: repeat the call; if it stays so, start_sandbox replaces an agent that is frozen",
+            "daemon_log": said,
+        }
+        message = f"starting daemon: the agent of {sandbox_id}, process {pid}, did not say within {waited:g} s where it listens"
+        return OperationError(INTERNAL_ERROR, message, details, reason="agent_starting")
 
     def _endpoint(self, sandbox_id: str, *, pid: int | None = None) -> tuple[Endpoint, Endpoint] | None:
         """Where the agent says that it listens, if the process that says so lives."""

@@ -19,6 +19,11 @@ class Process(NamedTuple):
         found = _stat(self.pid)
         return found is not None and found[1] == self.started and found[2] not in ("Z", "X")
 
+    def is_stopped(self) -> bool:
+        """Whether a signal holds it (SIGSTOP), so that it answers nothing."""
+        found = _stat(self.pid)
+        return found is not None and found[1] == self.started and found[2] in ("T", "t")
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, through a descriptor that cannot mean another process; nothing when it is gone."""
         with contextlib.suppress(ProcessLookupError):

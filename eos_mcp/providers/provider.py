@@ -91,6 +91,18 @@ class Provider(Protocol):
         """As `find`, but start a dead agent again."""
         ...
 
+    def replace(self, record: Record) -> None:
+        """End an agent that runs and does not answer, with all that it started; `revive` starts another. What sessions held becomes drafts.
+
+        Raises:
+            OperationError: internal_error: it does not end.
+        """
+        ...
+
+    def is_frozen(self, record: Record) -> bool:
+        """Whether something holds the agent's process still, as far as that can be seen from here."""
+        ...
+
     def usage(self, record: Record) -> Sample | None:
         """What the sandbox has used until now as something outside of it counts it; None when nothing does.
 

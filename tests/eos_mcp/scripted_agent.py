@@ -129,6 +129,9 @@ class ScriptedManager:
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
         return broken
 
+    def note_silence(self, sandbox_id: str) -> None:
+        """Nothing shows it here."""
+
     def note_activity(self, sandbox_id: str) -> None:
         self.active.append(sandbox_id)
 

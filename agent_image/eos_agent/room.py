@@ -1,0 +1,34 @@
+"""Whether the disk has room for a publish: asked before a session's processes end, since a publish that fails after that may cost the session."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+PLENTY_BYTES, PLENTY_FILES = 16 * 1024 * 1024, 1024
+"""With so much free nothing is tried."""
+NEED_BYTES, NEED_PER_PATH = 256 * 1024, 512
+"""Manifests, metadata and folders; of each path a line of the index."""
+
+
+def check(store: Store, paths: int) -> None:
+    """Raises OSError (ENOSPC, EDQUOT) when what a publish of so many paths writes beside the files themselves does not fit.
+
+    Cost: one statvfs(2) on a disk with plenty; else a file is allocated in staging and removed, which also meets quotas and reserves.
+    """
+    found = os.statvfs(store.root)
+    need = NEED_BYTES + NEED_PER_PATH * paths
+    if found.f_bavail * found.f_frsize >= PLENTY_BYTES + need and (not found.f_files or found.f_favail >= PLENTY_FILES):
+        return
+    with store.scrap.scrap() as scrap:
+        path = scrap("room")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, need)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        finally:
+            os.close(fd)
