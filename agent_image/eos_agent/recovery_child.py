@@ -127,7 +127,7 @@ class Child:
 
     def _fate(self, error: BaseException) -> str:
         process = self._process
-        code = process.wait(KILL_S) if process is not None and isinstance(error, EOFError) else None
+        code = process.wait(KILL_S) if process is not None and isinstance(error, (EOFError, BrokenPipeError)) else None
         self.end()
         if code is None:
             return f"the process that recovers it could not be used: {error}"
