@@ -53,6 +53,9 @@ _RECORD = (
         ours=True,
     ),
 )
+_READABLE = ResultField(
+    "readable", "object", "what sessions can read beside the workspace: files, hidden, network, a sentence each", ours=True
+)
 _RECORD_EXAMPLE = (
     '{"id": "eos-2c1e…", "workspace_root": "/home/me/app", "state": "%s", "activity_revision": 0, "daemon": {"host": "127.0.0.1", "port": 41001}, '
     '"daemon_http": {"host": "127.0.0.1", "port": 42001}, "shared_base": {"source": "…", "target": "/eos/layer-stack/base", "root_hash": "ab12…", "readonly": true}}'
@@ -122,7 +125,7 @@ MANAGER: tuple[Operation, ...] = (
             "count=1 returns one record; a larger count returns a sandboxes array.",
             "A batch that fails is rolled back; a success changes the state of the host and of containers.",
         ),
-        result=(*_RECORD, ResultField("sandboxes", "array", "with count above 1")),
+        result=(*_RECORD, _READABLE, ResultField("sandboxes", "array", "with count above 1")),
         sets=_MANAGEMENT,
         waits=NO_BUDGET,
         promise="With count 1 one record, otherwise {sandboxes: [record, …]}; each is ready.",
@@ -264,7 +267,7 @@ MANAGER: tuple[Operation, ...] = (
             "It reads the manager's registry, asks no agent and proves no health.",
             "Treat paths and endpoints as operational metadata.",
         ),
-        result=_RECORD,
+        result=(*_RECORD, _READABLE),
         sets=_MANAGEMENT,
         promise="Outside the state ready, daemon, daemon_http and shared_base may be null.",
         result_example=_RECORD_EXAMPLE % "ready",

@@ -5,6 +5,7 @@ A key without a word in its docstring means what its name says; sizes are bytes,
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -75,11 +76,21 @@ class ObservabilitySnapshot(Section):
 
 class LocalDaemon(Section):
     """`resource_profile`: a name of `manager.docker.resource_profiles` or a built-in one, for the sessions of local sandboxes; None: most of the
-    machine's memory and 4096 processes for each."""
+    machine's memory and 4096 processes for each. `hidden_paths`: beside the list that `eos doctor` prints; `~/` is the home of whoever runs the gateway."""
 
     resource_profile: NonEmpty | None = None
+    hidden_paths: list[NonEmpty] = []
     ready_timeout_s: PositiveSeconds = 30
     stop_timeout_s: PositiveSeconds = 5
+
+    @field_validator("hidden_paths")
+    @classmethod
+    def _hidden(cls, value: list[str]) -> list[str]:
+        found = [os.path.normpath(os.path.expanduser(path)) for path in value]
+        for given, path in zip(value, found, strict=True):
+            if not path.startswith("/") or path == "/" or "\0" in path:
+                raise ValueError(f"{given!r} must be an absolute path, or begin with ~/, and not be / itself")
+        return found
 
 
 class Base(Section):

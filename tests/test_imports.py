@@ -136,7 +136,10 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
         "eos_agent",
         "eos_agent.light",
         "eos_agent.protocol",
-        *(f"eos_agent.{name}" for name in ("arguments", "file_operations", "observability", "operation", "operations")),
+        *(
+            f"eos_agent.{name}"
+            for name in ("arguments", "file_operations", "neighbours", "observability", "operation", "operations", "secret_paths")
+        ),
         "layerstack.durable",
         *(f"layerstack.{name}" for name in PURE),
     }

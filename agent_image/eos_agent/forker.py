@@ -192,7 +192,7 @@ class _Zygote:
             _, network, rootfs_mode = frame.message["spec"]
             plan = self.plan(self.scene, network, rootfs_mode)
             sockets = view.listening_sockets() if self.scene.sockets_show and (plan.read_only or plan.isolated) else []
-            order = runner.Order(mount_fd, theirs, sockets, None)
+            order = runner.Order(mount_fd, theirs, [*sockets, *frame.message["covered"]], None)
             pid, pidfd, leaf = self.start(plan, order)
             channel.send(self.sock, {"event": "started", "id": number, "pid": pid, "leaf": leaf}, fds=[pidfd])
             os.close(pidfd)
@@ -244,7 +244,7 @@ class _Zygote:
             return None
         try:
             wire = [] if order.wire_fd is None else [order.wire_fd]
-            channel.send(spare.control, {"sockets": order.sockets}, fds=[order.mount_fd, order.sock_fd, *wire])
+            channel.send(spare.control, {"covered": order.covered}, fds=[order.mount_fd, order.sock_fd, *wire])
         except OSError:  # it is gone, and will be reaped
             return None
         del self.spares[plan.isolated]

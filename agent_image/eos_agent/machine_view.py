@@ -69,7 +69,8 @@ class _Composer:
         self._workspace = os.path.realpath(workspace_root) if self._source == "/" else workspace_root
         self._mounts = mounts.visible(mounts.table())
         looking = Looking(self._mounts)
-        self._hidden = looking.spots(hidden)
+        found = set(looking.spots(hidden))
+        self._hidden = {spot for spot in found if not any(Spot(spot.device, above) in found for above in _above(spot.path))}
         here = looking.spot(self._source)
         if self._source != "/" and here is not None and self._is_hidden(here):
             raise OSError(errno.EACCES, "what is hidden from sessions cannot be their root", self._source)
@@ -122,7 +123,7 @@ class _Composer:
         return mount, Spot(mount.device, os.path.normpath(os.path.join(mount.root, os.path.relpath(place, mount.point))))
 
     def _is_hidden(self, here: Spot) -> bool:
-        return any(spot.device == here.device and is_below(here.path, spot.path) for spot in self._hidden)
+        return here in self._hidden or any(Spot(here.device, above) in self._hidden for above in _above(here.path))
 
     def _hidden_below(self, inside: str, here: Spot) -> list[str]:
         """What is hidden of it, as paths in it."""
@@ -281,6 +282,13 @@ def _opened(path: str) -> Generator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _above(path: str) -> Generator[str]:
+    """The folders that it lies in, from the nearest on."""
+    while path != "/":
+        path = os.path.dirname(path)
+        yield path
 
 
 def _is_private(inside: str) -> bool:

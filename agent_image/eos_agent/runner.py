@@ -41,11 +41,11 @@ class Plan(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What is known only once somebody asks for a session. The descriptors are the receiver's; wire_fd: who connects an isolated one tells it there."""
+    """What is known only once somebody asks for a session. covered: paths of unix sockets and of folders to hide. The descriptors are the receiver's; wire_fd: who connects an isolated one tells it there."""
 
     mount_fd: int
     sock_fd: int
-    sockets: list[str]
+    covered: list[str]
     wire_fd: int | None
 
 
@@ -64,7 +64,7 @@ def main(plan: Plan, order: Order) -> NoReturn:
                 _stage(plan)
         except view.SetupFailed as failed:
             staged = failed
-        status = _live(plan, Order(mount_fd, sock_fd, order.sockets, wire[0] if wire else None), staged)
+        status = _live(plan, Order(mount_fd, sock_fd, order.covered, wire[0] if wire else None), staged)
     except BaseException as error:
         os.write(2, f"runner: {error!r}\n".encode())
     finally:
@@ -86,7 +86,7 @@ def main_of_spare(plan: Plan, control_fd: int) -> NoReturn:
         frame = _order(control_fd)
         if frame is not None:
             mount_fd, sock_fd, *wire = keep(*frame.fds)
-            status = _live(plan, Order(mount_fd, sock_fd, frame.message["sockets"], wire[0] if wire else None), None)
+            status = _live(plan, Order(mount_fd, sock_fd, frame.message["covered"], wire[0] if wire else None), None)
     except view.SetupFailed:
         pass
     except BaseException as error:
@@ -172,7 +172,7 @@ def _stage(plan: Plan) -> None:
 
 def _finish(plan: Plan, order: Order) -> str | None:
     """Returns the address of an isolated session that has one."""
-    view.show(plan.scene, order.mount_fd, read_only=plan.read_only, sockets=order.sockets)
+    view.show(plan.scene, order.mount_fd, read_only=plan.read_only, covered=order.covered)
     address: str | None = None
     if order.wire_fd is not None:
         with view.step("join the network"):

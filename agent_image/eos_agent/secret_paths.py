@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+from eos_agent import engine_roots
+
 SECRET_NAMES = (
     # keys and what holds them
     ".ssh", ".gnupg", ".pki", ".age", ".password-store", ".vault-token", ".keychain", ".local/share/keyrings", ".gnome2/keyrings",
@@ -86,6 +88,7 @@ def ssh_host_keys() -> list[str]:
 
 
 def hidden_here() -> list[str]:
-    """Every path that is hidden in local sessions of this machine, whether or not it is there yet."""
-    below = (*SECRET_NAMES, *ENGINE_ROOTS_OF_HOME)
-    return [*(os.path.join(home, name) for home in homes() for name in below), *ENGINE_ROOTS, *MACHINE_SECRETS, *ssh_host_keys()]
+    """Every path that is hidden in local sessions of this machine, whether or not it is there yet, but for what gateways note (neighbours.py)."""
+    below, people = (*SECRET_NAMES, *ENGINE_ROOTS_OF_HOME), homes()
+    of_homes = [os.path.join(home, name) for home in people for name in below]
+    return [*of_homes, *ENGINE_ROOTS, *engine_roots.configured(people), *MACHINE_SECRETS, *ssh_host_keys()]

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from eos_agent import machine_view, mounts, secret_paths
+from eos_agent import machine_view, mounts, neighbours, secret_paths
 from eos_agent.mounts import is_below
 from layerstack import linux
 
@@ -81,7 +81,7 @@ def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequ
     shown = machine_view.Shown([], {}, True)
     if local:
         with step("enter the rootfs" if rootfs is not None else "show the machine"):
-            shown = machine_view.enter(rootfs, [*hidden, *secret_paths.hidden_here()], workspace_root)
+            shown = machine_view.enter(rootfs, [*hidden, *secret_paths.hidden_here(), *neighbours.folders()], workspace_root)
         _read_only_root()
     _dev(keep_all=not local)
     with step("hide the store"):
@@ -136,8 +136,8 @@ def _own_folders(*paths: str) -> None:
                 linux.mount("tmpfs", path, "tmpfs", _NO_SPECIALS, "mode=1777")
 
 
-def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]) -> None:
-    """After `stage`: hide what came up since the zygote started, and show the workspace.
+def show(scene: Scene, mount_fd: int, *, read_only: bool, covered: Iterable[str]) -> None:
+    """After `stage`: hide what came up since the zygote started, `covered` among it, and show the workspace.
 
     Raises:
         SetupFailed: it names the step.
@@ -148,9 +148,9 @@ def show(scene: Scene, mount_fd: int, *, read_only: bool, sockets: Iterable[str]
                 if os.path.lexists(folder):
                     for path in paths:
                         hide(path, scene.workspace_root)
-    with step("hide sockets"):
-        for path in sockets:
-            _hide_socket(path, scene.workspace_root)
+    with step("hide sockets and late folders"):
+        for path in covered:
+            _cover(path, scene.workspace_root)
     _workspace(scene.workspace_root, mount_fd)
 
 
@@ -352,13 +352,15 @@ def _run() -> None:
                 os.close(kept)
 
 
-def _hide_socket(path: str, workspace_root: str) -> None:
+def _cover(path: str, workspace_root: str) -> None:
     if is_below(path, workspace_root):
         return
     try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):  # what we cannot reach, nobody of this user can
         return
+    if stat.S_ISDIR(found.st_mode):
+        hide(path, workspace_root)
     if stat.S_ISSOCK(found.st_mode):
         try:
             linux.mount("/dev/null", path, None, linux.MS_BIND)

@@ -21,6 +21,7 @@ from eos_agent import channel
 from eos_agent.cgroups import NONE, Groups
 from eos_agent.freshness import Freshness
 from eos_agent.link import Link, resolve
+from eos_agent.neighbours import News
 from eos_agent.session_group import SessionGroup
 from eos_agent.session_runner import Runner, SessionSpec, Spawned, setup_failed
 
@@ -61,6 +62,7 @@ class Zygote:
     def __init__(self, pid: int, sock: socket.socket, groups: Groups = NONE, *, local: bool = False) -> None:
         self.pid = pid
         self._freshness = Freshness(pid) if local else None
+        self._news = News() if local else None
         self.groups = groups
         self.lost: asyncio.Future[str]
         self._sock = sock
@@ -93,7 +95,8 @@ class Zygote:
         try:
             async with asyncio.timeout(timeout_s):
                 try:
-                    await link.send({"op": "create", "id": number, "spec": list(spec)}, fds=[mount_fd, theirs.fileno()])
+                    covered = [] if self._news is None else self._news.late()
+                    await link.send({"op": "create", "id": number, "spec": list(spec), "covered": covered}, fds=[mount_fd, theirs.fileno()])
                 except OSError as error:
                     self._creating.pop(number, None)
                     runner.reaped(str(error), failed_step="zygote", code=error.errno)

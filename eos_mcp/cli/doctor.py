@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -128,6 +129,29 @@ def check_cache() -> Finding:
     return _place("cache", places.cache_dir(), "set XDG_CACHE_HOME to a directory of your own")
 
 
+def check_hidden() -> Finding:
+    """What local sessions do not see of this machine, as the gateway's configuration and this person's homes have it."""
+    if platform.system() != "Linux":
+        return Finding("hidden", None, "nothing: no local sessions here")
+    from eos_agent import neighbours, secret_paths
+    from eos_mcp import config
+
+    try:
+        added = config.load(os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML")).manager.local_daemon.hidden_paths
+    except config.ConfigError as error:
+        return Finding("hidden", False, error.message, "mend the file")
+    own = [places.state_dir(), places.cache_dir(), places.token_file()]  # as the gateway of this environment has them
+    paths = list(dict.fromkeys([*own, *neighbours.folders(), *added, *secret_paths.hidden_here()]))
+    there = [path for path in paths if os.path.lexists(path)]
+    lines = [
+        f"from local sessions, {len(there)} paths that are there:",
+        *there,
+        f"in {', '.join(secret_paths.homes())}, now or when it is made:",
+    ]
+    lines += textwrap.wrap("  ".join(name.replace(" ", "\0") for name in secret_paths.SECRET_NAMES), 100, break_on_hyphens=False)
+    return Finding("hidden", None, f"\n{'':<21}".join(lines).replace("\0", " "))
+
+
 def check_token() -> Finding:
     if os.environ.get(client.TOKEN_ENV):
         return Finding("token", None, f"from {client.TOKEN_ENV}")
@@ -169,6 +193,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_docker,
     check_state,
     check_cache,
+    check_hidden,
     check_token,
     check_socket,
     check_gateway,

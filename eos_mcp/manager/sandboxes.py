@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
+from eos_agent import neighbours
 from eos_agent.operation import ANSWER_S
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, UNKNOWN_OP, OperationError, is_error
 from eos_mcp import catalog, places
 from eos_mcp.config import Config
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.log import log
-from eos_mcp.manager import arguments, base, fate, fleet, prune, roots
+from eos_mcp.manager import arguments, base, fate, fleet, prune, readable, roots
 from eos_mcp.manager.creation import Creation
 from eos_mcp.manager.exporting import Exports, guards
 from eos_mcp.manager.metrics import Metrics
@@ -117,9 +119,20 @@ class Manager:
             raise OperationError(INTERNAL_ERROR, str(error), {"path": self.registry.path}, reason="registry_unreadable") from error
         except OSError as error:
             raise OperationError(INTERNAL_ERROR, f"{error.filename}: {error.strerror}", reason="state_dir_unusable") from error
+        await self.run(self._tell_neighbours)
         for name in self.providers:
             self._reconciling[name] = asyncio.create_task(self._reconcile(name))
         self.metrics.watch()
+
+    def _tell_neighbours(self) -> None:
+        """Other gateways of this machine hide what is ours from their sessions."""
+        if sys.platform == "linux":
+            import pwd
+
+            try:
+                neighbours.note(pwd.getpwuid(os.getuid()).pw_dir, self.own)
+            except (OSError, KeyError) as error:
+                log("neighbours_untold", error=str(error))
 
     async def close(self) -> None:
         """Keep what is only in memory; sandboxes live on."""
@@ -282,7 +295,8 @@ class Manager:
         caller_path = args.get("caller_path")
         path = caller_path if isinstance(caller_path, str) else os.environ.get("PATH", os.defpath)
         records = await self.creation.create(image, workspace, count, path, progress)
-        return records[0].public() if count == 1 else {"sandboxes": [record.public() for record in records]}
+        shown = [{**record.public(), "readable": readable.of(record)} for record in records]
+        return shown[0] if count == 1 else {"sandboxes": shown}
 
     async def _images(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         """Where both providers are on and Docker does not answer, what works is listed; an engine that was asked for alone is an error."""
@@ -307,7 +321,8 @@ class Manager:
         return {"sandboxes": list(await asyncio.gather(*(self.silence.shown(record, ask=False) for record in self.registry)))}
 
     async def _inspect(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        return await self.silence.shown(self.registry.get(arguments.text(args, "sandbox_id", "inspect_sandbox")), ask=True)
+        record = self.registry.get(arguments.text(args, "sandbox_id", "inspect_sandbox"))
+        return {**await self.silence.shown(record, ask=True), "readable": readable.of(record)}
 
     async def _destroy(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         if_clean = _checked("destroy_sandbox", args)["if_clean"]

@@ -22,18 +22,17 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_image import build
-from eos_agent.protocol import INTERNAL_ERROR, OperationError, os_error
+from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OperationError, os_error
 from eos_mcp.config import Config
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase, quota_of
 from eos_mcp.manager.ring import Sample
-from eos_mcp.providers import image_name, limits, local_probe
+from eos_mcp.providers import image_name, limits, local_probe, passed_on
 from eos_mcp.providers.full_disk import disk_full, refused
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
 from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, told_by_log
 from layerstack import durable
 
-PASSED_ON = ("HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 SOCKET_PATH_MAX = 100
 START_POLL_S = 0.003
 
@@ -56,11 +55,18 @@ class LocalProvider:
         return os.path.join(self.state_dir, "sandboxes", sandbox_id)
 
     def check_image(self, image: str) -> None:
-        if image != HOST_IMAGE:
-            image_name.check_rootfs(image)
+        rootfs = image_name.check_rootfs(image) if image != HOST_IMAGE else None
         problem = self._problem()
         if problem is not None:
             raise OperationError(INTERNAL_ERROR, problem.message, problem.details, reason=problem.reason)
+        if rootfs is not None:
+            refused = local_probe.rootfs_problem(rootfs, self._hidden(), self._python())
+            if refused is not None:
+                raise OperationError(INVALID_REQUEST, f"image {image}: {refused.message}", refused.details, reason=refused.reason)
+
+    def _hidden(self) -> list[str]:
+        """Our own files and directories and what the configuration adds; the agent knows the rest."""
+        return [*self.private, *self.config.manager.local_daemon.hidden_paths]
 
     def images(self) -> list[str]:
         """`host` where a sandbox can work."""
@@ -121,6 +127,7 @@ class LocalProvider:
             if found is None or found.running:
                 return found
             try:
+                self._renew_hidden(record.id)
                 endpoint = self._start(record.id, self._bundle(lambda _: None))
             except OSError as error:
                 raise refused(error, self.folder(record.id)) from error
@@ -136,6 +143,14 @@ class LocalProvider:
     def is_frozen(self, record: Record) -> bool:
         agent = self._agent(record.id)
         return agent is not None and agent.is_stopped()
+
+    def _renew_hidden(self, sandbox_id: str) -> None:
+        """What is hidden now: the configuration may have changed since the sandbox was made."""
+        path = f"{self.folder(sandbox_id)}/agent.json"
+        with open(path, encoding="utf-8") as file:
+            settings: dict[str, Any] = json.load(file)
+        if settings["private_dirs"] != self._hidden():
+            durable.write_file(path, json.dumps({**settings, "private_dirs": self._hidden()}, indent=1).encode(), mode=0o600)
 
     def usage(self, record: Record) -> Sample | None:
         """The agent alone knows which processes are its sandbox's."""
@@ -192,9 +207,7 @@ class LocalProvider:
         masks: list[str] = plan.sections["runner"]["mount_mask"]["hidden_paths"]
         sections = json.loads(json.dumps(plan.sections))
         sections["daemon"]["http"]["auth"] = "token"
-        passed = PASSED_ON if rootfs is None else tuple(name for name in PASSED_ON if name not in ("HOME", "USER"))
         profile = self.config.manager.local_profile()
-        names = [*passed, *(name.lower() for name in passed if "PROXY" in name)]
         return {
             "format": 1,
             "sandbox_id": plan.sandbox_id,
@@ -215,10 +228,10 @@ class LocalProvider:
             "endpoint_path": f"{folder}/endpoint.json",
             "rootfs": rootfs,
             "hidden_paths": [path for path in masks if rootfs is not None or os.path.exists(path)],
-            "image_env": [f"{name}={os.environ[name]}" for name in names if name in os.environ],
+            "image_env": passed_on.variables(own_root=rootfs is not None),
             "container_env": dict(self.config.manager.docker.container_env),
             "path": plan.caller_path if rootfs is None else None,
-            "private_dirs": self.private,
+            "private_dirs": self._hidden(),
             "limits": limits.of_machine() if profile is None else limits.of_profile(profile, profile.nano_cpus),
             "config": sections,
         }

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from eos_agent import protocol
 from layerstack import durable
 
 IN_NAMESPACE = """
@@ -36,6 +37,15 @@ try:
     linux.umount("merged")
 except OSError as error:
     say("overlay", error)
+"""
+
+ROOTFS = """
+from eos_agent import view
+told = json.loads(sys.argv[1])
+try:
+    view.prepare(told["workspace"], [], told["hidden"], local=True, rootfs=told["rootfs"])
+except view.SetupFailed as failed:
+    print(json.dumps({"step": failed.step, "errno": errno.errorcode.get(failed.errno or 0, str(failed.errno)), "message": failed.message}))
 """
 
 REMOVE = """
@@ -102,6 +112,25 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
     return Problem("overlay_unsupported", message, {**details, "hint": hint, "file_system": kind})
 
 
+def rootfs_problem(rootfs: str, hidden: Sequence[str], python: Sequence[str]) -> Problem | None:
+    """Try to make `rootfs` the root of a session; None when that works."""
+    told = {"rootfs": rootfs, "hidden": list(hidden), "workspace": "/workspace"}
+    done = _run(python, IN_NAMESPACE + ROOTFS, json.dumps(told))
+    if done.returncode != 0:
+        return Problem("probe_failed", f"the probe for local sandboxes failed: {done.stderr.strip()[-300:]}", {"argument": "image"})
+    if not done.stdout.strip():
+        return None
+    found: dict[str, str] = json.loads(done.stdout)
+    details: dict[str, Any] = {"argument": "image", "errno": found["errno"], "step": found["step"]}
+    if found["errno"] == "EACCES" and "hidden" in found["message"]:
+        hint = "copy the tree to a directory of your own and name that"
+        message = f"{rootfs} is part of what is hidden from sessions (state of a gateway, data of a container engine, keys); {hint}"
+        return Problem("rootfs_hidden", message, {**details, "hint": hint})
+    hint = "copy the tree to a directory of your own on a file system that an overlay can be made of (ext4, xfs, btrfs, tmpfs)"
+    message = f"no session can have {rootfs} as its root: {found['step']}: {found['message']} [{found['errno']}]; {hint}"
+    return Problem("rootfs_unusable", message, {**details, "hint": hint})
+
+
 def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
     """Delete a tree of a sandbox, whatever modes its directories have. What an ordinary user may not delete directly goes inside a user
     namespace, where its owner is root.
@@ -124,7 +153,8 @@ def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
 
 def _run(python: Sequence[str], code: str, argument: str) -> subprocess.CompletedProcess[str]:
     """`code` in a fresh single-threaded interpreter, which finds our packages by itself or where this process has them."""
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(durable.__file__)))}
+    packages = dict.fromkeys(os.path.dirname(os.path.dirname(os.path.abspath(file))) for file in (durable.__file__, protocol.__file__))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
     argv = [*python, "-c", code, argument]
     return subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
 

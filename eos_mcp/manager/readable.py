@@ -1,0 +1,24 @@
+"""`readable`: what a session of a sandbox can still read beside its workspace, in words for whoever makes the sandbox."""
+
+from __future__ import annotations
+
+from eos_mcp.manager.registry import Record
+from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
+
+HIDDEN = "keys, tokens and histories of homes, the state of gateways and the data of container engines (`eos doctor` lists them), manager.local_daemon.hidden_paths"
+NETWORK = "that of %s, with its servers on loopback; none in a session with network_profile isolated"
+
+
+def of(record: Record) -> dict[str, str]:
+    """`files`, `hidden` and `network`, a sentence each."""
+    if record.provider == "docker":
+        return {
+            "files": f"all of the image {record.image}, shared by the sessions of the sandbox; of this machine only the copy of {record.workspace_root}",
+            "hidden": "everything else of this machine; the store, the agent and its token",
+            "network": NETWORK % "the container",
+        }
+    if record.image == HOST_IMAGE:
+        files = "whatever the user that runs the gateway may read on this machine, read-only and as it is when a command begins"
+    else:
+        files = f"all of {record.image.removeprefix(ROOTFS_PREFIX)}, read-only, and what is mounted below it"
+    return {"files": files, "hidden": HIDDEN, "network": NETWORK % "this machine"}
