@@ -273,7 +273,8 @@ class Daemon(Section):
 
 class Workspace(Section):
     """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference. `session_memory_bytes`: what has to be free for a session
-    that is to be made. `max_terminals`: of one session, those of its commands included; `max_open_files`: of one process of a session."""
+    that is to be made. `max_terminals`: of one session, those of its commands included; `max_open_files`: of one process of a session;
+    `max_inotify_instances`: of one session."""
 
     layer_stack_root: str = "/eos/layer-stack"
     scratch_root: str = "/eos/workspace"
@@ -285,6 +286,7 @@ class Workspace(Section):
     session_memory_bytes: Annotated[int, Field(ge=MIB)] = 3 * MIB
     max_terminals: Annotated[int, Field(ge=1, le=4096)] = 64
     max_open_files: Annotated[int, Field(ge=256)] = 65536
+    max_inotify_instances: Annotated[int, Field(ge=1, le=65536)] = 32
     rfc1918_egress: Literal["allow", "deny"] = "allow"
 
     _paths = field_validator("layer_stack_root", "scratch_root")(_absolute)

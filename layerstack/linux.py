@@ -92,8 +92,28 @@ _COMMON = {
     "landlock_restrict_self": 446,
 }
 _BY_MACHINE: dict[str, dict[str, int]] = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "syncfs": 306, "renameat2": 316, "setns": 308, "signalfd4": 289},
-    "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "syncfs": 267, "renameat2": 276, "setns": 268, "signalfd4": 74},
+    "x86_64": {
+        "clone": 56,
+        "pivot_root": 155,
+        "capset": 126,
+        "syncfs": 306,
+        "renameat2": 316,
+        "setns": 308,
+        "signalfd4": 289,
+        "seccomp": 317,
+        "kcmp": 312,
+    },
+    "aarch64": {
+        "clone": 220,
+        "pivot_root": 41,
+        "capset": 91,
+        "syncfs": 267,
+        "renameat2": 276,
+        "setns": 268,
+        "signalfd4": 74,
+        "seccomp": 277,
+        "kcmp": 272,
+    },
 }
 MACHINE = platform.machine()
 NR: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(MACHINE, {})}

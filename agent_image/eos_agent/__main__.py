@@ -221,6 +221,7 @@ async def _run(
     from layerstack import durable
 
     forker = zygote.Zygote(zygote_pid, zygote_socket, groups, local=found.local)
+    forker.inotify_most = found.get("runtime.workspace.max_inotify_instances", forker.inotify_most)
     await forker.start()
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
     sweeper = Pool(1)

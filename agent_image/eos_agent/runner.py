@@ -12,7 +12,7 @@ import signal
 import socket
 from typing import NamedTuple, NoReturn
 
-from eos_agent import channel, network, view
+from eos_agent import channel, inotify, network, view
 from eos_agent.cgroups import Groups
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
@@ -127,6 +127,7 @@ def _order(control_fd: int) -> channel.Frame | None:
 def _live(plan: Plan, order: Order, staged: view.SetupFailed | None) -> int:
     """The rest of the set-up, then the session itself. Returns the exit status."""
     sock = socket.socket(fileno=order.sock_fd)
+    _have_inotify_asked(sock)
     try:
         if staged is not None:
             raise staged
@@ -138,6 +139,14 @@ def _live(plan: Plan, order: Order, staged: view.SetupFailed | None) -> int:
     channel.send(sock, {"event": "ready", "address": address, "namespaces": _namespaces()})
     Resident(sock, plan.scene.workspace_root, oom_score).serve()
     return 0
+
+
+def _have_inotify_asked(sock: socket.socket) -> None:
+    """From here on, in whatever program this process becomes: the agent has the descriptor on which it answers."""
+    fd = inotify.install()
+    if fd is not None:
+        channel.send(sock, {"event": "inotify"}, fds=[fd])
+        os.close(fd)
 
 
 def _namespaces() -> dict[str, str]:

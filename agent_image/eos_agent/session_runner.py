@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from eos_agent import channel, reach
 from eos_agent.cgroups import NONE
+from eos_agent.inotify import INSTANCES, Guard
 from eos_agent.link import Link
+from eos_agent.observe.processes import tree_of
 from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
 from eos_agent.session_group import SessionGroup
 
@@ -61,6 +63,8 @@ class Runner:
         self.on_event: Callable[[dict[str, Any]], None] | None = None
         self.before_a_command: Callable[[], Awaitable[None]] | None = None
         self._pidfd = -1
+        self._guard: Guard | None = None
+        self.inotify_most = INSTANCES
         self._abandoned = False
         self._born: dict[str, tuple[int, int]] = {}  # mark and pid of each command that may have to be killed
         self._environment: dict[str, str] | None = None  # that the runner remembers for sure
@@ -239,9 +243,13 @@ class Runner:
                 for fd in frame.fds:
                     os.close(fd)
             return
+        event = message.get("event")
+        if event == "inotify":
+            (fd,) = frame.fds
+            self._guard = Guard(fd, self.inotify_most, lambda: list(tree_of(self.pid)) if self.pid else [])
+            return
         for fd in frame.fds:
             os.close(fd)
-        event = message.get("event")
         if event == "ready":
             self.address = message["address"]
             self.namespaces = message["namespaces"]
@@ -320,6 +328,9 @@ class Runner:
                 pass
 
     def reaped(self, reason: str, *, failed_step: str = "", code: int | None = None) -> None:
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from eos_agent import channel
 from eos_agent.cgroups import NONE, Groups
 from eos_agent.freshness import Freshness
+from eos_agent.inotify import INSTANCES
 from eos_agent.link import Link, resolve
 from eos_agent.neighbours import News
 from eos_agent.session_group import SessionGroup
@@ -64,6 +65,7 @@ class Zygote:
         self._freshness = Freshness(pid) if local else None
         self._news = News() if local else None
         self.groups = groups
+        self.inotify_most = INSTANCES
         self.lost: asyncio.Future[str]
         self._sock = sock
         self._link: Link | None = None
@@ -89,6 +91,7 @@ class Zygote:
         self._last_id += 1
         number = self._last_id
         runner = Runner(spec, ours)
+        runner.inotify_most = self.inotify_most
         if self._freshness is not None:
             runner.before_a_command = self._freshness.before_a_command
         self._creating[number] = runner

@@ -28,6 +28,34 @@ except OSError as error:
 signal.pause()
 """
 
+INOTIFY_HOG = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+held = 0
+for child in range(4):
+    readable, writable = os.pipe()
+    if os.fork() == 0:
+        mine = 0
+        while libc.inotify_init1(0) >= 0:
+            mine += 1
+        os.write(writable, b"%d %d" % (mine, ctypes.get_errno()))
+        signal.pause()
+    told = os.read(readable, 64).split()
+    held += int(told[0])
+print(held, int(told[1]), flush=True)
+signal.pause()
+"""
+INOTIFY_USER = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for turn in range({turns}):
+    fd = libc.inotify_init1(0)
+    assert fd >= 0, (turn, ctypes.get_errno())
+    if {closes}:
+        os.close(fd)
+print("fine")
+"""
+
 pytestmark = pytest.mark.needs("overlay")
 
 
@@ -59,6 +87,49 @@ def test_who_takes_all_terminals_of_a_session_leaves_others_theirs_and_is_told_t
     assert agent.run("tty", good, tty=True)["output"].strip().startswith("/dev/pts/")
     agent.call("write_command_stdin", command_session_id=hog["command_session_id"], stdin="\x03")
     assert agent.run("tty", bad, tty=True)["status"] == "ok"
+
+
+@PEOPLE
+def test_who_takes_all_inotify_instances_of_a_session_leaves_others_theirs(start_agent: Starter, ordinary: bool) -> None:
+    agent = agent_of(start_agent, ordinary, workspace={"max_inotify_instances": 9})
+    bad, good = agent.session(), agent.session()
+    agent.call("file_write", path="hog.py", content=INOTIFY_HOG, workspace_session_id=bad)
+    hog = agent.run("exec python3 hog.py", bad, tty=False, yield_time_ms=0)
+    assert said(agent, hog).split() == ["9", "24"]  # EMFILE, whichever process asks
+    for session in (good, agent.session()):
+        agent.call("file_write", path="user.py", content=INOTIFY_USER.format(turns=9, closes=False), workspace_session_id=session)
+        assert agent.run("python3 user.py", session, tty=False)["output"].strip() == "fine"
+    agent.call("write_command_stdin", command_session_id=hog["command_session_id"], stdin="\x03")
+    agent.call("file_write", path="user.py", content=INOTIFY_USER.format(turns=5, closes=False), workspace_session_id=bad)
+    again = "for i in $(seq 100); do python3 user.py 2> /dev/null && break; sleep 0.1; done"
+    assert agent.run(again, bad, tty=False)["output"].strip() == "fine"
+
+
+@PEOPLE
+def test_inotify_instances_that_were_closed_count_no_more_and_a_childs_copy_counts_once(start_agent: Starter, ordinary: bool) -> None:
+    agent = agent_of(start_agent, ordinary, workspace={"max_inotify_instances": 4})
+    session = agent.session()
+    turns = "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nfor turn in range(12):\n    os.close(libc.inotify_init1(0))\n    time.sleep(0.1)\n"
+    copies = "fds = [libc.inotify_init1(0) for _ in range(3)]\nfor _ in range(5):\n    if os.fork() == 0:\n        time.sleep(1000)\n"
+    more = "time.sleep(0.5)\nprint(libc.inotify_init1(0) >= 0, libc.inotify_init1(0) >= 0)\n"
+    agent.call("file_write", path="a.py", content=turns + copies + more, workspace_session_id=session)
+    command = agent.run("exec python3 a.py", session, tty=False, yield_time_ms=0)
+    assert said(agent, command).split() == ["True", "False"]
+
+
+def test_who_asks_for_inotify_instances_all_the_time_stops_nobody(start_agent: Starter) -> None:
+    agent = agent_of(start_agent, False, workspace={"max_inotify_instances": 4})
+    bad, good = agent.session(), agent.session()
+    spin = "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.inotify_init1(0)\nprint('on', flush=True)\nwhile True: libc.inotify_init1(0)"
+    agent.call("file_write", path="spin.py", content=spin, workspace_session_id=bad)
+    spins = [agent.run("exec python3 spin.py", bad, tty=False, yield_time_ms=0) for _ in range(3)]
+    for command in spins:
+        assert said(agent, command).strip() == "on"
+    for _ in range(20):
+        assert agent.run("echo fine", good)["output"].strip() == "fine"
+    assert agent.run("echo fine", bad)["output"].strip() == "fine"
+    agent.call("preview_publish", workspace_session_id=bad)  # which has it stand still
+    assert agent.call("destroy_workspace_session", workspace_session_id=good)["destroyed"]
 
 
 @PEOPLE
