@@ -18,7 +18,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 from eos_agent import mounts
@@ -69,8 +69,7 @@ class _Composer:
         self._workspace = os.path.realpath(workspace_root) if self._source == "/" else workspace_root
         self._mounts = mounts.visible(mounts.table())
         looking = Looking(self._mounts)
-        found = set(looking.spots(hidden))
-        self._hidden = {spot for spot in found if not any(Spot(spot.device, above) in found for above in _above(spot.path))}
+        self._hidden = _outermost(looking.spots(hidden))
         here = looking.spot(self._source)
         if self._source != "/" and here is not None and self._is_hidden(here):
             raise OSError(errno.EACCES, "what is hidden from sessions cannot be their root", self._source)
@@ -127,9 +126,8 @@ class _Composer:
 
     def _hidden_below(self, inside: str, here: Spot) -> list[str]:
         """What is hidden of it, as paths in it."""
-        return [
-            os.path.relpath(spot.path, here.path) for spot in self._hidden if spot.device == here.device and is_below(spot.path, here.path)
-        ]
+        top = here.path.rstrip("/") + "/"
+        return [spot.path[len(top) :] for spot in self._hidden if spot.device == here.device and spot.path.startswith(top)]
 
     def _mounted(self, mount: Mount, inside: str) -> None:
         """What is mounted somewhere below."""
@@ -179,18 +177,21 @@ class _Composer:
         self._layers += 1
         os.mkdir(layer)
         _copy_attributes(f"/proc/self/fd/{fd}", layer)
+        folders: dict[str, bool] = {}  # whether it is there, and then in the layer too
+        top = inside.rstrip("/") + "/"
         for path in self._hidden_below(inside, here):
-            place = os.path.normpath(f"{inside}/{path}")
+            place = top + path
+            folder = path.rpartition("/")[0]
+            if folder not in folders:
+                folders[folder] = not _is_private(top + folder) and os.path.isdir(f"/proc/self/fd/{fd}/{folder}")
+                if folders[folder]:
+                    _add_folders(layer, fd, folder)
             if is_below(self._workspace, place):
                 self._shown.masked.append(place)
+            elif folders[folder]:
+                os.mknod(f"{layer}/{path}", stat.S_IFCHR, 0)
             elif not _is_private(place):
-                folder = os.path.dirname(path)
-                if os.path.isdir(f"/proc/self/fd/{fd}/{folder}"):
-                    _add_folders(layer, fd, folder)
-                    with contextlib.suppress(FileExistsError, NotADirectoryError):
-                        os.mknod(f"{layer}/{path}", stat.S_IFCHR, 0)
-                else:
-                    self._shown.late.setdefault(os.path.dirname(place), []).append(place)
+                self._shown.late.setdefault(top + folder, []).append(place)
         for point in (*(f"/{name}" for name in KERNEL_TREES), *_PRIVATE, self._workspace):
             if is_below(point, inside) and point != inside and self._spot(os.path.dirname(point))[0].number == mount.number:
                 path = os.path.relpath(point, inside)
@@ -282,6 +283,17 @@ def _opened(path: str) -> Generator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _outermost(spots: Iterable[Spot]) -> dict[Spot, None]:
+    """Without those that lie in another one."""
+    found: dict[Spot, None] = {}
+    last = Spot("", "")
+    for spot in sorted(spots, key=lambda spot: (spot.device, spot.path + "/")):
+        if spot.device != last.device or not is_below(spot.path, last.path):
+            found[spot] = None
+            last = spot
+    return found
 
 
 def _above(path: str) -> Generator[str]:

@@ -9,7 +9,6 @@ counts for folders that belong to the same user as the note, and is removed by t
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import stat
@@ -32,6 +31,8 @@ def note(home: str, folders: Sequence[str]) -> None:
     Raises:
         OSError: the register cannot be written; other gateways do not hide these folders then.
     """
+    import hashlib  # the agent has no use for it
+
     register = os.path.join(home, REGISTER)
     os.makedirs(register, mode=0o700, exist_ok=True)
     text = json.dumps({"format": FORMAT, "folders": sorted(set(folders))}).encode()

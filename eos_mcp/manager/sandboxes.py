@@ -80,7 +80,9 @@ class Manager:
             self.docker = DockerProvider(config, cache, instance_id)
             self.providers["docker"] = self.docker
         if backend in ("auto", "local"):
-            self.providers["local"] = LocalProvider(config, state_dir, cache, private)
+            self.providers["local"] = LocalProvider(
+                config, state_dir, cache, private, self.docker.data_roots if "docker" in self.providers else list
+            )
         self.exports = Exports(config.manager.export, guards(self.own, registry_path, state_dir), forwarder, self.run)
         self.creation = Creation(self)
         self.silence = Silence(self)

@@ -375,6 +375,15 @@ class DockerProvider:
             assert self._volumes is not None
             self._volumes.remove(name)
 
+    def data_roots(self) -> list[str]:
+        """Where the engine of this machine keeps its data, as it said; nothing while it was not asked yet."""
+        root: Any = (self._info or {}).get("DockerRootDir")
+        return (
+            [root]
+            if isinstance(root, str) and root.strip("/") and self._choice is not None and self._choice.endpoint.startswith("unix://")
+            else []
+        )
+
     def adopt(self) -> list[Record]:
         """Running containers of this instance id, with the token read back out of them."""
         records: list[Record] = []

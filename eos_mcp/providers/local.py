@@ -38,15 +38,17 @@ START_POLL_S = 0.003
 
 
 class LocalProvider:
-    """Makes sandboxes below `state_dir`. `private` are our own files and directories, hidden in every session."""
+    """Makes sandboxes below `state_dir`. `private` are our own files and directories, hidden in every session; `engines` says where container engines
+    keep theirs."""
 
     name = "local"
 
-    def __init__(self, config: Config, state_dir: str, cache_dir: str, private: list[str]) -> None:
+    def __init__(self, config: Config, state_dir: str, cache_dir: str, private: list[str], engines: Callable[[], list[str]]) -> None:
         self.config = config
         self.state_dir = state_dir
         self.bundles = os.path.join(cache_dir, "bundles")
         self.private = private
+        self.engines = engines
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._starting = threading.Lock()
         self._works = False
@@ -66,7 +68,7 @@ class LocalProvider:
 
     def _hidden(self) -> list[str]:
         """Our own files and directories and what the configuration adds; the agent knows the rest."""
-        return [*self.private, *self.config.manager.local_daemon.hidden_paths]
+        return [*self.private, *self.engines(), *self.config.manager.local_daemon.hidden_paths]
 
     def images(self) -> list[str]:
         """`host` where a sandbox can work."""

@@ -189,3 +189,28 @@ def test_a_command_runs_as_a_user_of_the_image(place: Place, image: Callable[[st
 
     lines = place.play(scenario).split("\n")
     assert lines[:2] == ["daemon", "/usr/sbin"] and lines[-1] == "daemon"
+
+
+@pytest.mark.parametrize("name", ["debian", "busybox"])
+def test_a_session_that_removes_devices_harms_neither_the_others_nor_those_to_come(
+    place: Place, image: Callable[[str], str], name: str
+) -> None:
+    spoil = "rm -rf /dev/null /dev/zero /dev/fd; mkdir /dev/null; mv /dev/urandom /dev/other; ln -sf /workspace/x /dev/random; true"
+    use = "echo x > /dev/null && head -c 3 /dev/zero | wc -c && head -c 1 /dev/urandom > /dev/null && echo works"
+
+    async def scenario(host: Host) -> list[str]:
+        sandbox_id = (await place.create(host, image(name)))["id"]
+        try:
+            found: list[str] = []
+            for options in KINDS.values():
+                session = (await host.ask(sandbox_id, "create_workspace_session", **options))["workspace_session_id"]
+                await host.run(sandbox_id, spoil, workspace_session_id=session, tty=False)
+                found.append(await host.run(sandbox_id, use, workspace_session_id=session, tty=False))
+            for options in KINDS.values():
+                session = (await host.ask(sandbox_id, "create_workspace_session", **options))["workspace_session_id"]
+                found.append(await host.run(sandbox_id, use, workspace_session_id=session, tty=False))
+            return [*found, await host.run(sandbox_id, use, tty=False)]
+        finally:
+            await host.do("destroy_sandbox", sandbox_id=sandbox_id)
+
+    assert [text.split() for text in place.play(scenario)] == [["3", "works"]] * 7
