@@ -6,16 +6,18 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from layerstack import linux
 from tests.eos_agent import attacks, confined, escapes
 from tests.processes import cmdline, pids
 
-from .desk import Desks, Sandbox
+from .desk import Desk, Desks, Sandbox
 from .hosting import records
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root", "uid", "musl")]
@@ -37,6 +39,30 @@ def listening(*addresses: str) -> Generator[None]:
         yield
 
 
+@contextlib.contextmanager
+def shown_again(*folders: str) -> Generator[list[str]]:
+    """Each of them at a second place, by a bind mount; agents that are started meanwhile see it there."""
+    with contextlib.ExitStack() as undo:
+        places: list[str] = []
+        for folder in folders:
+            places.append(tempfile.mkdtemp(prefix="eos-test-again-", dir="/var/tmp"))
+            undo.callback(os.rmdir, places[-1])
+            linux.mount(folder, places[-1], None, linux.MS_BIND)
+            undo.callback(linux.umount, places[-1], linux.MNT_DETACH)
+        yield places
+
+
+@contextlib.contextmanager
+def by_other_names() -> Generator[str]:
+    """A folder of sockets whose names the kernel does not list, and a FIFO that is read."""
+    with tempfile.TemporaryDirectory(prefix="eos-test-sockets-", dir="/var/tmp") as top, contextlib.ExitStack() as undo:
+        os.chmod(top, 0o755)
+        for sock in confined.by_other_names(f"{top}/s"):
+            undo.enter_context(sock)
+        undo.callback(os.close, os.open(f"{top}/s/fifo", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        yield f"{top}/s"
+
+
 class Sessions(NamedTuple):
     attacker: str
     other: str
@@ -44,14 +70,14 @@ class Sessions(NamedTuple):
 
 def _other(sandbox: Sandbox, session: str, abstract: str, secret: str) -> dict[str, Any]:
     """What the other session has, started by a command of it."""
-    cmd = f"touch of-another secret; echo x > {OTHER_TMP}; exec ./attacks serve {abstract}"
+    cmd = f"touch of-another secret; echo x > {OTHER_TMP}; rm -f {OTHER_TMP}.sock; exec ./attacks serve {abstract} {OTHER_TMP}.sock"
     how = ("--yield-time-ms", "0", "--tty=false", "--env", json.dumps([f"SECRET={secret}"]))
     command = sandbox.do("exec_command", "--workspace-session-id", session, *how, cmd)
     port = ""
     while not port:
         lines = ("--command-session-id", command["command_session_id"], "--start-offset", "0", "--limit", "5")
         port = str(sandbox.do("read_command_lines", *lines)["output"]).strip()
-    (pid,) = [pid for pid in pids() if cmdline(pid) == f"./attacks\0serve\0{abstract}\0".encode()]
+    (pid,) = [pid for pid in pids() if cmdline(pid) == f"./attacks\0serve\0{abstract}\0{OTHER_TMP}.sock\0".encode()]
     upper = sandbox.store / "sessions" / session / "upper/secret"
     assert upper.exists()
     return {"other_pid": pid, "other_port": int(port), "other_tmp": OTHER_TMP, "other_abstract": abstract, "upper": str(upper)}
@@ -71,8 +97,14 @@ def test_m13_m14_no_program_of_a_local_session_gets_to_the_store_the_agent_its_t
     program = at.give("w/attacks", "")
     program.write_bytes(confined.program())
     program.chmod(0o755)
-    for name in (".ssh/id", ".netrc"):
+    for name in (".ssh/id", ".netrc", ".git-credentials", ".claude.json", ".config/gh/hosts.yml"):
         at.give(name, "PRIVATE")
+    at.make_state()
+    with shown_again(str(at.state), "/") as (state_again, root_again), by_other_names() as sockets:
+        _try_everything(at, kind, network, state_again, root_again, sockets)
+
+
+def _try_everything(at: Desk, kind: str, network: str, state_again: str, root_again: str, sockets: str) -> None:
     sandbox = at.create("host")
     folder, (record,) = at.state / "sandboxes" / sandbox.id, records(str(at.state))
     held = [str(path) for path in at.state.rglob("*") if path.is_file() and record["token"].encode() in path.read_bytes()]
@@ -92,10 +124,15 @@ def test_m13_m14_no_program_of_a_local_session_gets_to_the_store_the_agent_its_t
         "agent_port": record["daemon"]["port"],
         "engine_socket": engine,
         "late_socket": late,
+        "sockets": sockets,
+        "second_token": held[0].replace(str(at.state), state_again),
+        "again_token": root_again + held[0],
+        "again_key": f"{root_again}{at.person.home}/.ssh/id",
         "disk": os.stat(at.state).st_dev,
     }
     attacks.in_halves(place, "secret", f"secret-{os.urandom(8).hex()}")
     attacks.in_halves(place, "token_text", str(record["token"]))
+    assert all(Path(place[name]).exists() for name in ("second_token", "again_token", "again_key"))
     before = _kept(real)
     with listening(engine, f"\0{abstract}"):
         sessions = Sessions(*(sandbox.session("--network-profile", network) for _ in range(2)))

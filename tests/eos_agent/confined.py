@@ -72,7 +72,7 @@ def parse(output: str) -> dict[str, str]:
     return found
 
 
-def _by_other_names(folder: str) -> list[socket.socket]:
+def by_other_names(folder: str) -> list[socket.socket]:
     """Listening sockets at `relative`, `renamed`, `linked` and `elsewhere`, none of which the kernel lists by that name here, and a FIFO."""
     os.mkdir(folder)
     os.mkfifo(f"{folder}/fifo")
@@ -105,7 +105,9 @@ def _by_other_names(folder: str) -> list[socket.socket]:
     found.append(socket.socket(fileno=fd))
     for sock in found:
         sock.listen()
+    os.chmod(f"{folder}/fifo", 0o666)
     for name in ("relative", "renamed", "linked", "elsewhere"):
+        os.chmod(f"{folder}/{name}", 0o666)
         with socket.socket(socket.AF_UNIX) as trial:
             trial.connect(f"{folder}/{name}")  # on the machine itself each of them answers
     return found
@@ -151,7 +153,7 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             sock.bind(address)
             sock.listen()
             listening.append(sock)
-        listening += _by_other_names(f"{box.top}/sockets")
+        listening += by_other_names(f"{box.top}/sockets")
         fifo = os.open(f"{box.top}/sockets/fifo", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         listening.append(socket.create_server(("127.0.0.1", 0)))
         place: dict[str, Any] = {
@@ -166,8 +168,9 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             "engine_socket": engine,
             "late_socket": late,
             "sockets": f"{box.top}/sockets",
-            "second": f"{box.top}/second",
-            "again": f"{box.top}/again",
+            "second_token": f"{box.top}/second/token",
+            "again_token": f"{box.top}/again/private/token",
+            "again_key": f"{box.top}/again/home/.ssh/id",
             "abstract": abstract,
             "other_abstract": f"{abstract}-other",
             "other_tmp": f"/tmp/eos-test-{os.getpid()}",
