@@ -106,10 +106,11 @@ def by_other_names(folder: str) -> list[socket.socket]:
     for sock in found:
         sock.listen()
     os.chmod(f"{folder}/fifo", 0o666)
-    for name in ("relative", "renamed", "linked", "elsewhere"):
+    for sock, name in zip(found, ("relative", "renamed", "linked", "elsewhere"), strict=True):
         os.chmod(f"{folder}/{name}", 0o666)
         with socket.socket(socket.AF_UNIX) as trial:
             trial.connect(f"{folder}/{name}")  # on the machine itself each of them answers
+            sock.accept()[0].close()  # until then the kernel lists that end, by the name, in the network namespace of who connected
     return found
 
 
