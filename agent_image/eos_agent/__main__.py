@@ -210,6 +210,7 @@ async def _run(
     groups: cgroups.Groups,
     room: headroom.Headroom,
 ) -> int:
+    from eos_agent import proof
     from eos_agent.commands import Commands
     from eos_agent.environment import base_environment
     from eos_agent.handlers import Handlers
@@ -245,7 +246,7 @@ async def _run(
         loop.add_signal_handler(number, stop.set)
     tcp = await server.listen()
     web = await http.listen(tcp[1])
-    endpoint = {"format": 1, "pid": os.getpid(), "tcp": list(tcp), "http": list(web)}
+    endpoint = {"format": 1, "pid": os.getpid(), "started": _started(), "proof": proof.FORMAT, "tcp": list(tcp), "http": list(web)}
     durable.write_file(found.pid_path, f"{os.getpid()}\n".encode())
     durable.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)
     gc.collect()
@@ -278,6 +279,12 @@ async def _run(
             os.unlink(path)
     log.log("stopped")
     return 1 if zygote_lost else 0
+
+
+def _started() -> int:
+    """When this process began, in clock ticks since boot: with it a pid means one process only."""
+    with open("/proc/self/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import select
 import socket
 from typing import Any
 
-from eos_agent import log
+from eos_agent import log, proof
 from eos_agent.connection import Connection
 from eos_agent.failures import operation_error
 from eos_agent.handlers import Handlers, Stream
@@ -36,10 +36,22 @@ from eos_agent.protocol import (
 BACKLOG = 1024
 UNREAD_TOKEN_BYTES = 64 * 1024  # a longer line is searched for the token before it is parsed: that costs a hundredth
 READ_BYTES = 256 * 1024
+STRANGERS = 256  # connections that have shown nothing yet; one more, and the oldest of them is hung up on
 STRANGERS_BYTES = 64 * 1024 * 1024  # of all lines together that come from connections without a token so far: they share our memory
 LINGER_S = 2.0
 ANSWER_S = 60.0  # who does not read an answer in that time is hung up on: its connection is one of few
 STREAM_S = 600.0  # the same for a piece of a stream, whose reader may be writing to a slow disk meanwhile
+
+
+class Peer:
+    """Whoever is at the other end. `trusted`: it needs no token with each request, by its listener or since it proved itself."""
+
+    __slots__ = ("admitted", "expected", "trusted")
+
+    def __init__(self, trusted: bool) -> None:
+        self.trusted = trusted
+        self.admitted = False  # it is one of the connections that are counted
+        self.expected: str | None = None  # the proof that it owes us; "" once it was given
 
 
 class Server:
@@ -49,15 +61,21 @@ class Server:
         settings = handlers.settings
         self._handlers = handlers
         self._token = token.encode()
+        self._start = proof.new_nonce()
+        self._key = proof.start_key(token, settings.sandbox_id, self._start)
         self._max_request: int = min(settings.get("daemon.server.max_request_bytes", MAX_LINE_BYTES), MAX_LINE_BYTES)
         self._read_timeout: float = settings.get("daemon.server.request_read_timeout_s", 30)
         self._max_connections: int = settings.get("daemon.server.max_concurrent_connections", 64)
         handlers.connections_in_use = lambda: self._busy
-        self._busy = 0  # open connections but the kept ones that wait for their next request
+        self._busy = (
+            0  # connections that are served: they have shown who they are, and none of them is a kept one that waits for its next request
+        )
         self._servers: list[asyncio.Server] = []
         self.connections: set[asyncio.Task[Any]] = set()
         self._idle: set[asyncio.StreamWriter] = set()
-        self._strangers: dict[asyncio.StreamWriter, None] = {}  # of TCP, oldest first: they have not shown the token yet
+        self._strangers: dict[
+            asyncio.StreamWriter, None
+        ] = {}  # oldest first: they have shown neither token nor proof, or on the unix socket no request
         self._strangers_bytes = 0
         self.address = ("", 0)
         self.draining = False
@@ -91,48 +109,51 @@ class Server:
         return connection
 
     async def _serve(self, reader: Connection, writer: asyncio.StreamWriter, trusted: bool) -> None:
-        counted = self._busy < self._max_connections or self._displace()
-        self._busy += counted
-        if not trusted:
-            self._strangers[writer] = None
+        peer = Peer(trusted)
+        self._strangers[writer] = None
+        if len(self._strangers) > STRANGERS:
+            self._displace()
         try:
-            if not counted:
-                busy = OperationError(
-                    SERVER_BUSY,
-                    f"the agent serves {self._max_connections} connections, which is the limit",
-                    {"fields": {"max_concurrent_connections": self._max_connections}, "retryable": True},
-                    reason="max_concurrent_connections",
-                )
-                await self._last_answer(reader, writer, busy)
-                return
             first, received = True, bytearray()
             while not self.draining or first:
-                line = await self._line(reader, writer, received, first, trusted)
-                if line is None or not await self._one(line, writer, trusted):
+                line = await self._line(reader, writer, received, first, peer)
+                if line is None or not await self._one(line, writer, peer):
                     return
-                first = False
+                first = not peer.admitted
         except (ConnectionError, BrokenPipeError, TimeoutError):
             return
         except Exception as error:
             log.failure("connection_failed", error)
         finally:
-            self._busy -= counted
+            self._busy -= peer.admitted
             self._idle.discard(writer)
             self._strangers.pop(writer, None)
             await _close(writer)
 
-    def _displace(self) -> bool:
-        """Hang up on the oldest connection without a token, so that a command that opens all there are keeps nobody out; False: there is none."""
-        oldest = next(iter(self._strangers), None)
-        if oldest is None:
-            return False
+    def _displace(self) -> None:
+        """Hang up on the oldest connection that showed nothing yet, so that whoever opens many keeps nobody out."""
+        oldest = next(iter(self._strangers))
         del self._strangers[oldest]
         oldest.transport.abort()
-        return True
 
-    async def _line(
-        self, reader: Connection, writer: asyncio.StreamWriter, received: bytearray, first: bool, trusted: bool
-    ) -> bytes | None:
+    def _admit(self, writer: asyncio.StreamWriter, peer: Peer) -> None:
+        """Count a connection whose peer has shown who it is.
+
+        Raises:
+            OperationError: server_busy.
+        """
+        if self._busy >= self._max_connections:
+            raise OperationError(
+                SERVER_BUSY,
+                f"the agent serves {self._max_connections} connections, which is the limit",
+                {"fields": {"max_concurrent_connections": self._max_connections}, "retryable": True},
+                reason="max_concurrent_connections",
+            )
+        self._strangers.pop(writer, None)
+        self._busy += 1
+        peer.admitted = True
+
+    async def _line(self, reader: Connection, writer: asyncio.StreamWriter, received: bytearray, first: bool, peer: Peer) -> bytes | None:
         """One request line; None when there is no other to come. Time runs from the first byte on a kept connection, else from the start.
 
         Args:
@@ -142,7 +163,7 @@ class Server:
             self._idle.add(writer)
             self._busy -= 1
             try:
-                if not await reader.requests(functools.partial(self._kept, writer, trusted), self._max_request):
+                if not await reader.requests(functools.partial(self._kept, writer, peer), self._max_request):
                     return None
                 received += await reader.read(READ_BYTES)
             finally:
@@ -154,7 +175,7 @@ class Server:
             end = received.find(b"\n")
             if end < 0:
                 async with asyncio.timeout(self._read_timeout):
-                    end = await self._rest(received, reader, stranger=writer in self._strangers)
+                    end = await self._rest(received, reader, stranger=not peer.trusted)
             if end > self._max_request:
                 raise self._too_large()
         except OperationError as error:
@@ -202,39 +223,73 @@ class Server:
             reason="request_too_large",
         )
 
-    async def _kept(self, writer: asyncio.StreamWriter, trusted: bool, line: bytes) -> bool:
+    async def _kept(self, writer: asyncio.StreamWriter, peer: Peer, line: bytes) -> bool:
         """As `_one`, for a connection that waits for its next request."""
         self._idle.discard(writer)
         self._busy += 1
         try:
-            return await self._one(line, writer, trusted)
+            return await self._one(line, writer, peer)
         finally:
             self._busy -= 1
             self._idle.add(writer)
 
-    async def _one(self, line: bytes, writer: asyncio.StreamWriter, trusted: bool) -> bool:
+    async def _one(self, line: bytes, writer: asyncio.StreamWriter, peer: Peer) -> bool:
         """Answer one request; True when the connection stays open for another."""
         keep = False
         request: Request | None = None
         try:
-            if not trusted and len(line) > UNREAD_TOKEN_BYTES and self._token not in line:
+            if not peer.trusted and len(line) > UNREAD_TOKEN_BYTES and self._token not in line:
                 raise _unauthorized()
             value = decode_object(line)
+            if len(value) == 1:
+                if proof.PROOF_KEY in value:
+                    self._prove(value[proof.PROOF_KEY], peer)
+                    return True
+                if proof.PROVE_KEY in value:
+                    await self._answer(writer, self._meet(value[proof.PROVE_KEY], peer))
+                    return True
             keep = value.get(KEEP_ALIVE_KEY) is True
-            if not trusted and not self._authentic(value.get(DAEMON_TOKEN_KEY)):
+            if not peer.trusted and not self._authentic(value.get(DAEMON_TOKEN_KEY)):
                 keep = False
                 raise _unauthorized()
-            self._strangers.pop(writer, None)
+            if not peer.admitted:
+                self._admit(writer, peer)
             request = decode_request(value)
             answer = await self._perform(request)
         except Exception as error:
             answer = self._envelope(error, request)
-            keep = keep and answer["error"]["kind"] != BAD_JSON
+            keep = keep and peer.admitted and answer["error"]["kind"] != BAD_JSON
         if isinstance(answer, Stream):
             await self._stream(answer, writer, request)
             return False
         await self._answer(writer, answer)
         return keep and not self.draining
+
+    def _meet(self, asked: object, peer: Peer) -> dict[str, Any]:
+        """Prove ourselves to a peer, once on a connection.
+
+        Raises:
+            OperationError: unauthorized.
+        """
+        try:
+            if peer.expected is not None:
+                raise proof.WrongProof("one proof is asked for on each connection")
+            found = proof.meet(self._key, self._handlers.settings.sandbox_id, self._start, asked)
+        except proof.WrongProof as wrong:
+            raise OperationError(UNAUTHORIZED, str(wrong), reason="bad_proof") from None
+        peer.expected = found.proof
+        return found.reply
+
+    def _prove(self, given: object, peer: Peer) -> None:
+        """Take a peer's own proof; without an answer, since its first request follows at once.
+
+        Raises:
+            OperationError: unauthorized.
+        """
+        expected, peer.expected = peer.expected, ""
+        if not expected or not proof.matches(expected, given):
+            raise OperationError(UNAUTHORIZED, "the proof is wrong or was not asked for", reason="bad_proof")
+        peer.trusted = True
 
     def _authentic(self, given: object) -> bool:
         return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token)

@@ -1,7 +1,8 @@
 """Requests to the agents of sandboxes: pooled connections, one request in flight on each.
 
-A fresh connection, and one that has been idle, proves itself with `sandbox_daemon_ready` before it carries anything: behind a published
-port a connect succeeds although no agent is there, and the port may belong to another sandbox by now. So a request is sent once only.
+On a fresh connection both ends prove that they know the sandbox's secret (eos_agent/proof.py) before it carries anything: behind a published
+port a connect succeeds although no agent is there, and the port may belong to another program by now. One that has been idle answers a
+`sandbox_daemon_ready` first. So a request is sent once only, and to nobody else.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
-from eos_agent import protocol
+from eos_agent import proof, protocol
 from eos_agent.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp import catalog
-from eos_mcp.gateway.lines import LineSocket, TooLong
+from eos_mcp.gateway.lines import LineSocket, TooLong, check_owner
 
 CONNECT_TIMEOUT_S = 5.0
 READY_TIMEOUT_S = 5.0
@@ -27,11 +28,16 @@ PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.3)
 TRUSTED_IDLE_S = 0.05  # a killed agent's connections take a moment to end; to ask costs a fifth of a millisecond
 POOL_SIZE = 16
 STREAM_SILENCE_S = 120.0
+SEEN_S = 1.0  # after a look at where the sandbox is published: a port that moved within that time is still found by the proof alone
+LOOK_S = 2.0  # an engine that hangs keeps nobody from a container that answers
 MAX_STREAM_LINE = protocol.MAX_LINE_BYTES
 
 
 class Target(Protocol):
-    """Where an agent listens and what it wants to be told."""
+    """Where an agent listens and what it wants to be told. `token` is the secret that both know; it is sent to no agent that `proves`.
+
+    With a `socket_path` that unix socket is used, and host and port only tell one start of the agent from another.
+    """
 
     @property
     def host(self) -> str: ...
@@ -41,6 +47,10 @@ class Target(Protocol):
     def token(self) -> str: ...
     @property
     def sandbox_id(self) -> str: ...
+    @property
+    def socket_path(self) -> str | None: ...
+    @property
+    def proves(self) -> bool: ...
 
 
 class Targets(Protocol):
@@ -103,6 +113,7 @@ class Forwarder:
     def __init__(self) -> None:
         self._idle: dict[str, list[Pooled]] = {}
         self._reaching: dict[str, asyncio.Lock] = {}
+        self._seen: dict[str, float] = {}
 
     async def request(
         self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None
@@ -138,9 +149,7 @@ class Forwarder:
         """
         line, target = await self._connection(sandbox_id)
         try:
-            data = protocol.encode_request(
-                op, args, request_id=request_id, sandbox_id=sandbox_id, **{protocol.DAEMON_TOKEN_KEY: target.token}
-            )
+            data = protocol.encode_request(op, args, request_id=request_id, sandbox_id=sandbox_id, **_token(target))
             with _gone(op):
                 await line.send(data)
             yield ByteReader(line)
@@ -152,6 +161,11 @@ class Forwarder:
         for pooled in self._idle.pop(sandbox_id, ()):
             pooled.line.close()
         self._reaching.pop(sandbox_id, None)
+        self._seen.pop(sandbox_id, None)
+
+    def seen(self, sandbox_id: str) -> None:
+        """Its agent is known to be where its target says."""
+        self._seen[sandbox_id] = time.monotonic()
 
     def close(self) -> None:
         for sandbox_id in list(self._idle):
@@ -200,6 +214,7 @@ class Forwarder:
                 line.close()
                 raise
             self.keep(sandbox_id, line, (target.host, target.port))
+            self.seen(sandbox_id)
             return reply
 
     async def _connection(self, sandbox_id: str) -> tuple[LineSocket, Target]:
@@ -208,12 +223,30 @@ class Forwarder:
         kept = await self._kept(target)
         if kept is not None:
             return kept, target
-        try:
+        with contextlib.suppress(NotThere):
+            target = await self._looked_at(target)
             return await _open(target), target
-        except NotThere:
-            pass
         async with self._reaching.setdefault(sandbox_id, asyncio.Lock()):
             return await self._reach(sandbox_id)
+
+    async def _looked_at(self, target: Target) -> Target:
+        """Ask where a sandbox is published that was not spoken to just now, before its port is dialled: it may be another program's by now.
+
+        A proof shows that the agent is at the end of the connection, not that nobody passes it on; nobody does at the port that the engine names.
+        """
+        if target.socket_path is not None or time.monotonic() - self._seen.get(target.sandbox_id, -SEEN_S) < SEEN_S:
+            return target
+        try:
+            async with asyncio.timeout(LOOK_S):
+                found = await self.targets(target.sandbox_id, refresh=True)
+        except TimeoutError:
+            return target
+        except OperationError as error:
+            if error.details.get("reason") in ("docker_unreachable", "docker_failed"):
+                return target
+            raise
+        self.seen(target.sandbox_id)
+        return found
 
     async def _reach(self, sandbox_id: str) -> tuple[LineSocket, Target]:
         """Nobody answered: ask for the address anew (a restart moves the ports, a local agent is started again) and keep trying for a while."""
@@ -260,36 +293,61 @@ def decoded(line: bytes, op: str) -> dict[str, Any]:
 
 
 async def _open(target: Target) -> LineSocket:
-    loop = asyncio.get_running_loop()
-    connected: socket.socket | None = None
+    """A fresh connection at whose other end that sandbox's agent has proved to be.
+
+    Raises:
+        NotThere: nothing was sent that anybody could use.
+    """
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-            family, kind, number, _, address = found[0]
-            connected = socket.socket(family, kind, number)
-            connected.setblocking(False)
-            await loop.sock_connect(connected, address)
+            connected = await (_dial(target.host, target.port) if target.socket_path is None else _dial_unix(target.socket_path))
     except (OSError, TimeoutError) as error:
-        if connected is not None:
-            connected.close()
         raise NotThere(str(error) or "no answer to connect") from None
-    except BaseException:
-        if connected is not None:
-            connected.close()
-        raise
-    for option, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a container that vanishes sends no FIN
     line = LineSocket(connected)
-    await _prove(line, target)
+    await _prove(line, target, fresh=True)
     return line
+
+
+async def _dial(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, number, _, address = found[0]
+    connected = socket.socket(family, kind, number)
+    try:
+        connected.setblocking(False)
+        await loop.sock_connect(connected, address)
+        for option, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, option):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a container that vanishes sends no FIN
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+async def _dial_unix(path: str) -> socket.socket:
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connected, path)
+        check_owner(connected, path)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def _token(target: Target) -> dict[str, Any]:
+    """The token for an agent of a version that could not prove itself yet; inside a container it has no other way."""
+    return {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
 
 
 def request_data(target: Target, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
     """The line of a request on a connection that is kept afterwards."""
-    transport = {protocol.DAEMON_TOKEN_KEY: target.token, protocol.KEEP_ALIVE_KEY: True}
-    return protocol.encode_request(op, args, request_id=request_id, sandbox_id=target.sandbox_id, **transport)
+    return protocol.encode_request(
+        op, args, request_id=request_id, sandbox_id=target.sandbox_id, **{protocol.KEEP_ALIVE_KEY: True}, **_token(target)
+    )
 
 
 def ping_data(target: Target) -> bytes:
@@ -307,25 +365,43 @@ def is_read(op: str) -> bool:
     return operation is not None and operation.read_only
 
 
-async def _prove(line: LineSocket, target: Target) -> None:
-    """The agent of that very sandbox answers, or NotThere and the connection is closed."""
+async def _prove(line: LineSocket, target: Target, *, fresh: bool = False) -> None:
+    """The agent of that very sandbox answers, or NotThere and the connection is closed.
+
+    Args:
+        fresh: nobody has proved anything on this connection yet.
+    """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            await line.send(ping_data(target))
+            data = ping_data(target)
+            if fresh and target.proves:
+                data = await _exchange_proofs(line, target) + data
+            await line.send(data)
             reply = _object(await _reply(line))
         if is_ready(reply, target):
             return
-        error = reply.get("error")
-        if isinstance(error, dict) and error.get("kind") in (protocol.SERVER_BUSY,):  # pyright: ignore[reportUnknownMemberType]
-            busy: dict[str, Any] = error  # pyright: ignore[reportUnknownVariableType]
-            raise OperationError(protocol.SERVER_BUSY, str(busy.get("message")), {"retryable": True, **busy.get("details", {})})
+        error: dict[str, Any] | None = reply.get("error")
+        if error is not None and error.get("kind") == protocol.SERVER_BUSY:
+            raise OperationError(protocol.SERVER_BUSY, str(error.get("message")), {"retryable": True, **error.get("details", {})})
         raise NotThere("another program answers there" if error is None else f"it answered {json.dumps(error)[:200]}")
-    except (OSError, EOFError, TimeoutError, TooLong, ValueError) as error:
+    except (OSError, EOFError, TimeoutError, TooLong, ValueError, proof.WrongProof) as error:
         line.close()
         raise NotThere(str(error) or type(error).__name__) from None
     except BaseException:
         line.close()
         raise
+
+
+async def _exchange_proofs(line: LineSocket, target: Target) -> bytes:
+    """Have the agent prove itself; returns our own proof, a line to be sent.
+
+    Raises:
+        proof.WrongProof: it did not.
+    """
+    nonce = proof.new_nonce()
+    await line.send(protocol.encode(proof.hello(target.sandbox_id, nonce)))
+    reply = _object(await _reply(line))
+    return protocol.encode(proof.check(target.token, target.sandbox_id, nonce, reply))
 
 
 async def _reply(line: LineSocket) -> bytes:

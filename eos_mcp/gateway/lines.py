@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import struct
 from collections.abc import Callable
 
 CHUNK = 256 * 1024
@@ -171,3 +173,15 @@ def unread(connected: socket.socket) -> bool:
         return bool(connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:
         return False
+
+
+def check_owner(connected: socket.socket, path: str) -> None:
+    """See to it that who listens at a unix socket is a process of this user; elsewhere than on Linux its directory alone says so.
+
+    Raises:
+        PermissionError: it is another user's.
+    """
+    if hasattr(socket, "SO_PEERCRED"):
+        pid, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            raise PermissionError(f"process {pid} of uid {uid} listens at {path}, not one of uid {os.geteuid()}")

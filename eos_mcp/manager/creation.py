@@ -171,6 +171,7 @@ class Creation:
             closing = manager.closing.is_set
             await manager.run(lambda: wait_ready(provider, record, timeout_s=timeout_s, poll_s=poll_s, given_up=closing))
             progress("ready")
+            manager.forwarder.seen(record.id)
             record = manager.registry.move(record.id, ("creating",), "ready")
             progress(f"sandbox ready: {record.id}")
             return record

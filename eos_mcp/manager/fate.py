@@ -9,7 +9,7 @@ from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
 from eos_mcp.providers.provider import Found, ask_ready
 
 if TYPE_CHECKING:
-    from eos_mcp.manager.registry import Endpoint, Record
+    from eos_mcp.manager.registry import Record
     from eos_mcp.manager.sandboxes import Manager
 
 LOOK_S, PAUSE_S = 3.0, 0.1
@@ -57,8 +57,9 @@ async def explain(manager: Manager, sandbox_id: str, op: str, broken: OperationE
     return OperationError(INTERNAL_ERROR, f"the agent of sandbox {sandbox_id} ended during {op}", details)
 
 
-def _answers(record: Record, daemon: Endpoint) -> bool:
-    return ask_ready(daemon, record.id, record.token, timeout_s=1.0) is None
+def _answers(record: Record, found: Found) -> bool:
+    target = found.of(record).target()
+    return target is not None and ask_ready(target, timeout_s=1.0) is None
 
 
 async def _only_its_agent(manager: Manager, record: Record) -> bool:
@@ -70,6 +71,6 @@ async def _only_its_agent(manager: Manager, record: Record) -> bool:
             return False
         if provider.name == "local":
             return True
-        if found.daemon is not None and await manager.run(_answers, record, found.daemon):
+        if found.daemon is not None and await manager.run(_answers, record, found):
             return True
         await asyncio.sleep(PAUSE_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -45,6 +45,17 @@ class SharedBase(Part):
     readonly: bool = True
 
 
+class Target(NamedTuple):
+    """Where an agent listens, and the secret by which it is known: as forward.Target."""
+
+    host: str
+    port: int
+    token: str
+    sandbox_id: str
+    socket_path: str | None
+    proves: bool
+
+
 class Record(Part):
     """One sandbox. What `public` shows is the contract's; the rest never leaves the manager.
 
@@ -79,6 +90,13 @@ class Record(Part):
             "resource_profile": self.resource_profile,
         }
         return shown if self.quota is None else {**shown, "quota": self.quota}
+
+    def target(self) -> Target | None:
+        """Where its agent is reached; None while it has no address. `provider_data` has `proves` since agents prove themselves."""
+        if self.daemon is None:
+            return None
+        path, proves = self.provider_data.get("socket_path"), self.provider_data.get("proves") is True
+        return Target(self.daemon.host, self.daemon.port, self.token, self.id, None if path is None else str(path), proves)
 
     def but(self, **changes: Any) -> Record:
         return self.model_copy(update=changes)

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from eos_agent import neighbours
 from eos_agent.operation import ANSWER_S
@@ -24,7 +24,7 @@ from eos_mcp.manager import arguments, base, fate, fleet, prune, readable, roots
 from eos_mcp.manager.creation import Creation
 from eos_mcp.manager.exporting import Exports, guards
 from eos_mcp.manager.metrics import Metrics
-from eos_mcp.manager.registry import Record, Registry, RegistryError
+from eos_mcp.manager.registry import Record, Registry, RegistryError, Target
 from eos_mcp.manager.silence import Silence
 from eos_mcp.providers import image_name
 from eos_mcp.providers.docker import DockerProvider
@@ -44,15 +44,6 @@ OF_SANDBOX_SCOPE = frozenset({"cgroup"})
 """Operations on one sandbox that its agent alone could not answer."""
 Progress = Callable[[str], None]
 Result = TypeVar("Result")
-
-
-class Target(NamedTuple):
-    """Where an agent listens and what it wants to be told."""
-
-    host: str
-    port: int
-    token: str
-    sandbox_id: str
 
 
 class Manager:
@@ -185,9 +176,10 @@ class Manager:
         if refresh or record.daemon is None:
             await self._refresh(record)
             record = self.registry.get(sandbox_id)
-        if record.daemon is None:
+        target = record.target()
+        if target is None:
             raise OperationError(INVALID_REQUEST, f"sandbox {sandbox_id} has no endpoint", {"sandbox_id": sandbox_id}, reason="no_endpoint")
-        return Target(record.daemon.host, record.daemon.port, record.token, sandbox_id)
+        return target
 
     def target_at_hand(self, sandbox_id: str) -> Target | None:
         """What `target` gives without waiting for anything and without an error; None: ask that."""
@@ -197,7 +189,7 @@ class Manager:
         reconciling = self._reconciling.get(record.provider)
         if reconciling is not None and not reconciling.done():
             return None
-        return Target(record.daemon.host, record.daemon.port, record.token, sandbox_id)
+        return record.target()
 
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
         """As fate.explain."""
@@ -253,8 +245,8 @@ class Manager:
             self.registry.put(now.but(state="failed", daemon=None, daemon_http=None))
             details = {"sandbox_id": record.id, "hint": "destroy_sandbox removes the record"}
             raise OperationError(INTERNAL_ERROR, f"nothing of sandbox {record.id} exists any more", details, reason="sandbox_vanished")
-        if found.daemon is not None and (found.daemon, found.daemon_http) != (now.daemon, now.daemon_http):
-            self.registry.put(now.but(daemon=found.daemon, daemon_http=found.daemon_http))
+        if found.daemon is not None and (there := found.of(now)) != now:
+            self.registry.put(there)
 
     async def _reconcile(self, name: str) -> None:
         """Registry against reality: half-made sandboxes are removed, vanished ones fail, found ones are adopted or get their ports."""
@@ -287,8 +279,11 @@ class Manager:
         elif record.state == "stopping" or alive is None:
             if record.state != "failed":
                 self.registry.put(record.but(state="failed", daemon=None, daemon_http=None))
-        elif (record.state, record.daemon, record.daemon_http) != ("ready", alive.daemon, alive.daemon_http):
-            self.registry.put(record.but(state="ready", daemon=alive.daemon, daemon_http=alive.daemon_http))
+        else:
+            data = {**record.provider_data, **alive.provider_data}
+            there = record.but(state="ready", daemon=alive.daemon, daemon_http=alive.daemon_http, token=alive.token, provider_data=data)
+            if there != record:
+                self.registry.put(there)
 
     async def _create(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         image = arguments.text(args, "image", "create_sandbox")
@@ -363,7 +358,8 @@ class Manager:
         Args:
             exactly: look at each session as a publish would, however long that takes.
         """
-        if record.daemon is None or await self.run(lambda: ask_ready(record.daemon, record.id, record.token, timeout_s=0.5)) is not None:  # type: ignore[arg-type]
+        target = record.target()
+        if target is None or await self.run(lambda: ask_ready(target, timeout_s=0.5)) is not None:
             return None
         timeout_s = CHECK_BEFORE_DESTROY_S if exactly else ASK_BEFORE_DESTROY_S
         own_id = f"{request_id}:unpublished"
@@ -408,7 +404,9 @@ class Manager:
         if found is None:
             details = {"sandbox_id": sandbox_id, "hint": "destroy_sandbox removes the record"}
             raise OperationError(INTERNAL_ERROR, f"nothing of sandbox {sandbox_id} exists any more", details, reason="sandbox_vanished")
-        moved = self.registry.move(sandbox_id, ("ready", "failed"), "ready", daemon=found.daemon, daemon_http=found.daemon_http)
+        there = found.of(record)
+        new = {key: getattr(there, key) for key in ("daemon", "daemon_http", "token", "provider_data")}
+        moved = self.registry.move(sandbox_id, ("ready", "failed"), "ready", **new)
         return moved.public()
 
     async def _prune(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:

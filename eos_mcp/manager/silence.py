@@ -48,14 +48,14 @@ class Silence:
         return record.public() if since is None else {**record.public(), "silent_since_unix_ms": since}
 
     async def _look(self, record: Record) -> None:
-        manager, daemon = self._manager, record.daemon
-        assert daemon is not None
+        manager, target = self._manager, record.target()
+        assert target is not None
 
         def silent() -> bool:
-            if ask_ready(daemon, record.id, record.token, timeout_s=ASK_S) is None:
+            if ask_ready(target, timeout_s=ASK_S) is None:
                 return False
             found = manager.provider(record.provider).find(record)  # one that is dead is started again by the next call
-            return found is not None and found.running and found.daemon == daemon
+            return found is not None and found.running and found.daemon == record.daemon
 
         try:
             async with asyncio.timeout(2 * ASK_S):
@@ -103,7 +103,7 @@ class Silence:
 
     async def _wait(self, record: Record, found: Found, timeout_s: float) -> None:
         manager = self._manager
-        there = record.but(daemon=found.daemon, daemon_http=found.daemon_http)
+        there = found.of(record)
         poll_s, closing = manager.config.manager.docker.readiness_poll_ms / 1000, manager.closing.is_set
         provider = manager.provider(record.provider)
         await manager.run(lambda: wait_ready(provider, there, timeout_s=timeout_s, poll_s=poll_s, given_up=closing))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from eos_agent import proof
 from eos_mcp.config_model import Docker
 from eos_mcp.manager.registry import quota_of
 from eos_mcp.providers.provider import Plan
@@ -37,6 +38,7 @@ def labels(plan: Plan, docker: Docker, instance_id: str) -> dict[str, str]:
         "eos.shared_base.readonly": "true",
         "eos.created_at": str(plan.created_unix_ms),
         "eos.cleanup_policy": "remove-on-destroy",
+        "eos.proof": str(proof.FORMAT),
         "eos.resource_profile": docker.resource_profile,
         **{f"eos.resource.{key}": json.dumps(value) for key, value in profile.items() if key != "name"},
     }

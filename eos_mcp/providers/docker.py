@@ -18,6 +18,7 @@ from collections.abc import Generator
 from typing import Any
 
 from agent_image import build
+from eos_agent import proof
 from eos_agent.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp.config import Config
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase
@@ -138,7 +139,9 @@ class DockerProvider:
                 undo.pop_all()
         base_at = f"{contents.stack_root(plan)}/base"
         base = SharedBase(source=plan.base.source, target=base_at, root_hash=plan.base.root_hash)
-        return Made(daemon, http, base, self.docker.profile().to_json(self.docker.resource_profile), {"container": container.id})
+        return Made(
+            daemon, http, base, self.docker.profile().to_json(self.docker.resource_profile), {"container": container.id, "proves": True}
+        )
 
     def _make_whole(self, plan: Plan, image: dict[str, Any], progress: Progress) -> Container:
         """Once more where a shared volume was pruned between its filling and the container that would have kept it."""
@@ -297,6 +300,8 @@ class DockerProvider:
                 container.start()
             elif container.status == "paused":
                 container.unpause()
+            elif (ports := self._ports(container)) is not None:
+                return Found(True, ports[0], ports[1])
             daemon, http = self._published(container)
         return Found(True, daemon, http)
 
@@ -426,7 +431,7 @@ class DockerProvider:
             image=labels.get("eos.image", ""),
             token=token,
             created_unix_ms=int(labels["eos.created_at"]),
-            provider_data={"container": container.id},
+            provider_data={"container": container.id, "proves": labels.get("eos.proof") == str(proof.FORMAT)},
         )
 
     def close(self) -> None:

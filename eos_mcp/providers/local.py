@@ -19,22 +19,34 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_image import build
+from eos_agent import proof
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OperationError, os_error
 from eos_mcp.config import Config
+from eos_mcp.gateway.log import log
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase, quota_of
 from eos_mcp.manager.ring import Sample
 from eos_mcp.providers import image_name, limits, local_probe, passed_on
 from eos_mcp.providers.full_disk import disk_full, refused
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
-from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent
-from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, told_by_log
+from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent, is_ours
+from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, new_token, told_by_log
 from layerstack import durable
 
 SOCKET_PATH_MAX = 100
 START_POLL_S = 0.003
+
+
+class Listens(NamedTuple):
+    """What an agent says of itself in its endpoint.json. `proves`: it is of a version that proves itself; `started` is absent before that."""
+
+    tcp: Endpoint
+    http: Endpoint
+    proves: bool
+    pid: int
+    started: int | None
 
 
 class LocalProvider:
@@ -102,7 +114,7 @@ class LocalProvider:
                 raise os_error(error, kind=INTERNAL_ERROR) from error
             raise
         base = SharedBase(source=plan.base.source, target=f"{folder}/layer-stack/base", root_hash=plan.base.root_hash)
-        return Made(endpoint[0], endpoint[1], base, None, {})
+        return Made(endpoint.tcp, endpoint.http, base, None, self._reach(plan.sandbox_id, endpoint))
 
     def exited(self, record: Record) -> str | None:
         if self._endpoint(record.id) is not None:
@@ -116,9 +128,7 @@ class LocalProvider:
         if not os.path.exists(os.path.join(self.folder(record.id), "agent.json")):
             return None
         endpoint = self._endpoint(record.id)
-        if endpoint is None:
-            return Found(False)
-        return Found(True, endpoint[0], endpoint[1])
+        return Found(False) if endpoint is None else self._found(record.id, endpoint)
 
     def revive(self, record: Record) -> Found | None:
         found = self.find(record)
@@ -130,10 +140,37 @@ class LocalProvider:
                 return found
             try:
                 self._renew_hidden(record.id)
+                if self._agent(record.id) is None:  # one that is starting has read its token already
+                    self._renew_token(record.id)
                 endpoint = self._start(record.id, self._bundle(lambda _: None))
             except OSError as error:
                 raise refused(error, self.folder(record.id)) from error
-        return Found(True, endpoint[0], endpoint[1])
+        return self._found(record.id, endpoint)
+
+    def _found(self, sandbox_id: str, endpoint: Listens) -> Found:
+        return Found(True, endpoint.tcp, endpoint.http, self._token(sandbox_id), self._reach(sandbox_id, endpoint))
+
+    def _reach(self, sandbox_id: str, endpoint: Listens) -> dict[str, Any]:
+        """How its agent is spoken to: at its unix socket, where no process but one of ours can stand, whoever has got its port."""
+        path = self._socket_path(self.folder(sandbox_id))
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            with open(os.path.join(self.folder(sandbox_id), "agent.json"), encoding="utf-8") as file:
+                path = str(json.load(file)["socket_path"])
+        return {"socket_path": path, "proves": endpoint.proves}
+
+    def _token(self, sandbox_id: str) -> str | None:
+        try:
+            with open(os.path.join(self.folder(sandbox_id), "token"), encoding="ascii") as file:
+                return file.read().strip() or None
+        except (OSError, ValueError):
+            return None
+
+    def _renew_token(self, sandbox_id: str) -> None:
+        """A new one for a new start of the agent: what anybody has heard before is worth nothing. On a full disk the old one stays."""
+        try:
+            durable.write_file(f"{self.folder(sandbox_id)}/token", new_token().encode() + b"\n", mode=0o600)
+        except OSError as error:
+            log("token_kept", sandbox_id=sandbox_id, error=str(error))
 
     def replace(self, record: Record) -> None:
         with self._starting:
@@ -182,14 +219,15 @@ class LocalProvider:
             id=sandbox_id,
             workspace_root=str(settings["workspace_root"]),
             state="ready",
-            daemon=endpoint[0] if endpoint else None,
-            daemon_http=endpoint[1] if endpoint else None,
+            daemon=endpoint.tcp if endpoint else None,
+            daemon_http=endpoint.http if endpoint else None,
             shared_base=SharedBase(source=source, target=f"{settings['layer_stack_root']}/base", root_hash=str(settings["base_root_hash"])),
             quota=quota_of(settings["config"]),
             provider="local",
             image=HOST_IMAGE if settings.get("rootfs") is None else f"{ROOTFS_PREFIX}{settings['rootfs']}",
             token=token,
             created_unix_ms=os.stat(f"{folder}/agent.json").st_mtime_ns // 1_000_000,
+            provider_data=self._reach(sandbox_id, endpoint) if endpoint else {},
         )
 
     def _bundle(self, progress: Progress) -> build.Bundle:
@@ -250,7 +288,7 @@ class LocalProvider:
             raise OSError(17, "exists and belongs to somebody else", short)
         return f"{short}/runtime.sock"
 
-    def _start(self, sandbox_id: str, bundle: build.Bundle) -> tuple[Endpoint, Endpoint]:
+    def _start(self, sandbox_id: str, bundle: build.Bundle) -> Listens:
         """Start the agent detached and wait until it says where it listens.
 
         One that takes longer than `ready_timeout_s` is not ended: it goes on, and the next call waits for it instead of starting another.
@@ -297,13 +335,13 @@ class LocalProvider:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{folder}/endpoint.json")
         environment = {name: os.environ[name] for name in ("HOME", "USER", "PATH", "LANG", "TZ") if name in os.environ}
-        with open(f"{folder}/daemon.log", "ab") as log:
-            os.fchmod(log.fileno(), 0o600)
+        with open(f"{folder}/daemon.log", "ab") as said_to:
+            os.fchmod(said_to.fileno(), 0o600)
             child = subprocess.Popen(
                 [*bundle.argv(), "serve", "--settings", f"{folder}/agent.json"],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=said_to,
+                stderr=said_to,
                 cwd="/",
                 env=environment,
                 start_new_session=True,
@@ -324,23 +362,34 @@ class LocalProvider:
         message = f"starting daemon: the agent of {sandbox_id}, process {pid}, did not say within {waited:g} s where it listens"
         return OperationError(INTERNAL_ERROR, message, details, reason="agent_starting")
 
-    def _endpoint(self, sandbox_id: str, *, pid: int | None = None) -> tuple[Endpoint, Endpoint] | None:
+    def _endpoint(self, sandbox_id: str, *, pid: int | None = None) -> Listens | None:
         """Where the agent says that it listens, if the process that says so lives."""
+        folder = self.folder(sandbox_id)
         try:
-            with open(os.path.join(self.folder(sandbox_id), "endpoint.json"), encoding="ascii") as file:
+            with open(os.path.join(folder, "endpoint.json"), encoding="ascii") as file:
                 value: dict[str, Any] = json.load(file)
-            tcp, http, number = value["tcp"], value["http"], int(value["pid"])
-        except (OSError, ValueError, KeyError, TypeError):
+            number, started = int(value["pid"]), value.get("started")
+            tcp, http = (Endpoint(host=str(value[key][0]), port=int(value[key][1])) for key in ("tcp", "http"))
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
             return None
-        if number != pid if pid is not None else not is_agent(number, os.path.join(self.folder(sandbox_id), "agent.json")):
-            return None
-        return Endpoint(host=str(tcp[0]), port=int(tcp[1])), Endpoint(host=str(http[0]), port=int(http[1]))
+        listens = Listens(tcp, http, value.get("proof") == proof.FORMAT, number, started if isinstance(started, int) else None)
+        if pid is not None:
+            return listens if number == pid else None
+        if listens.started is not None:  # together with the pid it names one process only
+            return listens if Process(number, listens.started).alive() and is_ours(number) else None
+        return listens if is_agent(number, os.path.join(folder, "agent.json"), self.bundles) else None
+
+    def _agents(self, sandbox_id: str) -> list[Process]:
+        """The agent's processes: those that were started with this sandbox's settings file, the oldest first, and the one that its endpoint.json names."""
+        found = agents_of(os.path.join(self.folder(sandbox_id), "agent.json"), self.bundles)
+        listens = self._endpoint(sandbox_id)
+        if listens is not None and listens.started is not None:
+            found = list(dict.fromkeys((*found, Process(listens.pid, listens.started))))
+        return found
 
     def _agent(self, sandbox_id: str) -> Process | None:
-        """The agent's process: the oldest one that was started with this sandbox's settings file."""
         self._reap()
-        found = agents_of(os.path.join(self.folder(sandbox_id), "agent.json"))
-        return found[0] if found else None
+        return next(iter(self._agents(sandbox_id)), None)
 
     def _reap(self) -> None:
         for pid, child in list(self._children.items()):
@@ -356,7 +405,7 @@ class LocalProvider:
 
     def _stop(self, sandbox_id: str) -> list[str]:
         """End the agent and everything that it started: asked first, killed after `stop_timeout_s`."""
-        agents = agents_of(os.path.join(self.folder(sandbox_id), "agent.json"))
+        agents = self._agents(sandbox_id)
         tree = {process.pid: process for agent in agents for process in (agent, *descendants(agent.pid))}
         warnings: list[str] = []
         for agent in agents:

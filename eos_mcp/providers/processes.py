@@ -35,17 +35,14 @@ class Process(NamedTuple):
                 os.close(fd)
 
 
-def agents_of(settings_path: str) -> list[Process]:
-    """Processes started as `sandbox-daemon serve --settings <settings_path>` that no such process started, oldest first."""
-    wanted = os.fsencode(settings_path)
+def agents_of(settings_path: str, bundles: str) -> list[Process]:
+    """Agents of this user, started as `sandbox-daemon serve --settings <settings_path>`, that no such process started, oldest first.
+
+    An argument list is what its process says of itself, so whose it is and what it runs is looked at too: see `is_agent`.
+    """
     found: dict[int, tuple[Process, int]] = {}
     for pid in _pids():
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except OSError:
-            continue
-        if wanted in words and b"serve" in words:
+        if is_agent(pid, settings_path, bundles):
             status = _stat(pid)
             if status is not None and status[2] not in ("Z", "X"):
                 found[pid] = (Process(pid, status[1]), status[0])
@@ -54,13 +51,40 @@ def agents_of(settings_path: str) -> list[Process]:
     )
 
 
-def is_agent(pid: int, settings_path: str) -> bool:
-    """Whether the process `pid` lives and was started with this settings file."""
+def is_agent(pid: int, settings_path: str, bundles: str) -> bool:
+    """Whether the process `pid` was started with this settings file, is this user's and runs the loader of a bundle below `bundles`."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return os.fsencode(settings_path) in file.read().split(b"\0")
+            words = file.read().split(b"\0")
     except OSError:
         return False
+    return os.fsencode(settings_path) in words and b"serve" in words and is_ours(pid) and _runs_bundle(pid, bundles)
+
+
+def is_ours(pid: int) -> bool:
+    """Whether it is a process of this user. The owner of its folder in /proc does not say so: that is root for one that may not be dumped."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(b"Uid:")), None) == os.geteuid()
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _runs_bundle(pid: int, bundles: str) -> bool:
+    """By device and inode: the path that a link shows may be one of another mount namespace.
+
+    An ordinary user may not look at a process that has made a user namespace after its exec, as agents do. One whose exec was inside such a
+    namespace, as that of every process of a session was, can be looked at: so who cannot be is no session's.
+    """
+    try:
+        path = os.readlink(f"/proc/{pid}/exe")
+        runs, there = os.stat(f"/proc/{pid}/exe"), os.stat(path)
+    except PermissionError:
+        return os.geteuid() != 0
+    except OSError:
+        return False
+    below = os.path.realpath(path).startswith(os.path.realpath(bundles) + os.sep)
+    return below and (runs.st_dev, runs.st_ino) == (there.st_dev, there.st_ino)
 
 
 def descendants(pid: int) -> list[Process]:

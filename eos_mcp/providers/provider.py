@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from eos_agent import protocol
+from eos_agent import proof, protocol
 from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp.gateway.lines import check_owner
 from eos_mcp.manager.base import BaseTree
-from eos_mcp.manager.registry import Endpoint, Record, SharedBase
+from eos_mcp.manager.registry import Endpoint, Record, SharedBase, Target
 from eos_mcp.manager.ring import Sample
 
 Progress = Callable[[str], None]
@@ -47,11 +48,22 @@ class Made(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A sandbox as it stands now. `running` False: it exists and its agent does not run."""
+    """A sandbox as it stands now. `running` False: it exists and its agent does not run.
+
+    `token` and `reach` (entries of the record's provider_data that say how its agent is reached) are None where the record's own hold.
+    """
 
     running: bool
     daemon: Endpoint | None = None
     daemon_http: Endpoint | None = None
+    token: str | None = None
+    reach: dict[str, Any] | None = None
+
+    def of(self, record: Record) -> Record:
+        """The record of a sandbox that was found so."""
+        data = record.provider_data if self.reach is None else {**record.provider_data, **self.reach}
+        token = record.token if self.token is None else self.token
+        return record.but(daemon=self.daemon, daemon_http=self.daemon_http, token=token, provider_data=data)
 
 
 class Provider(Protocol):
@@ -130,29 +142,60 @@ def new_token() -> str:
     return secrets.token_hex(32)
 
 
-def ask_ready(endpoint: Endpoint, sandbox_id: str, token: str, *, timeout_s: float = 5.0) -> str | None:
-    """One `sandbox_daemon_ready`. None when the agent answered that it is ready, else what happened instead."""
-    line = protocol.encode_request(
-        "sandbox_daemon_ready", {}, request_id="docker-readiness", sandbox_id=sandbox_id, **{protocol.DAEMON_TOKEN_KEY: token}
-    )
+def ask_ready(target: Target, *, timeout_s: float = 5.0) -> str | None:
+    """One `sandbox_daemon_ready`, after both sides have proved who they are. None when the agent answered that it is ready, else what happened instead."""
+    transport = {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
+    line = protocol.encode_request("sandbox_daemon_ready", {}, request_id="docker-readiness", sandbox_id=target.sandbox_id, **transport)
     deadline = time.monotonic() + timeout_s
     try:
-        with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as connection:
+        with _connect(target, timeout_s) as connection:
+            if target.proves:
+                nonce = proof.new_nonce()
+                connection.sendall(protocol.encode(proof.hello(target.sandbox_id, nonce)))
+                met = _object(_line(connection, deadline))
+                line = protocol.encode(proof.check(target.token, target.sandbox_id, nonce, met)) + line
             connection.sendall(line)
-            answer = b""
-            while not answer.endswith(b"\n"):
-                connection.settimeout(max(0.01, deadline - time.monotonic()))
-                piece = connection.recv(65536)
-                if not piece:
-                    return "the connection was closed without an answer"
-                answer += piece
-        reply: Any = json.loads(answer)
-    except (OSError, ValueError) as error:
+            reply = _object(_line(connection, deadline))
+    except (OSError, EOFError, ValueError, proof.WrongProof) as error:
         return str(error)
     try:
         return str(reply["error"]["message"]) if "error" in reply else None
     except (TypeError, KeyError):
         return "the answer is no reply"
+
+
+def _connect(target: Target, timeout_s: float) -> socket.socket:
+    if target.socket_path is None:
+        return socket.create_connection((target.host, target.port), timeout=timeout_s)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(target.socket_path)
+        check_owner(connection, target.socket_path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _line(connection: socket.socket, deadline: float) -> bytes:
+    answer = b""
+    while not answer.endswith(b"\n"):
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        piece = connection.recv(65536)
+        if not piece:
+            raise EOFError("the connection was closed without an answer")
+        answer += piece
+        if len(answer) > protocol.MAX_LINE_BYTES:
+            raise ValueError("the answer has no end")
+    return answer
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    value: Any = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError("the answer is no reply")
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: float, given_up: Callable[[], bool]) -> None:
@@ -163,13 +206,14 @@ def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: 
     Raises:
         OperationError: internal_error with the stage, what the agent said last and the end of its log in details.daemon_log.
     """
-    assert record.daemon is not None
+    target = record.target()
+    assert target is not None
     started = time.monotonic()
     deadline = started + timeout_s
     pause, said, looked = FIRST_POLL_S, "nobody listened", started
     reason, exited = "readiness_timeout", None
     while time.monotonic() < deadline and not given_up():
-        answer = ask_ready(record.daemon, record.id, record.token, timeout_s=max(0.05, min(5.0, deadline - time.monotonic())))
+        answer = ask_ready(target, timeout_s=max(0.05, min(5.0, deadline - time.monotonic())))
         if answer is None:
             return
         said = answer

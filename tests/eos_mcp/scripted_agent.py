@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from eos_agent import protocol
+from eos_agent import proof, protocol
 from eos_agent.protocol import INVALID_REQUEST, OperationError, Request
+from eos_mcp.manager.registry import Target
 
 TOKEN = "agent-token"
+START = "ab" * proof.NONCE_BYTES
 Behaviour = Callable[[Request, asyncio.StreamWriter], Awaitable[dict[str, Any] | None]]
-
-
-class Target(NamedTuple):
-    host: str
-    port: int
-    token: str
-    sandbox_id: str
 
 
 async def echo(request: Request, _: asyncio.StreamWriter) -> dict[str, Any] | None:
@@ -62,11 +57,21 @@ class ScriptedAgent:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.add(writer)
+        owed, proved, key = "", False, proof.start_key(TOKEN, self.sandbox_id, START)
         try:
             while line := await reader.readline():
-                request = protocol.decode_request(protocol.decode_object(line))
+                value = protocol.decode_object(line)
+                if proof.PROVE_KEY in value:
+                    expected = proof.meet(key, self.sandbox_id, START, {**value[proof.PROVE_KEY], "sandbox_id": self.sandbox_id})
+                    owed = expected.proof
+                    writer.write(protocol.encode(expected.reply))
+                    continue
+                if proof.PROOF_KEY in value:
+                    proved = proof.matches(owed, value[proof.PROOF_KEY])
+                    continue
+                request = protocol.decode_request(value)
                 self.requests.append(request)
-                if request.transport.get(protocol.DAEMON_TOKEN_KEY) != TOKEN:
+                if not proved and request.transport.get(protocol.DAEMON_TOKEN_KEY) != TOKEN:
                     reply: dict[str, Any] | None = protocol.error_envelope("unauthorized", "no")
                 elif request.op == "sandbox_daemon_ready":
                     reply = {"status": "ready", "sandbox_id": self.sandbox_id, "daemon": "sandbox-daemon"}
@@ -90,6 +95,7 @@ class ScriptedManager:
 
     def __init__(self, *agents: ScriptedAgent) -> None:
         self.at = {agent.sandbox_id: agent.port for agent in agents}
+        self.proves = True
         self.moved: dict[str, int] = {}
         self.refreshes = 0
         self.active: list[str] = []
@@ -104,10 +110,10 @@ class ScriptedManager:
         if refresh:
             self.refreshes += 1
             self.at.update(self.moved)
-        return Target("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id)
+        return Target("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves)
 
     def target_at_hand(self, sandbox_id: str) -> Target | None:
-        return Target("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id) if sandbox_id in self.at else None
+        return Target("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves) if sandbox_id in self.at else None
 
     async def start(self) -> None: ...
 
