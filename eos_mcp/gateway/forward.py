@@ -380,10 +380,10 @@ async def _prove(line: LineSocket, target: Target, *, fresh: bool = False) -> No
             reply = _object(await _reply(line))
         if is_ready(reply, target):
             return
-        error: dict[str, Any] | None = reply.get("error")
-        if error is not None and error.get("kind") == protocol.SERVER_BUSY:
-            raise OperationError(protocol.SERVER_BUSY, str(error.get("message")), {"retryable": True, **error.get("details", {})})
-        raise NotThere("another program answers there" if error is None else f"it answered {json.dumps(error)[:200]}")
+        refusal: dict[str, Any] | None = reply.get("error")
+        if refusal is not None and refusal.get("kind") == protocol.SERVER_BUSY:
+            raise OperationError(protocol.SERVER_BUSY, str(refusal.get("message")), {"retryable": True, **refusal.get("details", {})})
+        raise NotThere("another program answers there" if refusal is None else f"it answered {json.dumps(refusal)[:200]}")
     except (OSError, EOFError, TimeoutError, TooLong, ValueError, proof.WrongProof) as error:
         line.close()
         raise NotThere(str(error) or type(error).__name__) from None
