@@ -135,6 +135,7 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
         "layerstack",
         "eos_agent",
         "eos_agent.light",
+        "eos_agent.proof",
         "eos_agent.protocol",
         *(
             f"eos_agent.{name}"
