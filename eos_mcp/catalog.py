@@ -81,7 +81,7 @@ MANAGER_GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Sandbox lifecycle",
         "Create, list, inspect and remove sandboxes.",
-        ("create_sandbox", "list_sandboxes", "inspect_sandbox", "start_sandbox", "destroy_sandbox", "prune"),
+        ("create_sandbox", "list_sandboxes", "inspect_sandbox", "start_sandbox", "forward_url", "destroy_sandbox", "prune"),
     ),
     ("Layer delivery", "Squash published layers, or write their changes to the host.", ("squash_layerstacks", "export_changes")),
 )
@@ -392,6 +392,34 @@ MANAGER: tuple[Operation, ...] = (
         waits=NO_BUDGET,
         promise="The record, ready, with the ports of now.",
         result_example=_RECORD_EXAMPLE % "ready",
+    ),
+    Operation(
+        "forward_url",
+        "manager",
+        "management",
+        "An address for a browser that shows a server of a sandbox",
+        "Make the address at which a browser on this machine shows what a server in the sandbox answers. It holds a ticket, good for a minute and for that server alone: "
+        "open it at once; the browser gets a cookie for it and goes on for twelve hours. For an isolated session name it.",
+        (
+            _SANDBOX,
+            Argument("port", "integer", required=True, help="Where the server listens in the sandbox.", minimum=1, maximum=65535),
+            Argument(
+                "workspace_session_id", "string", help="The isolated session that it runs in; else the sandbox's own network.", value="ID"
+            ),
+            Argument("path", "string", help="What to open there.", default=""),
+        ),
+        scope="system",
+        owner="manager",
+        related=("inspect_sandbox", "create_workspace_session"),
+        examples=("sandbox-manager-cli forward_url --sandbox-id eos-1 --port 8000",),
+        result=(
+            ResultField("url", "string", "to be opened once; keep it to yourself"),
+            ResultField("expires_unix_ms", "integer", "of the ticket, not of the cookie"),
+        ),
+        sets=("all",),
+        ours=True,
+        promise="The token of the sandbox is not in it and cannot be got from it.",
+        result_example='{"url": "http://127.0.0.1:32768/forward/shared/8000/?eos_ticket=1767000060.5e…", "expires_unix_ms": 1767000060000}',
     ),
     Operation(
         "prune",

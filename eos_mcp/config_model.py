@@ -259,10 +259,11 @@ class Server(Section):
 class Forward(Section):
     connect_timeout_s: PositiveSeconds = 10
     response_timeout_s: PositiveSeconds = 30
+    origins: list[str] = []
 
 
 class Http(Section):
-    auth: Literal["none", "token"] = "none"
+    auth: Literal["none", "token"] = "token"
     forward: Forward = Forward()
 
 

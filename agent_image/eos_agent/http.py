@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import ipaddress
 import re
 import socket
+from collections.abc import Awaitable
 from typing import Any
 
 from eos_agent import log
@@ -15,16 +15,16 @@ from eos_agent.exchange import Wire, keep_alive
 from eos_agent.failures import operation_error
 from eos_agent.forward import PREFIX, Forwarder, Route, parse_route
 from eos_agent.handlers import Handlers, Stream
+from eos_agent.http_access import Access, Shown, unauthorized
 from eos_agent.http_answer import JSON, TEXT, Refused, answer, refused
-from eos_agent.http_message import MAX_HEAD_BYTES, BadMessage, RequestHead, parse_request
-from eos_agent.protocol import INVALID_REQUEST, UNAUTHORIZED, OperationError, Request, decode_object, encode, new_request_id
+from eos_agent.http_message import MAX_HEAD_BYTES, BadMessage, Body, RequestHead, parse_request
+from eos_agent.protocol import INVALID_REQUEST, OperationError, Request, decode_object, encode, new_request_id
 
 MAX_BODY_BYTES = 1024 * 1024
 READ_TIMEOUT_S = 30
-CROWDED_READ_S = 2  # for the connections over the limit, which are read only so that they see the refusal
 WRITE_TIMEOUT_S = 30
 LINGER_S = 1.0
-TOKEN_FIELD = "x-eos-token"  # beside Authorization, which may be meant for the server behind /forward
+STRANGERS = 256  # connections that have shown no token yet; one more, and the oldest of them is hung up on
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 BY_KIND = {"server_busy": 429, "server_shutting_down": 503}
 
@@ -32,17 +32,20 @@ BY_KIND = {"server_busy": 429, "server_shutting_down": 503}
 class HttpServer:
     """Listens on http_host:http_port.
 
-    The token is wanted on /files/list and /forward by the local provider and with `daemon.http.auth: token`. From a process of the sandbox
-    itself it is wanted on /files/list and /forward/isolated in any case.
+    The token is wanted on /files/list and /forward, but with `daemon.http.auth: none` of a container. From a process of the sandbox itself it
+    is wanted on /files/list and /forward/isolated in any case.
     """
 
     def __init__(self, handlers: Handlers, token: str) -> None:
         self._handlers = handlers
-        self._token = token.encode()
-        self._wants_token = handlers.settings.local or handlers.settings.get("daemon.http.auth", "none") == "token"
+        get = handlers.settings.get
+        self._access = Access(handlers.settings.sandbox_id, token, get("daemon.http.forward.origins", ()))
+        self._wants_token = handlers.settings.local or get("daemon.http.auth", "token") == "token"
         self._max_connections: int = handlers.settings.get("daemon.server.max_concurrent_connections", 64)
         self.open = 0
-        self.forwarding = 0  # of these; they have a limit of their own, so that they keep nobody out
+        self.answering = 0  # of these, that have shown what is wanted
+        self.forwarding = 0  # and these; they have a limit of their own, so that they keep nobody out
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._own_ports: set[int] = set()
@@ -74,6 +77,11 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
+        self._strangers[writer] = None
+        if len(self._strangers) > STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
         try:
             try:
                 await self._one(Wire(reader, writer))
@@ -88,45 +96,48 @@ class HttpServer:
             log.failure("http_failed", error)
         finally:
             self.open -= 1
+            self._strangers.pop(writer, None)
             writer.transport.abort()
 
     async def _one(self, client: Wire) -> None:
-        crowded = self.open - self.forwarding > self._max_connections
-        body = b""
-        try:
-            async with asyncio.timeout(CROWDED_READ_S if crowded else READ_TIMEOUT_S):
-                request = parse_request(await _head(client.reader))
-                length = request.body
-                if crowded:
-                    raise Refused(429)
-                if self.draining:
-                    raise Refused(503)
-                if not request.target.startswith(PREFIX):
-                    body = await _body(client.reader, length.length)
-        except TimeoutError:
-            raise Refused(408) from None
+        request = parse_request(await _in_time(_head(client.reader)))
+        length = request.body
+        if self.draining:
+            raise Refused(503)
         if request.target.startswith(PREFIX):
             await self._forward(request, client)
         else:
-            client.writer.write(answer(200, await self._answer(request, body, client.writer), JSON))
+            client.writer.write(answer(200, await self._answer(request, length, client), JSON))
 
-    async def _answer(self, request: RequestHead, body: bytes, writer: asyncio.StreamWriter) -> bytes:
+    async def _answer(self, request: RequestHead, length: Body, client: Wire) -> bytes:
         path = request.target.partition("?")[0]
         if path == "/health":
             _check_caller(request)
             _check_method(request, "GET")
-            return encode({"status": "ok", "service": "daemon_http", "observability": self._handlers.telemetry.lost})
-        if path == "/files/list":
-            _check_caller(request)
-            _check_method(request, "POST")
-            self._authenticate(request, writer, always_for_own=True)
-            return await self._list(body)
-        raise Refused(404)
+            told = {"status": "ok", "service": "daemon_http"}  # all that whoever looks for a sign of life needs
+            good = not self._wants_token or self._access.shown(request, None).good
+            return encode({**told, "observability": self._handlers.telemetry.lost} if good else told)
+        if path != "/files/list":
+            raise Refused(404)
+        _check_caller(request)
+        _check_method(request, "POST")
+        self._authenticate(self._access.shown(request, None), client.writer, always_for_own=True)
+        if self.answering >= self._max_connections:
+            raise refused(429, "max_concurrent_connections", f"{self._max_connections} requests are being answered, which is the limit")
+        self.answering += 1
+        try:
+            return await self._list(await _in_time(_body(client.reader, length.length)))
+        finally:
+            self.answering -= 1
 
     async def _forward(self, request: RequestHead, client: Wire) -> None:
         _check_host(request)
         route: Route = parse_route(request.target)
-        secrets = self._authenticate(request, client.writer, always_for_own=route.session_id is not None)
+        shown = self._access.shown(request, route.prefix)
+        if not shown.good and (redeemed := self._access.redeem(request, route.prefix)) is not None:
+            raise redeemed
+        self._access.check_page(request, shown)
+        self._authenticate(shown, client.writer, always_for_own=route.session_id is not None)
         if request.fields.words("expect") not in ([], ["100-continue"]):
             raise Refused(417)
         if self.forwarding >= self._max_connections:
@@ -136,29 +147,21 @@ class HttpServer:
         network = "shared" if route.session_id is None else "isolated"
         try:
             with self._handlers.telemetry.request(new_request_id(), "daemon_http.forward", network_profile=network, port=route.port):
-                await self._forwarder.forward(request, route, client, secrets)
+                await self._forwarder.forward(self._access.without_cookie(request), route, client, shown.secrets)
         finally:
             self.forwarding -= 1
 
-    def _authenticate(self, request: RequestHead, writer: asyncio.StreamWriter, *, always_for_own: bool) -> list[str]:
-        """Names of the fields that carry our token, which go no further.
+    def _authenticate(self, shown: Shown, writer: asyncio.StreamWriter, *, always_for_own: bool) -> None:
+        """Let a request go on as that of a known peer.
 
         Raises:
             Refused: 401.
         """
-        secrets = [TOKEN_FIELD]
-        shown = [value.encode() for value in request.fields.all(TOKEN_FIELD)]
-        for value in request.fields.all("authorization"):
-            scheme, _, given = value.partition(" ")
-            if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token):
-                shown.append(self._token)
-                secrets.append("authorization")
         peer = writer.get_extra_info("peername")
         wanted = self._wants_token or not peer or (always_for_own and is_own_address(peer[0]))
-        if wanted and not any(hmac.compare_digest(given, self._token) for given in shown):
-            message = "the agent's token is missing or wrong"
-            raise refused(401, "unauthorized", message, kind=UNAUTHORIZED, extra=(("WWW-Authenticate", "Bearer"),))
-        return secrets
+        if wanted and not shown.good:
+            raise unauthorized("the agent's token is missing or wrong")
+        self._strangers.pop(writer, None)
 
     async def _list(self, body: bytes) -> bytes:
         request_id = new_request_id()
@@ -183,6 +186,14 @@ class HttpServer:
 
 def _shown(why: Refused) -> bytes:
     return answer(why.status, why.body, why.kind, *why.extra)
+
+
+async def _in_time(reading: Awaitable[bytes]) -> bytes:
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            return await reading
+    except TimeoutError:
+        raise Refused(408) from None
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:

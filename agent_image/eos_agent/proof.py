@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 PROVE_KEY, PROOF_KEY = "_prove", "_proof"
 FORMAT = 1
 NONCE_BYTES = 32
+TICKET_KEY, TICKET_S = "eos_ticket", 60
+_STAMP = re.compile(r"([0-9]{1,12})\.([0-9a-f]{64})")
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -86,6 +89,24 @@ def check(secret: str, sandbox_id: str, nonce: str, reply: Mapping[str, Any]) ->
 def matches(expected: str, given: object) -> bool:
     """Whether a `_proof` is the one that was owed; compared in constant time."""
     return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+
+
+def stamp(key: bytes, parts: Sequence[str], until: int) -> str:
+    """A pass for what `parts` name, good until that second of the epoch for whoever shows it; the key cannot be got from it."""
+    return f"{until}.{_mac(key, *parts, until).hex()}"
+
+
+def stamped(key: bytes, parts: Sequence[str], shown: str, now: float) -> bool:
+    """Whether it is such a pass, and not over."""
+    found = _STAMP.fullmatch(shown)
+    if found is None or int(found[1]) < now:
+        return False
+    return hmac.compare_digest(stamp(key, parts, int(found[1])), shown)
+
+
+def ticket(secret: str, sandbox_id: str, prefix: str, until: int) -> str:
+    """The pass that opens `prefix` (/forward/shared/PORT, /forward/isolated=SESSION/PORT) of an agent's HTTP port in a browser."""
+    return stamp(secret.encode(), ("ticket", sandbox_id, prefix), until)
 
 
 def is_nonce(value: object) -> TypeGuard[str]:

@@ -20,7 +20,7 @@ from eos_mcp import catalog, places
 from eos_mcp.config import Config
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.log import log
-from eos_mcp.manager import arguments, base, fate, fleet, prune, readable, roots
+from eos_mcp.manager import arguments, base, fate, fleet, forwarding, prune, readable, roots
 from eos_mcp.manager.creation import Creation
 from eos_mcp.manager.exporting import Exports, guards
 from eos_mcp.manager.metrics import Metrics
@@ -88,6 +88,7 @@ class Manager:
             "destroy_sandbox": self._destroy,
             "start_sandbox": self._start,
             "prune": self._prune,
+            "forward_url": self._forward_url,
             "list_sandboxes": self._list,
             "inspect_sandbox": self._inspect,
             "squash_layerstacks": self._squash,
@@ -408,6 +409,10 @@ class Manager:
         new = {key: getattr(there, key) for key in ("daemon", "daemon_http", "token", "provider_data")}
         moved = self.registry.move(sandbox_id, ("ready", "failed"), "ready", **new)
         return moved.public()
+
+    async def _forward_url(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
+        given = _checked("forward_url", args)
+        return await forwarding.forward_url(self, arguments.text(args, "sandbox_id", "forward_url"), given)
 
     async def _prune(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         dry_run = _checked("prune", args)["dry_run"]

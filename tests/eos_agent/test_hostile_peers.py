@@ -57,7 +57,7 @@ async def rpc(folder: str, **daemon: Any) -> AsyncGenerator[tuple[Server, str]]:
 
 @contextlib.asynccontextmanager
 async def web(folder: str, **daemon: Any) -> AsyncGenerator[tuple[HttpServer, int]]:
-    answers: Any = Answers(folder, **daemon)
+    answers: Any = Answers(folder, **{"auth": "none", **daemon})
     one = HttpServer(answers, TOKEN)
     _, port = await one.listen()
     try:
@@ -178,8 +178,10 @@ def test_a_process_of_the_sandbox_needs_the_token_from_whatever_address_it_comes
     [
         b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
         b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n",
-        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nX-Eos-Token: " + TOKEN.encode() + b"\r\nContent-Length: 99999999\r\n\r\n",
+        b"POST /files/list HTTP/1.1\r\nHost: localhost\r\nX-Eos-Token: "
+        + TOKEN.encode()
+        + b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /health\r\n\r\n",
         b"\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
@@ -194,17 +196,63 @@ def test_a_request_that_is_no_http_of_ours_is_told_so(short_dir: str, raw: bytes
     asyncio.run(case())
 
 
-def test_more_http_connections_than_admitted_are_told_so_and_make_room(short_dir: str) -> None:
+@pytest.mark.parametrize("listener", ["tcp", "unix", "http"])
+def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, listener: str) -> None:
+    """Half of them say nothing, half begin a request; one that shows its token is served all the while, and the next one too."""
+
+    async def case() -> None:
+        async with rpc(short_dir) as (one, path), web(short_dir, auth="token") as (http_server, port):
+
+            async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                if listener == "unix":
+                    return await asyncio.open_unix_connection(path)
+                return await asyncio.open_connection("127.0.0.1", one.address[1] if listener == "tcp" else port)
+
+            async def served() -> None:
+                if listener == "http":
+                    assert (await asyncio.to_thread(body, port, authorization=f"X-Eos-Token: {TOKEN}"))[0] == 200
+                    return
+                reader, writer = await dial()
+                writer.write(encode_request("x", {}, request_id="r", sandbox_id="eos-test", _sandbox_daemon_auth_token=TOKEN))
+                assert json.loads(await reader.readline()) == {"entries": [], "truncated": False}
+                writer.close()
+
+            kept_reader, kept = await dial()
+            ask = encode_request("x", {}, request_id="k", sandbox_id="eos-test", _sandbox_daemon_auth_token=TOKEN, _keep_alive=True)
+            silent: list[asyncio.StreamWriter] = []
+            for number in range(600):
+                _, writer = await dial()
+                silent.append(writer)
+                if number % 2:
+                    writer.write(b"POST /files/list HT" if listener == "http" else b'{"op":')
+                if listener != "http" and number % 100 == 50:
+                    kept.write(ask)
+                    assert json.loads(await kept_reader.readline()) == {"entries": [], "truncated": False}
+                if number % 100 == 99:
+                    await served()
+            await served()
+            held = http_server.open if listener == "http" else len(one.connections)
+            assert held <= 256 + 8, held
+            for writer in (*silent, kept):
+                writer.close()
+
+    asyncio.run(case())
+
+
+def test_more_lists_at_once_than_admitted_are_told_so_and_make_room(short_dir: str) -> None:
     async def case() -> None:
         async with web(short_dir, max_concurrent_connections=2) as (one, port):
-            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-            while one.open < 2:
+            slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for _, writer in slow:
+                writer.write(f"POST /files/list HTTP/1.1\r\nHost: localhost\r\nX-Eos-Token: {TOKEN}\r\nContent-Length: 2\r\n\r\n".encode())
+            while one.answering < 2:
                 await asyncio.sleep(0.01)
-            assert (await asyncio.to_thread(body, port))[0] == 429
-            for _, writer in idle:
-                writer.close()
-            while one.open:
-                await asyncio.sleep(0.01)
+            assert (await asyncio.to_thread(body, port, authorization=f"X-Eos-Token: {TOKEN}"))[0] == 429
             assert (await asyncio.to_thread(body, port))[0] == 401
+            for _, writer in slow:
+                writer.close()
+            while one.answering:
+                await asyncio.sleep(0.01)
+            assert (await asyncio.to_thread(body, port, authorization=f"X-Eos-Token: {TOKEN}"))[0] == 200
 
     asyncio.run(case())

@@ -203,7 +203,7 @@ def test_the_prefix_goes_the_query_stays_and_only_end_to_end_fields_pass_in_both
         )
 
     async def case() -> tuple[bytes, int]:
-        async with web(short_dir) as (_, port), server(serve) as behind:
+        async with web(short_dir, origins=["http://page.example"]) as (_, port), server(serve) as behind:
             raw = request(
                 f"/forward/shared/{behind}/a%2Fb/../c?x=1&y=%20",
                 "Connection: X-Mine, close",
@@ -557,9 +557,9 @@ def test_a_server_of_the_other_loopback_address_is_found(short_dir: str) -> None
     asyncio.run(case())
 
 
-def test_hosts_are_checked_and_origins_are_the_servers_business(short_dir: str) -> None:
+def test_hosts_are_checked_and_so_are_origins_unless_configured(short_dir: str) -> None:
     async def case() -> None:
-        async with web(short_dir) as (_, port), server(answer_hello) as behind:
+        async with web(short_dir, origins=["http://page.example"]) as (_, port), server(answer_hello) as behind:
             raw = request(f"/forward/shared/{behind}/", "Origin: http://page.example")
             assert status(await ask(port, raw)) == 200
             for host in ("localhost", "LOCALHOST:80", "[::1]:7001", "[::1]", "10.0.0.1", "localhost:"):
@@ -635,7 +635,10 @@ def test_slow_clients_are_told_so(short_dir: str, monkeypatch: pytest.MonkeyPatc
     async def case() -> None:
         async with web(short_dir) as (_, port), server(swallow) as behind:
             assert status(await ask(port, b"GET /health HTTP/1.1\r\nHost: local")) == 408
-            assert status(await ask(port, request("/files/list", "Content-Length: 10", method="POST", body=b"{"))) == 408
+            assert (
+                status(await ask(port, request("/files/list", f"X-Eos-Token: {TOKEN}", "Content-Length: 10", method="POST", body=b"{")))
+                == 408
+            )
             assert status(await ask(port, request(f"/forward/shared/{behind}/", "Content-Length: 10", method="POST", body=b"{"))) == 408
             long = request("/health", "X: " + "x" * 70000)
             assert status(await ask(port, long)) == 431
