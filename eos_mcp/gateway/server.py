@@ -34,6 +34,7 @@ from eos_mcp.gateway.relay import LONGEST, Outcome, Relay
 READ_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 60.0  # for 16 MiB at most: who takes longer to read them has gone to sleep, and holds one of our connections
 ACCEPT_PAUSE_S = 0.1
+STRANGERS = 256  # connections that have shown no token yet: they count against no limit, but one more, and the oldest is hung up on
 
 Answer = Callable[[Request, Callable[[str], None], Outcome | None], Awaitable[dict[str, Any] | bytes]]
 
@@ -52,15 +53,17 @@ class GatewayServer:
         self._refusing: set[asyncio.Task[None]] = set()
         self._accepting = False
         self._silent: set[socket.socket] = set()  # that have sent nothing yet
+        self._strangers: dict[socket.socket, None] = {}  # those, and the ones that a coroutine reads a request from; oldest first
         self._deadlines = Deadlines()
 
     @property
     def busy(self) -> bool:
-        return self._in_use > 0
+        return len(self._open) + len(self._relay) + len(self._silent) > 0
 
     @property
     def _in_use(self) -> int:
-        return len(self._open) + len(self._relay) + len(self._silent)
+        """Connections whose token was right."""
+        return len(self._open) + len(self._relay) - (len(self._strangers) - len(self._silent))
 
     def start(self) -> None:
         self._accepting = True
@@ -113,26 +116,44 @@ class GatewayServer:
 
     def _admit(self, connected: socket.socket) -> None:
         self.last_request_at = time.monotonic()
-        if self._in_use >= self._max_connections:
-            task = asyncio.create_task(self._refuse(connected))
-            self._refusing.add(task)  # asyncio holds tasks weakly; this one is nobody else's
-            task.add_done_callback(self._refusing.discard)
-            return
         if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         until = time.monotonic() + READ_TIMEOUT_S
         if not self._begin(connected, until):
             self._silent.add(connected)
+            self._meet(connected)
             self._deadlines.set(connected, until, lambda: self._spoke(connected, until))
             asyncio.get_running_loop().add_reader(connected, self._spoke, connected, until)
+
+    def _meet(self, connected: socket.socket) -> None:
+        """Note one more connection that has shown nothing yet, at the cost of the oldest such one where there are too many."""
+        self._strangers[connected] = None
+        if len(self._strangers) <= STRANGERS:
+            return
+        oldest = next(iter(self._strangers))
+        if oldest in self._silent:
+            self._silent.discard(oldest)
+            del self._strangers[oldest]
+            self._deadlines.clear(oldest)
+            asyncio.get_running_loop().remove_reader(oldest)
+            oldest.close()
+            return
+        self._strangers[oldest] = self._strangers.pop(oldest)  # its coroutine finds the end of the stream, and takes it out
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
 
     def _spoke(self, connected: socket.socket, until: float | None) -> None:
         """Something is there, or it is late, or the gateway ends (None)."""
         self._silent.discard(connected)
+        self._strangers.pop(connected, None)
         self._deadlines.clear(connected)
         asyncio.get_running_loop().remove_reader(connected)
         if until is None or not self._begin(connected, until):
-            self._spawn(self._serve(LineSocket(connected), read_until=until))
+            self._read(LineSocket(connected), until)
+
+    def _read(self, line: LineSocket, until: float | None) -> None:
+        self._meet(line.socket)
+        self._spawn(self._serve(line, read_until=until))
 
     def _begin(self, connected: socket.socket, until: float) -> bool:
         """Read what is there and see to it that it is answered; False: there is nothing yet."""
@@ -144,7 +165,11 @@ class GatewayServer:
             received = b""
         request = self._request_in(received)
         if request is None:
-            self._spawn(self._serve(LineSocket(connected, received), read_until=until))
+            self._read(LineSocket(connected, received), until)
+        elif self._in_use >= self._max_connections:
+            task = asyncio.create_task(self._refuse(connected))
+            self._refusing.add(task)  # asyncio holds tasks weakly; this one is nobody else's
+            task.add_done_callback(self._refusing.discard)
         elif not self._relay.take(self, connected, request, len(received)):
             self._spawn(self._serve(LineSocket(connected), request))
         return True
@@ -190,14 +215,16 @@ class GatewayServer:
 
     async def _refuse(self, connected: socket.socket) -> None:
         line = LineSocket(connected)
-        details = {"max_concurrent_connections": self._max_connections, "reason": "gateway_at_capacity", "retryable": True}
-        error = OperationError(INTERNAL_ERROR, f"the gateway serves {self._max_connections} connections already", details)
         try:
             with contextlib.suppress(OSError):
-                await line.send(protocol.encode(error.envelope()))
+                await line.send(protocol.encode(self._full().envelope()))
                 await line.linger()
         finally:
             line.close()
+
+    def _full(self) -> OperationError:
+        details = {"max_concurrent_connections": self._max_connections, "reason": "gateway_at_capacity", "retryable": True}
+        return OperationError(INTERNAL_ERROR, f"the gateway serves {self._max_connections} connections already", details)
 
     async def _serve(
         self, line: LineSocket, request: Request | None = None, outcome: Outcome | None = None, *, read_until: float | None = None
@@ -213,6 +240,7 @@ class GatewayServer:
             if reply is not None:
                 await self._end(line, reply)
         finally:
+            self._strangers.pop(line.socket, None)
             line.close()
 
     async def _end(self, line: LineSocket, reply: bytes) -> None:
@@ -234,6 +262,9 @@ class GatewayServer:
                 if received is None:
                     return None
                 request = self._authenticated(received)
+                self._strangers.pop(line.socket, None)
+                if self._in_use > self._max_connections:
+                    raise self._full()
             if request.transport.get(protocol.STREAM_LOGS_KEY) is True:
                 frames = _Frames(line)
             reply = await self._answer(request, frames.put if frames is not None else _no_progress, outcome)

@@ -159,16 +159,34 @@ def test_a_client_that_leaves_without_asking_leaves_nothing_behind(short_dir: st
     run(short_dir, case)
 
 
-def test_more_connections_than_admitted_are_told_so(short_dir: str) -> None:
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_more_requests_than_admitted_are_told_so(short_dir: str, in_pieces: bool) -> None:
     async def case(one: Gateway) -> None:
-        held = [await asyncio.open_unix_connection(one.path) for _ in range(3)]
-        while one.server._in_use < 3:  # pyright: ignore[reportPrivateUsage]
+        release, inside = asyncio.Event(), 0
+
+        async def wait(_: Callable[[str], None]) -> dict[str, Any]:
+            nonlocal inside
+            inside += 1
+            await release.wait()
+            return {"sandboxes": []}
+
+        one.manager.work = wait
+        held = [asyncio.create_task(one.raw(line())) for _ in range(3)]
+        while inside < 3:
             await asyncio.sleep(0)
-        reply = await one.raw(line())
-        assert kind(reply) == "internal_error"
+        reader, writer = await asyncio.open_unix_connection(one.path)
+        asked = line()
+        if in_pieces:
+            writer.write(asked[:10])
+            while not one.server._strangers:  # pyright: ignore[reportPrivateUsage]
+                await asyncio.sleep(0)
+        writer.write(asked[10:] if in_pieces else asked)
+        reply = json.loads(await reader.readline())
+        writer.close()
+        assert kind(reply) == "internal_error" and reply["error"]["details"]["reason"] == "gateway_at_capacity"
         assert reply["error"]["details"]["max_concurrent_connections"] == 3 and reply["error"]["details"]["retryable"] is True
-        for _, writer in held:
-            writer.close()
+        release.set()
+        assert await asyncio.gather(*held) == [{"sandboxes": []}] * 3
         while one.server.busy:
             await asyncio.sleep(0)
         assert await one.raw(line()) == {"sandboxes": []}
@@ -445,3 +463,52 @@ def test_a_taken_port_is_named() -> None:
     with pytest.raises(ListenError, match=f"port {first.endpoint.port} of 127.0.0.1 is taken"):
         listen.tcp(first.endpoint)
     first.socket.close()
+
+
+@pytest.mark.parametrize("kind_of", ["unix", "tcp"])
+def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, kind_of: str) -> None:
+    """Half of them say nothing, half begin a request, all within the time that a request may take; who has the token is served all the while."""
+
+    async def case() -> None:
+        agent = await ScriptedAgent("s").start()
+        manager = ScriptedManager(agent)
+        forwarder = Forwarder()
+        forwarder.targets = manager.target
+        listeners = [listen.unix(f"{short_dir}/g.sock"), listen.tcp(Endpoint("tcp", host="127.0.0.1", port=0))]
+        router = route.Router(manager, forwarder, info=route.base_info, contract_results=False)
+        server = GatewayServer(listeners, TOKEN, router.answer, relay=Relay(router, forwarder), max_connections=256)
+        server.start()
+
+        async def dial(kind_of: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            if kind_of == "unix":
+                return await asyncio.open_unix_connection(f"{short_dir}/g.sock")
+            return await asyncio.open_connection("127.0.0.1", listeners[1].endpoint.port)
+
+        async def served() -> None:
+            for each in ("unix", "tcp"):
+                reader, writer = await dial(each)
+                writer.write(line())
+                assert json.loads(await reader.readline()) == {"sandboxes": []}
+                writer.close()
+
+        silent: list[asyncio.StreamWriter] = []
+        for number in range(600):
+            silent.append((await dial(kind_of))[1])
+            if number % 2:
+                silent[-1].write(b'{"op":')
+            if number % 50 == 49:
+                await served()
+        assert len(server._strangers) <= gateway_server.STRANGERS  # pyright: ignore[reportPrivateUsage]
+        for writer in silent:
+            writer.close()
+        while server.busy:
+            await asyncio.sleep(0.01)
+        assert not server._strangers  # pyright: ignore[reportPrivateUsage]
+        await server.stop_accepting()
+        await server.finish(5)
+        for listener in listeners:
+            listener.socket.close()
+        forwarder.close()
+        await agent.stop()
+
+    asyncio.run(asyncio.wait_for(case(), 120))
