@@ -10,7 +10,8 @@ import hmac
 import ipaddress
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,8 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 class Guard:
     """421 for a Host that is not ours, 403 for an Origin that is not, 401 without the token; else the inner application."""
 
-    def __init__(self, inner: ASGIApp, *, token: str, bind_host: str, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, inner: ASGIApp, *, token: str, bind_host: str, names: Sequence[str] = (), passed: Callable[[Any], None] | None = None
+    ) -> None:
+        """`passed` is told the peer, address and port, of each request that is let through."""
         self._inner = inner
+        self._passed = passed
         self._token = token.encode()
         self._bound = _address(bind_host)
         self._names = {"localhost", *(name.lower() for name in names)}
@@ -37,6 +42,8 @@ class Guard:
             return
         status, why = self._judge(scope["headers"])
         if status == 200:
+            if self._passed is not None:
+                self._passed(scope["client"])
             await self._inner(scope, receive, send)
         else:
             await _refuse(send, status, why)

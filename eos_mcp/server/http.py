@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from eos_agent.protocol import CONFIG_ERROR, OperationError
 from eos_mcp import places, token_file
 from eos_mcp.server.app import App, build, log_to_stderr
+from eos_mcp.server.door import Door
 from eos_mcp.server.guard import Guard
 from eos_mcp.server.options import MAX_MESSAGE_BYTES, Options
 
@@ -30,10 +31,10 @@ BACKLOG = 256
 _UNCHECKED = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
-def application(app: App, options: Options, token: str) -> ASGIApp:
-    """The ASGI application of `options.transport`; `token` is what every request must bear."""
+def application(app: App, options: Options, token: str, door: Door) -> ASGIApp:
+    """The ASGI application of `options.transport`; `token` is what every request must bear, `door` what its connection waits at until then."""
     inner = _streamable(app) if options.transport == "http" else _sse(app)
-    return Guard(inner, token=token, bind_host=options.host, names=options.allow_hosts)
+    return Guard(inner, token=token, bind_host=options.host, names=options.allow_hosts, passed=door.passed)
 
 
 def run(options: Options, app: App | None = None) -> int:
@@ -48,8 +49,10 @@ def run(options: Options, app: App | None = None) -> int:
     log_to_stderr()
     host, port = listener.getsockname()[:2]
     app = app or build(options)
+    door = Door()
     config = uvicorn.Config(
-        application(app, options, token),
+        application(app, options, token, door),
+        http=door.protocol(),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -343,3 +343,59 @@ def test_a_further_name_is_served_when_the_command_line_allows_it(tmp_path: Path
         served = Served(wire, "", port)
         assert post(served, discover(1), {**MODERN, "Host": f"box.example:{port}"})[0] == 200
         assert post(served, discover(1), {**MODERN, "Host": "other.example"})[0] == 421
+
+
+@pytest.mark.parametrize("transport", ["http", "sse"])
+def test_six_hundred_half_open_heads_keep_nobody_out(streamable: Served, sse: Served, transport: str) -> None:
+    """They are hung up on, the oldest first, while who has the token is answered; the rest ends by itself."""
+    served = streamable if transport == "http" else sse
+    held: list[socket.socket] = []
+    begin = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
+
+    def answered() -> None:
+        if transport == "http":
+            assert post(served, discover(), MODERN)[0] == 200
+            return
+        with socket.create_connection(("127.0.0.1", served.port), 60) as events:
+            events.sendall(f"GET /sse HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+            assert events.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+    try:
+        for number in range(600):
+            peer = socket.create_connection(("127.0.0.1", served.port), 60)
+            held.append(peer)
+            if number % 2:
+                peer.sendall(begin)
+            if number % 100 == 99:
+                answered()
+        answered()
+        ended = 0
+        for peer in held:  # all of them, in the end: by number, or by time
+            peer.settimeout(60)
+            try:
+                ended += peer.recv(1) == b""
+            except ConnectionResetError:
+                ended += 1
+        assert ended == 600
+        answered()
+    finally:
+        for peer in held:
+            peer.close()
+
+
+def test_a_connection_that_has_shown_the_token_outlives_the_time_for_heads(sse: Served) -> None:
+    with socket.create_connection(("127.0.0.1", sse.port), 60) as events, socket.create_connection(("127.0.0.1", sse.port), 60) as silent:
+        events.sendall(f"GET /sse HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        assert events.recv(4096).startswith(b"HTTP/1.1 200 ")
+        silent.settimeout(60)
+        try:
+            assert silent.recv(1) == b""  # this one is over, and is younger
+        except ConnectionResetError:
+            pass
+        events.settimeout(0.2)
+        try:
+            while events.recv(4096):
+                pass
+            raise AssertionError("the stream of events ended")
+        except TimeoutError:
+            pass
