@@ -267,9 +267,16 @@ class Http(Section):
     forward: Forward = Forward()
 
 
+class Network(Section):
+    """`neighbours`: whether a container reaches, and is reached by, others on the engine's network that it is on."""
+
+    neighbours: Literal["deny", "allow"] = "deny"
+
+
 class Daemon(Section):
     server: Server = Server()
     http: Http = Http()
+    network: Network = Network()
 
 
 class Workspace(Section):

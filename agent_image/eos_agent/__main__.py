@@ -210,7 +210,7 @@ async def _run(
     groups: cgroups.Groups,
     room: headroom.Headroom,
 ) -> int:
-    from eos_agent import proof
+    from eos_agent import apart, proof
     from eos_agent.commands import Commands
     from eos_agent.environment import base_environment
     from eos_agent.handlers import Handlers
@@ -244,6 +244,8 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if not found.local and found.get("daemon.network.neighbours", "deny") == "deny":
+        apart.leave_neighbours()
     tcp = await server.listen()
     web = await http.listen(tcp[1])
     endpoint = {"format": 1, "pid": os.getpid(), "started": _started(), "proof": proof.FORMAT, "tcp": list(tcp), "http": list(web)}

@@ -93,6 +93,10 @@ class Netlink:
         """
         self._exchange(kind, b"".join(parts), flags | NLM_F_ACK)
 
+    def dump(self, kind: int, body: bytes) -> list[bytes]:
+        """All that the kernel lists in answer to a request."""
+        return self._exchange(kind, body, NLM_F_DUMP)
+
     def links(self) -> list[Link]:
         """Every interface of the namespace, in the kernel's order."""
         found: list[Link] = []

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from eos_agent.netlink import Netlink
-from tests.end_to_end.desk import Container, Desk, Sandbox
+from tests.end_to_end.desk import Container, Desk, Sandbox, docker
 from tests.end_to_end.places import DEBIAN, DOCKER, ORDINARY, ROOT, in_places
 from tests.people import Person
 
@@ -26,10 +27,10 @@ pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 README = Path(__file__).resolve().parent.parent.parent / "README.md"
 CURL = """curl() { python3 - "$@" <<'end'
 import sys, time, urllib.request
-token = sys.argv[sys.argv.index("-H") + 1].split(": ")[1] if "-H" in sys.argv else ""
+ask = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
 for attempt in range(100):
     try:
-        print(urllib.request.urlopen(urllib.request.Request(sys.argv[-1], headers={"X-Eos-Token": token})).read().decode())
+        print(ask(sys.argv[-1]).read().decode())
         break
     except urllib.error.HTTPError as error:
         assert error.code == 502
@@ -118,9 +119,7 @@ def test_isolated_sessions_serve_the_same_port_and_only_the_host_reaches_each(sa
     if "docker" in request.node.callspec.id:
         script = GET + f"get 127.0.0.1 7001 /forward/isolated={ids['red']}/8000/index.html"
         assert "unauthorized" in sandbox.shell(script, None, "--tty=false")["output"]
-        assert web.get(f"/forward/isolated={ids['red']}/8000/index.html", token=False) == (200, "red")
-    else:
-        assert web.get(f"/forward/isolated={ids['red']}/8000/index.html", token=False)[0] == 401
+    assert web.get(f"/forward/isolated={ids['red']}/8000/index.html", token=False)[0] == 401
     shared = sandbox.session()
     assert web.get(f"/forward/isolated={shared}/8000/")[0] == 403
     for session in ids.values():
@@ -132,17 +131,18 @@ def test_isolated_sessions_serve_the_same_port_and_only_the_host_reaches_each(sa
 
 
 @in_places(DOCKER)
-def test_servers_in_docker_are_reached_without_a_token_and_after_a_restart_at_the_new_port(sandbox: Sandbox) -> None:
+def test_servers_in_docker_are_reached_with_a_token_alone_and_after_a_restart_at_the_new_port(sandbox: Sandbox) -> None:
     assert isinstance(sandbox, Container)
     session = sandbox.session()
     serve(sandbox, session, "shared")
-    assert Web(sandbox).wait("/forward/shared/8000/index.html?x=1", token=False) == "shared"
+    assert Web(sandbox).wait("/forward/shared/8000/index.html?x=1") == "shared"
+    assert Web(sandbox).get("/forward/shared/8000/index.html?x=1", token=False)[0] == 401
     assert sandbox.do("create_workspace_session", "--network-profile", "isolated")["address"] == "10.244.0.2"
     sandbox.restart()
     made = sandbox.do("create_workspace_session", "--network-profile", "isolated")
     assert made["address"] == "10.244.0.2"  # nothing of the network before is left
     serve(sandbox, made["workspace_session_id"], "again")
-    assert Web(sandbox).wait(f"/forward/isolated={made['workspace_session_id']}/8000/index.html", token=False) == "again"
+    assert Web(sandbox).wait(f"/forward/isolated={made['workspace_session_id']}/8000/index.html") == "again"
 
 
 @in_places(ROOT)
@@ -199,15 +199,42 @@ def test_where_private_addresses_are_denied_there_are_no_isolated_sessions(
 
 
 @in_places(ORDINARY, DEBIAN)
-def test_the_commands_of_the_readme_show_a_file_of_the_session(sandbox: Sandbox, request: pytest.FixtureRequest) -> None:
+def test_the_commands_of_the_readme_show_a_file_of_the_session(sandbox: Sandbox) -> None:
     text = README.read_text()
     (block,) = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)
-    (header,) = re.findall(r"^`(-H \"X-Eos-Token: .*)`\. ", text, re.M)
-    if "docker" not in request.node.callspec.id:
-        block = block.replace("curl -fs", f"curl -fs {header}")
     sandbox.write("greeting.txt", "hello from a session\n")
     run = f'sandbox={sandbox.id}\nrun() {{ sandbox-runtime-cli --sandbox-id "$sandbox" "$@"; }}\n'
     desk = sandbox.desk
     script = "set -eu\n" + run + ("" if shutil.which("curl") else CURL) + block
     code, out, err = desk.person.run(["/bin/sh", "-c", script], env=desk.person.environment(**desk.env))
     assert code == 0 and out.endswith("hello from a session\n"), (out, err)
+
+
+REACH = """reach() { if timeout 5 bash -c "exec 3<>/dev/tcp/$1/$2" 2>/dev/null; then echo "$1 $2"; fi; }
+"""
+
+
+@in_places(DEBIAN)
+def test_containers_of_one_engine_do_not_reach_each_other(sandbox: Sandbox, image: Callable[[str], str]) -> None:
+    """Neither the agent's ports nor a server, from neither side; what is behind the gateway is reached, as before, and so are the published ports."""
+    other = sandbox.desk.create(image("busybox"))
+    asking = docker("run", "-d", "--network", "bridge", "--label", "eos-test=1", image("debian"), "sleep", "600")
+    try:
+        serve(other, other.session(), "other")
+        serve(sandbox, sandbox.session(), "own")
+        assert Web(other).wait("/forward/shared/8000/index.html") == "other"
+        assert Web(sandbox).wait("/forward/shared/8000/index.html") == "own"
+        own, its = (docker("inspect", "--format", "{{.NetworkSettings.IPAddress}}", one.id) for one in (sandbox, other))
+        gateway = docker("inspect", "--format", "{{.NetworkSettings.Gateway}}", sandbox.id)
+        with socket.create_server((gateway, 0)) as outside:
+            beyond = f"{gateway} {outside.getsockname()[1]}"
+            tried = [f"{its} 7000", f"{its} 7001", f"{its} 8000", f"{own} 8000", "127.0.0.1 8000", beyond]
+            script = REACH + "".join(f"reach {where}\n" for where in tried)
+            for session in ([], ["--workspace-session-id", sandbox.session()]):
+                said = sandbox.do("exec_command", "--tty=false", "--yield-time-ms", "50000", *session, script)["output"].splitlines()
+                assert said == [f"{own} 8000", "127.0.0.1 8000", beyond]
+            script = REACH + "".join(f"reach {where} {port}\n" for where in (own, its) for port in (7000, 7001, 8000)) + f"reach {beyond}"
+            assert docker("exec", asking, "bash", "-c", script).splitlines() == [beyond]  # a container that is none of ours
+    finally:
+        docker("rm", "-f", "-v", asking)
+        other.destroy()
