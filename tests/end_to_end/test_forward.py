@@ -237,4 +237,4 @@ def test_containers_of_one_engine_do_not_reach_each_other(sandbox: Sandbox, imag
             assert docker("exec", asking, "bash", "-c", script).splitlines() == [beyond]  # a container that is none of ours
     finally:
         docker("rm", "-f", "-v", asking)
-        other.destroy()
+        Sandbox.destroy(other)  # its base is the other one's too

@@ -134,7 +134,7 @@ def test_absent_and_empty_sections_have_their_defaults(tmp_path: Path) -> None:
     assert loaded.runner.mount_mask.hidden_paths == ["/eos"]
     sections: dict[str, Any] = config.agent_sections(b"")
     assert sections["runtime"]["layerstack"]["autosquash_policies"] is None
-    assert sections["daemon"]["http"]["auth"] == "none"
+    assert sections["daemon"]["http"]["auth"] == "token"
     assert set(sections) == {"daemon", "runtime", "runner", "observability"}
 
 
