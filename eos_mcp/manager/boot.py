@@ -6,7 +6,7 @@ from __future__ import annotations
 def boot_id() -> str:
     """The kernel's random name for this boot; empty where the system has none."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().decode().strip()
     except OSError:
         return ""

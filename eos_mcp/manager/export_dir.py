@@ -123,10 +123,11 @@ def _commit(stage: Stage, dest: str, target: Tree | None) -> None:
     except BaseException as error:
         try:
             roll_back(stage, name, target)
-        except OSError as second:
+        except Exception as second:  # of whatever sort: what was moved out of the way is not thrown away
             stage.kept = True
             stage.leave()
-            details = {"path": dest, "staging": stage.path, "errno": errno.errorcode.get(second.errno or 0, "EIO")}
+            code = errno.errorcode.get(second.errno or 0, "EIO") if isinstance(second, OSError) else "EIO"
+            details = {"path": dest, "staging": stage.path, "errno": code}
             raise OperationError(
                 OPERATION_FAILED,
                 f"export: {error}; taking it back failed as well: {second}. The next export to {dest} tries again",

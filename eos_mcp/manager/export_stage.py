@@ -262,12 +262,19 @@ class Stage:
         return Step(letter, bool(staged), mode, None if old == _NO_MODE else old, path) if len(path) == size else None
 
     def steps(self) -> Iterator[tuple[int, Step]]:
-        """All steps in order, read through a descriptor of their own."""
+        """All steps in order, read apart from where the file stands."""
         self._plan.flush()
-        with os.fdopen(os.open(b"plan", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.tree.fd), "rb", buffering=1 << 16) as file:
-            for n in range(len(self._at)):
-                letter, staged, mode, old, size = _RECORD.unpack(file.read(_RECORD.size))
-                yield n, Step(letter, bool(staged), mode, None if old == _NO_MODE else old, file.read(size))
+        fd, at, held = self._plan.fileno(), 0, b""
+        for n in range(len(self._at)):
+            size = _RECORD.size
+            while len(held) < size or len(held) < (size := _RECORD.size + _RECORD.unpack_from(held)[4]):
+                data = os.pread(fd, 1 << 16, at)
+                if not data:
+                    raise OSError(errno.EIO, "the plan of the export is cut short", self.path)
+                held, at = held + data, at + len(data)
+            letter, staged, mode, old, _ = _RECORD.unpack_from(held)
+            yield n, Step(letter, bool(staged), mode, None if old == _NO_MODE else old, held[_RECORD.size : size])
+            held = held[size:]
 
     def backwards(self) -> Iterator[tuple[int, Step]]:
         for n in range(len(self._at) - 1, -1, -1):
@@ -366,11 +373,19 @@ class Stage:
             self._back(target, path, b"undo/c%d" % k)
         for _, what in self.backwards():
             if what.old_mode is not None:
-                found = target.lstat(what.path)
-                if found is not None and not stat.S_ISLNK(found.st_mode) and stat.S_IMODE(found.st_mode) != what.old_mode:
-                    target.chmod(what.path, what.old_mode, shared=True)
+                self._mode_back(target, what, what.old_mode)
         if not sync_file_system(target.fd):
             os.fsync(target.fd)
+
+    @staticmethod
+    def _mode_back(target: Tree, what: Step, old_mode: int) -> None:
+        """Of what the export gave another one: what has been put there since, or got a name elsewhere, is not ours to change."""
+        found = target.lstat(what.path)
+        if found is None or (what.letter == b"d") != stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode):
+            return
+        mode = stat.S_IMODE(found.st_mode)
+        if mode != old_mode and mode in (what.mode, old_mode | 0o700, what.mode | 0o700) and (what.letter == b"d" or found.st_nlink == 1):
+            target.chmod(what.path, old_mode)
 
     def _take_back(self, target: Tree, n: int, what: Step) -> None:
         """First the new one out, then the old one in: what lies in `new` says how far this came."""

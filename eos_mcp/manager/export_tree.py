@@ -93,11 +93,11 @@ class Tree:
     def readlink(self, path: bytes) -> bytes:
         return os.readlink(_name(path), dir_fd=self.parent(path))
 
-    def chmod(self, path: bytes, mode: int, *, shared: bool = False) -> None:
+    def chmod(self, path: bytes, mode: int) -> None:
         """Of a file or a directory, never through a symlink.
 
         Raises:
-            OSError: EMLINK, without a change: the file has other names, which would change with it, and not `shared`.
+            OSError: EMLINK, without a change: the file has other names, which would change with it.
         """
         name, parent = _name(path), self.parent(path)
         try:
@@ -108,7 +108,7 @@ class Tree:
             status = os.fstat(fd)
             if stat.S_ISLNK(status.st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and not shared:
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
                 raise OSError(errno.EMLINK, f"{status.st_nlink} names lead to this file, all would get its mode", path)
             try:
                 os.fchmod(fd, mode)
