@@ -91,7 +91,10 @@ class Desk:
     def left_in_state(self) -> list[str]:
         """What a refused or destroyed sandbox may have left: its directory, its record, a probe's directory."""
         own = ("gateway.", "instance_id", "registry.json")
-        found = [name for name in sorted(os.listdir(self.state)) if not name.startswith(own) and name != "sandboxes"]
+        folders = ("sandboxes", "exports")
+        found = [name for name in sorted(os.listdir(self.state)) if not name.startswith(own) and name not in folders]
+        if (self.state / "exports").exists():
+            found += [f"exports/{name}" for name in os.listdir(self.state / "exports")]
         if (self.state / "sandboxes").exists():
             found += [f"sandboxes/{name}" for name in os.listdir(self.state / "sandboxes")]
         if (self.state / "registry.json").exists():
