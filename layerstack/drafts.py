@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerstack import documents, durable
 from layerstack.errors import NotFound, StoreCorrupt
+from layerstack.index_file import FORMAT, PLAIN_FORMAT
 from layerstack.states import DIRECTORY, FILE
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Draft(NamedTuple):
     """Token of the upper that it was made of."""
     digest: str = ""
     """Of its tree, as a layer's; empty in drafts that are older than this key."""
+    content: int = PLAIN_FORMAT
+    """The index format whose digests of files that digest is made of."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -83,6 +86,7 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
         store.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place meanwhile
         upper,
         work.indexed.digest,
+        FORMAT,
     )
     folder = folder_of(store, draft.draft_id)
     store.check_open()

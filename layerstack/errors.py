@@ -101,6 +101,12 @@ class Busy(LayerStackError):
     reason = "busy"
 
 
+class Stopped(LayerStackError):
+    """The caller wanted it no more, or the agent ends: nothing was published, and nothing is lost."""
+
+    reason = "cancelled"
+
+
 class StoreBusy(Busy):
     """Another process has this store open."""
 

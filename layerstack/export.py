@@ -7,6 +7,8 @@
 
 In format 2 each file has its SHA-256 in the record `EOS.sha256`, as it was when it was published, and the trailer's is that of the tar without
 the content of files: nothing of them is read to be hashed, and large ones go from the file to the socket by sendfile(2). Format 1 hashes all.
+Format 3 is format 2 with holes: digests are those of `layerstack.content`, which are the SHA-256 of the bytes where there are no 64 KiB of zeros, and
+a file with holes (`EOS.sparse`, its size) has a map in front of its data, in the form of GNU tar 1.0.
 
 Every directory that an entry lies in comes before it. Nothing of the base crosses, no special file exists in a layer. Deletions and
 opaque directories are typed by `EOS.kind`; second names of one file of the delta are hard links to its first name.
@@ -22,14 +24,14 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from layerstack import pax
+from layerstack import content, pax
 from layerstack.errors import LayerStackError, StoreCorrupt
 from layerstack.manifest import Manifest
 
-FORMAT, FORMAT_OF_DIGESTS = 1, 2
+FORMAT, FORMAT_OF_DIGESTS, FORMAT_OF_HOLES = 1, 2, 3
 FRAME_BYTES = 1 << 20
 RANGE_BYTES, RANGE_MAX = 1 << 18, 1 << 24
-"""In format 2 a file of so many bytes is not read here but given as ranges, and how long one of them is at most."""
+"""From format 2 on a file of so many bytes is not read here but given as ranges, and how long one of them is at most."""
 
 _KEPT_PARENTS = 4096
 
@@ -83,10 +85,12 @@ class ExportEntry(NamedTuple):
 
     header: pax.Header
     real_path: str | None
+    ranges: Sequence[tuple[int, int]] | None = None
+    """Of a file that is sent with its holes: (offset, size) of its data."""
 
 
 def fold(
-    version: Version, *, xattrs: bool = False, digests: Digests | None = None, earlier: Earlier | None = None
+    version: Version, *, xattrs: bool = False, digests: Digests | None = None, earlier: Earlier | None = None, holes: bool = False
 ) -> Iterator[ExportEntry]:
     """The delta above the base in byte order of paths, one winner per path; a deletion only where its directory still is one.
 
@@ -137,17 +141,31 @@ def fold(
                     yield ExportEntry(header, None)
                     continue
             more = _xattrs(entry.real_path) if xattrs else {}
-            digest = b"" if digests is None else (digests(entry.layer_id, path) or _sha256(entry.real_path)).hex().encode()
+            digest = b"" if digests is None else _digest(entry, path, digests, plain=not holes).hex().encode()
             header = pax.Header(raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more, sha256=digest)
+            ranges = _ranges(entry.real_path) if holes and content.has_holes(status) else None
+            if ranges is not None:
+                held = len(pax.sparse_map(ranges, entry.size)) + sum(size for _, size in ranges)
+                header = header._replace(size=held, sparse=entry.size)
             header = header._replace(earlier=before(path)) if earlier is not None else header
-            yield ExportEntry(header, entry.real_path)
+            yield ExportEntry(header, entry.real_path, ranges)
         else:
             raise StoreCorrupt(f"a layer holds a special file at {path}", details={"path": path})
 
 
-def _sha256(path: str) -> bytes:
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
-        return hashlib.file_digest(file, "sha256").digest()
+def _digest(entry: Entry, path: str, digests: Digests, *, plain: bool) -> bytes:
+    """Of a file, from the index where that has it."""
+    if plain and entry.size >= content.BLOCK:
+        return content.digest_at(entry.real_path, plain=True)  # for a gateway that is older than the second form
+    return digests(entry.layer_id, path) or content.digest_at(entry.real_path)
+
+
+def _ranges(path: str) -> list[tuple[int, int]] | None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return content.sparse_map(fd)
+    finally:
+        os.close(fd)
 
 
 def _xattrs(path: str) -> dict[bytes, bytes]:
@@ -224,29 +242,36 @@ def tar(entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: b
         if not whole:
             count.digest.update(data)
 
-    for header, real_path in entries:
+    for header, real_path, ranges in entries:
         frame(pax.encode(header))
         count.entry(header)
         if real_path is not None and header.size:
+            if ranges is not None:
+                waiting += pax.sparse_map(ranges, header.sparse)
             fd = os.open(real_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                left = header.size
-                if not whole and left >= RANGE_BYTES:
-                    yield full()
+                if ranges is not None:
                     _check_size(real_path, header, os.fstat(fd).st_size)
-                    while left:
-                        piece = FileRange(fd, header.size - left, min(left, RANGE_MAX))
-                        count.numbers["tar_bytes"] += piece.size
-                        yield piece
-                        left -= piece.size
-                while left:
-                    if len(waiting) >= FRAME_BYTES:
+                for begin, size in ranges if ranges is not None else ((0, header.size),):
+                    os.lseek(fd, begin, os.SEEK_SET)
+                    left = size
+                    if not whole and left >= RANGE_BYTES:
                         yield full()
-                    data = os.read(fd, min(left, FRAME_BYTES - len(waiting)))
-                    if not data:
-                        _check_size(real_path, header, header.size - left)
-                    left -= len(data)
-                    waiting += data
+                        if ranges is None:
+                            _check_size(real_path, header, os.fstat(fd).st_size)
+                        while left:
+                            piece = FileRange(fd, begin + size - left, min(left, RANGE_MAX))
+                            count.numbers["tar_bytes"] += piece.size
+                            yield piece
+                            left -= piece.size
+                    while left:
+                        if len(waiting) >= FRAME_BYTES:
+                            yield full()
+                        data = os.read(fd, min(left, FRAME_BYTES - len(waiting)))
+                        if not data:
+                            _check_size(real_path, header, begin + size - left)
+                        left -= len(data)
+                        waiting += data
             finally:
                 os.close(fd)
             frame(pax.padding(header.size))
@@ -257,8 +282,8 @@ def tar(entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: b
 
 
 def _check_size(real_path: str, header: pax.Header, size: int) -> None:
-    if size != header.size:
-        raise StoreCorrupt(f"{real_path} has {size} bytes instead of {header.size}", details={"path": os.fsdecode(header.path)})
+    if size != header.length:
+        raise StoreCorrupt(f"{real_path} has {size} bytes instead of {header.length}", details={"path": os.fsdecode(header.path)})
 
 
 def stream(
@@ -269,6 +294,7 @@ def stream(
     xattrs: bool = False,
     digests: Digests | None = None,
     earlier: Earlier | None = None,
+    holes: bool = False,
 ) -> Iterator[bytes | FileRange]:
     """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
@@ -276,14 +302,15 @@ def stream(
         live_workspace_sessions: named in the first line when there are any: their private work is not part of a version.
         offset: bytes of the tar that the other side has; they are made and hashed again, but not sent.
         digests: those of files; with them it is format 2, without format 1.
+        holes: with digests: it is format 3.
         earlier: what older layers have; each file and deletion then says so in the record `EOS.earlier`, for a dry run.
     Yields:
-        Byte strings of any length, in format 2 also ranges of files. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
+        Byte strings of any length, from format 2 on also ranges of files. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
         so that the other side never takes a part for the whole.
     """
     manifest = version.manifest
     header: dict[str, Any] = {
-        "format": FORMAT if digests is None else FORMAT_OF_DIGESTS,
+        "format": FORMAT if digests is None else FORMAT_OF_HOLES if holes else FORMAT_OF_DIGESTS,
         "manifest_version": manifest.version,
         "root_hash": manifest.root_hash,
         "layers_exported": [layer.layer_id for layer in manifest.layers[:-1]],
@@ -297,7 +324,11 @@ def stream(
     skip = offset
     trailer: dict[str, Any]
     try:
-        for piece in tar(fold(version, xattrs=xattrs, digests=digests, earlier=earlier), count, whole=digests is None):
+        for piece in tar(
+            fold(version, xattrs=xattrs, digests=digests, earlier=earlier, holes=holes and digests is not None),
+            count,
+            whole=digests is None,
+        ):
             size = piece.size if isinstance(piece, FileRange) else len(piece)
             if skip >= size:
                 skip -= size

@@ -7,12 +7,16 @@ import os
 import stat
 from collections.abc import Callable, Generator
 
+from layerstack import content
 from layerstack.fsck_tree import in_byte_order
-from layerstack.states import PIECE
 
 
-def tree_hash(root: str, failed: Callable[[OSError], None]) -> Generator[None, None, str]:
-    """SHA-256 in hex of the tree at `root`, every file read; `failed` is told what cannot be read. Yields after each entry."""
+def tree_hash(root: str, failed: Callable[[OSError], None], *, plain: bool = False) -> Generator[None, None, str]:
+    """SHA-256 in hex of the tree at `root`, every file read; `failed` is told what cannot be read. Yields after each entry.
+
+    Args:
+        plain: by the SHA-256 of the bytes of each file, as bases were hashed before `content` had a second form.
+    """
     top, total = os.fsencode(root), hashlib.sha256()
 
     def unlisted(path: bytes, error: OSError) -> None:
@@ -30,15 +34,7 @@ def tree_hash(root: str, failed: Callable[[OSError], None]) -> Generator[None, N
             elif stat.S_ISLNK(status.st_mode):
                 total.update(b"symlink\0%s\0%s\0" % (name, os.readlink(full)))
             elif stat.S_ISREG(status.st_mode):
-                total.update(b"file\0%s\0%o\0%d\0%s\0" % (name, bits, status.st_size, _content(full).encode()))
+                total.update(b"file\0%s\0%o\0%d\0%s\0" % (name, bits, status.st_size, content.digest_at(full, plain=plain).hex().encode()))
         except OSError as error:
             failed(error)
-    return total.hexdigest()
-
-
-def _content(path: bytes) -> str:
-    total = hashlib.sha256()
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
-        while piece := file.read(PIECE):
-            total.update(piece)
     return total.hexdigest()

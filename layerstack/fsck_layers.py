@@ -12,6 +12,7 @@ from layerstack import documents, fsck_base, fsck_tree
 from layerstack.errors import StoreCorrupt
 from layerstack.fsck_look import Damage, Look
 from layerstack.gc import owner_of
+from layerstack.index_file import PLAIN_FORMAT
 from layerstack.manifest import BASE_ID, squashed_id
 
 PER_TREE = 100
@@ -124,13 +125,16 @@ def draft(look: Look, name: str) -> Iterator[Damage | None]:
 
     yield from look.settled(document)
     if body:
-        for found in _tree(look, f"{folder}/layer", None, body.get("digest") or None, body.get("bytes")):
+        plain = body.get("content", PLAIN_FORMAT) == PLAIN_FORMAT
+        for found in _tree(look, f"{folder}/layer", None, body.get("digest") or None, body.get("bytes"), plain=plain):
             if found is None or look.store is None or os.path.isdir(f"{look.root}/{folder}/layer"):  # it may be discarded meanwhile
                 yield found
 
 
-def _tree(look: Look, folder: str, index: str | None, digest: str | None, size: int | None = None) -> Iterator[Damage | None]:
-    """A tree against its index and its digest, or against what is known of it."""
+def _tree(
+    look: Look, folder: str, index: str | None, digest: str | None, size: int | None = None, *, plain: bool = False
+) -> Iterator[Damage | None]:
+    """A tree against its index and its digest, or against what is known of it; `plain`: without an index, as in `fsck_tree.compare`."""
     if look.form is None:
         look.note("not_checked", folder, "the form of the marks is not known: workspace.json cannot be read")
         return
@@ -150,7 +154,8 @@ def _tree(look: Look, folder: str, index: str | None, digest: str | None, size: 
         look.note("not_checked", f"{folder}/{path}", "this user may not read it")
 
     rows = fsck_tree.rows(index) if index is not None else None
-    looking = fsck_tree.compare(f"{look.root}/{folder}", look.form, rows, say, blind)
+    plain = plain if index is None else fsck_tree.is_plain(index)
+    looking = fsck_tree.compare(f"{look.root}/{folder}", look.form, rows, say, blind, plain=plain)
     seen: fsck_tree.Seen | None = None
     while True:
         try:
@@ -190,7 +195,8 @@ def base(look: Look) -> Iterator[Damage | None]:
         return
     told: list[Damage] = []
     blind: list[str] = []
-    looking = fsck_base.tree_hash(os.path.realpath(path), lambda error: _base_failed(look, error, told, blind))
+    plain = look.body.get("content", PLAIN_FORMAT) == PLAIN_FORMAT
+    looking = fsck_base.tree_hash(os.path.realpath(path), lambda error: _base_failed(look, error, told, blind), plain=plain)
     found: str | None = None
     while True:
         try:

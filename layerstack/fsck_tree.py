@@ -13,10 +13,11 @@ import stat
 from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
+from layerstack import content
 from layerstack.errors import StoreCorrupt
 from layerstack.form import Form
-from layerstack.index_file import FORMAT, Row, row_of
-from layerstack.states import DIRECTORY, FILE, LINK, PIECE, SPECIAL, SYSTEM_XATTRS, WHITEOUT, kind_of, list_xattrs
+from layerstack.index_file import PLAIN_FORMAT, Row, format_of, row_of
+from layerstack.states import DIRECTORY, FILE, LINK, SPECIAL, SYSTEM_XATTRS, WHITEOUT, kind_of, list_xattrs
 from layerstack.whiteout import get_mark, is_whiteout
 
 Say = Callable[[str, str, str], None]
@@ -78,8 +79,8 @@ def in_byte_order(root: bytes, failed: Callable[[bytes, OSError], None]) -> Iter
             yield found[0]
 
 
-def read_entry(root: bytes, path: bytes, form: Form, say: Say) -> Entry:
-    """Look at one entry and read it whole. What must not be in a layer is said. Raises OSError."""
+def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = False) -> Entry:
+    """Look at one entry and read it whole. What must not be in a layer is said; `plain` as in `compare`. Raises OSError."""
     full = os.fsdecode(root + b"/" + path if path else root)
     shown = os.fsdecode(path)
     status = os.lstat(full)
@@ -110,19 +111,8 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say) -> Entry:
     if kind == LINK:
         digest = hashlib.sha256(os.fsencode(os.readlink(full))).digest()
     else:
-        digest = _content(full)
+        digest = content.digest_at(full, plain=plain)
     return Entry(path, kind, meta[0], status.st_size, False, digest, kind.encode() + digest + about)
-
-
-def _content(path: str) -> bytes:
-    total = hashlib.sha256()
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        while piece := os.read(fd, PIECE):
-            total.update(piece)
-    finally:
-        os.close(fd)
-    return total.digest()
 
 
 def check_index(path: str) -> str:
@@ -140,8 +130,7 @@ def check_index(path: str) -> str:
         words = file.readline().rstrip(b"\n").split(b" ")
         if len(words) != 4 or words[0] != b"eos-index":
             raise wrong("not an index")
-        if words[1] != b"%d" % FORMAT:
-            raise wrong(f"format {words[1].decode('ascii', 'replace')} is not known, {FORMAT} is")
+        format_of(words[1], path)
         for line in file:
             total.update(line)
             count += 1
@@ -151,6 +140,12 @@ def check_index(path: str) -> str:
     if b"%d" % count != words[2]:
         raise wrong(f"{count} paths, the header says {words[2].decode('ascii', 'replace')}")
     return words[3].decode()
+
+
+def is_plain(path: str) -> bool:
+    """Whether the digests in a checked index file are the SHA-256 of the bytes whatever these are: it is older than `content`'s second form."""
+    with open(path, "rb") as file:
+        return format_of(file.readline().split(b" ")[1], path) == PLAIN_FORMAT
 
 
 def rows(path: str) -> Iterator[Row]:
@@ -165,12 +160,13 @@ def rows(path: str) -> Iterator[Row]:
 
 
 def compare(
-    root: str, form: Form, listed: Iterator[Row] | None, say: Say, blind: Callable[[str], None]
+    root: str, form: Form, listed: Iterator[Row] | None, say: Say, blind: Callable[[str], None], *, plain: bool = False
 ) -> Generator[None, None, Seen | None]:
     """Walk a tree, saying what is wrong with it; yields now and then, so that somebody can look at the clock.
 
     Args:
         listed: the rows of its index; None: there is none to compare with.
+        plain: digests are the SHA-256 of the bytes, as in what was written before `content` had a second form.
         blind: told a path that this process may not read; without the powers to look at everything nothing can be said of the whole.
     Returns:
         What was read, or None when not all of it could be.
@@ -199,7 +195,7 @@ def compare(
         elif listed is not None:
             row = next(listed, None)
         try:
-            entry = read_entry(top, path, form, say)
+            entry = read_entry(top, path, form, say, plain=plain)
         except OSError as error:
             failed(path, error)
             continue

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import IO, NamedTuple
 
-from layerstack.index_file import unescaped
+from layerstack.content import BLOCK
+from layerstack.index_file import PLAIN_FORMAT, format_of, unescaped
 from layerstack.paths import byte_order
 
 OPEN_AT_ONCE = 64
@@ -21,7 +22,7 @@ class _At(NamedTuple):
 
 
 class Digests:
-    """`digests(layer_id, path)` is the SHA-256 of the file that the layer has there, or None.
+    """`digests(layer_id, path)` is the digest (`layerstack.content`) of the file that the layer has there, or None.
 
     Paths must come in byte order. Memory: the buffers of OPEN_AT_ONCE files. Not for several threads at a time.
     """
@@ -30,6 +31,7 @@ class Digests:
         self._folder = f"{root}/.layer-metadata"
         self._open: OrderedDict[str, IO[bytes]] = OrderedDict()
         self._at: dict[str, _At] = {}
+        self._plain: set[str] = set()  # layers whose digests are the SHA-256 of the bytes: not asked where that is another
 
     def __call__(self, layer_id: str, path: str) -> bytes | None:
         wanted, file = byte_order(path), self._file(layer_id)
@@ -38,9 +40,10 @@ class Digests:
             here, digest, offset = at.path, at.digest, at.offset
             while (here is None or here < wanted) and (line := file.readline()):
                 offset += len(line)
-                raw, _, _, _, hexadecimal = line.rstrip(b"\n").split(b"\t")
+                raw, _, _, size, hexadecimal = line.rstrip(b"\n").split(b"\t")
                 here = unescaped(raw)
-                digest = None if hexadecimal == b"-" else bytes.fromhex(hexadecimal.decode())
+                known = hexadecimal != b"-" and not (layer_id in self._plain and int(size) >= BLOCK)
+                digest = bytes.fromhex(hexadecimal.decode()) if known else None
             at = self._at[layer_id] = _At(offset, here, digest)
         return at.digest if at.path == wanted else None
 
@@ -55,7 +58,10 @@ class Digests:
         if layer_id in self._at:
             file.seek(self._at[layer_id].offset)
         else:
-            self._at[layer_id] = _At(len(file.readline()), None, None)
+            header = file.readline()
+            if format_of(header.split(b" ")[1], file.name) == PLAIN_FORMAT:
+                self._plain.add(layer_id)
+            self._at[layer_id] = _At(len(header), None, None)
         return file
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Make the index of a tree, and keep it in a file: one line per path in byte order, so that one path is found by bisection.
 
-    eos-index 1 <count of lines> <SHA-256 of all lines>
-    <path> TAB <kind>[q|o] TAB <mode, octal> TAB <size> TAB <SHA-256 of the content or ->
+    eos-index 2 <count of lines> <SHA-256 of all lines>
+    <path> TAB <kind>[q|o] TAB <mode, octal> TAB <size> TAB <digest of the content or ->
 
-In a path `\\\\`, `\\t` and `\\n` stand for backslash, TAB and LF. Kinds are f, l, d, w; q is a mere container, o opaque.
+Digests are those of `layerstack.content`; format 1 has the SHA-256 of the bytes of every file, which differs for those with 64 KiB of zeros. In a path `\\\\`, `\\t` and `\\n` stand for backslash, TAB and LF. Kinds are f, l, d, w; q is a mere container, o opaque.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from layerstack.chain import Chain
+from layerstack.content import BLOCK
 from layerstack.errors import StoreCorrupt
 from layerstack.index import Index, Record, record
 from layerstack.paths import byte_order, join
 from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, equal
 from layerstack.tree import Tree
 
-FORMAT = 1
+PLAIN_FORMAT, FORMAT = 1, 2
 _MAGIC = b"eos-index"
 _LINE = re.compile("([^\t]*)\t([^\t]*)\t[^\n]*\n")
 _MARKS = {
@@ -39,7 +40,7 @@ class Row(NamedTuple):
     mode: int
     size: int
     digest: bytes | None
-    """SHA-256 of a file's bytes or of a symlink's target."""
+    """Of a file's content, or the SHA-256 of a symlink's target."""
 
 
 class Indexed(NamedTuple):
@@ -178,14 +179,21 @@ def _corrupt(source: str, what: str) -> StoreCorrupt:
     return StoreCorrupt(f"{source}: {what}", details={"file": source})
 
 
+def format_of(word: bytes, source: str) -> int:
+    """The format that a header names. Raises StoreCorrupt, naming `source`, for one that is not known."""
+    for known in (FORMAT, PLAIN_FORMAT):
+        if word == b"%d" % known:
+            return known
+    raise _corrupt(source, f"format {word.decode('ascii', 'replace')} is not known, {PLAIN_FORMAT} and {FORMAT} are")
+
+
 def _body(data: bytes, source: str) -> tuple[bytes, bytes]:
     """All lines, and how many the header says there are."""
     header, _, body = data.partition(b"\n")
     words = header.split(b" ")
     if len(words) != 4 or words[0] != _MAGIC:
         raise _corrupt(source, "not an index")
-    if words[1] != b"%d" % FORMAT:
-        raise _corrupt(source, f"format {words[1].decode('ascii', 'replace')} is not known, {FORMAT} is")
+    format_of(words[1], source)
     if hashlib.sha256(body).hexdigest().encode() != words[3]:
         raise _corrupt(source, "the checksum does not match its content")
     return body, words[2]
@@ -207,11 +215,13 @@ def load(data: bytes, *, source: str) -> dict[str, Record]:
 
 
 def load_digests(data: bytes, *, source: str) -> dict[str, bytes]:
-    """SHA-256 of each file, by path. Raises StoreCorrupt as `load`."""
+    """The digest of each file, by path; of format 1 only those that are the same in both. Raises StoreCorrupt as `load`."""
     found: dict[str, bytes] = {}
-    for line in _body(data, source)[0].split(b"\n")[:-1]:
-        path, mark, _, _, digest = line.split(b"\t")
-        if mark == FILE.encode() and digest != b"-":
+    body = _body(data, source)[0]
+    plain = data.startswith(b"%s %d " % (_MAGIC, PLAIN_FORMAT))
+    for line in body.split(b"\n")[:-1]:
+        path, mark, _, size, digest = line.split(b"\t")
+        if mark == FILE.encode() and digest != b"-" and not (plain and int(size) >= BLOCK):
             found[_unescape(path)] = bytes.fromhex(digest.decode())
     return found
 

@@ -10,6 +10,7 @@ from layerstack import documents, durable
 from layerstack.durable import Step
 from layerstack.errors import Invalid, StoreBusy, StoreCorrupt, Unsupported
 from layerstack.form import FORMS, Form
+from layerstack.index_file import FORMAT
 from layerstack.manifest import BASE_ID, FIRST_VERSION, Manifest, reference
 
 FOLDERS = ("manifests", "layers", "base", ".layer-metadata", "sessions", "drafts", "staging")
@@ -28,10 +29,16 @@ def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, s
     if inner.startswith(outer) or outer.startswith(inner):
         details = {"store": root, "workspace_root": workspace_root}
         raise Invalid(f"{root} and its workspace {workspace_root} lie inside one another", reason="store_in_workspace", details=details)
-    body = {"workspace_root": workspace_root, "layer_stack_root": root, "base_root_hash": base_root_hash, "form": form.name}
+    body = {
+        "workspace_root": workspace_root,
+        "layer_stack_root": root,
+        "base_root_hash": base_root_hash,
+        "form": form.name,
+        "content": FORMAT,  # how files are hashed in base_root_hash
+    }
     if os.path.exists(f"{root}/{MANIFEST}"):
         there = documents.read(f"{root}/{WORKSPACE}")
-        different = sorted(key for key, value in body.items() if there.get(key) != value and key != "layer_stack_root")
+        different = sorted(key for key, value in body.items() if there.get(key) != value and key not in ("layer_stack_root", "content"))
         if different:
             text = f"{root}: there is a store with another {', '.join(different)}"
             raise Invalid(text, reason="store_exists", details={"store": root})

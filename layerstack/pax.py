@@ -6,7 +6,7 @@ no UTF-8. What tar has no type for (`EOS.kind` = whiteout, opaque) is a record t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 BLOCK = 512
@@ -24,6 +24,7 @@ WHITEOUT = b"whiteout"
 OPAQUE = b"opaque"
 SHA256 = b"EOS.sha256"
 EARLIER = b"EOS.earlier"
+SPARSE = b"EOS.sparse"
 XATTR = b"SCHILY.xattr."
 
 MAX_RECORDS = 1 << 20
@@ -50,9 +51,16 @@ class Header(NamedTuple):
     """`whiteout` on an empty file, `opaque` on a directory, else empty."""
     xattrs: Mapping[bytes, bytes] = {}
     sha256: bytes = b""
-    """Of a file's content, 64 hex digits; or empty."""
+    """The digest of a file's content, 64 hex digits; or empty."""
     earlier: bytes = b""
     """`SIZE:MTIME_NS`, with spaces between, of the files that older layers have there; or empty."""
+    sparse: int = 0
+    """The size of a file with holes: what follows is `sparse_map` and the bytes that it names, `size` bytes of both. 0: it has none."""
+
+    @property
+    def length(self) -> int:
+        """The size of the file, its holes included."""
+        return self.sparse or self.size
 
 
 def padding(size: int) -> bytes:
@@ -60,8 +68,21 @@ def padding(size: int) -> bytes:
     return bytes(-size % BLOCK)
 
 
-def encode(header: Header) -> bytes:
-    """The header's blocks, pax records first where it needs any; owner and group are 0 without names."""
+def sparse_map(ranges: Sequence[tuple[int, int]], length: int) -> bytes:
+    """Where the data of a file of `length` bytes lies, as (offset, size): decimal lines, padded to a block. Source: GNU tar, "PAX Format, Version 1.0"."""
+    told = list(ranges)
+    if not told or sum(told[-1]) < length:
+        told.append((length, 0))
+    lines = b"%d\n" % len(told) + b"".join(b"%d\n%d\n" % one for one in told)
+    return lines + padding(len(lines))
+
+
+def encode(header: Header, *, gnu: bool = False) -> bytes:
+    """The header's blocks, pax records first where it needs any; owner and group are 0 without names.
+
+    Args:
+        gnu: a file with holes is marked as GNU tar marks it, which other programs read, and not as our own streams do.
+    """
     records: dict[bytes, bytes] = {}
     name = header.path + (b"/" if header.type == DIRECTORY else b"")
     if len(name) > 100:
@@ -78,12 +99,17 @@ def encode(header: Header) -> bytes:
         records[SHA256] = header.sha256
     if header.earlier:
         records[EARLIER] = header.earlier
+    if header.sparse and gnu:
+        records |= {b"GNU.sparse.major": b"1", b"GNU.sparse.minor": b"0", b"GNU.sparse.name": header.path}
+        records[b"GNU.sparse.realsize"] = b"%d" % header.sparse
+    elif header.sparse:
+        records[SPARSE] = b"%d" % header.sparse
     for key in sorted(header.xattrs):
         records[XATTR + key] = header.xattrs[key]
     plain = _ustar(name, header.type, header.mode, header.size, header.mtime_ns // _BILLION, header.target)
     if not records:
         return plain
-    if not all(_is_utf8(records[key]) for key in (b"path", b"linkpath") if key in records):
+    if not all(_is_utf8(records[key]) for key in (b"path", b"linkpath", b"GNU.sparse.name") if key in records):
         records = {b"hdrcharset": b"BINARY", **records}
     body = b"".join(_record(key, value) for key, value in records.items())
     return _ustar(b"././@PaxHeader", _EXTENDED, 0o644, len(body), 0, b"") + body + padding(len(body)) + plain
@@ -180,10 +206,13 @@ class Decoder:
         earlier = records.get(EARLIER, b"")
         if earlier.strip(b"0123456789:- ") or (earlier and kind not in (FILE, HARD_LINK)):
             raise Malformed("earlier files that are none, or of what is no file")
+        sparse = _decimal(records[SPARSE]) if SPARSE in records else 0
+        if SPARSE in records and (kind != FILE or tag or not 0 < sparse < 1 << 63 or size < BLOCK):
+            raise Malformed("holes of what has none")
         xattrs = {key[len(XATTR) :]: value for key, value in records.items() if key.startswith(XATTR)}
         if kind == DIRECTORY:
             name = name[:-1] if name.endswith(b"/") else name
-        return Header(name, kind, _octal(block[100:108]) & 0o7777, size, mtime_ns, target, tag, xattrs, digest, earlier)
+        return Header(name, kind, _octal(block[100:108]) & 0o7777, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse)
 
     def records(self, data: bytes) -> None:
         """The records that the last block announced.

@@ -7,13 +7,12 @@ inode numbers and link counts are no part of it. An absent path is None.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 
-from layerstack import linux
+from layerstack import content, linux, stopping
 from layerstack.changes import ABSENT, Fingerprint
-from layerstack.durable import begin_write_out, suppress_errno
+from layerstack.durable import suppress_errno
 from layerstack.form import Form
 from layerstack.whiteout import is_plain_file_whiteout
 
@@ -22,9 +21,6 @@ Meta = tuple[int, int, int]
 
 SYSTEM_XATTRS = frozenset({"security.selinux", "security.ima", "security.evm"})
 """Set by the system on its own account, and by nobody else: no part of a state."""
-
-PIECE = 1 << 20
-"""Files are compared and copied in pieces of 1 MiB."""
 
 FILE, LINK, DIRECTORY, WHITEOUT, SPECIAL = "f", "l", "d", "w", "s"
 
@@ -102,16 +98,14 @@ class State:
             return file.read(-1 if limit is None else limit)
 
     def digest(self, *, leaving: bool = False) -> bytes:
-        """SHA-256 of a file's bytes; with `leaving` they are sent to the device meanwhile, as `durable.begin_write_out` does."""
+        """The digest of a file's bytes, as `content` defines it; with `leaving` they are sent to the device meanwhile."""
         if self.body is not None:
-            return hashlib.sha256(self.body).digest()
-        total = hashlib.sha256()
-        with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as file:
-            if leaving:
-                begin_write_out(file.fileno())
-            while piece := file.read(PIECE):
-                total.update(piece)
-        return total.digest()
+            return content.digest_of_bytes(self.body)
+        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return content.digest_of_file(fd, leaving=leaving)
+        finally:
+            os.close(fd)
 
 
 def list_xattrs(path: str) -> list[str]:
@@ -136,16 +130,15 @@ def same(x: State, y: State) -> bool:
         return False
     if x.body is not None or y.body is not None:
         return x.data() == y.data()
-    with (
-        open(os.open(x.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as f,
-        open(os.open(y.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", 0) as g,
-    ):
-        while True:
-            a, b = f.read(PIECE), g.read(PIECE)
-            if a != b:
-                return False
-            if not a:
-                return True
+    f = os.open(x.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        g = os.open(y.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return content.same_content(f, g)
+        finally:
+            os.close(g)
+    finally:
+        os.close(f)
 
 
 def equal(x: State | None, y: State | None) -> bool:
@@ -225,18 +218,12 @@ def copy_bytes(source: str, target_fd: int) -> None:
     try:
         if linux.reflink(target_fd, fd):
             return
-        size, at = os.fstat(fd).st_size, 0
-        os.ftruncate(target_fd, size)
-        while at < size:
-            try:
-                at = os.lseek(fd, at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                return
-            end = os.lseek(fd, at, os.SEEK_HOLE)
+        status = os.fstat(fd)
+        os.ftruncate(target_fd, status.st_size)
+        for at, end in content.data_ranges(fd, status):
             os.lseek(target_fd, at, os.SEEK_SET)
             while at < end:
+                stopping.check()
                 sent = os.sendfile(target_fd, fd, at, min(end - at, 1 << 30))
                 if sent == 0:
                     return

@@ -259,11 +259,19 @@ class Handlers:
             args.get("xattrs") is True,
             args.get("digests") is True,
             args.get("earlier") is True,
+            args.get("sparse") is True,
         )
         return self._export_pieces(*given, span)
 
     async def _export_pieces(
-        self, version: int | None, offset: int, xattrs: bool, by_digests: bool, older: bool, span: telemetry.Span | telemetry.Nothing
+        self,
+        version: int | None,
+        offset: int,
+        xattrs: bool,
+        by_digests: bool,
+        older: bool,
+        holes: bool,
+        span: telemetry.Span | telemetry.Nothing,
     ) -> AsyncGenerator[bytes | FileRange]:
         from layerstack import export, index_cursor
 
@@ -278,7 +286,7 @@ class Handlers:
                 digests = index_cursor.Digests(self.store.root) if by_digests else None
                 earlier = snapshot.earlier if older else None
                 pieces = export.stream(
-                    snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs, digests=digests, earlier=earlier
+                    snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs, digests=digests, earlier=earlier, holes=holes
                 )
                 while piece := await self.exports.run(lambda: next(pieces, b"")):
                     yield piece

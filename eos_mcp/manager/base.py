@@ -24,6 +24,7 @@ from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_mcp.manager.boot import boot_id
 from eos_mcp.manager.tree_index import Index, Listing, Stat, load_index, look, racy, root_hash_of, save_index, tree_hash, unchanged
 from layerstack import durable
+from layerstack.content import ContentHash, data_ranges
 
 BASE_LAYER = "B000001-base"
 ROUNDS = 4
@@ -325,15 +326,24 @@ class _Copy:
         try:
             target = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                digest, size = hashlib.sha256(), 0
-                while data := os.read(source, PIECE):
-                    digest.update(data)
-                    size += len(data)
-                    view = memoryview(data)
-                    while view:
-                        view = view[os.write(target, view) :]
-                    if size > entry[1]:
+                digest, size = ContentHash(), 0
+                for begin, end in data_ranges(source):
+                    digest.skip(begin - size)
+                    os.lseek(source, begin, os.SEEK_SET)
+                    os.lseek(target, begin, os.SEEK_SET)
+                    size = begin
+                    while size < end and (data := os.read(source, min(PIECE, end - size))):
+                        digest.update(data)
+                        size += len(data)
+                        view = memoryview(data)
+                        while view:
+                            view = view[os.write(target, view) :]
+                    if size > entry[1] or size < end:
                         return None
+                if size < entry[1]:
+                    digest.skip(entry[1] - size)
+                    size = entry[1]
+                    os.ftruncate(target, size)
                 after = os.fstat(source)
                 if (after.st_mode, after.st_size, after.st_mtime_ns, after.st_ctime_ns, after.st_ino) != entry[:5] or size != entry[1]:
                     return None
@@ -343,4 +353,4 @@ class _Copy:
                 os.close(target)
         finally:
             os.close(source)
-        return digest.hexdigest()
+        return digest.digest().hex()

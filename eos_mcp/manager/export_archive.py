@@ -1,7 +1,7 @@
 """Formats `tar` and `tar-zst`: the delta as an archive that any tar reads and that can be an OCI layer.
 
-Folders come before what is in them, deletions after all content, as `.wh.NAME`; an opaque directory holds `.wh..wh..opq`. The archive is
-written beside its place and renamed when the stream is known to be whole.
+Folders come before what is in them, deletions after all content, as `.wh.NAME`; an opaque directory holds `.wh..wh..opq`. A file with holes is one of
+GNU tar's PAX format 1.0, which keeps them. The archive is written beside its place and renamed when the stream is known to be whole.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def apply_archive(
                     continue
                 hygiene.look(header)
                 stripped.note(told, header.mode)
-                out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"", earlier=b"")))
+                out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"", earlier=b""), gnu=True))
                 if header.kind == pax.OPAQUE:
                     out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_MARK, pax.FILE, 0o644)))
                 if header.type != pax.DIRECTORY:

@@ -8,7 +8,8 @@ import stat
 import unicodedata
 from typing import Any
 
-from eos_mcp.manager.export_tree import Tree, pieces
+from eos_mcp.manager.export_tree import Tree
+from layerstack.content import same_content
 
 LISTED_MAX = 200
 """Changes, and edited files, that a dry run lists; it counts all."""
@@ -126,7 +127,7 @@ def _same(path: bytes, found: os.stat_result, target: Tree, base: Tree) -> bool:
     try:
         if one is None or other is None:
             return False
-        return all(a == b for a, b in zip(pieces(one, found.st_size), pieces(other, found.st_size), strict=False))
+        return same_content(one, other)
     finally:
         for fd in (one, other):
             if fd is not None:

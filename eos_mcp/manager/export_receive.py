@@ -16,16 +16,15 @@ from eos_mcp.manager.export_names import NAMED_MAX, reserved
 from eos_mcp.manager.export_preview import Preview
 from eos_mcp.manager.export_stage import Stage, Step
 from eos_mcp.manager.export_stream import ExportStream, refused, shown
-from eos_mcp.manager.export_tree import Tree, pieces
+from eos_mcp.manager.export_tree import Tree
 from eos_mcp.manager.hygiene import Hygiene
 from layerstack import pax
+from layerstack.content import data_ranges, next_data
 from layerstack.durable import begin_write_out
 
 COLLISIONS_MAX = 20
 WRITE_OUT_BYTES = 8 << 20
 """So much of a file is sent to the disk while the rest is still received; in the end there is little left to wait for."""
-
-_NEVER = 1 << 62
 
 Progress = Callable[[str], None]
 
@@ -232,8 +231,9 @@ class Receiver:
         try:
             fd = self._new(n)
             try:
-                for piece in pieces(source, _NEVER):
-                    _write(fd, piece)
+                length = os.fstat(source).st_size
+                copy_data(source, fd, length)
+                os.ftruncate(fd, length)
                 self._finish(fd, header)
             finally:
                 os.close(fd)
@@ -257,28 +257,38 @@ class Receiver:
             compared = self.target.open_file(header.path)
         fd = self._new(n) if compared is None and self.stage is not None else None
         try:
-            done = begun = written = 0
-            for piece in self.stream.content():
+            done = begun = came = 0
+            for offset, piece in self.stream.pieces():
+                came += len(piece)
                 if compared is not None:
-                    if _same(compared, piece, done):
-                        done += len(piece)
+                    if _empty(compared, done, offset) and _same(compared, piece, offset):
+                        done = offset + len(piece)
                         continue
                     if self.stage is not None:
                         fd = self._new(n)
-                        for equal in pieces(compared, done):
-                            _write(fd, equal)
+                        copy_data(compared, fd, done)
                     os.close(compared)
                     compared = None
                 if fd is not None:
+                    if offset != done:
+                        os.lseek(fd, offset, os.SEEK_SET)
                     _write(fd, piece)
-                    written += len(piece)
-                    if written - begun >= WRITE_OUT_BYTES:
-                        begin_write_out(fd, begun, written - begun)
-                        begun = written
+                    done = offset + len(piece)
+                    if done - begun >= WRITE_OUT_BYTES:
+                        begin_write_out(fd, begun, done - begun)
+                        begun = done
+            if compared is not None and not _empty(compared, done, header.length):
+                if self.stage is not None:
+                    fd = self._new(n)
+                    copy_data(compared, fd, done)
+                os.close(compared)
+                compared = None
             if compared is not None and old is not None:
                 self._unchanged(n, header, told, os.fstat(compared))
                 return
             if fd is not None:
+                if done < header.length:
+                    os.ftruncate(fd, header.length)  # what is behind the data is a hole
                 self._finish(fd, header)
         finally:
             for one in (compared, fd):
@@ -287,7 +297,7 @@ class Receiver:
         self._note("write", header.path, header.size, header.earlier)
         self.stripped.note(told, header.mode)
         self.counts["files_written"] += 1
-        self.counts["bytes_written"] += header.size
+        self.counts["bytes_written"] += came
         self.staged_files += 1
         self._add(Step(b"f", True, header.mode, None, header.path))
 
@@ -413,7 +423,29 @@ def folded(path: bytes) -> bytes:
 
 def _may_be_equal(old: os.stat_result, header: pax.Header) -> bool:
     second = 1_000_000_000
-    return stat.S_ISREG(old.st_mode) and old.st_size == header.size and old.st_mtime_ns // second == header.mtime_ns // second
+    return stat.S_ISREG(old.st_mode) and old.st_size == header.length and old.st_mtime_ns // second == header.mtime_ns // second
+
+
+def copy_data(source: int, target: int, size: int) -> None:
+    """The first `size` bytes of a file into an empty one, by their data: holes stay holes. Both offsets move."""
+    for begin, end in data_ranges(source):
+        os.lseek(target, begin, os.SEEK_SET)
+        while begin < min(end, size) and (data := os.pread(source, min(1 << 20, min(end, size) - begin), begin)):
+            _write(target, data)
+            begin += len(data)
+        if end >= size:
+            break
+    os.lseek(target, size, os.SEEK_SET)
+
+
+def _empty(fd: int, begin: int, end: int) -> bool:
+    """Are there only zero bytes between two places of a file? Its holes are not read."""
+    while begin < end and (begin := next_data(fd, begin, end)) < end:
+        data = os.pread(fd, min(1 << 20, end - begin), begin)
+        if not data or data.count(0) != len(data):
+            return False
+        begin += len(data)
+    return True
 
 
 def _same(fd: int, piece: memoryview, at: int) -> bool:

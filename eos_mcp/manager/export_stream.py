@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import heapq
 import json
 import struct
 import tempfile
@@ -19,11 +20,16 @@ from typing import Any, NamedTuple, Protocol
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_names import flaw
 from layerstack import pax
+from layerstack.content import RANGES_MAX, ContentHash
 
 PIECE_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20
 MAX_LINE_BYTES = 16 << 20
 HASHED_ASIDE_BYTES = 1 << 17
+MAX_MAP_BYTES = 6 << 20
+"""Of the map of a file with holes: as many ranges as are sent, of two numbers of 19 digits."""
+NAMED_MAX = 5
+CAP_SETTING = "manager.export.max_decompressed_bytes"
 
 
 class Reader(Protocol):
@@ -131,10 +137,12 @@ class ExportStream:
         self._content_left = self._padding = 0
         self._parents: dict[bytes, bytes | None] = {}
         self.header = self._line("header")
-        self._by_file = self.header.get("format") == 2  # each file has a digest of its own, the trailer's is of all but their content
+        self._by_file = self.header.get("format") in (2, 3)  # each file has a digest of its own, the trailer's is of all but their content
+        self._plain = self.header.get("format") == 2  # which is the SHA-256 of its bytes, whatever they are
         self._content: pax.Header | None = None
-        self._content_digest = hashlib.sha256()
-        if self.header.get("format") not in (1, 2) or type(self.header.get("manifest_version")) is not int:
+        self._content_digest = ContentHash(plain=self._plain)
+        self._largest: list[tuple[int, bytes]] = []  # of the files so far those with the most bytes
+        if self.header.get("format") not in (1, 2, 3) or type(self.header.get("manifest_version")) is not int:
             raise refused("the stream's first line is not one that this version understands", "bad_stream")
         self.index = PathIndex()
 
@@ -225,8 +233,17 @@ class ExportStream:
         return True
 
     def _too_large(self) -> None:
-        cap = self._limits.max_decompressed_bytes
-        raise refused(f"decompressed size cap exceeded: the export has more than {cap} bytes", "decompressed_cap", limit=cap)
+        cap, largest = self._limits.max_decompressed_bytes, sorted(self._largest, reverse=True)
+        named = ", ".join(f"{shown(path)} ({size} bytes)" for size, path in largest)
+        raise refused(
+            f"decompressed size cap exceeded: the export has more than {cap} bytes"
+            + (f"; the largest files so far: {named}" if named else ""),
+            "decompressed_cap",
+            limit=cap,
+            setting=CAP_SETTING,
+            paths=[{"path": shown(path), "bytes": size} for size, path in largest],
+            hint=f"raise {CAP_SETTING} in the gateway's configuration, or publish without these files; holes of sparse files do not count",
+        )
 
     def _take(self, n: int) -> bytes:
         """Exactly n bytes of the tar."""
@@ -273,6 +290,14 @@ class ExportStream:
         if self.count > (cap := self._limits.max_apply_entries):
             raise refused(f"entry-count cap exceeded: the export has more than {cap} entries", "entry_cap", limit=cap)
         _check_name(path, "entry")
+        if header.size:
+            heapq.heappush(self._largest, (header.size, path))
+            if len(self._largest) > NAMED_MAX:
+                heapq.heappop(self._largest)
+        if header.sparse and self.header.get("format") != 3:
+            raise refused(
+                f"file {shown(path)} comes with holes, which this form of the stream does not have", "bad_entry", path=shown(path)
+            )
         if self.tar_bytes - len(self._piece) + header.size > self._limits.max_decompressed_bytes:
             self._too_large()
         if path <= last:
@@ -309,26 +334,83 @@ class ExportStream:
         self._parents[path] = letter
 
     def content(self) -> Iterator[memoryview]:
-        """The bytes of the present file, in pieces; valid until the next one is asked for."""
-        while self._content_left:
-            if not self._fill():
-                raise refused("the archive in the stream is cut short", "bad_stream")
-            part = self._piece[: self._content_left]
-            self._piece = self._piece[len(part) :]
-            self._content_left -= len(part)
-            if self._by_file:
-                self._hash(part)
+        """The bytes of the present file as they stand in the tar, in pieces: of one with holes the map too. Valid until the next one is asked for."""
+        for _, part in self._parts():
             yield part
+
+    def pieces(self) -> Iterator[tuple[int, memoryview]]:
+        """The data of the present file, each piece with its offset in the file; what lies between and behind is zero. Valid until the next one is asked for."""
+        for offset, part in self._parts():
+            if offset is not None:
+                yield offset, part
+
+    def _parts(self) -> Iterator[tuple[int | None, memoryview]]:
+        """All bytes of the present file; the offset of those of a map is None. What is passed over is checked as well."""
+        header = self._content
+        if header is None or not self._content_left:
+            return
+        if not header.sparse:
+            at = 0
+            while self._content_left:
+                part = self._some(self._content_left)
+                if self._by_file:
+                    self._hash(part)
+                yield at, part
+                at += len(part)
+            return
+        raw = self._map()
+        ranges = _ranges(raw, header, self._content_left)
+        yield None, memoryview(raw)
+        at = 0
+        for offset, size in ranges:
+            self._skip(offset - at)
+            at = offset
+            while at < offset + size:
+                part = self._some(offset + size - at)
+                self._hash(part)
+                yield at, part
+                at += len(part)
+        self._skip(header.sparse - at)
+
+    def _some(self, most: int) -> memoryview:
+        """1 to `most` bytes of the present file."""
+        if not self._fill():
+            raise refused("the archive in the stream is cut short", "bad_stream")
+        part = self._piece[:most]
+        self._piece = self._piece[len(part) :]
+        self._content_left -= len(part)
+        return part
+
+    def _skip(self, size: int) -> None:
+        """Zero bytes of the present file that do not come."""
+        self._hash(memoryview(b""))
+        self._content_digest.skip(size)
+
+    def _map(self) -> bytes:
+        """The blocks of the map that the present file begins with."""
+        raw, lines, wanted = bytearray(), 0, 1
+        while lines < wanted:
+            if not self._content_left or len(raw) > MAX_MAP_BYTES:
+                raise _bad_map(self._content)
+            want = min(pax.BLOCK, self._content_left)
+            while want:
+                part = self._some(want)
+                raw += part
+                want -= len(part)
+                lines += bytes(part).count(b"\n")
+            if wanted == 1 and lines:
+                wanted += 2 * _number(raw.partition(b"\n")[0], self._content)
+        return bytes(raw)
 
     def _pass_content(self) -> None:
         for _ in self.content():
             pass
         if self._by_file and self._content is not None and self._content.sha256:
             self._hash(memoryview(b""))
-            if self._content_digest.hexdigest().encode() != self._content.sha256:
+            if self._content_digest.digest().hex().encode() != self._content.sha256:
                 path = shown(self._content.path)
                 raise refused(f"the content of {path} is not what was published", "stream_corrupt", path=path, retryable=True)
-            self._content_digest = hashlib.sha256()
+            self._content_digest = ContentHash(plain=self._plain)
             self._content = None
         if self._padding:
             self._take(self._padding)
@@ -347,6 +429,32 @@ class ExportStream:
         ):
             raise refused("the stream does not match its trailer: bytes were lost or changed", "stream_corrupt", retryable=True)
         return trailer
+
+
+def _bad_map(header: pax.Header | None) -> OperationError:
+    path = shown(header.path) if header is not None else ""
+    return refused(f"the map of {path}, a file with holes, is not one of ours", "bad_stream", path=path)
+
+
+def _number(text: bytes | bytearray, header: pax.Header | None) -> int:
+    if not text or len(text) > 19 or bytes(text).strip(b"0123456789"):
+        raise _bad_map(header)
+    return int(text)
+
+
+def _ranges(raw: bytes, header: pax.Header, left: int) -> list[tuple[int, int]]:
+    """(offset, size) of the data of a file with holes: in order, within the file, and as many bytes as are still to come."""
+    lines = raw.split(b"\n")
+    numbers = [_number(line, header) for line in lines[1 : 1 + 2 * _number(lines[0], header)]]
+    found = list(zip(numbers[::2], numbers[1::2], strict=True))
+    at = 0
+    for offset, size in found:
+        if offset < at or offset + size > header.sparse:
+            raise _bad_map(header)
+        at = offset + size
+    if not found or at != header.sparse or sum(numbers[1::2]) != left:
+        raise _bad_map(header)
+    return found
 
 
 def _check_name(path: bytes, what: str) -> None:

@@ -106,7 +106,7 @@ class Exports:
             limits = export.ExportLimits(
                 self.settings.max_stream_bytes, self.settings.max_decompressed_bytes, self.settings.max_apply_entries
             )
-            wanted: dict[str, Any] = {"digests": True}
+            wanted: dict[str, Any] = {"digests": True, "sparse": True}
             if dry_run and fmt == "dir":
                 wanted["earlier"] = True
             if isinstance(args.get("version"), int):

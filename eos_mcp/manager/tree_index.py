@@ -1,4 +1,4 @@
-"""What a workspace looks like: one lstat per entry, remembered with the content's hash, so that an unchanged one is known without reading it."""
+"""What a workspace looks like: one lstat per entry, remembered with the content's digest, so that an unchanged one is known without reading it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from eos_mcp.manager.export_names import PREFIX
 from layerstack import durable
+from layerstack.content import digest_at
 
-INDEX_FORMAT = 1
+INDEX_FORMAT = 2
 RACY_NS = 100_000_000
 RACY_COARSE_NS = 2_100_000_000
 """A file that changed so shortly before it was looked at may change again without a sign: its content is read again next time.
@@ -27,7 +28,7 @@ Stat = tuple[int, int, int, int, int, int]
 
 
 class Index(NamedTuple):
-    """What was found at the last copy of one workspace: per path its lstat and, for files, the SHA-256 of the content, for symlinks the target."""
+    """What was found at the last copy of one workspace: per path its lstat and, for files, the digest of the content (`layerstack.content`), for symlinks the target."""
 
     root_hash: str
     looked_ns: int
@@ -84,9 +85,9 @@ def look(workspace: str) -> Listing:
 
 
 def root_hash_of(entries: Iterable[tuple[str, int, int, str]]) -> str:
-    """SHA-256 over (path, mode, size, content) entries in byte order of paths; content is a file's SHA-256 or a symlink's target.
+    """SHA-256 over (path, mode, size, content) entries in byte order of paths; content is a file's digest (`layerstack.content`) or a symlink's target.
 
-    Each entry gives kind, path, permission bits, and for files size and SHA-256, for symlinks the target, each ended by NUL.
+    Each entry gives kind, path, permission bits, and for files size and digest, for symlinks the target, each ended by NUL.
     """
     digest = hashlib.sha256()
     for path, mode, size, content in sorted(entries, key=lambda entry: os.fsencode(entry[0])):
@@ -127,8 +128,7 @@ def tree_hash(tree: str) -> str:
         if stat.S_ISLNK(entry[0]):
             content = os.readlink(os.path.join(tree, path))
         elif stat.S_ISREG(entry[0]):
-            with open(os.path.join(tree, path), "rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
+            content = digest_at(os.path.join(tree, path)).hex()
         entries.append((path, entry[0], entry[1], content))
     return root_hash_of(entries)
 

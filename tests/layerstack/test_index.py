@@ -48,7 +48,7 @@ def test_a_damaged_index_file_is_named() -> None:
         data[:30],
         b"",
         data.replace(b"a\tf", b"b\tf"),
-        data.replace(b"eos-index 1", b"eos-index 2"),
+        data.replace(b"eos-index 2", b"eos-index 3"),
         data + b"x\tf\t0\t0\t-\n",
     ):
         with pytest.raises(StoreCorrupt) as caught:
