@@ -64,11 +64,11 @@ def made(*entries: tuple[pax.Header, bytes], **more: Any) -> bytes:
     return pack(tar_of(entries), count=len(entries), **more)
 
 
-def made_by_digests(*entries: tuple[pax.Header, bytes], **more: Any) -> bytes:
-    """The same in format 2: each file with its digest, and the trailer's leaves out their content."""
+def made_by_digests(*entries: tuple[pax.Header, bytes], given: bool = False, **more: Any) -> bytes:
+    """The same in format 2: each file with its digest, unless the entries have theirs, and the trailer's leaves out their content."""
     digest, told = hashlib.sha256(), list[tuple[pax.Header, bytes]]()
     for header, data in entries:
-        plain = header.type == pax.FILE and not header.kind
+        plain = header.type == pax.FILE and not header.kind and not given
         told.append((header._replace(sha256=hashlib.sha256(data).hexdigest().encode()) if plain else header, data))
         digest.update(pax.encode(told[-1][0]) + pax.padding(len(data)))
     digest.update(pax.END)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_names import flaw
 from layerstack import pax
-from layerstack.content import RANGES_MAX, ContentHash
+from layerstack.content import ContentHash
 
 PIECE_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20
