@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from layerstack import passing
+from layerstack import passing, stopping
 from layerstack.chain import Chain
 from layerstack.paths import join
 from layerstack.paths import parent as parent_of
@@ -53,6 +53,7 @@ class _Seal:
 
     def expand(self, path: str, merges: str | None) -> None:
         """`merges`: the path of the chain that this directory merges with, None when with nothing."""
+        stopping.check()
         tree = self.tree
         if (foreign := tree.foreign(path)) is not None:
             times = tree.state(path).times
@@ -131,6 +132,7 @@ class _Seal:
         cut = inside or marked or not merges
         alive = cut or missing or not equal(below, state)
         for name, kind in children:
+            stopping.check()
             child = join(path, name)
             if passing.may_be(name) and self._half_made(child, name, kind, cut=cut):
                 self.dropped.append(child)

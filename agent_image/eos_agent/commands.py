@@ -327,11 +327,13 @@ class Commands:
         found = [command for command in self._known.values() if command.request_id == request_id]
         answer: dict[str, Any] = {"request_id": request_id, "cancelled": False}
         if not found:
-            answer["cancelled"] = starting
-            if not starting:
+            captures = self._sessions.captures
+            answer["cancelled"] = starting or captures.cancel(request_id)
+            if not answer["cancelled"]:
                 if args.get("in_flight") is not True:
                     raise request_not_found(request_id)
                 self._cancellations.expect(request_id)
+                captures.expect(request_id)
                 answer["cancelled"] = True
             return answer
         for command in found:
@@ -339,6 +341,8 @@ class Commands:
             if command.cancel():
                 answer["cancelled"] = True
                 command.session.cancelled = True
+            elif self._sessions.captures.cancel(request_id):  # it has ended, and what it wrote is being published
+                answer["cancelled"] = True
         end = time.monotonic() + CANCEL_WAIT_S
         for command in found:
             await command.wait(end)

@@ -11,6 +11,7 @@ HINTS = {
     "quota_bytes": QUOTA_HINT,
     "quota_layers": QUOTA_HINT,
     "version_not_found": "list_versions shows those that can be opened",
+    "cancelled": "nothing was published and nothing is lost: the same request does it again",
     "draft_not_found": "list_drafts shows the ones that are kept",
 }
 

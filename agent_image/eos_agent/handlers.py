@@ -102,11 +102,11 @@ class Handlers:
             "fsck": lambda args, _: self.checks.page(args),
             "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
             "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
-            "rebase_workspace_session": lambda args, _: rebase.rebase(sessions, args),
+            "rebase_workspace_session": lambda args, request: rebase.rebase(sessions, args, request.request_id),
             "destroy_workspace_session": lambda args, request: sessions.destroy(args, request.request_id),
             "recover_workspace_session": lambda args, _: sessions.recover(args),
             "list_workspace_sessions": self._list_sessions,
-            "preview_publish": lambda args, _: publish.preview(sessions, args),
+            "preview_publish": lambda args, request: publish.preview(sessions, args, request.request_id),
             "list_drafts": self._list_drafts,
             "discard_draft": self._discard_draft,
             "snapshot": lambda _args, _request: observe_snapshot.snapshot(self),
@@ -205,7 +205,9 @@ class Handlers:
     def _changing(self, call: Callable[[Store, str, dict[str, Any], str], dict[str, Any]]) -> Handler:
         async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
             with telemetry.Phases(telemetry.PUBLISHING):
-                return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args, request.request_id))
+                return await self.sessions.captures.run(
+                    lambda: call(self.store, self.settings.workspace_root, args, request.request_id), request_id=request.request_id
+                )
 
         return handler
 
@@ -215,7 +217,7 @@ class Handlers:
 
         dead = await self.sessions.dead_rows(patient=args.get("clean") is True)
         live = list(self.sessions.live.values())
-        found = await self.pool.run(lambda: unpublished.of_sandbox(live, clean=args.get("clean") is True))
+        found = await self.sessions.captures.run(lambda: unpublished.of_sandbox(live, clean=args.get("clean") is True))
         drafts = await self.pool.run(self.store.drafts)
         rows = [*(draft.to_json() for draft in drafts), *damaged.drafts(self.store)]
         return {**found, "dead_sessions": dead, "drafts": rows, "layers": max(0, len(self.store.head.layers) - 1)}

@@ -15,8 +15,8 @@ T = TypeVar("T")
 class Pool:
     """At most `width` blocking calls at a time; more wait in order."""
 
-    def __init__(self, width: int) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=width, thread_name_prefix="eos-blocking")
+    def __init__(self, width: int, name: str = "eos-blocking") -> None:
+        self._executor = ThreadPoolExecutor(max_workers=width, thread_name_prefix=name)
         self._width, self._asked = width, 0
         self._counting = threading.Lock()
 

@@ -48,14 +48,16 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         if keep_open:
             await check_idle(session, "publish and keep open", hint=KEEP_OPEN_HINT)
         with telemetry.span("workspace_session.capture_changes", preview=True):
-            size = await _preview_frozen(sessions, session)
+            size = await _preview_frozen(sessions, session, request_id)
         session.ending = True
         session.state = "finalizing"
         await session.runner.terminate()
         upper = session.upper
         try:
             with sessions.lifecycle.cleaning(), telemetry.span("workspace_session.publish", workspace_session_id=session_id):
-                published = await sessions.pool.run(lambda: commit(upper, owner=session.owner, request_id=request_id, agent=session.agent))
+                published = await sessions.captures.run(
+                    lambda: commit(upper, owner=session.owner, request_id=request_id, agent=session.agent), request_id=request_id
+                )
         except CommitUnsynced as error:
             sessions.end(session)
             raise _unsynced(session, error) from error
@@ -121,7 +123,7 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
     return found if runner.address is None else {**found, "address": runner.address}
 
 
-async def preview(sessions: Sessions, args: dict[str, Any]) -> dict[str, Any]:
+async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
     """What a publish of a live session or of a draft would answer now; the session stands still meanwhile."""
     session_id, draft_id = args.get("workspace_session_id"), args.get("draft_id")
     if (session_id is None) == (draft_id is None):
@@ -133,24 +135,24 @@ async def preview(sessions: Sessions, args: dict[str, Any]) -> dict[str, Any]:
         )
     start = cursor(args)
     if draft_id is not None:
-        found = await sessions.pool.run(lambda: sessions.store.preview_draft(draft_id))
+        found = await sessions.captures.run(lambda: sessions.store.preview_draft(draft_id), request_id=request_id)
         return preview_json(found, start)
     assert session_id is not None
     async with sessions.use(session_id) as session:
         await session.runner.freeze()
         try:
-            found = await sessions.pool.run(session.upper.preview)
+            found = await sessions.captures.run(session.upper.preview, request_id=request_id)
         finally:
             await session.runner.thaw()
     return preview_json(found, start)
 
 
-async def _preview_frozen(sessions: Sessions, session: Session) -> int:
+async def _preview_frozen(sessions: Sessions, session: Session, request_id: str) -> int:
     """Raises the rejection if there are conflicts, with the session as it was; else its size, and its processes stay frozen."""
     await session.runner.freeze()
     good = False
     try:
-        found, size = await sessions.pool.run(lambda: (_preview(sessions, session), session.upper.size_bytes()))
+        found, size = await sessions.captures.run(lambda: (_preview(sessions, session), session.upper.size_bytes()), request_id=request_id)
         if found.conflicts:
             raise rejected(sessions, session, rejection(found.conflicts), retained=True)
         if found.refused is not None:
@@ -179,7 +181,7 @@ def _preview(sessions: Sessions, session: Session) -> Preview:
 async def go_on(sessions: Sessions, session: Session) -> bool:
     """A session whose runner has ended gets a new mount on what its upper shows, and a new runner; else its work becomes a draft."""
     try:
-        mount_fd = await sessions.pool.run(session.upper.mount)
+        mount_fd = await sessions.captures.run(session.upper.mount)  # what was sealed is looked through once more
         try:
             runner = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
         finally:

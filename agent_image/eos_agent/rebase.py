@@ -20,7 +20,7 @@ BUSY_HINT = "end them first: the session goes on with a new first process"
 CONFLICT_HINT = "undo those paths in the session and try again, or redo its work in a new one"
 
 
-async def rebase(sessions: Sessions, args: dict[str, Any]) -> dict[str, Any]:
+async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
     """Preview first: with conflicts nothing has happened. Else its runner ends, which is the real end of the overlay, the work is carried over,
     and a new runner starts on the new view, with a /tmp and, isolated, an address of its own.
 
@@ -38,13 +38,13 @@ async def rebase(sessions: Sessions, args: dict[str, Any]) -> dict[str, Any]:
             return _told(Rebased(version, version, 0, 0), session)
         await session.await_commands(0, "rebase", reason=SESSION_BUSY)
         await check_idle(session, "rebase", hint=BUSY_HINT)
-        await _check_conflicts(sessions, session)
+        await _check_conflicts(sessions, session, request_id)
         session.ending = True
         session.state = "finalizing"
         with telemetry.span("workspace_session.remount", workspace_session_id=session_id):
             await session.runner.terminate()
             try:
-                done = await sessions.pool.run(session.upper.rebase)
+                done = await sessions.captures.run(session.upper.rebase, request_id=request_id)
             except Exception as error:
                 retained = await go_on(sessions, session)
                 raise _refused(sessions, session, error, retained=retained) from error
@@ -59,11 +59,11 @@ def _told(done: Rebased, session: Session) -> dict[str, Any]:
     return told | left_out(done) | ({} if address is None else {"address": address})
 
 
-async def _check_conflicts(sessions: Sessions, session: Session) -> None:
+async def _check_conflicts(sessions: Sessions, session: Session, request_id: str) -> None:
     """Raises the rejection if there are conflicts; the session goes on either way."""
     await session.runner.freeze()
     try:
-        found = await sessions.pool.run(session.upper.preview)
+        found = await sessions.captures.run(session.upper.preview, request_id=request_id)
         await sessions.pool.run(lambda: room.check(sessions.store, found.source_count + found.ignored_count))
     except Exception as error:
         raise _refused(sessions, session, error, retained=True) from error

@@ -1,7 +1,8 @@
 """The live sessions: create, gate, publish, destroy, settle when the last command of an implicit one ended, keep what a dead one wrote.
 
 Each session has a gate, an asyncio lock: admission of a command, a file operation, publish, destroy and the end of its runner go through it
-one after the other; a command runs without holding it. Blocking store work is done in the agent's small pool.
+one after the other; a command runs without holding it. Blocking store work is done in the agent's small pool, that which is as long as a session's
+work is large in one of its own (`captures`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import damaged, headroom, log, telemetry
+from eos_agent.captures import Captures
 from eos_agent.expiry import EXPIRED, Expiry
 from eos_agent.lost import LOST, RUNNER_LOST, RUNNER_STUCK, not_yet_kept, session_lost, session_not_found
 from eos_agent.observe.lifecycle import Lifecycle
@@ -50,6 +52,7 @@ class Sessions:
         self.store = store
         self.zygote = zygote
         self.pool = pool
+        self.captures = Captures(settings.get("daemon.server.max_blocking_threads", 8))
         self.room = room
         self.max_sessions: int = settings.get("runtime.workspace.max_sessions", 512)
         self._making = 0  # sessions that are being set up
@@ -292,7 +295,7 @@ class Sessions:
         draft_id: str | None = None
         try:
             with self.lifecycle.cleaning():
-                draft = await self.pool.run(lambda: session.upper.to_draft(reason=reason))
+                draft = await self.captures.run(lambda: session.upper.to_draft(reason=reason))
             draft_id = draft.draft_id if draft is not None else None
         except Exception as error:  # the upper stays where it is: its draft is made when that is possible
             log.failure("draft_failed", error, session=session.id)
@@ -316,7 +319,7 @@ class Sessions:
         session.ending = True
         session.state = "finalizing"
         await session.runner.terminate()
-        if session.draft_id is not None and await self.pool.run(lambda: is_clean(session)):
+        if session.draft_id is not None and await self.captures.run(lambda: is_clean(session)):
             await self.pool.run(session.upper.discard)
             self.end(session)
             self.lost[session.id] = None
@@ -366,7 +369,7 @@ class Sessions:
                 await session.runner.terminate()
                 try:
                     with self.lifecycle.cleaning(), telemetry.span("workspace_session.publish"):
-                        outcome = await self.pool.run(lambda: publish_or_keep(session))
+                        outcome = await self.captures.run(lambda: publish_or_keep(session), request_id=session.request_id)
                 except Exception as error:
                     log.failure("finalization_failed", error, session=session.id)
                     telemetry.event("workspace_session.finalize_failed", workspace_session_id=session.id, error=type(error).__name__)
@@ -470,7 +473,7 @@ class Sessions:
         await session.runner.freeze()
         found: dict[str, Any] | None = None
         try:
-            found = await self.pool.run(lambda: None if is_clean(session) else unpublished(session.upper))
+            found = await self.captures.run(lambda: None if is_clean(session) else unpublished(session.upper))
         except BaseException:
             await session.runner.thaw()
             raise

@@ -44,7 +44,9 @@ async def set_up(
 
     with telemetry.span("namespace.exec.mount_overlay"):
         try:
-            upper, mount_fd = await sessions.pool.run(prepare)
+            upper, mount_fd = await (
+                sessions.pool.run(prepare) if draft_id is None else sessions.captures.run(prepare, request_id=request_id)
+            )
         except PublishRejected as error:
             refused = operation_error(error)
             hint = "draft_base own opens it as it was; redo its work on the newest version"

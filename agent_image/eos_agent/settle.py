@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from eos_agent import log, telemetry
 from eos_agent.failures import QUOTA_HINT, operation_error
 from eos_agent.publication import publish_json, rejection
-from layerstack.errors import PublishRejected, QuotaExceeded
+from layerstack.errors import PublishRejected, QuotaExceeded, Stopped
 from layerstack.publish import CommitUnsynced
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def publish_or_keep(session: Session) -> dict[str, Any]:
         telemetry.event("workspace_session.finalize.publish_failed", reason=reason, conflict_count=len(error.conflicts))
     except CommitUnsynced as error:
         return {"publish": {"published": True, "synced": False, **publish_json(error.published)}}
+    except Stopped:
+        return _kept(session, CANCELLED, CANCELLED_HINT)
     except Exception as error:
         log.failure("publish_failed", error, session=session.id)
         telemetry.event("workspace_session.finalize.publish_failed", error=type(error).__name__)

@@ -35,6 +35,7 @@ UNBOUNDED_S = 1800.0
 FIRST_PROGRESS_S = 1.5
 NEXT_PROGRESS_S = 5.0
 CANCEL_S = 2.0
+CANCELLED_THERE = frozenset({"exec_command", "preview_publish", "publish_workspace_session", "rebase_workspace_session"})
 CANCEL_BUSY_S, CANCEL_PAUSE_S = 10.0, 0.1  # a sandbox that has no connection free is asked again: the command would go on unseen
 
 
@@ -173,8 +174,8 @@ class Tools:
         )
 
     async def _cancelled(self, call: _Call) -> None:
-        """The client cancelled: ask the gateway to kill the command; its work becomes a draft. A gateway that cannot leaves it running."""
-        if self.closing or call.operation.name != "exec_command":
+        """The client cancelled: ask the gateway to kill the command, whose work becomes a draft, or to stop a capture. A gateway that cannot leaves it running."""
+        if self.closing or call.operation.name not in CANCELLED_THERE:
             return
         with anyio.move_on_after(CANCEL_BUSY_S, shield=True):
             while not self.closing:
