@@ -13,7 +13,7 @@ import stat
 from collections.abc import Generator
 from typing import NamedTuple
 
-from eos_mcp.manager.export_tree import Tree, pieces
+from eos_mcp.manager.export_tree import Tree, copy_data
 from layerstack import pax
 
 
@@ -60,14 +60,8 @@ def copied(source: int, place: Tree, name: bytes, status: os.stat_result) -> Gen
     """A new file `name` in `place` with the content, the owner and the attributes of an open file; mode and time are the caller's."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place.fd)
     try:
-        for piece in pieces(source, status.st_size):
-            if piece.count(0) == len(piece):  # a hole stays one
-                os.lseek(fd, len(piece), os.SEEK_CUR)
-                continue
-            view = memoryview(piece)
-            while view:
-                view = view[os.write(fd, view) :]
-        os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR))
+        copy_data(source, fd, status.st_size)
+        os.ftruncate(fd, status.st_size)
         if os.geteuid() == 0:
             os.fchown(fd, status.st_uid, status.st_gid)
         with contextlib.suppress(OSError, AttributeError):  # a file system without them

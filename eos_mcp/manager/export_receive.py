@@ -16,10 +16,10 @@ from eos_mcp.manager.export_names import NAMED_MAX, reserved
 from eos_mcp.manager.export_preview import Preview
 from eos_mcp.manager.export_stage import Stage, Step
 from eos_mcp.manager.export_stream import ExportStream, refused, shown
-from eos_mcp.manager.export_tree import Tree
+from eos_mcp.manager.export_tree import Tree, copy_data
 from eos_mcp.manager.hygiene import Hygiene
 from layerstack import pax
-from layerstack.content import data_ranges, next_data
+from layerstack.content import next_data
 from layerstack.durable import begin_write_out
 
 COLLISIONS_MAX = 20
@@ -424,18 +424,6 @@ def folded(path: bytes) -> bytes:
 def _may_be_equal(old: os.stat_result, header: pax.Header) -> bool:
     second = 1_000_000_000
     return stat.S_ISREG(old.st_mode) and old.st_size == header.length and old.st_mtime_ns // second == header.mtime_ns // second
-
-
-def copy_data(source: int, target: int, size: int) -> None:
-    """The first `size` bytes of a file into an empty one, by their data: holes stay holes. Both offsets move."""
-    for begin, end in data_ranges(source):
-        os.lseek(target, begin, os.SEEK_SET)
-        while begin < min(end, size) and (data := os.pread(source, min(1 << 20, min(end, size) - begin), begin)):
-            _write(target, data)
-            begin += len(data)
-        if end >= size:
-            break
-    os.lseek(target, size, os.SEEK_SET)
 
 
 def _empty(fd: int, begin: int, end: int) -> bool:

@@ -16,22 +16,17 @@ import zstandard
 
 from eos_agent.protocol import OperationError
 from eos_mcp.manager import base, tree_index
-from eos_mcp.manager.export import ExportLimits, Guards, apply
+from eos_mcp.manager.export import ExportLimits
 from layerstack import fsck, pax
 from layerstack.content import BLOCK, ContentHash, digest_at
 from layerstack.errors import PublishRejected
+from tests.eos_mcp.test_export_apply import run
 from tests.exporting import Stack, file, made_by_digests
 from tests.layerstack.test_content import TIB, hole, largest
 from tests.trees import DIRECTORY, Entry
 
-NOWHERE = Guards(home="/nonexistent-home", own=())
 Call = Callable[..., Any]
 BASE = {"": Entry(DIRECTORY, (0o755, 0, 0)), "d": Entry(DIRECTORY, (0o755, 0, 0))}
-
-
-def run(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> dict[str, Any]:
-    options = {"limits": ExportLimits(), "places": NOWHERE, "progress": lambda line: None, **more}
-    return apply(io.BytesIO(data), dest=str(dest), fmt=fmt, **options)
 
 
 def cpu_s() -> float:
