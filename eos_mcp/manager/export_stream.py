@@ -12,7 +12,7 @@ import json
 import struct
 import tempfile
 from array import array
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -129,7 +129,7 @@ class ExportStream:
         self.received = self.tar_bytes = self.count = 0
         self._digest = hashlib.sha256()
         self._hasher: ThreadPoolExecutor | None = None  # large pieces are hashed beside the writing of them
-        self._hashing: Future[object] | None = None
+        self._hashing: Future[None] | None = None
         self._piece = memoryview(b"")  # what is here of the present frame
         self._frame_left = 0  # what is still to come of it
         self._length = b""  # what is here of the next frame's length
@@ -158,7 +158,11 @@ class ExportStream:
 
     def _hash(self, piece: memoryview) -> None:
         """In order; at most one piece is on its way."""
-        take: Callable[[memoryview], object] = self._content_digest.update if self._by_file else self._digest.update
+        digest = self._content_digest if self._by_file else self._digest
+
+        def take(part: memoryview) -> None:
+            digest.update(part)
+
         if self._hashing is not None:
             self._hashing.result()
             self._hashing = None
