@@ -141,6 +141,7 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
             f"eos_agent.{name}"
             for name in ("arguments", "file_operations", "neighbours", "observability", "operation", "operations", "secret_paths")
         ),
+        "layerstack.content",
         "layerstack.durable",
         *(f"layerstack.{name}" for name in PURE),
     }
