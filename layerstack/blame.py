@@ -133,7 +133,7 @@ def of_block(store: Store, block: Sequence[Layer], below: Chain) -> dict[str, Fo
         for directory in ancestors(path):
             if directory not in ruled:
                 name = join(directory, ".gitignore")
-                ruled[directory] = name in seen.shelf.by_path or seen.base.get(name) is not None
+                ruled[directory] = bool(seen.shelf.listing(name)) or seen.base.get(name) is not None
             if ruled[directory]:
                 return True
         return False
@@ -151,9 +151,9 @@ def of_block(store: Store, block: Sequence[Layer], below: Chain) -> dict[str, Fo
 
 def _texts(chain: Chain, path: str) -> list[_Text]:
     """What the layers above the base made of the path, newest first. Those that only hold it as a directory's container are no part of it."""
-    hits = {layer.id: layer for layer in chain.shelf.by_path.get(path, ())}
+    hits = {layer.id: layer for layer in chain.shelf.listing(path)}
     for ancestor in ancestors(path):
-        for layer in chain.shelf.by_cover.get(ancestor, ()):
+        for layer in chain.shelf.covering(ancestor):
             hits[layer.id] = layer
     found: list[_Text] = []
     for layer in chain.sorted(hits.values()):

@@ -8,7 +8,7 @@ Source: overlayfs.rst, "redirect_dir", "whiteouts and opaque directories"; the k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from layerstack import passing, stopping
@@ -170,7 +170,7 @@ class _Seal:
             tree.set_times(path, state.times)
         return alive
 
-    def _unopaque(self, path: str, children: list[Child], names: set[str], gone: set[str]) -> list[Child]:
+    def _unopaque(self, path: str, children: Sequence[Child], names: set[str], gone: set[str]) -> list[Child]:
         """Whiteouts for the names that are gone, marks one level down, then the mark goes. -> the children that are left to look at."""
         tree = self.tree
         kinds = dict(children)

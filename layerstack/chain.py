@@ -81,7 +81,7 @@ class Chain:
             if found is not None and (found.covers or not cover):
                 return rank, layer
         best, who = len(self.layers), None
-        for layer in (self.shelf.by_cover if cover else self.shelf.by_path).get(path, ()):  # newest first, as the layers of a version
+        for layer in self.shelf.covering(path) if cover else self.shelf.listing(path):  # newest first, as the layers of a version
             at = self._rank(layer.id)
             if at is not None:
                 best, who = at, layer
@@ -136,7 +136,7 @@ class Chain:
         """The layers that merge into the directory `path`, newest first; empty when it is none."""
         top = self._top(parent(path))[0] if path else len(self.layers)
         hits: list[tuple[int, Layer]] = [(rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None]
-        listed = [(rank, layer) for layer in self.shelf.by_path.get(path, ()) if (rank := self._rank(layer.id)) is not None]
+        listed = [(rank, layer) for layer in self.shelf.listing(path) if (rank := self._rank(layer.id)) is not None]
         hits += sorted(listed, key=lambda hit: hit[0])
         self._complete()
         merged: list[Layer] = []

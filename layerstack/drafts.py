@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from layerstack import documents, durable
 from layerstack.errors import NotFound, StoreCorrupt
 from layerstack.index_file import FORMAT, PLAIN_FORMAT
-from layerstack.states import DIRECTORY, FILE
 
 if TYPE_CHECKING:
     from layerstack.publish import Work
@@ -81,7 +80,7 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
         agent,
         reason,
         time.time_ns() // 1_000_000,
-        len(work.indexed.changed),
+        work.indexed.changes,
         work.indexed.size_bytes,
         store.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place meanwhile
         upper,
@@ -91,9 +90,8 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
     folder = folder_of(store, draft.draft_id)
     store.check_open()
     store.step("draft.sync_work")
-    rows, tree = work.indexed.rows, work.tree
-    files = [tree.full(row.path) for row in rows if row.record.kind == FILE]
-    durable.sync_files(tree.root, files, [tree.full(row.path) for row in rows if row.record.kind == DIRECTORY])
+    tree = work.tree
+    durable.sync_files(tree.root, map(tree.full, work.indexed.files()), map(tree.full, work.indexed.folders()))
     store.step("draft.mkdir")
     os.mkdir(folder)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
 from collections.abc import Callable, Generator, Iterable
 from typing import IO
@@ -96,15 +97,17 @@ def sync_files(root: str, files: Iterable[str], directories: Iterable[str], *, f
         followed: the caller goes on to fsync something else of this file system before it relies on them. Where `keeps_order` says so the
             data is then only written out and waited for: that fsync flushes the device and commits the journal for all of them.
     """
-    some, folders = list(files), list(directories)
-    if keeps_order(root) and some:
-        folders = []
-        if followed:
-            for start in range(0, len(some), OPEN_AT_ONCE):
-                with _opened(some[start : start + OPEN_AT_ONCE]) as fds:
-                    write_out(fds)
-            return
-    if len(some) + len(folders) > FSYNC_EACH_UP_TO:
+    rest, orderly = iter(files), keeps_order(root)
+    some = list(itertools.islice(rest, FSYNC_EACH_UP_TO + 1))
+    many = len(some) > FSYNC_EACH_UP_TO
+    if orderly and some and followed:
+        while some:
+            with _opened(some) as fds:
+                write_out(fds)
+            some = list(itertools.islice(rest, OPEN_AT_ONCE))
+        return
+    folders = [] if many or (orderly and some) else list(itertools.islice(directories, FSYNC_EACH_UP_TO + 1 - len(some)))
+    if many or len(some) + len(folders) > FSYNC_EACH_UP_TO:
         sync_tree_of(root)
         return
     with _opened(some) as fds:

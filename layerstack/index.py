@@ -1,6 +1,6 @@
 """The index of a layer: what it lists at each path, in memory; and the shelf, what all layers together list at a path.
 
-A record is one of a dozen shared tuples, so an index costs its paths. Sizes and digests are in the index file only.
+Sizes and digests are in the index file only. The index of a large layer is packed (`packed_index`), and its paths are in no table of the shelf: it is asked itself.
 """
 
 from __future__ import annotations
@@ -8,40 +8,19 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from layerstack.manifest import BASE_ID, LayerId
+from layerstack.packed_index import PackedIndex
 from layerstack.paths import ancestors
-from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, kind_of
+from layerstack.record import Index as Index
+from layerstack.record import Record as Record
+from layerstack.record import record as record
+from layerstack.states import DIRECTORY, FILE, LINK, kind_of
 from layerstack.tree import DiskTree, Tree
 
 MEMBER_KEYS = ("layer_id", "version", "owner", "agent", "request_id", "draft_id", "upper", "created_unix_ms")
-
-
-class Record(NamedTuple):
-    """What a layer lists at one path."""
-
-    kind: str
-    """`f`, `l`, `d` or `w` (a whiteout)."""
-    quiet: bool
-    """A directory that is here only as a container: its attributes equal those below, and it is not opaque. It is no touch."""
-    opaque: bool
-
-    @property
-    def covers(self) -> bool:
-        """Does it change everything below its path without listing it?"""
-        return self.kind != DIRECTORY or self.opaque
-
-
-_SHARED = {(k, q, o): Record(k, q, o) for k in (FILE, LINK, DIRECTORY, WHITEOUT) for q in (False, True) for o in (False, True)}
-
-
-def record(kind: str, *, quiet: bool = False, opaque: bool = False) -> Record:
-    return _SHARED[kind, quiet, opaque]
-
-
-Index = Mapping[str, Record]
 
 
 class Layer:
@@ -75,6 +54,10 @@ class Layer:
             return list(self.about["members"])
         return [{"layer_id": self.id, "version": self.version, **{key: self.about.get(key) for key in MEMBER_KEYS[2:]}}]
 
+    def paths(self) -> Iterator[str]:
+        """The listed paths in some fixed order of text or bytes; of a large layer none is in memory but the present one."""
+        return iter(self.index) if isinstance(self.index, PackedIndex) else iter(self.keys)
+
     @property
     def keys(self) -> list[str]:
         """The listed paths in order of their text."""
@@ -94,7 +77,7 @@ class Layer:
         except (FileNotFoundError, NotADirectoryError):
             return None
         kind = kind_of(status.st_mode)
-        return None if kind not in (FILE, LINK, DIRECTORY) else _SHARED[kind, False, False]
+        return None if kind not in (FILE, LINK, DIRECTORY) else record(kind)
 
     def _is_directory(self, path: str) -> bool:
         known = self._directories.get(path)
@@ -108,22 +91,30 @@ class Layer:
     def meets(self, index: Index) -> bool:
         """May this layer bear on the entries of `index`, which lists every directory that its entries are in? False is certain."""
         assert self.index is not None
+        if len(index) > len(self.index):  # the shorter one is walked
+            return any(path in index and not (found.quiet and not index[path].covers) for path, found in self.index.items())
         for path, rec in index.items():
             found = self.index.get(path)
             if found is not None and not (found.quiet and not rec.covers):
                 return True
         return False
 
-    def below(self, path: str) -> list[str]:
-        """The listed paths strictly below `path`, those that are only containers left out."""
+    def under(self, path: str) -> Iterator[str]:
+        """The listed paths strictly below `path`, those that are only containers left out, in some fixed order."""
+        if isinstance(self.index, PackedIndex):
+            yield from (each for each, rec in self.index.below(path) if not rec.quiet)
+            return
         assert self.index is not None
-        prefix, keys, found = path + "/" if path else "", self.keys, list[str]()
+        prefix, keys = path + "/" if path else "", self.keys
         at = bisect_left(keys, prefix)
         while at < len(keys) and keys[at].startswith(prefix):
             if keys[at] and not self.index[keys[at]].quiet:
-                found.append(keys[at])
+                yield keys[at]
             at += 1
-        return found
+
+    def below(self, path: str) -> list[str]:
+        """All of `under`."""
+        return list(self.under(path))
 
 
 def base_layer(tree: DiskTree) -> Layer:
@@ -132,7 +123,7 @@ def base_layer(tree: DiskTree) -> Layer:
 
 def _placed(layer: Layer, held: tuple[Layer, ...] | None) -> tuple[Layer, ...]:
     """The layers with one more, newest first. A layer is nearly always newer than all others, at open older."""
-    if held is None:
+    if not held:
         return (layer,)
     v = layer.version
     if held[0].version <= v:
@@ -159,6 +150,8 @@ class Shelf:
         self.drops = 0
         """Rises before a layer is dropped: a chain that sees it unchanged after a look-up has seen all its layers."""
         self.cover: dict[str, int] = {}
+        self.large: tuple[Layer, ...] = ()
+        """Layers with a packed index, newest first: none of the tables above has their paths."""
         self._lock = threading.Lock()
 
     def add(self, layer: Layer) -> None:
@@ -166,6 +159,9 @@ class Shelf:
         assert layer.index is not None
         v = layer.version
         with self._lock:
+            if isinstance(layer.index, PackedIndex):
+                self.large = _placed(layer, self.large)
+                return
             for path, rec in layer.index.items():
                 self.by_path[path] = _placed(layer, self.by_path.get(path))
                 if rec.covers:
@@ -192,8 +188,10 @@ class Shelf:
             for layer in layers:
                 assert layer.index is not None
                 layer.gone = True
-                paths.update(layer.index)
+                if not isinstance(layer.index, PackedIndex):
+                    paths.update(layer.index)
             self.drops += 1
+            self.large = tuple(layer for layer in self.large if layer not in gone)
             for path in paths:
                 for table in (self.by_path, self.by_cover):
                     held = table.get(path, ())
@@ -203,6 +201,33 @@ class Shelf:
                     elif held:
                         del table[path]
 
+    def listing(self, path: str) -> tuple[Layer, ...]:
+        """The layers that list the path, newest first, by their own versions."""
+        found = self.by_path.get(path, ())
+        for layer in self.large:
+            if layer.get(path) is not None:
+                found = _placed(layer, found)
+        return found
+
+    def covering(self, path: str) -> tuple[Layer, ...]:
+        """Those that change everything below it without listing it, newest first."""
+        found = self.by_cover.get(path, ())
+        for layer in self.large:
+            rec = layer.get(path)
+            if rec is not None and rec.covers:
+                found = _placed(layer, found)
+        return found
+
+    def touched(self, path: str, version: int) -> bool:
+        """May a layer newer than `version` have changed something at or below `path`? False is certain."""
+        return self.sub.get(path, 0) > version or any(layer.version > version and layer.get(path) is not None for layer in self.large)
+
+    def covered(self, path: str, version: int) -> bool:
+        """May a layer newer than `version` have changed everything below `path` without listing it? False is certain."""
+        if self.cover.get(path, 0) > version:
+            return True
+        return any(layer.version > version and (rec := layer.get(path)) is not None and rec.covers for layer in self.large)
+
     def untouched(self, path: str, version: int) -> bool:
         """Is nothing at, below or covering `path` newer than `version`? True is certain."""
-        return self.sub.get(path, 0) <= version and not any(self.cover.get(a, 0) > version for a in ancestors(path))
+        return not self.touched(path, version) and not any(self.covered(a, version) for a in ancestors(path))

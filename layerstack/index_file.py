@@ -8,19 +8,22 @@ Digests are those of `layerstack.content`; format 1 has the SHA-256 of the bytes
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from layerstack import durable, stopping
 from layerstack.chain import Chain
-from layerstack.content import BLOCK
 from layerstack.errors import StoreCorrupt
-from layerstack.index import Index, Record, record
+from layerstack.packed_index import SMALL, PackedIndex
 from layerstack.paths import byte_order, join
-from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, equal
-from layerstack.tree import Tree
+from layerstack.record import Index, Record, record
+from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, State, equal
+from layerstack.tree import Child, Children, DiskTree, Tree
 
 PLAIN_FORMAT, FORMAT = 1, 2
 _MAGIC = b"eos-index"
@@ -44,95 +47,240 @@ class Row(NamedTuple):
 
 
 class Indexed(NamedTuple):
-    """The index of a tree with what is written beside it."""
+    """The index of a tree with what is written beside it. Of a large tree none of it is in memory but the packed paths."""
 
     records: Index
-    rows: tuple[Row, ...]
-    """In byte order of paths."""
+    rows: Collection[Row]
+    """In byte order of paths; may be walked as often as one likes."""
     digest: str
     """SHA-256 in hex over path, kind, opaque mark, mode, owner, xattrs and content of each entry; times are no part of it."""
     size_bytes: int
     """Of regular files, several names of one file once."""
     allocated_bytes: int
+    changes: int = 0
+    """How many paths say something."""
 
     @property
     def changed(self) -> list[str]:
         """The paths that say something, in byte order."""
         return [row.path for row in self.rows if not row.record.quiet]
 
+    def files(self) -> Iterator[str]:
+        """The paths of its regular files."""
+        return (row.path for row in self.rows if row.record.kind == FILE)
+
+    def folders(self) -> Iterator[str]:
+        """The paths of its directories."""
+        return (row.path for row in self.rows if row.record.kind == DIRECTORY)
+
+
+class _PackedRows(Collection[Row]):
+    """Of a large tree that nobody wanted sizes and digests of."""
+
+    def __init__(self, index: PackedIndex) -> None:
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, row: object) -> bool:
+        return isinstance(row, Row) and self._index.get(row.path) == row.record
+
+    def __iter__(self) -> Iterator[Row]:
+        for path, rec in self._index.items():
+            yield Row(path, rec, 0, 0, None)
+
+
+class _SpilledRows(Collection[Row]):
+    """Of a large tree: the lines of its index file, in a file without a name."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=1 << 18)  # noqa: SIM115
+        self._total = hashlib.sha256()
+        self._count = 0
+
+    def add(self, row: Row) -> None:
+        """Append. Raises OSError."""
+        line = _line(row)
+        self._total.update(line)
+        self._file.write(line)
+        self._count += 1
+
+    def header(self) -> bytes:
+        """The first line of the index file."""
+        self._file.flush()
+        return _header(self._count, self._total.hexdigest())
+
+    def copy_to(self, fd: int) -> None:
+        """Its lines behind what was written to a new file. Raises OSError."""
+        self._file.flush()
+        at, size = 0, os.fstat(self._file.fileno()).st_size
+        while at < size:
+            sent = os.sendfile(fd, self._file.fileno(), at, size - at)
+            if not sent:
+                raise OSError(errno.EIO, "the rows of an index were cut short")
+            at += sent
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, row: object) -> bool:
+        return any(row == each for each in self)
+
+    def __iter__(self) -> Iterator[Row]:
+        self._file.flush()
+        fd, at, rest = self._file.fileno(), 0, b""
+        while piece := os.pread(fd, 1 << 18, at):
+            at += len(piece)
+            lines = (rest + piece).split(b"\n")
+            rest = lines.pop()
+            yield from map(row_of, lines)
+
+
+class _Writer:
+    """Takes entries in byte order of paths: a few of them as they are, many of them packed."""
+
+    def __init__(self, folder: str | None, *, hashes: bool) -> None:
+        self._folder, self._hashes = folder, hashes
+        self._rows: list[Row] = []
+        self._packed: PackedIndex | None = None
+        self._spilled: _SpilledRows | None = None
+        self._total = hashlib.sha256()
+        self._changes = 0
+
+    def add(self, row: Row, rest: bytes) -> None:
+        """`rest`: what the digest of the tree covers beside the path."""
+        if self._hashes:
+            raw = byte_order(row.path)
+            self._total.update(b"%d:%s%d:%s" % (len(raw), raw, len(rest), rest))
+        self._changes += not row.record.quiet
+        if self._packed is not None:
+            self._pack(row)
+            return
+        self._rows.append(row)
+        if len(self._rows) > SMALL:
+            self._packed = PackedIndex()
+            self._spilled = _SpilledRows(self._folder) if self._hashes else None
+            for each in self._rows:
+                self._pack(each)
+            self._rows = []
+
+    def _pack(self, row: Row) -> None:
+        assert self._packed is not None
+        self._packed.add(byte_order(row.path), row.record)
+        if self._spilled is not None:
+            self._spilled.add(row)
+
+    def done(self, sizes: Sequence[int]) -> Indexed:
+        digest = self._total.hexdigest()
+        if self._packed is None:
+            records = {row.path: row.record for row in self._rows}
+            return Indexed(records, tuple(self._rows), digest, sizes[0], sizes[1], self._changes)
+        rows = _PackedRows(self._packed) if self._spilled is None else self._spilled
+        return Indexed(self._packed, rows, digest, sizes[0], sizes[1], self._changes)
+
+
+Known = Callable[[str, State], "bytes | None"]
+"""(path, state of a file there) -> its digest, or None where it must be read; asked in byte order of paths."""
+
 
 def build(
     tree: Tree,
     below: Chain | None,
     *,
-    known: Mapping[tuple[int, int], bytes] | None = None,
-    digests: Mapping[str, bytes] | None = None,
+    known: Known | None = None,
     hashes: bool = True,
     leaving: bool = False,
 ) -> Indexed:
-    """The index of a sealed tree that stands on the chain `below`. Reads each file once, unless `known` has the digest of its inode.
+    """The index of a sealed tree that stands on the chain `below`. Reads each file once, unless `known` has its digest.
 
     Args:
-        digests: of files by path, as far as they are known.
         hashes: False leaves out digests and sizes: enough to plan.
         leaving: what is read will be synced soon: the device may begin.
+    Raises:
+        OSError; Stopped, at any entry.
+    Memory: the names of the widest directory, and the packed paths; rows of a large tree lie in a file without a name in the tree's `aside`.
     """
-    rows: list[Row] = []
-    lines: list[tuple[bytes, bytes]] = []
+    out = _Writer(tree.aside if isinstance(tree, DiskTree) and tree.aside else None, hashes=hashes)
     sizes, counted = [0, 0], set[tuple[int, int]]()
-    known, digests = known or {}, digests or {}
-
-    def note(path: str, rec: Record, mode: int, size: int, digest: bytes | None, rest: bytes) -> None:
-        rows.append(Row(path, rec, mode, size, digest))
-        if hashes:
-            lines.append((byte_order(path), rest))
 
     def attributes(meta: tuple[int, int, int], xattrs: Mapping[str, bytes]) -> bytes:
         return repr((meta, sorted(xattrs.items()))).encode()
 
-    def visit(path: str, cut: bool) -> None:
-        """`cut`: nothing of `below` shows here."""
+    def directory(path: str, cut: bool) -> bool:
+        """`cut`: nothing of `below` shows here. -> nor in it."""
         state, opaque = tree.state(path), tree.opaque(path)
         under = below.find(path) if below is not None and not (opaque or cut) else None
         quiet = under is not None and under.kind == DIRECTORY and equal(under, state)
-        note(
-            path,
-            record(DIRECTORY, quiet=quiet, opaque=opaque),
-            state.meta[0],
-            0,
-            None,
-            (b"o" if opaque else b"d") + attributes(state.meta, state.xattrs) if hashes else b"",
-        )
-        inside = under is None or under.kind != DIRECTORY
-        for name, kind in tree.scan(path):
+        rest = (b"o" if opaque else b"d") + attributes(state.meta, state.xattrs) if hashes else b""
+        out.add(Row(path, record(DIRECTORY, quiet=quiet, opaque=opaque), state.meta[0], 0, None), rest)
+        return under is None or under.kind != DIRECTORY
+
+    def leaf(path: str, kind: str) -> None:
+        if kind == WHITEOUT or not hashes:
+            out.add(Row(path, record(kind), 0, 0, None), b"w")
+            return
+        found = tree.state(path)
+        if kind == LINK:
+            digest = hashlib.sha256(os.fsencode(found.target)).digest()
+        else:
+            digest = (known(path, found) if known is not None else None) or found.digest(leaving=leaving)
+        if kind == FILE and (found.links <= 1 or found.inode not in counted):
+            if found.links > 1:
+                counted.add(found.inode)
+            sizes[0] += found.size
+            sizes[1] += found.allocated
+        rest = kind.encode() + digest + attributes(found.meta, found.xattrs)
+        out.add(Row(path, record(kind), found.meta[0], found.size, digest), rest)
+
+    def contents(path: str, cut: bool) -> Iterator[tuple[str, bool]]:
+        """Each directory in `path` at the place where what is in it sorts: `d` comes before `d-`, and `d/x` behind it."""
+        waiting: list[tuple[bytes, str, bool]] = []
+        for name, kind in _in_byte_order(tree.scan(path)):
+            stopping.check()
+            if waiting:
+                raw = byte_order(name)
+                while waiting and waiting[-1][0] < raw:
+                    yield waiting.pop()[1:]
             child = join(path, name)
             if kind == DIRECTORY:
-                visit(child, inside)
-            elif kind == WHITEOUT or not hashes:
-                note(child, record(kind), 0, 0, None, b"w")
+                waiting.append((byte_order(name) + b"/", child, directory(child, cut)))
             else:
-                found = tree.state(child)
-                if kind == LINK:
-                    digest = hashlib.sha256(os.fsencode(found.target)).digest()
-                else:
-                    digest = known.get(found.inode) or digests.get(child) or found.digest(leaving=leaving)
-                    if found.inode not in counted:
-                        counted.add(found.inode)
-                        sizes[0] += found.size
-                        sizes[1] += found.allocated
-                note(child, record(kind), found.meta[0], found.size, digest, kind.encode() + digest + attributes(found.meta, found.xattrs))
+                leaf(child, kind)
+        while waiting:
+            yield waiting.pop()[1:]
 
-    visit("", False)
-    rows.sort(key=lambda row: byte_order(row.path))
-    total = hashlib.sha256()
-    for raw, rest in sorted(lines):
-        total.update(b"%d:%s%d:%s" % (len(raw), raw, len(rest), rest))
-    return Indexed({row.path: row.record for row in rows}, tuple(rows), total.hexdigest(), sizes[0], sizes[1])
+    open_now = [contents("", directory("", False))]
+    while open_now:
+        inner = next(open_now[-1], None)
+        if inner is None:
+            open_now.pop()
+        else:
+            open_now.append(contents(*inner))
+    return out.done(sizes)
 
 
-def known_digests(tree: Tree, indexed: Indexed) -> dict[tuple[int, int], bytes]:
-    """Digest by inode, for a clone of `tree` that shares its files."""
-    return {tree.state(row.path).inode: row.digest for row in indexed.rows if row.digest is not None and row.record.kind == FILE}
+def _in_byte_order(children: Sequence[Child]) -> Iterable[Child]:
+    """They come in order of their text, which differs only where a name is not UTF-8."""
+    if isinstance(children, Children) or all(name.isascii() for name, _ in children):
+        return children
+    return sorted(children, key=lambda child: byte_order(child.name))
+
+
+def known_digests(tree: Tree, indexed: Indexed) -> Known:
+    """Of the files that a clone of `tree` shares with it, at the same paths. Memory: none; each path may be asked for once, in byte order."""
+    rows = iter(indexed.rows)
+    here: list[Row | None] = [next(rows, None)]
+
+    def known(path: str, state: State) -> bytes | None:
+        wanted = byte_order(path)
+        while (row := here[0]) is not None and byte_order(row.path) < wanted:
+            here[0] = next(rows, None)
+        if row is None or row.path != path or row.digest is None or row.record.kind != FILE:
+            return None
+        return row.digest if tree.state(path).inode == state.inode else None
+
+    return known
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------------------
@@ -160,14 +308,38 @@ def _unescape(raw: bytes) -> str:
     return os.fsdecode(unescaped(raw))
 
 
+def _line(row: Row) -> bytes:
+    path, rec, mode, size, digest = row
+    flag = "q" if rec.quiet else "o" if rec.opaque else ""
+    return _escape(path) + f"\t{rec.kind}{flag}\t{mode:o}\t{size}\t{digest.hex() if digest else '-'}\n".encode()
+
+
+def _header(count: int, total: str) -> bytes:
+    return b"%s %d %d %s\n" % (_MAGIC, FORMAT, count, total.encode())
+
+
 def dump(indexed: Indexed) -> bytes:
     """The bytes of the index file."""
-    lines: list[bytes] = []
-    for path, rec, mode, size, digest in indexed.rows:
-        flag = "q" if rec.quiet else "o" if rec.opaque else ""
-        lines.append(_escape(path) + f"\t{rec.kind}{flag}\t{mode:o}\t{size}\t{digest.hex() if digest else '-'}\n".encode())
+    lines = [_line(row) for row in indexed.rows]
     body = b"".join(lines)
-    return b"%s %d %d %s\n%s" % (_MAGIC, FORMAT, len(lines), hashlib.sha256(body).hexdigest().encode(), body)
+    return _header(len(lines), hashlib.sha256(body).hexdigest()) + body
+
+
+def write_new(path: str, indexed: Indexed) -> str:
+    """The index file at `path`, where nothing is, its bytes only on their way; -> its `checksum`. Raises OSError."""
+    if not isinstance(indexed.rows, _SpilledRows):
+        data = dump(indexed)
+        durable.write_new(path, data, sync=False)
+        return checksum(data)
+    header = indexed.rows.header()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, header)
+        indexed.rows.copy_to(fd)
+        durable.begin_write_out(fd)
+    finally:
+        os.close(fd)
+    return checksum(header)
 
 
 def checksum(data: bytes) -> str:
@@ -214,16 +386,32 @@ def load(data: bytes, *, source: str) -> dict[str, Record]:
     return found
 
 
-def load_digests(data: bytes, *, source: str) -> dict[str, bytes]:
-    """The digest of each file, by path; of format 1 only those that are the same in both. Raises StoreCorrupt as `load`."""
-    found: dict[str, bytes] = {}
-    body = _body(data, source)[0]
-    plain = data.startswith(b"%s %d " % (_MAGIC, PLAIN_FORMAT))
-    for line in body.split(b"\n")[:-1]:
-        path, mark, _, size, digest = line.split(b"\t")
-        if mark == FILE.encode() and digest != b"-" and not (plain and int(size) >= BLOCK):
-            found[_unescape(path)] = bytes.fromhex(digest.decode())
-    return found
+def load_file(path: str) -> tuple[Index, str]:
+    """The index in a file, packed where it is large, and its checksum. Raises StoreCorrupt as `load`; OSError."""
+    with open(path, "rb") as file:
+        header = file.readline()
+        words = header.split(b" ")
+        if len(words) != 4 or not words[2].isdigit() or int(words[2]) <= SMALL:
+            data = header + file.read()
+            return load(data, source=path), checksum(data)
+        if words[0] != _MAGIC:
+            raise _corrupt(path, "not an index")
+        format_of(words[1], path)
+        total, found, count, last = hashlib.sha256(), PackedIndex(), 0, b""
+        for line in file:
+            total.update(line)
+            raw, _, rest = line.partition(b"\t")
+            mark = _MARKS.get(rest[: rest.find(b"\t")].decode("ascii", "replace"))
+            here = unescaped(raw)
+            if mark is None or not line.endswith(b"\n") or (here <= last and count):
+                raise _corrupt(path, f"line {count + 2} is none of an index")
+            found.add(here, mark)
+            count, last = count + 1, here
+    if total.hexdigest().encode() != words[3].rstrip(b"\n"):
+        raise _corrupt(path, "the checksum does not match its content")
+    if count != int(words[2]):
+        raise _corrupt(path, f"{count} paths, the header says {int(words[2])}")
+    return found, checksum(header)
 
 
 def row_of(line: bytes) -> Row:

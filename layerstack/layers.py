@@ -12,7 +12,7 @@ from layerstack.chain import Chain
 from layerstack.errors import StoreCorrupt
 from layerstack.form import Form
 from layerstack.index import Index, Layer, Shelf, base_layer
-from layerstack.index_file import checksum, load
+from layerstack.index_file import load_file
 from layerstack.manifest import BASE_ID, LayerId, Manifest, reference, squashed_id
 from layerstack.tree import DiskTree
 
@@ -80,8 +80,7 @@ class Layers:
         about = documents.read(f"{stem}.json")
         squashed = layer_id.startswith("S")
         try:
-            data = documents.content(f"{stem}.index")
-            index = load(data, source=f"{stem}.index")
+            index, found = load_file(f"{stem}.index")
             digest = about["digest"].encode() + b"\n" if squashed else documents.content(f"{stem}.digest")
         except FileNotFoundError as error:
             raise StoreCorrupt(f"{error.filename}: missing", details={"file": error.filename, "layer_id": layer_id}) from None
@@ -89,7 +88,7 @@ class Layers:
         if digest != about["digest"].encode() + b"\n" or layer_id[-8:] != mark:
             wrong = f"{stem}.json" if squashed else f"{stem}.digest"
             raise StoreCorrupt(f"{wrong}: is not the layer's", details={"file": wrong, "layer_id": layer_id})
-        if about.get("index_sha256", checksum(data)) != checksum(data):  # layers of before this key do not have it
+        if about.get("index_sha256", found) != found:  # layers of before this key do not have it
             wrong = f"{stem}.index"
             raise StoreCorrupt(f"{wrong}: is the index of another layer", details={"file": wrong, "layer_id": layer_id})
         version = about.get("version") or int(layer_id[1:].partition("-")[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from layerstack.chain import Chain
 from layerstack.errors import NotAFile, NotFound
 from layerstack.index import Layer
 from layerstack.manifest import Manifest
+from layerstack.packed_index import PackedIndex
 from layerstack.paths import ancestors, byte_order, check, join
 from layerstack.states import DIRECTORY, FILE, LINK, State, equal
 from layerstack.tree import DiskTree
@@ -40,6 +43,16 @@ def not_a_file(path: str, kind: str, *, parent: str | None = None) -> NotAFile:
     """`kind` as the wire names it: Directory, Symlink, Other."""
     where = f"{path}: {parent!r} on the way is a symlink" if parent is not None else f"{path}: is a {kind.lower()}"
     return NotAFile(f"{where}; links are never followed" if kind == "Symlink" else where, details={"path": path, "kind": kind})
+
+
+_DELETED, _OPAQUE, _CONTAINER, _SHOWN = "deleted", "opaque", "container", "shown"
+
+
+def _raw_paths(layer: Layer) -> Iterator[bytes]:
+    """What it lists, in byte order."""
+    if isinstance(layer.index, PackedIndex):
+        return (raw for raw, _ in layer.index.walk())
+    return iter(sorted(map(byte_order, layer.index or ())))
 
 
 class Snapshot:
@@ -144,42 +157,67 @@ class Snapshot:
         in listed directories. Opaque: the base has a directory of that name, and nothing of its content shows unless it is listed here
         too. Paths below a deleted one are not listed.
         """
-        chain, base = self.chain, self.chain.base
+        if any(isinstance(layer.index, PackedIndex) for layer in self.chain.layers[:-1]):
+            yield from self._changed_one_by_one()
+            return
+        chain = self.chain
         paths: set[str] = set()
         for layer in chain.layers[:-1]:
             paths.update(layer.index or ())
-        deleted: set[str] = set()
-        opaque: set[str] = set()
-        containers: set[str] = set()
+        verdicts: dict[str, str] = {}
         needed: set[str] = set()
-        listed: list[str] = []
         for path in sorted(paths, key=byte_order):
-            holder = chain.holder(path)
-            if holder is None:
-                if not self._base_shows(path):
-                    continue
-                deleted.add(path)
-            elif holder is base:
+            verdict = self._verdict(path)
+            if verdict is None:
                 continue
-            elif (state := holder.tree.state(path)).kind == DIRECTORY:
-                below = self._base_state(path)
-                if below is not None and below.kind == DIRECTORY and base not in chain.directories(path):
-                    opaque.add(path)
-                elif equal(below, state):
-                    containers.add(path)
-            listed.append(path)
-            if path not in containers:
+            verdicts[path] = verdict
+            if verdict != _CONTAINER:
                 for ancestor in reversed(ancestors(path)):
                     if ancestor in needed:
                         break
                     needed.add(ancestor)
-        for path in listed:
-            if path in deleted:
-                yield path, None, False
-            elif path not in containers or path in needed:
-                holder = chain.holder(path)
-                assert holder is not None
-                yield path, self._entry(path, holder), path in opaque
+        for path, verdict in verdicts.items():
+            if verdict != _CONTAINER or path in needed:
+                yield self._decided(path, verdict)
+
+    def _changed_one_by_one(self) -> Iterator[tuple[str, Entry | None, bool]]:
+        """`changed` without a list of all paths: what is in a container is looked at when it is met, up to the first change."""
+        last: bytes | None = None
+        for raw in heapq.merge(*(_raw_paths(layer) for layer in self.chain.layers[:-1])):
+            if raw == last:
+                continue
+            last, path = raw, os.fsdecode(raw)
+            verdict = self._verdict(path)
+            if verdict == _CONTAINER:
+                inside = itertools.chain.from_iterable(layer.under(path) for layer in self.chain.layers[:-1])
+                if all(self._verdict(each) in (None, _CONTAINER) for each in inside):
+                    continue
+            if verdict is not None:
+                yield self._decided(path, verdict)
+
+    def _verdict(self, path: str) -> str | None:
+        """What the layers above the base made of a path that one of them lists; None: nothing that shows."""
+        chain, base = self.chain, self.chain.base
+        holder = chain.holder(path)
+        if holder is None:
+            return _DELETED if self._base_shows(path) else None
+        if holder is base:
+            return None
+        state = holder.tree.state(path)
+        if state.kind == DIRECTORY:
+            below = self._base_state(path)
+            if below is not None and below.kind == DIRECTORY and base not in chain.directories(path):
+                return _OPAQUE
+            if equal(below, state):
+                return _CONTAINER
+        return _SHOWN
+
+    def _decided(self, path: str, verdict: str) -> tuple[str, Entry | None, bool]:
+        if verdict == _DELETED:
+            return path, None, False
+        holder = self.chain.holder(path)
+        assert holder is not None
+        return path, self._entry(path, holder), verdict == _OPAQUE
 
     def earlier(self, path: str) -> tuple[tuple[int, int], ...]:
         """Size and mtime_ns of the file that each layer above the base has at `path`, newest first, without the one that this version shows.

@@ -7,6 +7,7 @@ lock. The work itself is only ever renamed: what must be rewritten is rewritten 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,14 +22,15 @@ from layerstack.commit import METADATA_SUFFIXES, Arrival, commit
 from layerstack.commit import CommitUnsynced as CommitUnsynced
 from layerstack.errors import LayerStackError, PublishRejected
 from layerstack.index import Layer
-from layerstack.index_file import Indexed, build, checksum, dump, known_digests
+from layerstack.index_file import Indexed, build, known_digests
+from layerstack.index_file import write_new as write_index
 from layerstack.manifest import Manifest, published_id
 from layerstack.memory_tree import MemoryTree
 from layerstack.paths import parent as parent_of
 from layerstack.quota import holders, size_of
 from layerstack.resolve import Edit, Ignored, Plan, plan
 from layerstack.staging import Names
-from layerstack.states import DIRECTORY, FILE, WHITEOUT
+from layerstack.states import DIRECTORY, WHITEOUT
 from layerstack.tree import DiskTree, Tree, clone
 
 if TYPE_CHECKING:
@@ -163,7 +165,7 @@ def _preview(
     elif _containers_met(store, indexed, version):
         indexed = build(tree, store.chain(head), hashes=False)
     source, other = count_routes(indexed, base, ignored)
-    no_op = not indexed.changed
+    no_op = not indexed.changes
     return Preview(not no_op, no_op, head.version, source, other, (), planned.notices, dropped), lambda: size_of(tree, indexed)
 
 
@@ -245,14 +247,13 @@ def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manif
         indexed = build(tree, over, known=known_digests(work.tree, work.indexed))
     elif _containers_met(store, indexed, work.version):
         indexed = build(tree, store.chain(head), known=known_digests(tree, indexed))
-    if not indexed.changed:
+    if not indexed.changes:
         return _Ready(tree, indexed, head, planned, None)
     store.quota.admit(head, lambda: _wanted(work, indexed), author.leaving)
     metadata = _write_metadata(store, work, tree, indexed, head, author, scrap)
-    files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
-    folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
+    files = itertools.chain(map(tree.full, indexed.files()), [metadata.stem + suffix for suffix in SUFFIXES])
     store.step("publish.sync_layer")
-    durable.sync_files(store.root, [*files, *(metadata.stem + suffix for suffix in SUFFIXES)], folders, followed=True)
+    durable.sync_files(store.root, files, map(tree.full, indexed.folders()), followed=True)
     return _Ready(tree, indexed, head, planned, metadata)
 
 
@@ -279,7 +280,7 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
         "upper": author.upper,
         "moved": tree is work.tree and not tree.root.startswith(store.scrap.path),
         "created_unix_ms": time.time_ns() // 1_000_000,
-        "paths": len(indexed.changed),
+        "paths": indexed.changes,
         "bytes": indexed.size_bytes,
         "allocated_bytes": indexed.allocated_bytes,
     }
@@ -289,9 +290,9 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
         about["linked"] = dict(work.linked)
     stem = scrap("metadata", *SUFFIXES)
     manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
-    digest, index = indexed.digest.encode() + b"\n", dump(indexed)
-    about["index_sha256"] = checksum(index)
-    for suffix, data in zip(SUFFIXES, (documents.dump(about), index, digest, manifest.dump()), strict=True):
+    store.step("publish.write.index")
+    about["index_sha256"] = write_index(f"{stem}.index", indexed)
+    for suffix, data in ((".json", documents.dump(about)), (".digest", indexed.digest.encode() + b"\n"), (".manifest", manifest.dump())):
         store.step(f"publish.write{suffix}")
         durable.write_new(stem + suffix, data, sync=False)
     return Metadata(stem, about)

@@ -21,7 +21,6 @@ from layerstack.index_file import Indexed
 from layerstack.manifest import LOWER_LIMIT, Manifest
 from layerstack.overlay import check_count
 from layerstack.squash import Squashed
-from layerstack.states import FILE
 from layerstack.tree import Tree
 
 if TYPE_CHECKING:
@@ -184,8 +183,13 @@ def holders(session_id: str | None, draft_id: str | None) -> tuple[str, ...]:
 
 def size_of(tree: Tree, indexed: Indexed) -> int:
     """Bytes of the regular files of a sealed tree, several names of one file once."""
-    sizes = {state.inode: state.size for state in (tree.state(row.path) for row in indexed.rows if row.record.kind == FILE)}
-    return sum(sizes.values())
+    total, several = 0, dict[tuple[int, int], int]()
+    for state in map(tree.state, indexed.files()):
+        if state.links > 1:
+            several[state.inode] = state.size
+        else:
+            total += state.size
+    return total + sum(several.values())
 
 
 def _sum(layers: Iterable[Layer]) -> int:

@@ -16,7 +16,7 @@ from layerstack.manifest import LayerId, Manifest
 from layerstack.publish import describe, settle
 from layerstack.resolve import Write, plan
 from layerstack.session import CARRIED, make_upper
-from layerstack.states import DIRECTORY, FILE
+from layerstack.states import FILE
 from layerstack.tree import DiskTree, clone
 
 if TYPE_CHECKING:
@@ -101,9 +101,8 @@ def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str)
         settle(tree, planned.edits, head=over, version=base.version)
     indexed = build(tree, over, hashes=False)
     merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
-    if not indexed.changed:
+    if not indexed.changes:
         return Carried(None, merged, planned.notices)
     store.step("rebase.sync")
-    files = [tree.full(row.path) for row in indexed.rows if row.record.kind == FILE]
-    durable.sync_files(store.root, files, [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY])
+    durable.sync_files(store.root, map(tree.full, indexed.files()), map(tree.full, indexed.folders()))
     return Carried(Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records), merged, planned.notices)

@@ -6,12 +6,13 @@ The outcome is a function of three trees, base B, ours O, head H, alone. Which p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from layerstack.chain import Chain
 from layerstack.changes import ABSENT, Conflict, Hunk, Notice, TheirsLayer
 from layerstack.index import Index, Layer, Record
+from layerstack.packed_index import PackedIndex
 from layerstack.paths import ancestors
 from layerstack.paths import parent as parent_of
 from layerstack.rules import DEFAULT, Rules, Verdict, decide
@@ -126,7 +127,9 @@ class _Merge:
 
     # look-ups
 
-    def children(self, path: str) -> list[str]:
+    def children(self, path: str) -> Iterable[str]:
+        if isinstance(self.index, PackedIndex):
+            return self.index.children(path)
         if self._children is None:
             self._children = {}
             for child in sorted(self.index):
@@ -204,9 +207,9 @@ class _Merge:
     def visit(self, path: str, *, inside: bool, gone: bool, covered: bool) -> bool:
         """`inside`: an opaque directory of ours is above; `gone`: the parent is no directory in H; `covered`: something newer covers an
         ancestor. -> is the path in the resulting layer?"""
-        if not gone and not covered and self.shelf.sub.get(path, 0) <= self.version:
+        if not gone and not covered and not self.shelf.touched(path, self.version):
             return True
-        covered = covered or self.shelf.cover.get(path, 0) > self.version
+        covered = covered or self.shelf.covered(path, self.version)
         rec, b, h = self.index[path], self.B.find(path), self.H.find(path)
         if rec.kind == WHITEOUT:
             return self.visit_whiteout(path, b, h)
@@ -285,7 +288,9 @@ class _Merge:
         elif not equal(o, h) and not equal(b, h) and not self.last_writer_wins(path, o, h):
             now = self.combine(path, b, o, h)
         cut = inside or rec.opaque
-        left = [child for child in self.children(path) if self.visit(child, inside=cut, gone=False, covered=covered)]
+        left = False
+        for child in self.children(path):
+            left = self.visit(child, inside=cut, gone=False, covered=covered) or left
         if rec.opaque and not inside:
             self.bring_below(path)
             self.edits.append(Look(path))
@@ -306,8 +311,10 @@ class _Merge:
                     self.conflict(path, "parent")
             else:
                 self.decided(path, b, o, h)
-        left = [self.visit(child, inside=inside or rec.opaque, gone=not ours_stays, covered=covered) for child in self.children(path)]
-        if ours_stays or any(left):
+        left = False
+        for child in self.children(path):
+            left = self.visit(child, inside=inside or rec.opaque, gone=not ours_stays, covered=covered) or left
+        if ours_stays or left:
             return True
         self.edits.append(Drop(path))
         return False

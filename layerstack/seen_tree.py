@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from layerstack.durable import Step, no_step
 from layerstack.form import Form
 from layerstack.states import State
@@ -18,7 +20,8 @@ class SeenTree(DiskTree):
     def __init__(self, root: str, form: Form, *, aside: str = "", step: Step = no_step, room: int | None = None) -> None:
         super().__init__(root, form, aside=aside, step=self._changing, room=room)
         self._told = step
-        self._listings: dict[str, list[Child]] = {}
+        self._listings: dict[str, Sequence[Child]] = {}
+        self._listed = 0
         self._states: dict[str, State] = {}
         self._marks: dict[str, bytes | None] = {}
 
@@ -29,18 +32,20 @@ class SeenTree(DiskTree):
 
     def _forget(self) -> None:
         self._listings.clear()
+        self._listed = 0
         self._states.clear()
         self._marks.clear()
 
     def _has_room(self) -> bool:
-        return len(self._listings) + len(self._states) + len(self._marks) < SEEN_MAX
+        return len(self._listings) + self._listed + len(self._states) + len(self._marks) < SEEN_MAX
 
-    def scan(self, path: str) -> list[Child]:
+    def scan(self, path: str) -> Sequence[Child]:
         found = self._listings.get(path)
         if found is None:
             found = super().scan(path)
             if self._has_room():
                 self._listings[path] = found
+                self._listed += len(found)
         return found
 
     def state(self, path: str) -> State:

@@ -17,8 +17,11 @@ from layerstack.chain import Chain
 from layerstack.commit import Arrival, CommitUnsynced, commit
 from layerstack.errors import SquashInFlight, StoreCorrupt
 from layerstack.fold import fold
+from layerstack.fsck_tree import check_index
 from layerstack.index import Layer
-from layerstack.index_file import Indexed, build, checksum, dump, load_digests
+from layerstack.index_cursor import Digests
+from layerstack.index_file import Indexed, Known, build
+from layerstack.index_file import write_new as write_index
 from layerstack.manifest import LayerId, Manifest, squashed_id
 from layerstack.runs import Run, plan
 from layerstack.staging import Names
@@ -127,32 +130,34 @@ def _fold(store: Store, run: Run, scrap: Names) -> _Ready:
     tree = _FoldedTree(scrap("squash"), store)
     make_directory(tree.root, run.layers[0].tree.state(""))
     sources = fold(run.layers, run.below, tree)
-    indexed = build(tree, run.below, digests=_digests(store, sources))
+    for layer in run.layers:
+        check_index(f"{store.root}/.layer-metadata/{layer.id}.index")
+    digests = Digests(store.root)
+    try:
+        indexed = build(tree, run.below, known=_known(digests, sources))
+    finally:
+        digests.close()
     about = _about(run, indexed)
     stem = scrap("metadata", *SUFFIXES)
     store.step("squash.write")
-    told, index = blame_file.dump(blame.of_block(store, run.layers, run.below)), dump(indexed)
-    about["index_sha256"], about["blame_sha256"] = checksum(index), hashlib.sha256(told).hexdigest()
-    for suffix, data in zip(SUFFIXES, (documents.dump(about), index, told), strict=True):
+    told = blame_file.dump(blame.of_block(store, run.layers, run.below))
+    about["index_sha256"], about["blame_sha256"] = write_index(f"{stem}.index", indexed), hashlib.sha256(told).hexdigest()
+    for suffix, data in ((".json", documents.dump(about)), (".blame", told)):
         durable.write_new(stem + suffix, data, sync=False)
     store.step("squash.sync")
-    folders = [tree.full(row.path) for row in indexed.rows if row.record.kind == DIRECTORY]
+    folders = map(tree.full, indexed.folders())
     durable.sync_files(store.root, [*tree.copied, *(stem + suffix for suffix in SUFFIXES)], folders, followed=True)
     return _Ready(run, tree, indexed, about, stem)
 
 
-def _digests(store: Store, sources: dict[str, Layer]) -> dict[str, bytes]:
-    """SHA-256 of each file, from the index files of the layers that they are from: nothing is read again."""
-    listed: dict[str, dict[str, bytes]] = {}
-    found: dict[str, bytes] = {}
-    for path, layer in sources.items():
-        if layer.id not in listed:
-            source = f"{store.root}/.layer-metadata/{layer.id}.index"
-            listed[layer.id] = load_digests(documents.content(source), source=source)
-        digest = listed[layer.id].get(path)
-        if digest is not None:
-            found[path] = digest
-    return found
+def _known(digests: Digests, sources: dict[str, Layer]) -> Known:
+    """Digests from the index files of the layers that the files are from: nothing is read again."""
+
+    def known(path: str, _state: State) -> bytes | None:
+        layer = sources.get(path)
+        return None if layer is None else digests(layer.id, path)
+
+    return known
 
 
 def _about(run: Run, indexed: Indexed) -> dict[str, Any]:
@@ -168,7 +173,7 @@ def _about(run: Run, indexed: Indexed) -> dict[str, Any]:
         "owner": owners.pop() if len(owners) == 1 else None,
         "agent": agents.pop() if len(agents) == 1 else None,
         "created_unix_ms": time.time_ns() // 1_000_000,
-        "paths": len(indexed.changed),
+        "paths": indexed.changes,
         "bytes": indexed.size_bytes,
         "allocated_bytes": indexed.allocated_bytes,
     }

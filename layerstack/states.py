@@ -37,7 +37,21 @@ def kind_of(mode: int) -> str:
 class State:
     """The state of a path: attributes as they stand here, content in the file at `path` unless `body` carries it."""
 
-    __slots__ = ("_xattrs", "allocated", "body", "form", "inode", "kind", "linkable", "meta", "path", "size", "target_text", "times")
+    __slots__ = (
+        "_xattrs",
+        "allocated",
+        "body",
+        "form",
+        "inode",
+        "kind",
+        "linkable",
+        "links",
+        "meta",
+        "path",
+        "size",
+        "target_text",
+        "times",
+    )
 
     def __init__(self, path: str, form: Form, status: os.stat_result | None = None, *, linkable: bool = True) -> None:
         s = os.lstat(path) if status is None else status
@@ -46,7 +60,7 @@ class State:
         self.path, self.form, self.linkable = path, form, linkable
         self.size, self.allocated = s.st_size, s.st_blocks * 512
         self.times = (s.st_atime_ns, s.st_mtime_ns)
-        self.inode = (s.st_dev, s.st_ino)
+        self.inode, self.links = (s.st_dev, s.st_ino), s.st_nlink
         self.body: bytes | None = None
         self.target_text: str | None = None
         self._xattrs: dict[str, bytes] | None = None
@@ -57,9 +71,9 @@ class State:
         new = object.__new__(State)
         new.kind, new.meta, new.form, new.linkable = self.kind, meta, self.form, source.linkable
         new.path, new.size, new.times, new.inode = source.path, source.size, source.times, source.inode
-        new.body, new.target_text, new.allocated = source.body, source.target_text, source.allocated
+        new.body, new.target_text, new.allocated, new.links = source.body, source.target_text, source.allocated, source.links
         if isinstance(content, bytes):
-            new.body, new.size, new.inode = content, len(content), (-1, id(content))
+            new.body, new.size, new.inode, new.links = content, len(content), (-1, id(content)), 1
         new._xattrs = xattrs
         return new
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, overload
 
 from layerstack.durable import Step, best_effort, no_step, remove_tree
 from layerstack.form import Form
@@ -32,6 +32,8 @@ from layerstack.whiteout import get_mark, has_plain_file_whiteouts, is_opaque, i
 
 PATH_MAX, NAME_MAX = 4096, 255
 """Bytes of a path with the NUL at its end, and of a name; limits.h of Linux."""
+LARGE = 4096
+"""Entries from which on a listing is `Children`."""
 PART = "part-"
 """What a name begins with under which an entry is completed aside; it is gone within the call, or with the process."""
 
@@ -43,12 +45,45 @@ class Child(NamedTuple):
     kind: str
 
 
+class Children(Sequence[Child]):
+    """The entries of a large directory, in byte order of the names, at the price of their names alone."""
+
+    def __init__(self, names: list[bytes]) -> None:
+        """`names`: of each entry its name, a NUL, and its kind. The list becomes this object's own."""
+        names.sort()
+        self._names = names
+
+    @classmethod
+    def of(cls, children: Iterable[Child]) -> Children:
+        """The same entries, in no order."""
+        return cls([b"%s\0%s" % (os.fsencode(name), kind.encode()) for name, kind in children])
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, at: int) -> Child: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Child]: ...
+    def __getitem__(self, at: int | slice) -> Child | Sequence[Child]:
+        if isinstance(at, slice):
+            return Children(self._names[at])
+        return _child(self._names[at])
+
+    def __iter__(self) -> Iterator[Child]:
+        return map(_child, self._names)
+
+
+def _child(raw: bytes) -> Child:
+    return Child(os.fsdecode(raw[:-2]), chr(raw[-1]))
+
+
 class Tree(Protocol):
     """What sealing, merging and folding need. Each method that changes something is one step that leaves a whole entry or none."""
 
     form: Form
 
-    def scan(self, path: str) -> list[Child]:
+    def scan(self, path: str) -> Sequence[Child]:
         """What is in a directory of this layer alone, in order of the names."""
         ...
 
@@ -112,8 +147,9 @@ class DiskTree:
     def full(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
 
-    def scan(self, path: str) -> list[Child]:
+    def scan(self, path: str) -> Sequence[Child]:
         found: list[Child] = []
+        large: list[bytes] = []
         with os.scandir(self.full(path)) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -124,13 +160,22 @@ class DiskTree:
                     kind = LINK
                 else:
                     kind = WHITEOUT if is_whiteout(entry.stat(follow_symlinks=False)) else SPECIAL
-                found.append(Child(entry.name, kind))
+                if len(found) < LARGE:
+                    found.append(Child(entry.name, kind))
+                else:
+                    large.append(b"%s\0%s" % (os.fsencode(entry.name), kind.encode()))
+        if large:
+            large += [b"%s\0%s" % (os.fsencode(name), kind.encode()) for name, kind in found]
+            children = Children(large)
+            if self.room is not None:
+                self._check_room(path, children, self.room)
+            return children
         found.sort()
         if self.room is not None:
             self._check_room(path, found, self.room)
         return found
 
-    def _check_room(self, path: str, children: list[Child], room: int) -> None:
+    def _check_room(self, path: str, children: Sequence[Child], room: int) -> None:
         full = self.full(path)
         left = PATH_MAX - 2 - room - len(os.fsencode(full))
         if left < NAME_MAX:

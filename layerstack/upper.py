@@ -205,7 +205,7 @@ class Upper:
             if refused is not None:
                 raise refused
         with self._work() as work:
-            if not work.indexed.changed:
+            if not work.indexed.changes:
                 return Published(True, store.head, None, 0, 0, (), work.dropped)
             return publish(store, work, author)
 
@@ -280,7 +280,7 @@ class Upper:
                 return None
             draft = None
             with self._work() as work:
-                if work.indexed.changed:
+                if work.indexed.changes:
                     draft = keep(store, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token)
                     store.draft_book.adopt(draft)
             self._end()

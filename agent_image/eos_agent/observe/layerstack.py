@@ -76,7 +76,7 @@ def _entries(store: Store, layer_id: object, limit: int) -> tuple[list[dict[str,
 
 def changed_paths(layer: Layer) -> Iterator[tuple[str, str]]:
     """What the layer changes, in order of path; directories that are only on the way are no entries."""
-    for path in layer.keys:
+    for path in layer.paths():
         record = layer.get(path)
         if record is not None and path and not record.quiet:
             yield path, OPAQUE if record.opaque else KINDS[record.kind]
