@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
-from typing import Any
+from collections.abc import Generator
+from typing import IO, Any
 
 from layerstack.durable import Step, no_step, replacing
 from layerstack.errors import StoreCorrupt
@@ -61,9 +63,16 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
 
 def content(path: str) -> bytes:
     """The bytes of a file of the store. Raises StoreCorrupt, naming it, where they cannot be read because it is damaged; OSError otherwise."""
+    with reading(path) as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Generator[IO[bytes]]:
+    """A file of the store, open. Raises as `content`, also from what is read in the block."""
     try:
         with open(path, "rb") as file:
-            return file.read()
+            yield file
     except OSError as error:
         if error.errno not in _DAMAGE:
             raise

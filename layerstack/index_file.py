@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from layerstack import durable, stopping
+from layerstack import documents, durable, stopping
 from layerstack.chain import Chain
 from layerstack.errors import StoreCorrupt
 from layerstack.packed_index import SMALL, PackedIndex
@@ -388,7 +388,7 @@ def load(data: bytes, *, source: str) -> dict[str, Record]:
 
 def load_file(path: str) -> tuple[Index, str]:
     """The index in a file, packed where it is large, and its checksum. Raises StoreCorrupt as `load`; OSError."""
-    with open(path, "rb") as file:
+    with documents.reading(path) as file:
         header = file.readline()
         words = header.split(b" ")
         if len(words) != 4 or not words[2].isdigit() or int(words[2]) <= SMALL:

@@ -34,7 +34,11 @@ class PackedIndex(Mapping[str, Record]):
         self._groups = array("Q")  # where each of them begins
         self._marks = bytearray()  # of each path the number of its record
         self._last = b""
-        self._near: tuple[bytes, bytes | None, dict[bytes, Record]] = (b"\xff" * 5000, None, {})  # the last group: begin, end, what is in it
+        self._near: tuple[bytes, bytes | None, dict[bytes, Record]] = (
+            b"\xff" * 5000,
+            None,
+            {},
+        )  # the last group: begin, end, what is in it
         self._memo: dict[bytes, Record | None] = {}
 
     def add(self, path: bytes, record: Record) -> None:
