@@ -12,9 +12,12 @@ import os
 import struct
 from array import array
 from collections.abc import ItemsView, Iterator, Mapping
+from typing import TypeVar, overload
 
 from layerstack.paths import byte_order
 from layerstack.record import NUMBERED, Record, number_of
+
+T = TypeVar("T")
 
 GROUP = 16
 SMALL = 4096
@@ -140,7 +143,11 @@ class PackedIndex(Mapping[str, Record]):
             if inside:
                 number = self.place(inside + b"0")  # "0" is the byte behind "/"
 
-    def get(self, path: str, default: Record | None = None) -> Record | None:  # type: ignore[override]
+    @overload
+    def get(self, path: str, /) -> Record | None: ...
+    @overload
+    def get(self, path: str, /, default: Record | T) -> Record | T: ...
+    def get(self, path: str, /, default: object = None) -> object:
         found = self.find(byte_order(path))
         return default if found is None else found
 
