@@ -26,10 +26,13 @@ import tarfile
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
+from agent_image import native_init
+
 FORMAT = 1
 PRELOAD_OF_GLIBC, PRELOAD_OF_OURS = b"/etc/ld.so.preload\0", b"/eos/ld.so.preload"
 PACKAGES = ("eos_agent", "layerstack")
 MOUNTED_AT = "/eos/bundle"
+PROGRAMS = ("ld.so", "bin/python3", "bin/sandbox-daemon")
 STEADY_TIME = 1_577_836_800
 """mtime of every file, so that two archives of one tree are equal: 2020-01-01."""
 
@@ -185,6 +188,7 @@ def make(out: str) -> list[list[Any]]:
     _strip(out)
     for package in PACKAGES:
         _copy_package(package, target)
+    _make_init(os.path.join(target, "eos_agent"))
     with open(os.path.join(out, "bin", "sandbox-daemon"), "w", encoding="utf-8") as script:
         script.write(DAEMON_SCRIPT)
     steady = {"PYTHONHASHSEED": "0", "PATH": os.environ.get("PATH", os.defpath)}
@@ -268,12 +272,12 @@ def build_context() -> Iterator[bytes]:
 
     def add(tar: tarfile.TarFile) -> Generator[None]:
         tar.add(os.path.join(here, "Dockerfile"), "Dockerfile", filter=_anonymous)
-        for name in ("__init__.py", "build.py"):
+        for name in ("__init__.py", "build.py", "native_init.py"):
             tar.add(os.path.join(here, name), f"context/agent_image/{name}", filter=_anonymous)
         for package in PACKAGES:
             root = _package_root(package)
             for relative, path, status in _walk(root):
-                if stat.S_ISREG(status.st_mode) and relative.endswith(".py"):
+                if stat.S_ISREG(status.st_mode) and (relative.endswith(".py") or relative == native_init.SOURCE):
                     tar.add(path, f"context/{package}/{relative}", filter=_anonymous)
                     yield
         yield
@@ -295,8 +299,10 @@ def _interpreter() -> str:
 def _input_key() -> str:
     """What a bundle is made from, apart from the libraries, whose stat the record keeps: the interpreter, our packages, this file."""
     digest = hashlib.sha256(f"{FORMAT} {sys.version} {shutil.which('strip') is not None} {_stat_of(_interpreter())}\n".encode())
-    with open(os.path.abspath(__file__), "rb") as file:
-        digest.update(file.read())
+    for source in (__file__, native_init.__file__):
+        with open(os.path.abspath(source), "rb") as file:
+            digest.update(file.read())
+    digest.update(f"{native_init.key(_init_source())} {_init_made()}\n".encode())
     for package in PACKAGES:
         root = _package_root(package)
         for relative, path, status in _walk(root):
@@ -401,6 +407,26 @@ def _copy_package(package: str, target: str) -> None:
             shutil.copyfile(path, to)
 
 
+def _init_source() -> str:
+    return os.path.join(_package_root("eos_agent"), native_init.SOURCE)
+
+
+def _init_made() -> list[Any] | None:
+    """The native pid 1 that a wheel brought along."""
+    path = os.path.join(_package_root("eos_agent"), native_init.NAME)
+    return _stat_of(path) if os.path.exists(path) else None
+
+
+def _make_init(folder: str) -> None:
+    """The native pid 1 beside our modules: the wheel's, else from a compiler of this machine, else none: the agent has one in Python."""
+    target = os.path.join(folder, native_init.NAME)
+    made = _init_made()
+    if made is not None:
+        shutil.copyfile(made[0], target)
+    else:
+        native_init.make(_init_source(), target)
+
+
 def _strip(out: str) -> None:
     """Take debug data off, where the tool exists; the loader stays as it is."""
     tool = shutil.which("strip")
@@ -421,7 +447,7 @@ def _settle(out: str) -> None:
         if stat.S_ISDIR(status.st_mode):
             os.chmod(path, 0o755)
         else:
-            os.chmod(path, 0o755 if relative in ("ld.so", "bin/python3", "bin/sandbox-daemon") else 0o644)
+            os.chmod(path, 0o755 if relative in PROGRAMS or os.path.basename(relative) == native_init.NAME else 0o644)
             os.utime(path, (STEADY_TIME, STEADY_TIME))
     os.chmod(out, 0o755)
 

@@ -379,6 +379,7 @@ class MountMask(Section):
 
 class Runner(Section):
     mount_mask: MountMask = MountMask()
+    init: Literal["auto", "python"] = "auto"
 
 
 class ResourceStats(Section):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 if __name__ == "__main__":  # run as a file: the checkout is what `tests` is found in
     sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
+from agent_image import native_init
 from eos_agent.cgroups import Groups, Limits, Wanted, open_groups
 from layerstack import linux
 from tests import children, folding, images, inspector
@@ -193,6 +194,15 @@ def _musl() -> None:
         raise RuntimeError("no musl-gcc (package musl-tools)")
 
 
+def _cc() -> None:
+    from eos_agent import init_program
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = os.path.join(os.path.dirname(os.path.abspath(init_program.__file__)), native_init.SOURCE)
+        if not native_init.make(source, os.path.join(folder, native_init.NAME)):
+            raise RuntimeError(f"no compiler that makes a static program ({', '.join(native_init.COMPILERS)})")
+
+
 PROBES: dict[str, Callable[[], None]] = {
     "root": _root,
     "uid": _uid,
@@ -207,6 +217,7 @@ PROBES: dict[str, Callable[[], None]] = {
     "debootstrap": _debootstrap,
     "busybox": _busybox,
     "musl": _musl,
+    "cc": _cc,
 }
 """Each raises when the machine cannot; the exception's text is the reason."""
 

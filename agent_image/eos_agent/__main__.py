@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import cgroups, headroom, log, namespaces, oom, settings, telemetry, zygote
+from eos_agent import cgroups, headroom, init_program, log, namespaces, oom, settings, telemetry, zygote
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -94,6 +94,7 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
         found.runtime_dir,
         found.get("runtime.workspace.max_terminals", 64),
         found.get("runtime.workspace.max_open_files", 65536),
+        init_program.find() if found.get("runner.init", "auto") == "auto" else None,
     )
     zygote_pid, zygote_socket = zygote.fork_zygote(host, groups)
     oom.take(oom.Scores.here().agent)  # refused to whoever may not lower it: all else is above it anyway

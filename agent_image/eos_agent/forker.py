@@ -7,17 +7,18 @@ namespace of its own, once somebody has made an isolated session.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
 import select
 import signal
 import socket
+from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from eos_agent import cgroups, channel, children, oom, runner, view
+from eos_agent import cgroups, channel, children, helper, init_program, network, oom, runner, view
 from eos_agent.harden import Hardening
-from eos_agent.network import Network
 from layerstack import linux
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.chdir("/")
-    sock = keep_only(sock, groups)
+    sock, program_fd = keep_only(sock, groups, init_program.open_program(host.init))
     scores = oom.Scores.here()
     oom.take(scores.zygote)
     groups.join_workload()
@@ -61,14 +62,18 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()
     _limit_open_files(host.open_files)
-    _Zygote(sock, wake, scene, hardening, groups, scores, host.terminals).serve()
+    _Zygote(sock, wake, scene, hardening, groups, scores, host.terminals, program_fd).serve()
 
 
-def keep_only(sock: socket.socket, groups: cgroups.Groups) -> socket.socket:
-    """Close every descriptor but 0, 1, 2, this one, which becomes 3, and those of the cgroups: no child may hold a copy of another session's socket."""
-    fd, *others = runner.keep(sock.detach(), *groups.fds())
-    groups.inherit(others)
-    return socket.socket(fileno=fd)
+def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1) -> tuple[socket.socket, int]:
+    """Close every descriptor but 0, 1, 2, this one, which becomes 3, those of the cgroups, and the program's, if there is one.
+
+    No child may hold a copy of another session's socket.
+    """
+    parts = groups.fds()
+    fd, *others = runner.keep(sock.detach(), *parts, *(() if program_fd < 0 else (program_fd,)))
+    groups.inherit(others[: len(parts)])
+    return socket.socket(fileno=fd), others[len(parts)] if program_fd >= 0 else -1
 
 
 def _limit_open_files(most: int) -> None:
@@ -94,6 +99,34 @@ class _Spare(NamedTuple):
     names: tuple[int, int]
     """Which /etc/resolv.conf it shows."""
     leaf: str
+    native: bool
+    """It executes the native pid 1: what it shows is then arranged from here."""
+
+
+class _Home:
+    """The zygote's own mount namespace, and the way into a session's and back."""
+
+    def __init__(self) -> None:
+        """Raises:
+        OSError: the kernel has no setns(2) by pidfd, or refuses it.
+        """
+        self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            with self.left_for(pidfd):
+                pass
+        finally:
+            os.close(pidfd)
+
+    @contextlib.contextmanager
+    def left_for(self, pidfd: int) -> Generator[None]:
+        """Within the block this process sees what that one sees. No code of a session has run in there yet."""
+        with view.step("enter the session"):
+            linux.setns(pidfd, linux.CLONE_NEWNS)
+        try:
+            yield
+        finally:
+            linux.setns(self._own, linux.CLONE_NEWNS)  # cannot fail; a zygote that could not return would be of no use, and ends
 
 
 class _Zygote:
@@ -108,14 +141,21 @@ class _Zygote:
         groups: cgroups.Groups,
         scores: oom.Scores,
         terminals: int,
+        program_fd: int,
     ) -> None:
         self.terminals = terminals
         self.sock, self.wake, self.scene, self.hardening, self.groups, self.scores = sock, wake, scene, hardening, groups, scores
         self.leaves: dict[int, str] = {}  # of each pid 1 that lives
+        self.plans: dict[int, runner.Plan] = {}  # of each that lives and is the native one
+        self.program_fd = program_fd
+        self.home: _Home | None = None
+        if program_fd >= 0:
+            with contextlib.suppress(OSError, view.SetupFailed):
+                self.home = _Home()
         self.emptied: list[str] = []  # leaves to be removed
         self.spares: dict[bool, _Spare] = {}  # by whether its network is its own
         self.wanted = {False} if isinstance(scene, view.Scene) else set[bool]()
-        self.network = Network(required=isinstance(scene, view.Scene) and not scene.local)
+        self.network = network.Network(required=isinstance(scene, view.Scene) and not scene.local)
 
     def serve(self) -> None:
         decoder = channel.Decoder()
@@ -133,7 +173,7 @@ class _Zygote:
                 if not raw:
                     return
                 for frame in decoder.feed(raw, fds):
-                    self.create(frame)
+                    self.create(frame) if frame.message["op"] == "create" else self.help(frame)
             elif moment and self.wanted:
                 self.make_spare(min(self.wanted))
             if self.emptied:
@@ -149,7 +189,10 @@ class _Zygote:
                 return ended
             if pid == 0:
                 return ended
-            leaf = self.leaves.pop(pid, "")
+            if pid not in self.leaves:
+                continue  # a helper of file operations, or the one that made it
+            self.plans.pop(pid, None)
+            leaf = self.leaves.pop(pid)
             if leaf:
                 self.emptied.append(leaf)
             spare = next((isolated for isolated, spare in self.spares.items() if spare.pid == pid), None)
@@ -160,15 +203,16 @@ class _Zygote:
                 self.network.unplug(pid)
                 ended = True
 
-    def plan(self, scene: view.Scene, network: str, rootfs_mode: str) -> runner.Plan:
+    def plan(self, scene: view.Scene, reach: str, rootfs_mode: str) -> runner.Plan:
         return runner.Plan(
             scene,
-            network == "isolated",
+            reach == "isolated",
             scene.local or rootfs_mode == "read_only",
             self.hardening,
             self.groups,
             self.scores,
             self.terminals,
+            program_fd=-1 if self.home is None else self.program_fd,
         )
 
     def clone(self, plan: runner.Plan, order: runner.Order | int) -> tuple[int, int, str]:
@@ -189,13 +233,14 @@ class _Zygote:
         try:
             if isinstance(self.scene, view.SetupFailed):
                 raise self.scene
-            _, network, rootfs_mode = frame.message["spec"]
-            plan = self.plan(self.scene, network, rootfs_mode)
+            _, reach, rootfs_mode = frame.message["spec"]
+            plan = self.plan(self.scene, reach, rootfs_mode)
             sockets = view.listening_sockets() if self.scene.sockets_show and (plan.read_only or plan.isolated) else []
             order = runner.Order(mount_fd, theirs, [*sockets, *frame.message["covered"]], None)
             pid, pidfd, leaf = self.start(plan, order)
             channel.send(self.sock, {"event": "started", "id": number, "pid": pid, "leaf": leaf}, fds=[pidfd])
             os.close(pidfd)
+            self.plans[pid] = plan._replace(leaf=leaf)
             self.wanted = {isolated for isolated in self.wanted | {False, plan.isolated} if isolated not in self.spares}
         except view.SetupFailed as failed:
             refused = {"event": "not_started", "id": number, "step": failed.step, "errno": failed.errno, "message": failed.message}
@@ -206,6 +251,9 @@ class _Zygote:
 
     def start(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int, str]:
         """Pid, pidfd and leaf of a runner with that order; while an isolated one sets up what it sees, it is connected from here."""
+        native = self.take_native(plan, order)
+        if native is not None:
+            return native
         if not plan.isolated:
             return self.take_spare(plan, order) or self.clone(plan, order)
         wire_fd, told_fd = os.pipe2(os.O_CLOEXEC)
@@ -231,16 +279,13 @@ class _Zygote:
         except view.SetupFailed:
             ours.close()
         else:
-            self.spares[isolated] = _Spare(pid, pidfd, ours, names, leaf)
+            self.spares[isolated] = _Spare(pid, pidfd, ours, names, leaf, self.home is not None)
         theirs.close()
 
     def take_spare(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int, str] | None:
         """Pid, pidfd and leaf of the spare, which has its order then; None when there is none that fits."""
-        spare = self.spares.get(plan.isolated)
-        if spare is None or plan.read_only != plan.scene.local:
-            return None
-        if spare.names != _names():  # the host's name servers changed: it shows the old ones
-            signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+        spare = self.fitting_spare(plan)
+        if spare is None or spare.native:
             return None
         try:
             wire = [] if order.wire_fd is None else [order.wire_fd]
@@ -250,6 +295,74 @@ class _Zygote:
         del self.spares[plan.isolated]
         spare.control.close()
         return spare.pid, spare.pidfd, spare.leaf
+
+    def fitting_spare(self, plan: runner.Plan) -> _Spare | None:
+        spare = self.spares.get(plan.isolated)
+        if spare is None or plan.read_only != plan.scene.local:
+            return None
+        if spare.names != _names():  # the host's name servers changed: it shows the old ones
+            signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+            return None
+        return spare
+
+    def take_native(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int, str] | None:
+        """As `take_spare`, of one that executes the native pid 1: what its session sees is arranged here, in the spare's namespaces."""
+        spare = self.fitting_spare(plan)
+        if spare is None or not spare.native or self.home is None:
+            return None
+        staged, wires = init_program.await_staged(spare.control)
+        if not staged:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+            for fd in wires.values():
+                os.close(fd)
+            return None
+        del self.spares[plan.isolated]
+        rules = -1
+        try:
+            if init_program.INOTIFY in wires:
+                with socket.socket(fileno=os.dup(order.sock_fd)) as told, contextlib.suppress(OSError):
+                    channel.send(told, {"event": "inotify"}, fds=[wires[init_program.INOTIFY]])
+            address: str | None = None
+            if plan.isolated:
+                with view.step("join the network"):
+                    address = self.network.address(spare.pid)
+                    if address is not None:
+                        network.join(address, socket.socket(fileno=wires.pop(init_program.NETLINK)))
+            with self.home.left_for(spare.pidfd):
+                _show(plan, order)
+                with view.step("harden"):
+                    rules = runner.ruleset(plan)
+            root, own = plan.scene.workspace_root, plan.isolated
+            with contextlib.suppress(OSError):  # it is gone, and will be reaped: whoever waits for the session hears of that
+                init_program.give_order(
+                    spare.control, plan.hardening, plan.scores, order.sock_fd, rules, own_network=own, root=root, address=address
+                )
+        except view.SetupFailed as failed:
+            with socket.socket(fileno=os.dup(order.sock_fd)) as told, contextlib.suppress(OSError):
+                channel.send(told, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+            signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+        finally:
+            for fd in (*wires.values(), *((rules,) if rules >= 0 else ())):
+                os.close(fd)
+            spare.control.close()
+        return spare.pid, spare.pidfd, spare.leaf
+
+    def help(self, frame: channel.Frame) -> None:
+        """Make a helper for the file operations of a session; what goes wrong is told on its socket, or by its end."""
+        try:
+            plan = self.plans.get(frame.message["pid"])
+            if plan is None:  # it has ended
+                return
+            errand = helper.Errand(
+                plan.scene, plan.hardening, plan.groups, plan.leaf, isolated=plan.isolated, read_only=plan.read_only, scores=plan.scores
+            )
+            with contextlib.suppress(OSError):
+                if linux.clone(0) == 0:
+                    helper.main(errand, frame.fds)  # never returns
+        finally:
+            for fd in frame.fds:
+                os.close(fd)
 
     def drop_spare(self, isolated: bool) -> None:
         spare = self.spares.pop(isolated)
@@ -267,6 +380,16 @@ def _clone(plan: runner.Plan, order: runner.Order | int) -> tuple[int, int]:
                 runner.main_of_spare(plan, order)  # neither returns
             runner.main(plan, order)
         return pid, os.pidfd_open(pid)
+
+
+def _show(plan: runner.Plan, order: runner.Order) -> None:
+    mount_fd = os.dup(order.mount_fd)
+    try:
+        view.show(plan.scene, mount_fd, read_only=plan.read_only, covered=order.covered)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(mount_fd)
+        raise
 
 
 def _names() -> tuple[int, int]:

@@ -26,6 +26,7 @@ BRIDGE = "eos-shared0"
 INTERFACE = "eth0"
 GATEWAY, PREFIX = "10.244.0.1", 24
 _BRIDGE_INDEX = 1000  # above what a new namespace has of itself: lo, and tunnels where their modules are loaded
+_INTERFACE_INDEX = 999  # in the session's namespace, likewise
 HOSTS = range(2, 255)
 _NETWORK = GATEWAY.rpartition(".")[0]
 _NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
@@ -76,7 +77,7 @@ class Switch:
             raise PoolExhausted
         host = self._taken[pid] = self._free.popleft()
         index = next(self._indexes)
-        peer = netlink.link() + netlink.text(netlink.IFLA_IFNAME, INTERFACE) + netlink.number(netlink.IFLA_NET_NS_PID, pid)
+        peer = netlink.link(_INTERFACE_INDEX) + netlink.text(netlink.IFLA_IFNAME, INTERFACE) + netlink.number(netlink.IFLA_NET_NS_PID, pid)
         data = netlink.nested(netlink.IFLA_INFO_DATA, netlink.nested(netlink.VETH_INFO_PEER, peer))
         self._netlink.do(
             netlink.RTM_NEWLINK,
@@ -112,7 +113,7 @@ class Network:
         """Connect the process and tell it so; `wire_fd` is closed."""
         told: dict[str, Any]
         try:
-            told = {"address": self._address(pid)}
+            told = {"address": self.address(pid)}
         except OSError as error:
             told = {"errno": error.errno, "message": error.strerror}
         with open(wire_fd, "wb") as wire:
@@ -125,7 +126,12 @@ class Network:
         if self._switch is not None:
             self._switch.unplug(pid)
 
-    def _address(self, pid: int) -> str | None:
+    def address(self, pid: int) -> str | None:
+        """Connect the process. Its address; None: it has a loopback only.
+
+        Raises:
+            OSError: this session can have no network.
+        """
         if self._switch is None and self._refusal is None:
             try:
                 self._switch = Switch()
@@ -159,15 +165,22 @@ def await_plug(wire_fd: int) -> str | None:
     return address
 
 
-def join(address: str) -> None:
-    """In the session's own namespace, before it is hardened: the interface that `plug` made gets its address and goes up. No default route."""
-    connection = Netlink()
+def join(address: str, own: socket.socket | None = None) -> None:
+    """Before a session is hardened: the interface that `plug` made gets its address and goes up. No default route.
+
+    own: a netlink socket of the session's namespace, which is closed; None: the caller is in there.
+    """
+    connection = Netlink(own)
     try:
-        index = socket.if_nametoindex(INTERFACE)
-        connection.add_address(index, address, PREFIX)
-        connection.do(netlink.RTM_SETLINK, netlink.link(index, up=True))
+        connection.add_address(_INTERFACE_INDEX, address, PREFIX)
+        connection.do(netlink.RTM_SETLINK, netlink.link(_INTERFACE_INDEX, up=True))
     finally:
         connection.close()
+
+
+def own_netlink() -> socket.socket:
+    """For `join` in another process: an ordinary user could enter this namespace, but not come back."""
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
 
 
 def unconnected(families: list[int]) -> tuple[dict[str, Any], list[int]]:

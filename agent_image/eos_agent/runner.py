@@ -12,7 +12,7 @@ import signal
 import socket
 from typing import NamedTuple, NoReturn
 
-from eos_agent import channel, inotify, network, view
+from eos_agent import channel, inotify, init_program, network, view
 from eos_agent.cgroups import Groups
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
@@ -33,6 +33,12 @@ class Plan(NamedTuple):
     scores: Scores
     terminals: int
     leaf: str = ""
+    program_fd: int = -1
+    """Of the native pid 1, or -1: then this process is it."""
+
+    def program(self) -> tuple[int, ...]:
+        """The descriptor of the native pid 1, where there is one."""
+        return () if self.program_fd < 0 else (self.program_fd,)
 
     def join(self) -> None:
         """First of all: what is allocated and started from here on is the session's."""
@@ -58,7 +64,10 @@ def main(plan: Plan, order: Order) -> NoReturn:
             plan.join()
         except view.SetupFailed as failed:
             staged = failed
-        mount_fd, sock_fd, *wire = keep(order.mount_fd, order.sock_fd, *(() if order.wire_fd is None else (order.wire_fd,)))
+        wire_fds = () if order.wire_fd is None else (order.wire_fd,)
+        mount_fd, sock_fd, *rest = keep(order.mount_fd, order.sock_fd, *wire_fds, *plan.program())
+        wire, program = rest[: len(wire_fds)], rest[len(wire_fds) :]
+        plan = plan._replace(program_fd=program[0] if program else -1)
         try:
             if staged is None:
                 _stage(plan)
@@ -80,8 +89,18 @@ def main_of_spare(plan: Plan, control_fd: int) -> NoReturn:
     status = 1
     try:
         plan.join()
-        (control_fd,) = keep(control_fd)
+        control_fd, *program = keep(control_fd, *plan.program())
         _stage(plan)
+        if program:
+            with socket.socket(fileno=os.dup(control_fd)) as control:
+                if plan.isolated:
+                    with network.own_netlink() as own:
+                        init_program.hand_over(control, init_program.NETLINK, own.fileno())
+                listener = inotify.install()
+                if listener is not None:
+                    init_program.hand_over(control, init_program.INOTIFY, listener)
+                    os.close(listener)
+            init_program.become(program[0], control_fd)  # which waits for its order itself
         _rehearse(plan)
         frame = _order(control_fd)
         if frame is not None:
@@ -102,8 +121,9 @@ def _rehearse(plan: Plan) -> None:
     pages at 3 µs each that are better paid for before somebody waits.
     """
     with contextlib.suppress(OSError, OperationError):
-        if plan.read_only and plan.hardening.landlock.abi:
-            os.close(plan.hardening.landlock.ruleset(view.writable_folders(plan.scene.workspace_root)))
+        rules = ruleset(plan)
+        if rules >= 0:
+            os.close(rules)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, theirs:
             Resident(ours, "/", OomScore(plan.scores)).rehearse(theirs)
@@ -131,8 +151,12 @@ def _live(plan: Plan, order: Order, staged: view.SetupFailed | None) -> int:
     try:
         if staged is not None:
             raise staged
+        address = _show(plan, order)
+        if plan.program_fd >= 0:
+            with contextlib.suppress(OSError):  # it cannot be executed: this process will do
+                _become(plan, order.sock_fd, address)
         oom_score = OomScore(plan.scores)  # its file cannot be opened by a process that is not dumpable
-        address = _finish(plan, order)
+        _harden(plan)
     except view.SetupFailed as failed:
         channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
         return 1
@@ -179,13 +203,39 @@ def _stage(plan: Plan) -> None:
     view.stage(plan.scene, read_only=plan.read_only, own_network=plan.isolated, terminals=plan.terminals)
 
 
-def _finish(plan: Plan, order: Order) -> str | None:
+def _become(plan: Plan, sock_fd: int, address: str | None) -> None:
+    """Go on as the native pid 1, which hardens itself. Returns when there was nothing to execute."""
+    with view.step("harden"):
+        os.chdir("/")
+        rules = ruleset(plan)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        root = plan.scene.workspace_root
+        init_program.give_order(ours, plan.hardening, plan.scores, sock_fd, rules, own_network=plan.isolated, root=root, address=address)
+        try:
+            init_program.become(plan.program_fd, theirs.fileno())
+        finally:
+            if rules >= 0:
+                os.close(rules)
+
+
+def ruleset(plan: Plan) -> int:
+    """The Landlock rules of the session whose files this process sees, not in force yet; -1 for none."""
+    landlock = plan.hardening.landlock
+    return landlock.ruleset(view.writable_folders(plan.scene.workspace_root)) if plan.read_only and landlock.abi else -1
+
+
+def _show(plan: Plan, order: Order) -> str | None:
     """Returns the address of an isolated session that has one."""
     view.show(plan.scene, order.mount_fd, read_only=plan.read_only, covered=order.covered)
     address: str | None = None
     if order.wire_fd is not None:
         with view.step("join the network"):
             address = network.await_plug(order.wire_fd)
+    return address
+
+
+def _harden(plan: Plan) -> None:
     with view.step("harden"):
         os.chdir("/")
         writable = view.writable_folders(plan.scene.workspace_root) if plan.read_only else None
@@ -195,4 +245,3 @@ def _finish(plan: Plan, order: Order) -> str | None:
             signal.signal(signum, signal.SIG_DFL)  # for pid 1 that means: ignored; SIGHUP stays ignored for spawn.start
         linux.prctl(linux.PR_SET_DUMPABLE, 0)  # no ptrace, no /proc/1/mem for a session's uid 0
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of credentials would clear it
-    return address

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from eos_agent import channel, reach
 from eos_agent.cgroups import NONE
+from eos_agent.file_helper import Ask, FileHelper, not_made
 from eos_agent.inotify import INSTANCES, Guard
 from eos_agent.link import Link
 from eos_agent.observe.processes import tree_of
 from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
+from eos_agent.refusals import refusal
 from eos_agent.session_group import SessionGroup
 
 FORCE_AFTER_S = 0.4
@@ -47,10 +49,11 @@ class Runner:
     `on_event` is called from the loop with {"event": "leader_exit", "key", "status": a wait status}, {"event": "waiting_on", "key",
     "processes": [{"pid", "name"}]} (the leader is gone, these of its group live) and {"event": "group_gone", "key", "left_behind":
     [{"pid", "name"}]}. The events of a command may come before the await of its spawn returns: know its key first.
-    `namespaces` are the names of its pid and mnt namespace, as /proc/PID/ns shows them. `address` is that of an isolated session in its network, None for a shared one and where there is a loopback only.
+    `native`: it is the one of init.c, and file operations go to a helper. `namespaces` are the names of its pid and mnt namespace, as /proc/PID/ns shows them. `address` is that of an isolated session in its network, None for a shared one and where there is a loopback only.
     """
 
-    def __init__(self, spec: SessionSpec, sock: socket.socket) -> None:
+    def __init__(self, spec: SessionSpec, sock: socket.socket, ask: Ask) -> None:
+        """ask: how to reach the zygote."""
         loop = asyncio.get_running_loop()
         self.spec = spec
         self.pid = 0
@@ -62,6 +65,10 @@ class Runner:
         self.stuck = False  # it did not answer for `answer_s`, and was killed for that
         self.on_event: Callable[[dict[str, Any]], None] | None = None
         self.before_a_command: Callable[[], Awaitable[None]] | None = None
+        self.native = False
+        self._ask = ask
+        self._helper: FileHelper | None = None
+        self._helper_turn = asyncio.Lock()
         self._pidfd = -1
         self._guard: Guard | None = None
         self.inotify_most = INSTANCES
@@ -123,10 +130,10 @@ class Runner:
         found = (await self._call({"op": "which_shell"})).message["argv"]
         return None if found is None else [str(a) for a in found]
 
-    async def ping(self) -> None:
+    async def ping(self, helper: FileHelper | None = None) -> None:
         """Have it answer. It is killed like in any other call if it does not; that it died is nobody's error here."""
         with contextlib.suppress(OperationError):
-            await self._call({"op": "ping"})
+            await self._call({"op": "ping"}, helper=helper)
 
     async def signal(self, key: str, signum: int) -> bool:
         """Send a signal to the process group of a command; False when it is gone."""
@@ -155,13 +162,49 @@ class Runner:
     ) -> tuple[dict[str, Any], bytes | None]:
         """Run eos_agent.files.perform_in_mount inside the mount. Its errors come back as OperationError.
 
-        With `aside` in a child of the runner, which goes on with all else; it is killed after `limit_s`.
+        With `aside` in a child of the runner, which goes on with all else; it is killed after `limit_s`. Beside the native pid 1 all of it is
+        the business of a helper, which is made now when there is none.
         """
         message: dict[str, Any] = {"op": "file", "name": name, "args": args}
         if aside:
             message.update(aside=True, limit_s=limit_s)
-        frame = await self._call(message, data, patient=aside)
+        helper = await self._file_helper() if self.native else None
+        frame = await self._call(message, data, patient=aside, helper=helper)
         return frame.message["result"], frame.data
+
+    async def _file_helper(self) -> FileHelper:
+        """The one that there is, or a new one.
+
+        Raises:
+            OperationError: session_lost; operation_failed, reason no_file_helper.
+        """
+        async with self._helper_turn:
+            helper = self._helper
+            if helper is not None and not helper.over:
+                return helper
+            frame = await self._call({"op": "namespaces"})
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            helper = self._helper = FileHelper(ours, self._on_frame, lambda: None)
+            try:
+                await self._ask({"op": "help", "pid": self.pid}, [theirs.fileno(), *frame.fds])
+            except OSError as error:
+                helper.close()
+                raise not_made(str(error)) from None
+            finally:
+                theirs.close()
+                for fd in frame.fds:
+                    os.close(fd)
+            try:
+                async with asyncio.timeout(self.answer_s):
+                    await asyncio.shield(helper.ready)
+            except BaseException as error:
+                helper.close()
+                if self.gone.done():
+                    raise _lost(self.spec.session_id) from None
+                if isinstance(error, TimeoutError):
+                    raise not_made(f"not ready after {self.answer_s:g} s") from None
+                raise
+            return helper
 
     async def processes(self) -> list[dict[str, Any]]:
         """Whatever lives in the session beside its pid 1: `pid`, `name`."""
@@ -202,11 +245,14 @@ class Runner:
         self._kill()
         await asyncio.shield(self.gone)
 
-    async def _call(self, message: dict[str, Any], data: bytes | None = None, *, patient: bool = False) -> channel.Frame:
+    async def _call(
+        self, message: dict[str, Any], data: bytes | None = None, *, patient: bool = False, helper: FileHelper | None = None
+    ) -> channel.Frame:
         """Ask and wait for the answer.
 
         Args:
             patient: the answer may take as long as it takes: the runner works on others meanwhile, and must show that it does.
+            helper: who is asked instead of it.
         Raises:
             OperationError: what the runner says; session_lost, also when it is killed because it does not answer (`stuck`).
         """
@@ -216,15 +262,25 @@ class Runner:
         number = self._last_id
         reply: asyncio.Future[channel.Frame] = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
-        watch = _Watch(self, reply, patient)
+        watch = _Watch(self, reply, patient, helper)
+        link = self._link
+        if helper is not None:
+            helper.take(number, reply)
+            link = helper.link
         try:
-            await self._link.send({**message, "id": number}, data)
+            await link.send({**message, "id": number}, data)
             frame = await reply  # when cancelled, the reply that still comes is dropped in _on_frame
         except OSError:
             self._waiting.pop(number, None)
+            if helper is not None and not self.gone.done():
+                raise not_made("it has just ended") from None
             raise _lost(self.spec.session_id) from None
         finally:
             watch.end()
+            if helper is not None:
+                helper.leave(number)
+        if "refused" in frame.message:
+            raise refusal(message, frame.message)
         error = frame.message.get("error")
         if error is not None:
             if error["kind"] == INTERNAL_ERROR:  # a bug of ours, told from there: its text is for the log alone
@@ -252,6 +308,7 @@ class Runner:
             os.close(fd)
         if event == "ready":
             self.address = message["address"]
+            self.native = message.get("init") == "native"
             self.namespaces = message["namespaces"]
             if not self._ready.done():
                 self._ready.set_result(None)
@@ -341,6 +398,8 @@ class Runner:
         for reply in waiting.values():
             if not reply.done():
                 reply.set_exception(_lost(self.spec.session_id))
+        if self._helper is not None:
+            self._helper.close()
         if not self.gone.done():
             self.gone.set_result(reason)
 
@@ -348,8 +407,8 @@ class Runner:
 class _Watch:
     """Over one call of a runner: a timer, which is most of the time cancelled before it is due."""
 
-    def __init__(self, runner: Runner, reply: asyncio.Future[channel.Frame], patient: bool) -> None:
-        self._runner, self._reply, self._patient = runner, reply, patient
+    def __init__(self, runner: Runner, reply: asyncio.Future[channel.Frame], patient: bool, helper: FileHelper | None) -> None:
+        self._runner, self._reply, self._patient, self._helper = runner, reply, patient, helper
         self._ping: asyncio.Task[Any] | None = None
         self._loop = asyncio.get_running_loop()
         self._arm()
@@ -364,7 +423,7 @@ class _Watch:
         if runner.group.frozen:
             self._arm()
         elif self._patient:
-            self._ping = self._loop.create_task(runner.ping())
+            self._ping = self._loop.create_task(runner.ping(self._helper))
             self._arm()
         else:
             runner.give_up()

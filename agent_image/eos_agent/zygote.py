@@ -11,11 +11,12 @@ resolved pid 1 was reaped, nothing of the session lives and the upperdir is free
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eos_agent import channel
 from eos_agent.cgroups import NONE, Groups
@@ -42,6 +43,8 @@ class HostSpec(NamedTuple):
     runtime_dir: str = ""
     terminals: int = 64
     open_files: int = 65536
+    init: str | None = None
+    """The program of the native pid 1 (init_program.py), or None."""
 
 
 def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.socket]:
@@ -90,7 +93,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._last_id += 1
         number = self._last_id
-        runner = Runner(spec, ours)
+        runner = Runner(spec, ours, self._ask)
         runner.inotify_most = self.inotify_most
         if self._freshness is not None:
             runner.before_a_command = self._freshness.before_a_command
@@ -112,6 +115,11 @@ class Zygote:
                 raise setup_failed(spec, "start", f"timed out, not ready after {timeout_s:g} s") from None
             raise
         return runner
+
+    async def _ask(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        if self._link is None:
+            raise BrokenPipeError(errno.EPIPE, "the process that makes sessions is gone")
+        await self._link.send(message, fds=fds)
 
     async def close(self) -> None:
         """End every session and the zygote; returns when it was reaped."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent import cgroups, operations
+from eos_agent import cgroups, init_program, operations
 from eos_agent.protocol import DAEMON_TOKEN_KEY, encode_request, new_request_id
-from tests import children
+from tests import children, native
 
 for _module in (
     "__main__",
@@ -150,7 +150,7 @@ class Agent:
         argv = ["serve", "--settings", self.settings_path]
         if self.uid is None:
             self._process = subprocess.Popen(
-                [*self.prefix, sys.executable, "-m", "eos_agent", *argv],
+                [*self.prefix, sys.executable, "-c", native.STARTER, native.program() or "", *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=writable,
@@ -188,6 +188,7 @@ class Agent:
                 os.dup2(stderr, 2)
                 sys.stderr = os.fdopen(2, "w", closefd=False)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                init_program.find = native.program
                 children.become(self.uid)
                 os.chdir("/")
                 code = main(argv)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from eos_agent.zygote import HostSpec, Runner, SessionSpec, Zygote, fork_zygote
 from layerstack import form, overlay
-from tests import children, leftovers, probes
+from tests import children, leftovers, native, probes
 
 for _module in ("eos_agent.forker", "eos_agent.files", "concurrent.futures.thread", "asyncio.unix_events"):
     importlib.import_module(_module)  # an ordinary user may not be able to read the checkout
@@ -208,8 +208,9 @@ def in_box(
                 before_fork(top)
             store = f"{top}/store"
             shown = rootfs(top) if rootfs is not None else None
+            program = native.program()
             private = [store, f"{top}/private"] if provider == "local" else []
-            host = HostSpec(provider, place, [h.replace("TOP", top) for h in hidden] or [store], private, shown, "")
+            host = HostSpec(provider, place, [h.replace("TOP", top) for h in hidden] or [store], private, shown, "", init=program)
             pid, sock = fork_zygote(host)
 
             async def main() -> T:

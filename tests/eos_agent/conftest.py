@@ -21,8 +21,14 @@ BASE = {
 }
 
 
+@pytest.fixture(scope="module")
+def init() -> str:
+    """The pid 1 of sessions; a module that wants both has one of its own (tests/native.py)."""
+    return "native"
+
+
 @pytest.fixture
-def start_agent() -> Generator[Callable[..., Agent]]:
+def start_agent(init: str) -> Generator[Callable[..., Agent]]:
     """start_agent(base, uid=..., runtime={...}): a started agent on a store of its own, gone after the test."""
     with ExitStack() as stack:
 
@@ -41,7 +47,7 @@ def agent(start_agent: Callable[..., Agent]) -> Agent:
 
 
 @pytest.fixture(scope="module")
-def shared_agent() -> Generator[Agent]:
+def shared_agent(init: str) -> Generator[Agent]:
     """An agent that the tests of a module share: nothing in it may matter to another test but what it makes itself."""
     folder = make_short_dir("eos-a-")
     try:

@@ -17,6 +17,7 @@ import pytest
 
 from eos_agent.protocol import encode_request
 from tests.children import ORDINARY_UID
+from tests.native import both as both
 from tests.processes import children_of, mountinfo
 
 from .agent_process import Agent, Failed, refused

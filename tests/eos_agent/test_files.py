@@ -14,6 +14,7 @@ from eos_agent.files import perform_in_mount
 from eos_agent.protocol import OperationError
 from layerstack import passing
 from tests import children
+from tests.native import both as both
 
 from .folder import Folder
 

@@ -15,6 +15,7 @@ from eos_agent.protocol import OperationError
 from eos_agent.zygote import Runner, SessionSpec
 from tests import children
 from tests.conftest import drop_dir
+from tests.native import both as both
 
 from .box import Box, in_box
 

@@ -1,0 +1,67 @@
+"""Which pid 1 the sessions of a test have: the native one (init.c) where a compiler is, as in a bundle, or Python's.
+
+A module whose tests shall pass with both says `from tests.native import both as both`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from agent_image import native_init
+from eos_agent import init_program
+from tests import probes
+
+SOURCE = Path(init_program.__file__).with_name(native_init.SOURCE)
+STARTER = (
+    "import sys; from eos_agent import init_program; path = sys.argv.pop(1); init_program.find = lambda: path or None; "
+    "from eos_agent.__main__ import main; sys.exit(main(sys.argv[1:]))"
+)
+"""What an agent executes whose sessions shall have `program()`, which comes before its arguments."""
+
+_chosen = ["native"]
+
+
+def program() -> str | None:
+    """The program of the chosen one; None for Python's, and where nothing compiles."""
+    return compiled() if _chosen[-1] == "native" else None
+
+
+@functools.cache
+def compiled(left_out: str = "") -> str | None:
+    """init.c as a program that every user may execute, made once in each process. left_out: a text of it that is to be missing."""
+    folder = tempfile.mkdtemp(prefix="native-", dir=probes.scratch_root())
+    atexit.register(_remove, folder, os.getpid())
+    os.chmod(folder, 0o755)
+    text = SOURCE.read_text()
+    assert left_out in text, left_out
+    source = Path(folder, SOURCE.name)
+    source.write_text(text.replace(left_out, "") if left_out else text)
+    target = os.path.join(folder, native_init.NAME)
+    return target if native_init.make(str(source), target) else None
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def choose(kind: str) -> Generator[str]:
+    _chosen.append(kind)
+    try:
+        yield kind
+    finally:
+        _chosen.pop()
+
+
+@pytest.fixture(scope="module", autouse=True, name="init", params=[pytest.param("native", marks=pytest.mark.needs("cc")), "python"])
+def both(request: pytest.FixtureRequest) -> Generator[str]:
+    """Each test of the module with either."""
+    yield from choose(str(request.param))
