@@ -6,6 +6,7 @@ A module whose tests shall pass with both says `from tests.native import both as
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import shutil
@@ -27,11 +28,12 @@ STARTER = (
 """What an agent executes whose sessions shall have `program()`, which comes before its arguments."""
 
 _chosen = ["native"]
+_left_out = [""]
 
 
 def program() -> str | None:
     """The program of the chosen one; None for Python's, and where nothing compiles."""
-    return compiled() if _chosen[-1] == "native" else None
+    return compiled(_left_out[-1]) if _chosen[-1] == "native" else None
 
 
 @functools.cache
@@ -53,15 +55,20 @@ def _remove(folder: str, pid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def choose(kind: str) -> Generator[str]:
+@contextlib.contextmanager
+def chosen(kind: str, left_out: str = "") -> Generator[str]:
+    """left_out: a text of init.c that is missing in the program of this block."""
     _chosen.append(kind)
+    _left_out.append(left_out)
     try:
         yield kind
     finally:
         _chosen.pop()
+        _left_out.pop()
 
 
 @pytest.fixture(scope="module", autouse=True, name="init", params=[pytest.param("native", marks=pytest.mark.needs("cc")), "python"])
 def both(request: pytest.FixtureRequest) -> Generator[str]:
     """Each test of the module with either."""
-    yield from choose(str(request.param))
+    with chosen(str(request.param)):
+        yield str(request.param)
