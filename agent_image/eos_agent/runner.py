@@ -12,7 +12,7 @@ import signal
 import socket
 from typing import NamedTuple, NoReturn
 
-from eos_agent import channel, inotify, init_program, network, view
+from eos_agent import channel, init_program, inotify, network, view
 from eos_agent.cgroups import Groups
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
