@@ -143,8 +143,8 @@ def memory(place: Place) -> Iterator[Row]:
             assert len(sessions) == count, sessions
             own = tuple(memory_of(pid, "Private_Clean", "Private_Dirty") / 1024 for pid in sessions)
             both = (memory_of(agent, "Pss") + memory_of(zygote, "Pss")) / 1024
-        pages = "pages that the interpreter writes to while it sets up: counts of references"
-        yield Row(f"memory of an idle session, {count} of them (USS)", Series("eos", own), None, "<= 0.6 MB", pages, "MB")
+        pages = "stack, data and a buffer of init.c; without a compiler the pages that the interpreter writes to"
+        yield Row(f"memory of an idle session, {count} of them (USS)", Series("eos", own), None, "<= 0.4 MB", pages, "MB")
         yield Row(
             f"agent and zygote, {count} sessions (PSS)", Series("eos", (both,)), None, "<= 35 MB", "the interpreter and asyncio", "MB"
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent_image import build
+from agent_image import build, native_init
 
 IMPORTS = "import asyncio, ctypes, hashlib, json, tarfile, zlib, layerstack.linux, layerstack.store, eos_agent.__main__, sys"
 
@@ -105,6 +105,19 @@ def test_the_loader_preloads_nothing_that_a_file_of_the_image_names(bundle: buil
         loader = file.read()
     assert build.PRELOAD_OF_GLIBC not in loader
     assert (build.PRELOAD_OF_OURS in loader) == (b"ld.so.cache" in loader), "glibc, but its name for the file is another one now"
+
+
+@pytest.mark.needs("cc")
+def test_the_bundle_has_the_native_init_where_a_compiler_is(bundle: build.Bundle) -> None:
+    (path,) = [path for relative, path, _ in build._walk(bundle.path) if relative.endswith(f"eos_agent/{native_init.NAME}")]
+    done = run([path, "--version"])
+    assert (done.returncode, done.stdout) == (0, native_init.SAYS.decode()) and os.stat(path).st_mode & 0o111
+
+
+def test_a_compiler_that_fails_leaves_no_native_init(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = os.path.join(str(tmp_path), native_init.NAME)
+    monkeypatch.setattr(native_init, "COMPILERS", ("false", "no-such-compiler"))
+    assert not native_init.make(build._init_source(), target) and not os.path.exists(target)
 
 
 def test_the_daemon_script_starts_the_agent(bundle: build.Bundle) -> None:

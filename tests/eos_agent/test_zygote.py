@@ -25,6 +25,24 @@ both_forms = pytest.mark.parametrize(
 as_root = pytest.mark.needs("root", "overlay")
 
 
+@as_root
+def test_an_idle_session_keeps_little_memory_for_itself_also_after_commands(init: str) -> None:
+    async def scenario(box: Box) -> tuple[int, int]:
+        live = await box.session()
+        idle = own_kilobytes(live.runner.pid)
+        for _ in range(20):
+            await live.run("echo something")
+        return idle, own_kilobytes(live.runner.pid)
+
+    most = 400 if init == "native" else 4096
+    assert max(in_box(scenario)) <= most
+
+
+def own_kilobytes(pid: int) -> int:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("Private_Clean:", "Private_Dirty:")))
+
+
 @both_forms
 def test_a_session_shows_the_base_keeps_writes_in_its_upperdir_and_frees_it_when_it_ends(form: str) -> None:
     async def scenario(box: Box) -> tuple[str, str, bool, bool, str]:
