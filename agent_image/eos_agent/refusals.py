@@ -41,12 +41,11 @@ def _invalid(request: Mapping[str, Any], argv: list[str]) -> OperationError:
     if not _fits(cwd):
         return cwd_not_found(cwd, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     why = "embedded null byte"
-    for text in (*argv, *(request.get("env") or {}).items()):
-        name, value = text if isinstance(text, tuple) else ("", text)
-        if "=" in name or (isinstance(text, tuple) and not name):
-            why = "illegal environment variable name"
-        elif not _encodes(name + value):
-            why = "it holds a character that has no bytes"
+    environment: dict[str, str] = request.get("env") or {}
+    if any("=" in name or not name for name in environment):
+        why = "illegal environment variable name"
+    elif not all(map(_encodes, (*argv, *environment, *environment.values()))):
+        why = "it holds a character that has no bytes"
     return OperationError(INVALID_REQUEST, f"cannot run {argv[0]!r}: {why}", reason="invalid_argument")
 
 
