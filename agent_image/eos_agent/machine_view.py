@@ -263,11 +263,16 @@ def refresh(namespace_of: int) -> None:
 
     The caller has CAP_SYS_ADMIN in the user namespace that made them. What could not be done is not told: they show what they remember.
     """
-    points: list[bytes] = []
+    points: list[tuple[int, bytes]] = []
     with contextlib.suppress(OSError), open(f"/proc/{namespace_of}/mountinfo", "rb") as table:
-        points = [line.split(b" ", 5)[4] for line in table if f" - overlay {_MARK} ".encode() in line]
-    for point in points:
+        ours = [line.split(b" ", 5) for line in table if f" - overlay {_MARK} ".encode() in line]
+        points = [(int(words[0]), words[4]) for words in ours]
+    for number, point in points:
         with contextlib.suppress(OSError), _opened(f"/proc/{namespace_of}/root{mounts.plain(point)}") as fd:
+            if (
+                mounts.number_of(fd) != number
+            ):  # something lies over it, and must not be made read-only: it may be a file system of the machine
+                continue
             picked = linux.fspick(fd)
             try:
                 linux.fsconfig(picked, linux.FSCONFIG_SET_FLAG, "ro")  # as it is: without, the kernel takes it for a wish to write

@@ -142,10 +142,15 @@ def _number_at(path: str) -> int:
     except OSError:
         return 0
     try:
-        with open(f"/proc/self/fdinfo/{fd}") as lines:
-            return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), 0)
+        return number_of(fd)
     finally:
         os.close(fd)
+
+
+def number_of(fd: int) -> int:
+    """Of the mount that an open file lies on, as mountinfo has it; 0: the kernel does not say."""
+    with open(f"/proc/self/fdinfo/{fd}") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), 0)
 
 
 def clone(path: str, *, recursive: bool = False) -> int:

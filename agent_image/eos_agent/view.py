@@ -1,7 +1,8 @@
 """What a session sees: the workspace overlay, /proc, terminals, and masks over what is not its business.
 
-Two views. `shared` (Docker): root file system, /tmp and /dev are the sandbox's own, writable. `read_only` (the local provider, and on
-demand): `/` is read-only, /tmp, /run and /dev are private. In both, the store's mounts leave the session's namespace for good, /proc
+Two views. `shared` (Docker): root file system and /tmp are the sandbox's own, writable, but for /tmp of a session with a network of its own, which
+is that session's. `read_only` (the local provider, whose root machine_view.py makes, and on demand): `/` is read-only, /tmp and /run are private.
+In both /dev is read-only, the store's mounts leave the session's namespace for good, /proc
 is its own and masked again: a fresh one would let uid 0 without any capability write /proc/sys/kernel/core_pattern. /sys is read-only where
 the machine's is, and a new one in a session with a network of its own.
 

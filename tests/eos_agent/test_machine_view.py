@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from eos_agent import freshness, secret_paths
+from eos_agent import freshness, machine_view, secret_paths
 from layerstack import linux
+from tests import children
 
 from .box import Box, in_box
 
@@ -121,3 +124,23 @@ def test_the_list_holds_what_people_keep_keys_in() -> None:
     assert wanted <= set(secret_paths.SECRET_NAMES)
     assert all(name == os.path.normpath(name) and not name.startswith("/") for name in secret_paths.SECRET_NAMES)
     assert len(set(secret_paths.SECRET_NAMES)) == len(secret_paths.SECRET_NAMES)
+
+
+@as_root
+def test_what_lies_over_an_overlay_of_ours_is_left_alone_when_that_looks_again() -> None:
+    """Configuring it again would make it read-only, and it may be a file system of the machine."""
+
+    def in_child(top: str) -> bool:
+        for name in ("one", "two", "at"):
+            os.mkdir(f"{top}/{name}")
+        linux.mount("eos-view", f"{top}/at", "overlay", linux.MS_RDONLY, f"lowerdir={top}/one:{top}/two")
+        linux.mount("tmpfs", f"{top}/at", "tmpfs")
+        machine_view.refresh(os.getpid())
+        Path(top, "at/written").write_text("x")
+        return True
+
+    top = tempfile.mkdtemp(prefix="eos-test-", dir="/var/tmp")
+    try:
+        assert children.call("trusted", in_child, top)
+    finally:
+        shutil.rmtree(top)
