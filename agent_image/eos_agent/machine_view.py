@@ -269,9 +269,8 @@ def refresh(namespace_of: int) -> None:
         points = [(int(words[0]), words[4]) for words in ours]
     for number, point in points:
         with contextlib.suppress(OSError), _opened(f"/proc/{namespace_of}/root{mounts.plain(point)}") as fd:
-            if (
-                mounts.number_of(fd) != number
-            ):  # something lies over it, and must not be made read-only: it may be a file system of the machine
+            # what lies over it must not be made read-only: it may be a file system of the machine
+            if mounts.number_of(fd) != number:
                 continue
             picked = linux.fspick(fd)
             try:
