@@ -86,6 +86,15 @@ MANAGER_GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Layer delivery", "Squash published layers, or write their changes to the host.", ("squash_layerstacks", "export_changes")),
 )
 
+_ALLOW_SENSITIVE = Argument(
+    "allow_sensitive",
+    "boolean",
+    help="Also a place that holds secrets or what runs by itself: a home, ~/.ssh, /etc.",
+    default=False,
+    ours=True,
+    hidden=True,
+)
+
 MANAGER: tuple[Operation, ...] = (
     Operation(
         "create_sandbox",
@@ -112,6 +121,7 @@ MANAGER: tuple[Operation, ...] = (
                 value="PATH",
             ),
             Argument("count", "integer", help="How many; they share one base.", default=1, minimum=1),
+            _ALLOW_SENSITIVE,
         ),
         scope="system",
         owner="manager",
@@ -314,7 +324,8 @@ MANAGER: tuple[Operation, ...] = (
             Argument("dest", "path", required=True, help="Absolute path on the host.", value="PATH"),
             Argument("format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")),
             Argument("dry_run", "boolean", help="Only list what would change.", default=False),
-            Argument("keep_setuid", "boolean", help="Keep files' setuid bits.", default=False),
+            Argument("keep_setuid", "boolean", help="Keep files' setuid bits.", default=False, hidden=True),
+            _ALLOW_SENSITIVE,
         ),
         scope="system",
         owner="manager",

@@ -209,6 +209,7 @@ class Docker(Section):
 class Manager(Section):
     registry_path: NonEmpty | None = None
     workspace_roots: list[NonEmpty] | None = None
+    max_sandboxes: Annotated[int, Field(ge=1, le=4096)] = 64
     export: Export = Export()
     base: Base = Base()
     observability_snapshot: ObservabilitySnapshot = ObservabilitySnapshot()

@@ -20,7 +20,7 @@ from eos_mcp.demo.story import Story
 PROGRESS_WIDTH = 100
 
 
-def server_parameters(home: Path, backend: str) -> StdioServerParameters:
+def server_parameters(home: Path, backend: str, dest: Path) -> StdioServerParameters:
     """One `eos-mcp` process on the demo's own gateway: state, token and base cache lie in `home`, so nobody else's sandboxes are seen.
     The other cache too where this user's own cannot be written, as in a container without a home."""
     names = ("PATH", "HOME", "XDG_CACHE_HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
@@ -28,7 +28,8 @@ def server_parameters(home: Path, backend: str) -> StdioServerParameters:
     environment |= {"EOS_STATE_DIR": str(home / "state"), "EOS_SHARED_BASE_CACHE": str(home / "bases"), "EOS_GATEWAY_BACKEND": backend}
     if not doctor.check_cache().ok:
         environment["XDG_CACHE_HOME"] = str(home / "cache")
-    return StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "all"], env=environment)
+    roots = ["--root", str(home), "--root", str(dest)]
+    return StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "all", *roots], env=environment)
 
 
 def run(options: Options, home: Path) -> int:
@@ -45,10 +46,12 @@ def run(options: Options, home: Path) -> int:
     count = sum(1 for p in workspace.rglob("*") if p.is_file() and ".git" not in p.relative_to(workspace).parts)
     story.say("project", f"tally, a shell program: {count} files, {commits} commits, in {workspace}")
     story.say("sandbox", f"image {choice.image}: {choice.why}")
-    server = server_parameters(home, choice.backend)
+    dest = Path(options.dest or tempfile.mkdtemp(prefix="eos-demo-result-")).absolute()
+    dest.mkdir(parents=True, exist_ok=True)
+    server = server_parameters(home, choice.backend, dest)
     status = 1
     try:
-        status = anyio.run(perform, options, home, workspace, server, choice.image, story)
+        status = anyio.run(perform, options, home, workspace, dest, server, choice.image, story)
     except* (agents.Refused, OSError) as group:
         for leaf in leaves(group):
             print(f"eos demo: {leaf}", file=sys.stderr)
@@ -66,7 +69,9 @@ def leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
     return found
 
 
-async def perform(options: Options, home: Path, workspace: Path, server: StdioServerParameters, image: str, story: Story) -> int:
+async def perform(
+    options: Options, home: Path, workspace: Path, dest: Path, server: StdioServerParameters, image: str, story: Story
+) -> int:
     async with agents.connected(server) as person:
         story.say("mcp", "an eos-mcp server runs and has started a gateway of its own")
         sandbox = await create(person, image, workspace, story)
@@ -76,7 +81,7 @@ async def perform(options: Options, home: Path, workspace: Path, server: StdioSe
             story.heading("Three agents at the same time")
             await agents.play(server, sandbox, story)
             story.heading("The result")
-            status = await export(person, options, workspace, sandbox, story)
+            status = await export(person, workspace, dest, sandbox, story)
             story.say("demo", f"{story.elapsed_s() - set_up_s:.1f} s after set-up ({set_up_s:.1f} s)")
             finished = True
             return status
@@ -103,10 +108,8 @@ async def create(person: Client, image: str, workspace: Path, story: Story) -> s
     return str(value["id"])
 
 
-async def export(person: Client, options: Options, workspace: Path, sandbox: str, story: Story) -> int:
+async def export(person: Client, workspace: Path, dest: Path, sandbox: str, story: Story) -> int:
     """Export the published delta onto a copy of the project and run the tests there, on this machine."""
-    dest = Path(options.dest) if options.dest else Path(tempfile.mkdtemp(prefix="eos-demo-result-"))
-    dest = dest.absolute()
     shutil.copytree(workspace, dest, symlinks=True, dirs_exist_ok=True)
     done = await agents.call(person, "export_changes", sandbox_id=sandbox, dest=str(dest))
     changed = f"{done['files_written']} files written, {done['deletes_applied']} deleted"

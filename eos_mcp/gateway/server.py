@@ -25,6 +25,7 @@ from eos_agent.protocol import (
     Request,
 )
 from eos_mcp.client import progress_frame
+from eos_mcp.gateway import caller
 from eos_mcp.gateway.deadlines import Deadlines
 from eos_mcp.gateway.lines import LineSocket, TooLong, unread
 from eos_mcp.gateway.listen import Listener
@@ -267,7 +268,8 @@ class GatewayServer:
                     raise self._full()
             if request.transport.get(protocol.STREAM_LOGS_KEY) is True:
                 frames = _Frames(line)
-            reply = await self._answer(request, frames.put if frames is not None else _no_progress, outcome)
+            with caller.answering(line.socket):
+                reply = await self._answer(request, frames.put if frames is not None else _no_progress, outcome)
             encoded = _encoded(reply)
         except OperationError as error:
             if request is not None and error.kind == INTERNAL_ERROR:

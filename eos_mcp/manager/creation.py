@@ -12,15 +12,25 @@ from typing import TYPE_CHECKING, Any
 from eos_agent import protocol
 from eos_agent.protocol import OPERATION_FAILED, SERVER_BUSY, OperationError
 from eos_mcp.config import ConfigError, agent_config, check_profile_fits
+from eos_mcp.gateway import caller
 from eos_mcp.gateway.log import log
 from eos_mcp.manager import base, export_recover, prune, roots
+from eos_mcp.manager.bounds import NO_BOUNDS, Bounds
 from eos_mcp.manager.registry import Record, quota_of
+from eos_mcp.providers.image_name import ROOTFS_PREFIX
 from eos_mcp.providers.provider import Plan, Provider, new_token, wait_ready
 
 if TYPE_CHECKING:
     from eos_mcp.manager.sandboxes import Manager
 
 Progress = Callable[[str], None]
+
+
+class _Batch:
+    """How many sandboxes of one call have no record yet."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
 
 
 class Creation:
@@ -30,6 +40,8 @@ class Creation:
         self.manager = manager
         self._copying: dict[str, asyncio.Lock] = {}
         self._under_way = 0
+        self._to_come = 0
+        """Sandboxes of calls under way that have no record yet."""
         self._pause = asyncio.Lock()
 
     @contextlib.asynccontextmanager
@@ -45,23 +57,49 @@ class Creation:
                 raise OperationError(SERVER_BUSY, "sandboxes are being created: try again", details, reason="creating")
             yield
 
-    async def create(self, image: str, workspace: str, count: int, caller_path: str, progress: Progress) -> list[Record]:
-        """`count` ready sandboxes over one base.
+    async def create(
+        self, image: str, workspace: str, count: int, caller_path: str, progress: Progress, bounds: Bounds = NO_BOUNDS
+    ) -> list[Record]:
+        """`count` ready sandboxes over one base; fewer when the client hangs up, which gets no answer.
 
         Raises:
-            OperationError: invalid_request for the workspace, operation_failed while preparing the base, else internal_error. No record,
+            OperationError: server_busy, reason sandbox_limit, when there would be more than `manager.max_sandboxes`;
+                invalid_request for the workspace, operation_failed while preparing the base, else internal_error. No record,
                 container, process or directory of this call is left.
         """
         async with self._pause:
             self._under_way += 1
         try:
-            return await self._create(image, workspace, count, caller_path, progress)
+            self._make_room(count)
+            batch = _Batch(count)
+            self._to_come += count
+            try:
+                return await self._create(image, workspace, batch, caller_path, progress, bounds)
+            finally:
+                self._to_come -= batch.left
         finally:
             self._under_way -= 1
 
-    async def _create(self, image: str, workspace: str, count: int, caller_path: str, progress: Progress) -> list[Record]:
+    def _make_room(self, count: int) -> None:
+        limit, there = self.manager.config.manager.max_sandboxes, len(self.manager.registry) + self._to_come
+        if there + count > limit:
+            details: dict[str, Any] = {"limit": limit, "sandboxes": there, "count": count, "retryable": count <= limit}
+            details["hint"] = (
+                "ask for fewer, export and destroy sandboxes that are done with, or raise manager.max_sandboxes in the configuration"
+            )
+            message = f"{count} more would make {there + count} sandboxes, at most {limit} exist at once (manager.max_sandboxes)"
+            raise OperationError(SERVER_BUSY, message, details, reason="sandbox_limit")
+
+    async def _create(
+        self, image: str, workspace: str, batch: _Batch, caller_path: str, progress: Progress, bounds: Bounds
+    ) -> list[Record]:
         manager = self.manager
+        count = batch.left
         roots.check_root(workspace, manager.config.manager.workspace_roots)
+        if os.path.isabs(workspace) and "\0" not in workspace:
+            await manager.run(bounds.check, workspace, "workspace_root")
+        if image.startswith(ROOTFS_PREFIX):
+            await manager.run(bounds.check_rootfs, image)
         if os.path.isabs(workspace):
             await manager.run(self._settle, workspace)  # an export that was killed may have made it
         await manager.run(base.check_workspace, workspace, manager.own)
@@ -79,6 +117,7 @@ class Creation:
                     progress=progress,
                 )
             )
+        await manager.run(bounds.check, workspace, "workspace_root")  # a directory on the way may have been exchanged before the copy
         await manager.run(prune.note_user, manager.bases, tree.root_hash, manager.registry.path)
         how = "reused" if tree.reused else "built"
         progress(f"base {how}: source {tree.source}, root_hash {tree.root_hash}, {tree.size_bytes} bytes")
@@ -87,7 +126,12 @@ class Creation:
         made: list[Record] = []
         try:
             for number in range(1, count + 1):
+                if made and caller.is_gone():
+                    log("create_abandoned", made=len(made), count=count)
+                    break
                 progress(f"creating sandbox {number}/{count}")
+                self._to_come -= 1
+                batch.left -= 1
                 plan = Plan(
                     sandbox_id=f"eos-{protocol.new_request_id()}",
                     image=image,

@@ -20,7 +20,7 @@ from eos_mcp import catalog, places
 from eos_mcp.config import Config
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.log import log
-from eos_mcp.manager import arguments, base, fate, fleet, forwarding, prune, readable, roots
+from eos_mcp.manager import arguments, base, bounds, fate, fleet, forwarding, prune, readable, roots
 from eos_mcp.manager.creation import Creation
 from eos_mcp.manager.exporting import Exports, guards
 from eos_mcp.manager.metrics import Metrics
@@ -292,7 +292,7 @@ class Manager:
         count = arguments.count(args)
         caller_path = args.get("caller_path")
         path = caller_path if isinstance(caller_path, str) else os.environ.get("PATH", os.defpath)
-        records = await self.creation.create(image, workspace, count, path, progress)
+        records = await self.creation.create(image, workspace, count, path, progress, bounds.of_request(args))
         shown = [{**record.public(), "readable": readable.of(record)} for record in records]
         return shown[0] if count == 1 else {"sandboxes": shown}
 
@@ -313,7 +313,11 @@ class Manager:
 
     async def _directories(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         path = arguments.text(args, "path", "list_workspace_directories") if args.get("path") is not None else None
-        return await self.run(roots.list_directories, path, self.config.manager.workspace_roots)
+        configured, allowed = self.config.manager.workspace_roots, bounds.of_request(args).roots
+        if allowed is not None:
+            within = [os.path.realpath(root) for root in configured or ("/",)]
+            allowed = tuple(root for root in allowed if roots.inside(os.path.realpath(root), within))
+        return await self.run(roots.list_directories, path, configured if allowed is None else allowed)
 
     async def _list(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         return {"sandboxes": list(await asyncio.gather(*(self.silence.shown(record, ask=False) for record in self.registry)))}
@@ -444,6 +448,9 @@ class Manager:
         dest = arguments.text(args, "dest", "export_changes", non_empty=False)
         fmt = arguments.text(args, "format", "export_changes", default="dir", non_empty=False)
         dry_run, keep_setuid = arguments.flag(args, "dry_run"), arguments.flag(args, "keep_setuid")
+        bound = bounds.of_request(args)
+        if os.path.isabs(dest) and "\0" not in dest:
+            await self.run(bound.check, dest, "dest")
         await self.run(self.exports.check, dest, fmt)
         await self.target(sandbox_id)
         shared = self.registry.get(sandbox_id).shared_base

@@ -62,7 +62,7 @@ class Express:
             return False
         name, arguments = params.get("name"), params.get("arguments", {})
         token: str | int | None = None
-        if not isinstance(name, str) or not isinstance(arguments, dict):
+        if not isinstance(name, str) or not isinstance(arguments, dict) or self._tools.wants_client(name):
             return False
         if "_meta" in params:
             meta: Any = params["_meta"]

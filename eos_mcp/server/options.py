@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 SETS = ("agent", "management", "runtime", "observability", "all")
@@ -28,6 +29,9 @@ class Options(NamedTuple):
     gateway_endpoint: str | None = None
     gateway_token: str | None = None
     timeout_s: float = 60.0
+    roots: tuple[str, ...] = ()
+    allowed: frozenset[str] = frozenset()
+    """Guards that the command line lowers: `allow_sensitive`, `allow_unsafe`, `keep_setuid`."""
 
 
 class UsageError(Exception):
@@ -50,6 +54,11 @@ The MCP server of eos: layer-stacked sandboxes for coding agents. A client start
         which tools to offer{"" if demanded else "; agent: all that a coding agent needs, about 25 tools"}
   --sandbox-id ID
         the sandbox of every call that names none; sandbox_id is then optional (destroy_sandbox always wants it)
+  --root DIR
+        a directory below which create_sandbox may copy and export_changes may write; may be repeated
+        (default: {"none named: everything but sensitive places" if demanded else "the roots that the client names, else the working directory"})
+  --allow-sensitive, --allow-unsafe, --keep-setuid
+        what a call of a model may not ask for by itself: homes, ~/.ssh, /etc and the like; exports that run by themselves; setuid bits
   --gateway-endpoint URI, --gateway-socket URI
         unix:/path or tcp://host:port; default: the socket of this user's gateway, started when nobody listens
   --gateway-auth-token TOKEN
@@ -79,6 +88,7 @@ def parse(program: str, words: list[str], *, version: str) -> Options:
         Shown: help or version; print it on standard output and exit 0.
     """
     taken: dict[str, list[str]] = {}
+    allowed: set[str] = set()
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -86,6 +96,9 @@ def parse(program: str, words: list[str], *, version: str) -> Options:
             raise Shown(usage(program))
         if word == "--version":
             raise Shown(f"{program} {version}\n")
+        if word in _GUARDS:
+            allowed.add(_GUARDS[word])
+            continue
         flag, equals, value = word.partition("=")
         name = _FLAGS.get(flag)
         if name is None:
@@ -111,6 +124,8 @@ def parse(program: str, words: list[str], *, version: str) -> Options:
         gateway_endpoint=last.get("gateway_endpoint"),
         gateway_token=last.get("gateway_token"),
         timeout_s=_seconds(last["timeout_s"]) if "timeout_s" in last else defaults.timeout_s,
+        roots=tuple(_directory("--root", root) for root in taken.get("roots", ())),
+        allowed=frozenset(allowed),
     )
 
 
@@ -126,7 +141,9 @@ _FLAGS = {
     "--gateway-socket": "gateway_endpoint",
     "--gateway-auth-token": "gateway_token",
     "--timeout-s": "timeout_s",
+    "--root": "roots",
 }
+_GUARDS = {"--allow-sensitive": "allow_sensitive", "--allow-unsafe": "allow_unsafe", "--keep-setuid": "keep_setuid"}
 
 
 def _choice(flag: str, value: str, choices: tuple[str, ...]) -> str:
@@ -139,6 +156,13 @@ def _text(flag: str, value: str) -> str:
     if not value.strip():
         raise UsageError(f"{flag}: must not be blank")
     return value
+
+
+def _directory(flag: str, value: str) -> str:
+    path = os.path.abspath(os.path.expanduser(_text(flag, value)))
+    if not os.path.isdir(path):
+        raise UsageError(f"{flag} {value}: is not a directory")
+    return path
 
 
 def _port(value: str) -> int:

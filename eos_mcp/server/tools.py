@@ -19,7 +19,7 @@ from mcp.server import ServerRequestContext
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, SERVER_BUSY, OperationError, is_error, new_request_id
 from eos_mcp import catalog
 from eos_mcp.catalog import Operation
-from eos_mcp.server import fitting, render, schema
+from eos_mcp.server import bounding, fitting, render, schema
 from eos_mcp.server.gateway_client import Gateway
 from eos_mcp.server.options import EOS, Options
 
@@ -61,6 +61,7 @@ class Tools:
         self._for_models = options.program == EOS and options.tool_set in ("agent", "all")
         definitions = [schema.definition(o, sandbox_optional=options.sandbox_id is not None) for o in members]
         self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
+        self._roots = bounding.by_command_line(options)
         self.closing = False
         """Set when the server goes down: what is cut off then is left running, not cancelled."""
 
@@ -73,18 +74,27 @@ class Tools:
         async def report(value: float, text: str) -> None:
             await ctx.session.report_progress(value, None, text)
 
-        found = await self.answer(params.name, params.arguments or {}, report if _progress_token(ctx) is not None else None)
+        roots = await bounding.asked(ctx, self._options) if self.wants_client(params.name) else None
+        found = await self.answer(params.name, params.arguments or {}, report if _progress_token(ctx) is not None else None, roots)
         content: list[types.ContentBlock] = [types.TextContent(type="text", text=found.text)]
         return types.CallToolResult(content=content, structured_content=found.reply, is_error=found.is_error)
 
-    async def answer(self, name: str, arguments: Mapping[str, Any], report: Report | None) -> Answer:
+    def wants_client(self, name: str) -> bool:
+        """Whether a call of this tool has to know its client's roots."""
+        return name in bounding.BOUND and self._roots is None and bounding.bounded(self._options)
+
+    def _bounds(self, name: str) -> Sequence[str] | None:
+        return bounding.where_started() if self.wants_client(name) else self._roots
+
+    async def answer(self, name: str, arguments: Mapping[str, Any], report: Report | None, roots: Sequence[str] | None = None) -> Answer:
         """One tool call. Whatever happens is a result with the gateway's JSON or the error envelope; only cancellation goes through.
 
         Args:
             report: sends a progress notification; None: the client did not ask for any.
+            roots: of the client, for a tool that `wants_client`.
         """
         try:
-            reply, text = await self._perform(report, name, dict(arguments))
+            reply, text = await self._perform(report, name, dict(arguments), self._bounds(name) if roots is None else roots)
         except OperationError as error:
             reply = error.envelope()
             text = render.error(reply["error"], name)
@@ -95,7 +105,9 @@ class Tools:
             text = render.error(reply["error"], name)
         return Answer(text, reply, is_error(reply))
 
-    async def _perform(self, report: Report | None, name: str, args: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    async def _perform(
+        self, report: Report | None, name: str, args: dict[str, Any], roots: Sequence[str] | None
+    ) -> tuple[dict[str, Any], str]:
         operation = self._operations.get(name)
         if operation is None:
             raise _unknown_tool(name, list(self._operations))
@@ -106,7 +118,8 @@ class Tools:
             _suggest(error, operation)
             raise
         self._limit_wait(operation, checked, report is not None)
-        call = _Call(operation, sandbox_id, checked, new_request_id(), self._budget_s(operation, checked))
+        sent = bounding.carried(self._options, name, checked, roots)
+        call = _Call(operation, sandbox_id, sent, new_request_id(), self._budget_s(operation, checked))
         try:
             reply = await self._request(call, report)
         except anyio.get_cancelled_exc_class():

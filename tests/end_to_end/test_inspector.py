@@ -67,10 +67,15 @@ def target(request: pytest.FixtureRequest, place: Place) -> Generator[Target]:
     if transport == "stdio":
         shared = ("EOS_STATE_DIR", "HOME", "XDG_CACHE_HOME", "PATH")
         env = environment(place)
-        yield Target([word for name in shared for word in ("-e", f"{name}={env[name]}")], ["--", *SERVER])
+        yield Target(
+            [word for name in shared for word in ("-e", f"{name}={env[name]}")], ["--", *SERVER, "--root", os.path.dirname(place.workspace)]
+        )
         return
     token = os.path.join(place.state, f"{transport}.token")
-    with Wire([*SERVER, "--transport", transport, "--port", "0", "--token-file", token], env=environment(place)) as wire:
+    with Wire(
+        [*SERVER, "--root", os.path.dirname(place.workspace), "--transport", transport, "--port", "0", "--token-file", token],
+        env=environment(place),
+    ) as wire:
         wire.says("listening on ")
         url = re.findall(r"http://\S+?/(?:mcp|sse)", " ".join(wire.stderr))[0]
         with open(token) as file:

@@ -28,7 +28,7 @@ class Place(NamedTuple):
         argv = (
             [sys.executable, "-m", "eos_mcp", "--set", "all", "--sandbox-id", self.sandbox]
             if self.sandbox
-            else [sys.executable, "-m", "eos_mcp"]
+            else [sys.executable, "-m", "eos_mcp", "--root", os.path.dirname(self.env["EOS_STATE_DIR"])]
         )
         wire = Wire(argv, env=self.env)
         wire.open()

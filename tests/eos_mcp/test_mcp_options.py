@@ -51,7 +51,7 @@ def test_help_and_version_go_to_standard_output(program: str) -> None:
 
 
 def test_the_help_names_every_flag_and_no_other() -> None:
-    assert set(re.findall(r"--[a-z][a-z-]+", options.usage(EOS))) == {*options._FLAGS, "--help", "--version"}  # pyright: ignore[reportPrivateUsage]
+    assert set(re.findall(r"--[a-z][a-z-]+", options.usage(EOS))) == {*options._FLAGS, *options._GUARDS, "--help", "--version"}  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("program", [EOS, SANDBOX])

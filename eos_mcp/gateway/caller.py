@@ -1,0 +1,36 @@
+"""Whether the client of the request that is being answered still waits; for work in several parts, which ends with the part under way."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+
+_hung_up: ContextVar[Callable[[], bool] | None] = ContextVar("eos_caller_hung_up", default=None)
+
+
+@contextlib.contextmanager
+def answering(connected: socket.socket) -> Generator[None]:
+    """For the length of the block requests are answered on this connection."""
+
+    def hung_up() -> bool:
+        try:
+            poll = select.poll()
+            poll.register(connected, 0)  # POLLHUP and POLLERR are always reported; an end of input alone is a client that sends no more
+            return bool(poll.poll(0))
+        except (OSError, ValueError):
+            return True
+
+    token = _hung_up.set(hung_up)
+    try:
+        yield
+    finally:
+        _hung_up.reset(token)
+
+
+def is_gone() -> bool:
+    """Has the client closed its connection? Over TCP this is seen once something was sent to it; False outside a request."""
+    asked = _hung_up.get()
+    return asked is not None and asked()

@@ -1,0 +1,100 @@
+"""Which directories of the machine the calls of one MCP server may touch: what its command line names, else its client, else where it was started."""
+
+from __future__ import annotations
+
+import logging
+import os
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import anyio
+import mcp.types as types
+from mcp.server import ServerRequestContext
+from mcp.shared.exceptions import MCPError
+
+from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_mcp.server.options import EOS, Options
+
+log = logging.getLogger("eos.mcp")
+
+BOUND = frozenset({"create_sandbox", "export_changes", "list_workspace_directories"})
+"""Operations that read or write directories of the machine."""
+FOR_A_PERSON = ("allow_sensitive", "allow_unsafe", "keep_setuid")
+"""Arguments that lower a guard: the server's command line may give them, a model may not."""
+ASK_S = 5.0
+ROOTS_MAX = 256
+
+
+def carried(options: Options, name: str, args: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
+    """The arguments as the gateway gets them, with this server's bounds.
+
+    Raises:
+        OperationError: invalid_request: an argument that a person alone gives.
+    """
+    if name not in BOUND:
+        return dict(args)
+    for guard in FOR_A_PERSON:
+        if args.get(guard) and guard not in options.allowed:
+            hint = f"a person may start the server with --{guard.replace('_', '-')}, or make the call with the command line"
+            raise OperationError(
+                INVALID_REQUEST, f"{guard} is not for a model to give", {"argument": guard, "hint": hint}, reason="for_a_person"
+            )
+    found = {**args, **({"allow_sensitive": True} if "allow_sensitive" in options.allowed else {})}
+    return found if roots is None else {**found, "allowed_roots": list(roots)}
+
+
+def by_command_line(options: Options) -> list[str] | None:
+    """What `--root` names; None: nothing."""
+    return [os.path.abspath(root) for root in options.roots] if options.roots else None
+
+
+def bounded(options: Options) -> bool:
+    """The reference's program has no bounds unless its command line names some."""
+    return options.program == EOS or bool(options.roots)
+
+
+async def asked(ctx: ServerRequestContext[Any], options: Options) -> list[str]:
+    """The client's roots, when it has some and speaks over this process' own pipes; else the working directory."""
+    if options.transport == "stdio":
+        found = await _clients(ctx)
+        if found is not None:
+            return found
+    return where_started()
+
+
+def where_started() -> list[str]:
+    """The working directory, unless it is too wide to be a project: the root, or a directory that holds a home."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        return []
+    return [] if _wide(here) else [here]
+
+
+async def _clients(ctx: ServerRequestContext[Any]) -> list[str] | None:
+    """None: the client has no roots, or does not say them."""
+    capabilities = ctx.session.client_capabilities
+    if capabilities is None or capabilities.roots is None or not ctx.session.can_send_request:
+        return None
+    try:
+        with anyio.fail_after(ASK_S):
+            answer = await ctx.session.send_request(types.ListRootsRequest(), types.ListRootsResult)
+    except (MCPError, TimeoutError, ValueError) as error:
+        log.warning("roots/list of the client: %s", error or type(error).__name__)
+        return None
+    paths = [path for root in answer.roots[:ROOTS_MAX] if (path := _path(str(root.uri))) is not None]
+    return [path for path in paths if not _wide(path)]
+
+
+def _path(uri: str) -> str | None:
+    parts = urllib.parse.urlsplit(uri)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+        return None
+    path = os.fsdecode(urllib.parse.unquote_to_bytes(parts.path))
+    return os.path.normpath(path) if os.path.isabs(path) and "\0" not in path else None
+
+
+def _wide(path: str) -> bool:
+    real, home = os.path.realpath(path), os.path.realpath(os.path.expanduser("~"))
+    return real == "/" or home == real or home.startswith(real.rstrip("/") + "/")
