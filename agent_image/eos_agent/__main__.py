@@ -185,11 +185,15 @@ def _sweep_scratch(found: settings.Settings) -> int:
     os.makedirs(os.path.join(found.scratch_root, ".export"), mode=0o700, exist_ok=True)
     os.makedirs(found.transcripts, mode=0o700, exist_ok=True)
     names = [name for name in os.listdir(found.transcripts) if not name.startswith(GONE)]
-    if names:
-        gone = os.path.join(found.transcripts, GONE + os.urandom(8).hex())
-        os.mkdir(gone, 0o700)
+    gone = os.path.join(found.transcripts, GONE + os.urandom(8).hex())
+    try:
+        if names:
+            os.mkdir(gone, 0o700)
         for name in names:
             os.rename(os.path.join(found.transcripts, name), os.path.join(gone, name))
+    except OSError:  # a full disk has no room for a folder: their removal makes some
+        for name in names:
+            durable.remove_tree(os.path.join(found.transcripts, name))
     inventory = json.dumps({"schema_version": 1, "sessions": []}).encode() + b"\n"
     durable.write_file(os.path.join(found.scratch_root, "manager.json"), inventory)
     return len(names)

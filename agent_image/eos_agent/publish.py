@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from eos_agent import log, room, telemetry
 from eos_agent.failures import operation_error
 from eos_agent.history import cursor
+from eos_agent.lost import not_yet_kept
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.publication import preview_json, publish_json, rejection
 from eos_agent.session import EXPLICIT, Session, check_grace
@@ -243,6 +244,8 @@ def failed(sessions: Sessions, session: Session, error: Exception, what: str, st
     details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
     if not retained:
         details["draft_id"] = sessions.lost.get(session.id)
+        if (dead := sessions.store.dead.find(session.id)) is not None:  # most of all for want of space
+            details |= {"draft_pending": True, "hint": not_yet_kept(dead, sessions.folder(session.id)).details["hint"]}
     kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED
     return OperationError(kind, f"workspace session {what} failed: {shown.message}", details)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.desk import Desk, Desks, Sandbox, assert_told
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 from tests.layerstack.test_power_cut import run
+from tests.people import Person
 from tests.processes import kill
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
@@ -227,3 +229,32 @@ def test_a_dead_agent_on_a_full_disk_is_told_as_a_full_disk_with_its_path_and_al
         assert sandbox.read("mine.txt", sandbox.session("--draft-id", draft["draft_id"])) == "mine"
 
     on_a_small_ext4(desk("root"), body)
+
+
+def test_an_agent_that_is_late_is_not_ended_and_the_next_calls_wait_for_the_same_one(
+    person: Callable[[str], Person], cache_of: Callable[[Person], Path]
+) -> None:
+    who = person("root")
+    config = who.home / "gateway.yml"
+    at = Desk(who, cache_of(who), SANDBOX_GATEWAY_CONFIG_YAML=str(config))
+    config.write_text("")
+    sandbox = at.create("host")
+    sandbox.write("published.txt", "kept\n")
+    session = sandbox.session()
+    sandbox.write("mine.txt", "mine\n", session)
+    kill(sandbox.agent())
+    at.stop()
+    config.write_text("manager: {local_daemon: {ready_timeout_s: 0.001}}\n")
+    late = 0
+    for _ in range(TRIES):
+        answer = at.run("runtime", "--sandbox-id", sandbox.id, "file_read", "--path", "published.txt")
+        if answer.returncode == 0:
+            break
+        error = json.loads(answer.stderr)["error"]
+        assert (error["details"]["reason"], error["details"]["retryable"]) == ("agent_starting", True), error
+        late += 1
+    assert late and sandbox.read("published.txt") == "kept"
+    assert sandbox.log().count('"event": "ready"') == 2, "one at its creation, one after the kill"
+    (draft,) = sandbox.do("list_drafts")["drafts"]
+    assert sandbox.read("mine.txt", sandbox.session("--draft-id", draft["draft_id"])) == "mine"
+    at.destroy_all()
