@@ -66,8 +66,8 @@ def not_yet_kept(dead: DeadSession, folder: str, *, how: str = RUNNER_LOST) -> O
     else:
         details["retryable"] = True
         text = "its work is being made a draft" if why is None else f"its work is no draft yet: {why}"
-        details["hint"] = "repeat the call: it names the draft once that is made"
+        details["hint"] = f"its files lie in {folder}; repeat the call: it names the draft once that is made"
         if dead.no_space:
-            details["hint"] = f"free space on the file system of {folder}: the draft is then made, and this call names it"
+            details["hint"] = f"its files lie in {folder}; free space on that file system: the draft is then made, and this call names it"
     words = _WORDS.get(how, "workspace session lost: {}: its process ended unasked").format(session_id)
     return OperationError(OPERATION_FAILED, f"{words}; {text}", details, reason=_REASONS.get(how, LOST))

@@ -113,8 +113,9 @@ def test_a_one_shot_with_such_a_tree_says_where_its_files_are_and_is_a_draft_onc
         kill(sandbox.agent())
     sandbox.refused("exec_command", "--workspace-session-id", session, "true")
     durable.remove_tree(str(folder / "x"))
-    kill(sandbox.agent())
+    recovered = sandbox.do("recover_workspace_session", "--workspace-session-id", session)
     (draft,) = sandbox.do("list_drafts")["drafts"]
+    assert recovered["draft_id"] == draft["draft_id"]
     assert sandbox.read("mine.txt", sandbox.session("--draft-id", draft["draft_id"])) == "mine"
 
 
