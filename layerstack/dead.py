@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MARKER = "recovery.json"
 TRIES_MAX = 2
 """After so many tries that failed it is quarantined: tried again only when somebody asks for it."""
+WHY_MAX = 4096
 DIED = "the process that tried it died on the way"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 """What is no fault of the session: a try that ends so is not counted."""
@@ -128,7 +129,10 @@ class Dead:
             return 0, None
         try:
             body = documents.read(path)
-            return int(body["tries"]), str(body["why"]) if body["why"] is not None else DIED
+            if body["why"] is not None:
+                return int(body["tries"]), str(body["why"])
+            before = body.get("before")
+            return int(body["tries"]), DIED if before in (None, DIED) else f"{DIED}; before that: {before}"
         except (StoreCorrupt, KeyError, TypeError, ValueError):
             return 1, f"{path}: damaged"
 
@@ -151,7 +155,8 @@ class Dead:
         store = self._store
         store.check_open()
         session = self.get(session_id)
-        body = {"session_id": session_id, "tries": session.tries + 1, "why": None}
+        before = None if session.why is None else session.why[:WHY_MAX]
+        body = {"session_id": session_id, "tries": session.tries + 1, "why": None, "before": before}
         documents.write(self._marker(session_id), body, step=store.step, name="recovery.json")
         with store.lock:
             return self._put(session, tries=session.tries + 1, no_space=False, trying=True)
@@ -192,11 +197,11 @@ class Dead:
                     if session.tries == 0:
                         os.unlink(self._marker(session_id))
                     else:  # in place of the one that counts this try
-                        documents.write(self._marker(session_id), {"session_id": session_id, "tries": session.tries, "why": why})
+                        documents.write(self._marker(session_id), {"session_id": session_id, "tries": session.tries, "why": why[:WHY_MAX]})
                 return None
             self._put(session, why=why, trying=False)
         with durable.best_effort():
-            documents.write(self._marker(session_id), {"session_id": session_id, "tries": session.tries, "why": why[:4096]})
+            documents.write(self._marker(session_id), {"session_id": session_id, "tries": session.tries, "why": why[:WHY_MAX]})
         return None
 
     def _kept(self, session: DeadSession, draft_id: str | None) -> Draft | None:
