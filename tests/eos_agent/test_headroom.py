@@ -13,7 +13,8 @@ from tests import children
 from .agent_process import Agent, Failed, refused
 
 MIB = 1 << 20
-MOST = 100
+MOST = 300
+SMALL = 36 * MIB
 
 Starter = Callable[[dict[str, Any]], Agent]
 
@@ -44,11 +45,11 @@ def fill(agent: Agent) -> tuple[list[str], Failed]:
 
 @pytest.mark.needs("overlay", "cgroups")
 def test_sessions_are_refused_with_numbers_before_memory_runs_out_and_those_that_are_there_go_on(limited: Starter) -> None:
-    agent = limited({"memory_max_bytes": 64 * MIB})
+    agent = limited({"memory_max_bytes": SMALL})
     made, full = fill(agent)
-    assert (full.kind, full.reason) == ("server_busy", "sandbox_full") and len(made) >= 5
+    assert (full.kind, full.reason) == ("server_busy", "sandbox_full") and len(made) >= 2
     told = full.details
-    assert (told["limit"], told["value"], told["sessions"]) == ("memory", 64 * MIB, len(made)) and told["retryable"] is True
+    assert (told["limit"], told["value"], told["sessions"]) == ("memory", SMALL, len(made)) and told["retryable"] is True
     assert told["needed_bytes"] > headroom.SESSION_BYTES and 0 <= told["free_bytes"] < told["needed_bytes"] < told["value"]
     assert (
         str(told["needed_bytes"]) in full.message
@@ -61,7 +62,7 @@ def test_sessions_are_refused_with_numbers_before_memory_runs_out_and_those_that
         assert (done["status"], done["output"].strip()) == ("ok", "fine") and "oom_kills" not in done
     rows = agent.call("list_workspace_sessions")["sessions"]
     assert {row["workspace_session_id"] for row in rows} == set(made)
-    for session in made[:3]:  # the hint
+    for session in made[: max(2, len(made) // 2)]:  # the hint
         agent.call("destroy_workspace_session", workspace_session_id=session)
     assert agent.run("echo fine", agent.session())["output"].strip() == "fine"
 
