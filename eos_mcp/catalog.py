@@ -46,6 +46,7 @@ _RECORD = (
     ResultField("shared_base", "object|null"),
     ResultField("resource_profile", "object|null"),
     ResultField("quota", "object", "where one is configured: bytes, layers, and what of it is enforced", ours=True),
+    ResultField("warnings", "array", "where there are any: what the copy of the workspace left out; 20 at most", ours=True),
     ResultField(
         "silent_since_unix_ms",
         "integer",

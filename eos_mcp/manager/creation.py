@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from eos_mcp.manager.sandboxes import Manager
 
 Progress = Callable[[str], None]
+WARNED = 20
+"""Things that a base leaves out, of which its sandboxes' records and the progress say so."""
 
 
 class _Batch:
@@ -121,7 +123,7 @@ class Creation:
         await manager.run(prune.note_user, manager.bases, tree.root_hash, manager.registry.path)
         how = "reused" if tree.reused else "built"
         progress(f"base {how}: source {tree.source}, root_hash {tree.root_hash}, {tree.size_bytes} bytes")
-        for warning in tree.warnings[:20]:
+        for warning in tree.warnings[:WARNED]:
             progress(f"warning: {warning}")
         made: list[Record] = []
         try:
@@ -194,6 +196,7 @@ class Creation:
             token=plan.token,
             created_unix_ms=plan.created_unix_ms,
             quota=quota_of(plan.sections),
+            warnings=list(plan.base.warnings[:WARNED]),
         )
         manager.registry.put(record)
         try:

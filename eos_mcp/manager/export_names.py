@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 PREFIX = b".eos-export-"
 """Every staging directory and every unfinished archive of an export is called so, and nothing else that an export writes."""
+
+_ODD = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0")
 
 NAMED_MAX = 20
 """Paths that an error or a result names."""
@@ -11,6 +15,8 @@ NAMED_MAX = 20
 
 def flaw(path: bytes) -> str | None:
     """The end of the sentence "PATH ...", or None when `path` is relative and normalised and the kernel can take it."""
+    if _ODD.search(path) is None and len(path) <= 0xFFFF:
+        return None
     if path.startswith(b"/"):
         return "is an absolute path"
     if b"\0" in path:

@@ -76,9 +76,11 @@ class Record(Part):
     token: str
     created_unix_ms: int
     provider_data: dict[str, Any] = {}
+    warnings: list[str] = []
+    """What the copy of the workspace left out, the first of it."""
 
     def public(self) -> dict[str, Any]:
-        """The record as four operations return it: exactly these keys, and `quota` where one is configured."""
+        """The record as four operations return it: exactly these keys, `quota` where one is configured, `warnings` where there are any."""
         shown = {
             "id": self.id,
             "workspace_root": self.workspace_root,
@@ -89,7 +91,8 @@ class Record(Part):
             "shared_base": self.shared_base.model_dump() if self.shared_base else None,
             "resource_profile": self.resource_profile,
         }
-        return shown if self.quota is None else {**shown, "quota": self.quota}
+        more = {"quota": self.quota} if self.quota is not None else {}
+        return {**shown, **more, **({"warnings": self.warnings} if self.warnings else {})}
 
     def target(self) -> Target | None:
         """Where its agent is reached; None while it has no address. `provider_data` has `proves` since agents prove themselves."""
