@@ -10,13 +10,17 @@ import anyio
 
 from eos_mcp.server.app import App, log_to_stderr
 from eos_mcp.server.lanes import Lanes
-from eos_mcp.server.stdio import DRAIN_S, END_OF_INPUT, Ending, Item, Line, Reader, Writer, leave
+from eos_mcp.server.stdio import DRAIN_S, END_OF_INPUT, FAILURE, Ending, Item, Line, Reader, Writer, leave
 
 
 def serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> None:
     """Runs an event loop until the end, and ends the process."""
     log_to_stderr()
-    anyio.run(_serve, app, reader, writer, ending)
+    try:
+        anyio.run(_serve, app, reader, writer, ending)
+    except BaseException:
+        ending.begin(FAILURE)
+        raise
 
 
 async def _serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> None:

@@ -1,6 +1,7 @@
 """The stdio runner. Imported before anything else, and imports little: the first answer may not wait for the SDK.
 
-Two threads carry the bytes, so that no pool of the event loop can stall them: one reads lines, one writes them. Until the SDK is there the
+Two threads carry the bytes, so that no pool of the event loop can stall them: one reads lines, one writes them; a third takes signals, since
+the main thread sees one that comes just before it begins to wait only when something else ends the wait. Until the SDK is there the
 reader answers opening requests from a table (opening.py) and keeps the rest. Descriptors 0 and 1 are moved away first and replaced by the null
 device and standard error: what a library prints, or a child reads, does not touch the protocol.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -150,12 +152,12 @@ def _skip(file: _Lines, data: bytes) -> LongLine:
 
 
 class Ending:
-    """Why and when the process ends. `begin` may be called in any thread and in a signal handler, any number of times."""
+    """Why and when the process ends. `begin` may be called in any thread, any number of times; in no signal handler: it takes a lock."""
 
     def __init__(self) -> None:
         self.reason = ""
         self._wake: Callable[[], None] | None = None
-        self._lock = threading.RLock()  # a signal handler may interrupt its holder, in the same thread
+        self._lock = threading.RLock()  # `wake` may begin an end itself
 
     @property
     def watched(self) -> bool:
@@ -178,16 +180,51 @@ class Ending:
                 self._go(self._wake)
 
     def _go(self, wake: Callable[[], None]) -> None:
-        threading.Thread(target=_hard_end, name="end", daemon=True).start()
+        threading.Thread(target=_hard_end, args=(int(self.reason == FAILURE),), name="end", daemon=True).start()
         wake()
 
 
 END_OF_INPUT = "end of input"
+FAILURE = "failure"
 
 
-def _hard_end() -> None:
+def _hard_end(code: int) -> None:
     time.sleep(HARD_S)
-    os._exit(0)
+    os._exit(code)
+
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """A thread that takes SIGTERM and SIGINT. Made in the main thread.
+
+    The handler of C that Python installs writes the number of the signal into a socket, in whatever thread the kernel chose and whatever the
+    main thread does; the handler in Python, which only the main thread runs, does nothing.
+    """
+
+    def __init__(self, ending: Ending) -> None:
+        self._ending = ending
+        self._numbers, woken = socket.socketpair()
+        woken.setblocking(False)
+        self._woken = woken
+        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        for number in ENDING:
+            signal.signal(number, _noted)
+        threading.Thread(target=self._run, name="signals", daemon=True).start()
+
+    def _run(self) -> None:
+        while number := self._numbers.recv(1):
+            if number[0] not in ENDING:
+                continue
+            if self._ending.reason or not self._ending.watched:
+                os._exit(0)  # asked twice, or nothing runs yet
+            os.write(2, f"{signal.Signals(number[0]).name}: shutting down\n".encode())
+            self._ending.begin("signal")
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    pass
 
 
 def run(pipes: Pipes, who: Identity, serve: Callable[[Reader, Writer, Ending], None]) -> NoReturn:
@@ -197,16 +234,7 @@ def run(pipes: Pipes, who: Identity, serve: Callable[[Reader, Writer, Ending], N
         serve: called in the main thread while lines flow; it imports the SDK, and returns when the end has begun and all is tidied.
     """
     ending = Ending()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if ending.reason or not ending.watched:
-            os._exit(0)  # asked twice, or nothing runs yet
-        sys.stderr.write(f"{signal.Signals(number).name}: shutting down\n")
-        sys.stderr.flush()
-        ending.begin("signal")
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    Signals(ending)
     writer = Writer(pipes.out_fd, lambda: ending.begin("output closed"))
     reader = Reader(pipes.in_fd, who, writer.put, lambda: ending.begin(END_OF_INPUT))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pty
@@ -169,6 +170,30 @@ def test_a_signal_ends_the_server_within_seconds_and_cleans_up_while_input_stays
         assert wire.ends() == 0
         assert not any("Traceback" in line for line in wire.stderr)
         assert any(line.startswith("CANCELLED") for line in wire.stderr) == (calls == BUSY["a call that waits"])
+
+
+TGKILL = ctypes.CDLL(None).syscall
+NUMBER_OF_TGKILL = {"x86_64": 234, "aarch64": 131}
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_of_the_main_thread_ends_the_server() -> None:
+    """The kernel may give it to another thread, or to the main thread in the moment before its wait begins: the wait goes on in both."""
+    with fixture() as wire:
+        busy(wire, BUSY["a call whose thread is stuck"])
+        pid = wire.process.pid
+        other = next(int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid)
+        assert TGKILL(NUMBER_OF_TGKILL[os.uname().machine], pid, other, int(signal.SIGTERM)) == 0
+        assert wire.ends() == 0
+        assert "SIGTERM: shutting down" in wire.stderr
+
+
+def test_a_second_signal_ends_the_server_at_once() -> None:
+    with fixture() as wire:
+        busy(wire, BUSY["a call that blocks the event loop"])
+        wire.process.send_signal(signal.SIGTERM)
+        wire.says("SIGTERM: shutting down")
+        wire.process.send_signal(signal.SIGINT)
+        assert wire.ends() == 0
 
 
 def test_a_signal_while_the_sdk_is_imported_ends_the_server_without_a_traceback(tmp_path: Path) -> None:
