@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import zipfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from agent_image import build
+from agent_image import build, native_init
 from tests.conftest import drop_dir, make_short_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,3 +92,19 @@ def test_the_installation_makes_the_bundle_that_the_checkout_makes(installed: In
     made = installed.run(sys.executable, "-m", "agent_image.build", str(out)).strip()
     assert made == build.build(str(tmp_path)).sha
     assert sorted(os.listdir(out / "bin")) == ["python3", "sandbox-daemon"]
+
+
+def test_a_platform_wheel_brings_the_native_init_for_each_libc(tmp_path: Path) -> None:
+    if native_init.make(str(ROOT / "agent_image/eos_agent" / native_init.SOURCE), str(tmp_path / "try")) is False:
+        assert not any(map(shutil.which, ("musl-gcc", "gcc"))), "a compiler is here and makes no program"
+        return
+    environment = {**os.environ, "EOS_WHEEL": "platform"}
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env=environment)
+    (wheel,) = tmp_path.glob("*.whl")
+    machine = platform.machine()
+    assert wheel.name.endswith(f"-py3-none-manylinux2014_{machine}.musllinux_1_1_{machine}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        program = Path(archive.extract(f"eos_agent/{native_init.NAME}", tmp_path))
+    program.chmod(0o755)
+    assert subprocess.run([program, "--version"], capture_output=True, check=True).stdout == native_init.SAYS
