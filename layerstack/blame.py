@@ -9,10 +9,13 @@ before the squash.
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import os
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack.blame_file import SUFFIX, Answer, Folded, Range, load
@@ -22,7 +25,8 @@ from layerstack.errors import InvalidPath, LayerStackError, NotFound
 from layerstack.index import Layer
 from layerstack.lines import TEXT_MAX, diff, is_text, number_lines, numbering
 from layerstack.myers import BUDGET, Budget
-from layerstack.paths import ancestors, check, join
+from layerstack.packed_index import Packed, PackedIndex
+from layerstack.paths import ancestors, byte_order, check, join
 from layerstack.states import DIRECTORY, FILE, LINK, State, same
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ LINES = 8_000_000
 """Lines of all texts that are read for one answer."""
 KEPT, KEPT_RANGES = 256, 200_000
 """Answers that a store remembers, and ranges in all of them together."""
+RULED_KEPT = 20_000
+"""Directories of which a squash remembers whether they have rules."""
 KEPT_FILES = 4
 """Files of squashed layers whose content stays in memory."""
 
@@ -46,9 +52,9 @@ class Cache:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, ...], Answer] = OrderedDict()
         self._ranges = 0
-        self._folded: OrderedDict[str, dict[str, Folded]] = OrderedDict()
+        self._folded: OrderedDict[str, Mapping[str, Folded]] = OrderedDict()
 
-    def folded(self, file: str) -> dict[str, Folded]:
+    def folded(self, file: str) -> Mapping[str, Folded]:
         """What `load` gives; the last few are kept."""
         with self._lock:
             found = self._folded.pop(file, None)
@@ -113,23 +119,20 @@ def blame(store: Store, path: str) -> Answer:
         return answer
 
 
-def of_block(store: Store, block: Sequence[Layer], below: Chain) -> dict[str, Folded]:
-    """What a squash of `block`, layers newest first that stand on `below`, must remember.
+def of_block(store: Store, block: Sequence[Layer], below: Chain) -> Iterator[tuple[str, Folded]]:
+    """What a squash of `block`, layers newest first that stand on `below`, must remember, in byte order of paths.
 
     A path that one of them alone has to do with: its owner. One with several: its ranges, those of deleted paths too. Outside of the
     store's lock. Cost: that of `blame` for each path of the latter kind; files of the former are not read.
     """
     seen = Chain((*block, *below.published), below.shelf, below.form)
     members = {layer.id for layer in block}
-    paths: set[str] = set()
-    for layer in block:
-        paths.update(path for path, record in (layer.index or {}).items() if record.kind in (FILE, LINK))
-        paths.update(_folded(store, layer))
-    found: dict[str, Folded] = {}
     ruled: dict[str, bool] = {}
 
     def may_be_ignored(path: str) -> bool:
         """Has any version a .gitignore on the way? Without one nobody's base version needs to be asked."""
+        if len(ruled) > RULED_KEPT:
+            ruled.clear()
         for directory in ancestors(path):
             if directory not in ruled:
                 name = join(directory, ".gitignore")
@@ -138,15 +141,32 @@ def of_block(store: Store, block: Sequence[Layer], below: Chain) -> dict[str, Fo
                 return True
         return False
 
-    for path in sorted(paths):
+    for path in _written(store, block):
         texts = _texts(seen, path)
         inside = [text for text in texts if text.layer.id in members]
         if len(inside) == 1 and inside[0].there and _told(store, inside[0].layer, path) is None:
             owner = _owner(store, inside[0])
-            found[path] = (Range(1, 1, owner),) if may_be_ignored(path) and _ignored(store, inside[0]) else owner
+            yield path, (Range(1, 1, owner),) if may_be_ignored(path) and _ignored(store, inside[0]) else owner
         elif (answer := _answer(store, seen, path, texts)) is not None:
-            found[path] = answer
-    return found
+            yield path, answer
+
+
+def _written(store: Store, block: Sequence[Layer]) -> Iterator[str]:
+    """The paths that have or had a text in one of the layers, in byte order, each once. Those of packed indexes are in no list."""
+    few: set[bytes] = set()
+    many: list[Iterator[bytes]] = []
+    for layer in block:
+        if isinstance(layer.index, PackedIndex):
+            many.append(path for path, record in layer.index.walk() if record.kind in (FILE, LINK))
+        else:
+            few.update(byte_order(path) for path, record in (layer.index or {}).items() if record.kind in (FILE, LINK))
+        folded = _folded(store, layer)
+        if isinstance(folded, Packed):
+            many.append(path for path, _ in folded.walk())
+        else:
+            few.update(map(byte_order, folded))
+    for path, _ in itertools.groupby(heapq.merge(sorted(few), *many)):
+        yield os.fsdecode(path)
 
 
 def _texts(chain: Chain, path: str) -> list[_Text]:
@@ -170,7 +190,7 @@ def _owner(store: Store, text: _Text) -> str:
     return told if isinstance(told, str) else str(text.layer.about.get("owner") or UNKNOWN)
 
 
-def _folded(store: Store, layer: Layer) -> dict[str, Folded]:
+def _folded(store: Store, layer: Layer) -> Mapping[str, Folded]:
     """What a squashed layer remembers; nothing for another one."""
     return store.blames.folded(f"{store.root}/.layer-metadata/{layer.id}{SUFFIX}") if layer.id.startswith("S") else {}
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from layerstack import stopping
 from layerstack.chain import Chain
 from layerstack.index import Layer
+from layerstack.packed_index import PackedIndex
 from layerstack.paths import ancestors, byte_order, join
 from layerstack.states import DIRECTORY, State, equal, same
 
@@ -37,15 +40,17 @@ def delta(old: Chain, new: Chain, *, under: str = "") -> list[str]:
 
     Cost: O(records of the layers that only one has); below a directory that one of them made anew, all of it.
     """
-    walk = _Walk(old, new)
-    walk.go(under, covered=any(walk.covers(ancestor) for ancestor in ancestors(under)))
-    return sorted(walk.found, key=byte_order)
+    return sorted(_Walk(old, new).below(under), key=byte_order)
+
+
+def count(old: Chain, new: Chain) -> int:
+    """How many paths `delta` would list; none of them is kept."""
+    return sum(1 for _ in _Walk(old, new).below(""))
 
 
 class _Walk:
     def __init__(self, old: Chain, new: Chain) -> None:
         self.old, self.new = old, new
-        self.found: list[str] = []
         common = 0
         for one, other in zip(reversed(old.layers), reversed(new.layers), strict=False):
             if one.id != other.id:
@@ -53,7 +58,11 @@ class _Walk:
             common += 1
         self.outside: list[Layer] = [*old.layers[: len(old.layers) - common], *new.layers[: len(new.layers) - common]]
         self.listed: dict[str, set[str]] = {}
+        self.large: list[PackedIndex] = []
         for layer in self.outside:
+            if isinstance(layer.index, PackedIndex):
+                self.large.append(layer.index)  # asked where it is: a set of its names costs ten times what they take there
+                continue
             for path, record in (layer.index or {}).items():
                 if not record.quiet:
                     self.note(path)
@@ -70,21 +79,27 @@ class _Walk:
     def covers(self, path: str) -> bool:
         return any((record := layer.get(path)) is not None and record.covers for layer in self.outside)
 
-    def go(self, path: str, *, covered: bool) -> None:
+    def below(self, under: str) -> Iterator[str]:
+        """The paths that differ, at or below one."""
+        return self.go(under, covered=any(self.covers(ancestor) for ancestor in ancestors(under)))
+
+    def go(self, path: str, *, covered: bool) -> Iterator[str]:
         """`covered`: one of the layers changed what is below without listing it."""
-        difference = at(self.old, self.new, path)
-        if difference is not None:
-            self.found.append(path)
+        stopping.check()
+        if at(self.old, self.new, path) is not None:
+            yield path
         sides = [chain for chain in (self.old, self.new) if (state := chain.find(path)) is not None and state.kind == DIRECTORY]
         covered = covered or self.covers(path)
         names: set[str] = set()
         if len(sides) == 2 and not covered:
-            names = self.listed.get(path, names)
+            names.update(self.listed.get(path, ()))
+            for index in self.large:
+                names.update(child.rpartition("/")[2] for child in index.children(path))
         else:
             for side in sides:
                 names |= side.names(path)
         for name in names:
-            self.go(join(path, name), covered=covered or len(sides) == 1)
+            yield from self.go(join(path, name), covered=covered or len(sides) == 1)
 
 
 class Deltas:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from layerstack import documents, fsck_base, fsck_tree
+from layerstack import blame_file, documents, fsck_base, fsck_tree
 from layerstack.errors import StoreCorrupt
 from layerstack.fsck_look import Damage, Look
 from layerstack.gc import owner_of
@@ -68,20 +67,28 @@ def _identity(look: Look, layer_id: str, about: dict[str, Any], stem: str) -> It
         return
     if layer_id[-8:] != mark:
         yield Damage(f"{stem}.json", "is the metadata of another layer", "the digest in the layer's name")
-    suffix = ".blame" if squashed else ".digest"
+    if squashed:
+        yield from _blame(look, f"{stem}.blame", about)
+        return
     try:
-        data = documents.content(f"{look.root}/{stem}{suffix}")
+        data = documents.content(f"{look.root}/{stem}.digest")
     except FileNotFoundError:
-        yield Damage(stem + suffix, "missing", "its name")
+        yield Damage(f"{stem}.digest", "missing", "its name")
         return
-    if not squashed:
-        if data != str(about["digest"]).encode() + b"\n":
-            yield Damage(f"{stem}.digest", "is not the layer's digest", "the layer's metadata")
+    if data != str(about["digest"]).encode() + b"\n":
+        yield Damage(f"{stem}.digest", "is not the layer's digest", "the layer's metadata")
+
+
+def _blame(look: Look, name: str, about: dict[str, Any]) -> Iterator[Damage]:
+    """What a squashed layer remembers."""
+    path = f"{look.root}/{name}"
+    if not os.path.lexists(path):
+        yield Damage(name, "missing", "its name")
         return
-    body = documents.parse(data, f"{look.root}/{stem}.blame")
-    checksum = hashlib.sha256(data).hexdigest()
-    if about.get("blame_sha256", checksum) != checksum or not isinstance(body.get("paths"), dict):
-        yield Damage(f"{stem}.blame", "is whole, and of another layer", "its checksum in the layer's metadata")
+    blame_file.load(path)
+    checksum = blame_file.checksum(path)
+    if about.get("blame_sha256", checksum) != checksum:
+        yield Damage(name, "is whole, and of another layer", "its checksum in the layer's metadata")
 
 
 def _is_named(look: Look, layer_id: str) -> bool:

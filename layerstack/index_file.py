@@ -12,11 +12,10 @@ import errno
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from layerstack import documents, durable, stopping
+from layerstack import documents, durable, spill, stopping
 from layerstack.chain import Chain
 from layerstack.errors import StoreCorrupt
 from layerstack.packed_index import SMALL, PackedIndex
@@ -92,10 +91,10 @@ class _PackedRows(Collection[Row]):
 
 
 class _SpilledRows(Collection[Row]):
-    """Of a large tree: the lines of its index file, in a file without a name."""
+    """Of a large tree: the lines of its index file, in a file without a name. Good until the end of the scope of `spill` that it was made in."""
 
     def __init__(self, folder: str | None) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=1 << 18)  # noqa: SIM115
+        self._file = spill.new_file(folder)
         self._total = hashlib.sha256()
         self._count = 0
 
@@ -202,7 +201,7 @@ def build(
     Memory: the names of the widest directory, and the packed paths; rows of a large tree lie in a file without a name in the tree's `aside`.
     """
     out = _Writer(tree.aside if isinstance(tree, DiskTree) and tree.aside else None, hashes=hashes)
-    sizes, counted = [0, 0], set[tuple[int, int]]()
+    sizes, counted = [0, 0], set[int]()  # inode numbers: a tree is on one file system
 
     def attributes(meta: tuple[int, int, int], xattrs: Mapping[str, bytes]) -> bytes:
         return repr((meta, sorted(xattrs.items()))).encode()
@@ -225,9 +224,9 @@ def build(
             digest = hashlib.sha256(os.fsencode(found.target)).digest()
         else:
             digest = (known(path, found) if known is not None else None) or found.digest(leaving=leaving)
-        if kind == FILE and (found.links <= 1 or found.inode not in counted):
+        if kind == FILE and (found.links <= 1 or found.inode[1] not in counted):
             if found.links > 1:
-                counted.add(found.inode)
+                counted.add(found.inode[1])
             sizes[0] += found.size
             sizes[1] += found.allocated
         rest = kind.encode() + digest + attributes(found.meta, found.xattrs)
@@ -288,7 +287,8 @@ def known_digests(tree: Tree, indexed: Indexed) -> Known:
 _ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"))
 
 
-def _escape(path: str) -> bytes:
+def escaped(path: str) -> bytes:
+    """The path as it stands in a line."""
     raw = os.fsencode(path)
     for plain, escaped in _ESCAPES:
         if plain in raw:
@@ -311,7 +311,7 @@ def _unescape(raw: bytes) -> str:
 def _line(row: Row) -> bytes:
     path, rec, mode, size, digest = row
     flag = "q" if rec.quiet else "o" if rec.opaque else ""
-    return _escape(path) + f"\t{rec.kind}{flag}\t{mode:o}\t{size}\t{digest.hex() if digest else '-'}\n".encode()
+    return escaped(path) + f"\t{rec.kind}{flag}\t{mode:o}\t{size}\t{digest.hex() if digest else '-'}\n".encode()
 
 
 def _header(count: int, total: str) -> bytes:

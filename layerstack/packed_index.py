@@ -11,13 +11,14 @@ import itertools
 import os
 import struct
 from array import array
-from collections.abc import ItemsView, Iterator, Mapping
-from typing import TypeVar, overload
+from collections.abc import ItemsView, Iterator, Mapping, MutableSequence, Sequence
+from typing import Generic, TypeVar, overload
 
 from layerstack.paths import byte_order
 from layerstack.record import NUMBERED, Record, number_of
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 GROUP = 16
 SMALL = 4096
@@ -29,23 +30,24 @@ MEMO = 1024
 _HEAD = struct.Struct("<HH")
 
 
-class PackedIndex(Mapping[str, Record]):
-    """Filled once, by `add` in byte order of paths; from then on it never changes. May be read from any thread."""
+class Packed(Mapping[str, V], Generic[V]):
+    """Path -> one of some values. Filled once, in byte order of paths; from then on it never changes. May be read from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: Sequence[V], marks: MutableSequence[int]) -> None:
+        """`marks` has of each path the number of its value among `values`."""
+        self._values, self._marks = values, marks
         self._data = bytearray()
         self._groups = array("Q")  # where each of them begins
-        self._marks = bytearray()  # of each path the number of its record
         self._last = b""
-        self._near: tuple[bytes, bytes | None, dict[bytes, Record]] = (
+        self._near: tuple[bytes, bytes | None, dict[bytes, V]] = (
             b"\xff" * 5000,
             None,
             {},
         )  # the last group: begin, end, what is in it
-        self._memo: dict[bytes, Record | None] = {}
+        self._memo: dict[bytes, V | None] = {}
 
-    def add(self, path: bytes, record: Record) -> None:
-        """Append the path, which sorts behind all that are there."""
+    def append(self, path: bytes, mark: int) -> None:
+        """The path, which sorts behind all that are there, with the number of its value."""
         if len(self._marks) % GROUP:
             shared = path.rfind(b"/") + 1
             while path[:shared] != self._last[:shared]:
@@ -55,12 +57,12 @@ class PackedIndex(Mapping[str, Record]):
             shared = 0
         self._data += _HEAD.pack(shared, len(path) - shared)
         self._data += path[shared:]
-        self._marks.append(number_of(record))
+        self._marks.append(mark)
         self._last = path
 
-    def walk(self, start: int = 0) -> Iterator[tuple[bytes, Record]]:
+    def walk(self, start: int = 0) -> Iterator[tuple[bytes, V]]:
         """The paths from number `start` on, in byte order."""
-        data, marks, unpack = self._data, self._marks, _HEAD.unpack_from
+        data, marks, values, unpack = self._data, self._marks, self._values, _HEAD.unpack_from
         if start >= len(marks):
             return
         at, path = self._groups[start // GROUP], b""
@@ -69,7 +71,7 @@ class PackedIndex(Mapping[str, Record]):
             at += 4 + size
             path = path[:shared] + data[at - size : at]
             if number >= start:
-                yield path, NUMBERED[marks[number]]
+                yield path, values[marks[number]]
 
     def place(self, path: bytes) -> int:
         """The number of the first path that does not sort before this one; how many there are when all do."""
@@ -89,7 +91,7 @@ class PackedIndex(Mapping[str, Record]):
             number += 1
         return number
 
-    def find(self, path: bytes) -> Record | None:
+    def find(self, path: bytes) -> V | None:
         """What is listed at the path. Those that are asked one after the other are mostly neighbours, or directories that were asked before."""
         low, high, table = self._near
         if low <= path and (high is None or path < high):
@@ -117,7 +119,7 @@ class PackedIndex(Mapping[str, Record]):
         memo[path] = found
         return found
 
-    def below(self, path: str) -> Iterator[tuple[str, Record]]:
+    def below(self, path: str) -> Iterator[tuple[str, V]]:
         """All strictly below a path, in byte order."""
         prefix = byte_order(path) + b"/" if path else b""
         for found, record in self.walk(self.place(prefix) if path else 1):
@@ -144,14 +146,14 @@ class PackedIndex(Mapping[str, Record]):
                 number = self.place(inside + b"0")  # "0" is the byte behind "/"
 
     @overload
-    def get(self, path: str, /) -> Record | None: ...
+    def get(self, path: str, /) -> V | None: ...
     @overload
-    def get(self, path: str, /, default: Record | T) -> Record | T: ...
+    def get(self, path: str, /, default: V | T) -> V | T: ...
     def get(self, path: str, /, default: object = None) -> object:
         found = self.find(byte_order(path))
         return default if found is None else found
 
-    def __getitem__(self, path: str) -> Record:
+    def __getitem__(self, path: str) -> V:
         found = self.find(byte_order(path))
         if found is None:
             raise KeyError(path)
@@ -167,17 +169,28 @@ class PackedIndex(Mapping[str, Record]):
     def __len__(self) -> int:
         return len(self._marks)
 
-    def items(self) -> ItemsView[str, Record]:
+    def items(self) -> ItemsView[str, V]:
         return _Items(self)
 
 
-class _Items(ItemsView[str, Record]):
+class PackedIndex(Packed[Record]):
+    """An index: filled by `add`."""
+
+    def __init__(self) -> None:
+        super().__init__(NUMBERED, bytearray())
+
+    def add(self, path: bytes, record: Record) -> None:
+        """Append the path, which sorts behind all that are there."""
+        self.append(path, number_of(record))
+
+
+class _Items(ItemsView[str, V]):
     """In one walk, not by a bisection for each path."""
 
-    def __init__(self, index: PackedIndex) -> None:
+    def __init__(self, index: Packed[V]) -> None:
         super().__init__(index)
         self._index = index
 
-    def __iter__(self) -> Iterator[tuple[str, Record]]:
+    def __iter__(self) -> Iterator[tuple[str, V]]:
         for path, record in self._index.walk():
             yield os.fsdecode(path), record

@@ -7,9 +7,9 @@ block are closed, since their trees are gone. What a crash leaves of this last p
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerstack import blame, blame_file, closing, documents, durable
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 SUFFIXES = (".json", ".index", ".blame")
+LINKED_MAX = 2_000
+"""Linked files that are remembered until they are indexed; the others are looked at again."""
 READERS_WAIT_S = 5.0
 """How long replaced layers wait for those that read the head of before; afterwards they go with the last of these."""
 
@@ -76,14 +78,20 @@ class _FoldedTree(DiskTree):
         if state.kind == DIRECTORY:
             make_directory(full, state, times=times)
         elif link(full, state):
-            self._linked[path] = state
+            if len(self._linked) < LINKED_MAX:
+                self._linked[path] = state
         else:
             write_copy(full, state, times=times)
             self.copied.append(full)
 
     def state(self, path: str) -> State:
-        """What was linked is the same inode: it needs no second look."""
-        return self._linked.get(path) or super().state(path)
+        """What was linked is the same inode: it needs no second look, and its name in the layer that it is from is no other one."""
+        found = self._linked.get(path)
+        if found is None:
+            found = super().state(path)
+            if found.kind != DIRECTORY:
+                found.links -= 1
+        return found
 
 
 def squash(store: Store, *, wait: bool = False) -> Squashed:
@@ -129,32 +137,32 @@ def _fold(store: Store, run: Run, scrap: Names) -> _Ready:
     store.step("squash.fold")
     tree = _FoldedTree(scrap("squash"), store)
     make_directory(tree.root, run.layers[0].tree.state(""))
-    sources = fold(run.layers, run.below, tree)
+    source = fold(run.layers, run.below, tree)
     for layer in run.layers:
         check_index(f"{store.root}/.layer-metadata/{layer.id}.index")
     digests = Digests(store.root)
     try:
-        indexed = build(tree, run.below, known=_known(digests, sources))
+        indexed = build(tree, run.below, known=_known(digests, source))
     finally:
         digests.close()
     about = _about(run, indexed)
     stem = scrap("metadata", *SUFFIXES)
     store.step("squash.write")
-    told = blame_file.dump(blame.of_block(store, run.layers, run.below))
-    about["index_sha256"], about["blame_sha256"] = write_index(f"{stem}.index", indexed), hashlib.sha256(told).hexdigest()
-    for suffix, data in ((".json", documents.dump(about)), (".blame", told)):
-        durable.write_new(stem + suffix, data, sync=False)
+    about["index_sha256"] = write_index(f"{stem}.index", indexed)
+    told = blame.of_block(store, run.layers, run.below)
+    about["blame_sha256"] = blame_file.write_new(f"{stem}.blame", told, aside=store.scrap.path)
+    durable.write_new(f"{stem}.json", documents.dump(about), sync=False)
     store.step("squash.sync")
     folders = map(tree.full, indexed.folders())
     durable.sync_files(store.root, [*tree.copied, *(stem + suffix for suffix in SUFFIXES)], folders, followed=True)
     return _Ready(run, tree, indexed, about, stem)
 
 
-def _known(digests: Digests, sources: dict[str, Layer]) -> Known:
+def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
     """Digests from the index files of the layers that the files are from: nothing is read again."""
 
     def known(path: str, _state: State) -> bytes | None:
-        layer = sources.get(path)
+        layer = source(path)
         return None if layer is None else digests(layer.id, path)
 
     return known

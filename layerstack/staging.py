@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable
 
+from layerstack import spill
 from layerstack.tree import PART, discard
 
 Names = Callable[..., str]
@@ -50,7 +51,10 @@ class Staging:
 
     @contextlib.contextmanager
     def scrap(self) -> Generator[Names]:
-        """Gives names as `name` does, for one thing or for one of each suffix; what lies there at the end of the block is removed."""
+        """Gives names as `name` does, for one thing or for one of each suffix; what lies there at the end of the block is removed.
+
+        The rows of large indexes that are made in the block are gone with it too.
+        """
         made: list[str] = []
 
         def new(what: str, *suffixes: str) -> str:
@@ -59,7 +63,8 @@ class Staging:
             return path
 
         try:
-            yield new
+            with spill.scope():
+                yield new
         finally:
             for path in made:
                 self.discard(path)

@@ -14,11 +14,10 @@ import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
-from layerstack import durable, overlay
+from layerstack import delta, durable, overlay
 from layerstack.capture import seal
 from layerstack.chain import Chain
 from layerstack.changes import Notice
-from layerstack.delta import delta
 from layerstack.drafts import Draft, keep
 from layerstack.durable import Step
 from layerstack.errors import Invalid, PublishRejected
@@ -256,7 +255,7 @@ class Upper:
             private = [] if carried is None else [carried]
             overlay.check_count(len(head.layers) + len(private))
             chain = store.layers.chain(head, private)
-            seen = delta(store.layers.chain(self._manifest, [own]), chain)
+            seen = delta.count(store.layers.chain(self._manifest, [own]), chain)
             number = 1 + int(who.draft_id is not None)  # the draft has less than this layer: see `carried`
             who = who._replace(rebased=who.draft_id is not None)
             make_folder(store, who, head, chain, root if private else None, name=f"{number:04d}", replace=True)
@@ -264,7 +263,7 @@ class Upper:
             self._identity, self._manifest, self._number, self._sealed = who, head, number, False
             self._chain = store.layers.chain(head, private)
             self._base = Chain(self._chain.published, self._chain.shelf, self._chain.form)
-        return len(seen) - merged, merged, notices
+        return seen - merged, merged, notices
 
     def to_draft(self, *, reason: str) -> Draft | None:
         """Keep the work as a draft and end the upper; None when nothing was changed that is not published.

@@ -635,7 +635,7 @@ class StackMatchesModel(RuleBasedStateMachine):
             for gone in [p for p in got if p == path or p.startswith(path + "/")]:
                 del got[gone]
 
-        for header, real in fold(snapshot, xattrs=True):
+        for header, real, _ in fold(snapshot, xattrs=True):
             path, there = os.fsdecode(header.path), got.get(os.fsdecode(header.path))
             assert path and all(a in got and got[a].is_dir for a in ancestors(path)), f"{path!r} comes before its directory"
             if header.kind or header.type != pax.DIRECTORY or (there is not None and not there.is_dir):

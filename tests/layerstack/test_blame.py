@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 
 from layerstack import blame, blame_file
 from layerstack.blame_file import Range
-from layerstack.errors import InvalidPath, NotFound
+from layerstack.errors import InvalidPath, NotFound, StoreCorrupt
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\n"
@@ -225,7 +226,7 @@ def test_a_block_of_layers_remembers_its_ranges_for_a_squash(stack: Stack) -> No
     write(stack, "f", TEXT, "operation:later")
     assert [r.owner for r in stack.store.blame("single")] == ["operation:3"]
     chain = stack.store.snapshot().chain
-    told = blame.of_block(stack.store, chain.published[1:5], chain.up_to(1))
+    told = dict(blame.of_block(stack.store, chain.published[1:5], chain.up_to(1)))
     assert told == {
         "single": "operation:3",
         "f": (Range(1, 1, "workspace_session:a"), Range(2, 5, "original"), Range(7, 1, "operation:1")),
@@ -268,3 +269,33 @@ def test_a_squash_changes_no_answer(stack: Stack) -> None:
     stack.reopen()
     assert {path: ranges(stack, path) for path in paths} == want
     assert want["single"] == [(1, 1, "operation:2"), (2, 1, "operation:7")]
+
+
+def test_what_many_paths_remember_is_read_as_it_was_written_and_every_flipped_bit_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blame_file, "SMALL", 2)
+    told: dict[str, blame_file.Folded] = {
+        "": "operation:root",
+        "a\tb\\": "operation:1",
+        "a\n": (Range(1, 2, "operation:1"), Range(3, 1, "original")),
+        "b/c": "operation:1",
+        "b\udcff": (Range(1, 1, "unknown"),),
+        "\u00e9": (),
+    }
+    pairs = sorted(told.items(), key=lambda pair: os.fsencode(pair[0]))
+    path = str(tmp_path / "x.blame")
+    digest = blame_file.write_new(path, pairs, aside=str(tmp_path))
+    assert list(blame_file.load(path).items()) == pairs and digest == blame_file.checksum(path) and os.listdir(tmp_path) == ["x.blame"]
+    data = (tmp_path / "x.blame").read_bytes()
+    assert data.startswith(b"eos-blame 2 6 ")
+    for at in range(len(data)):
+        for bit in range(8):
+            (tmp_path / "x.blame").write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+            with pytest.raises(StoreCorrupt) as caught:
+                blame_file.load(path)
+            assert caught.value.details["file"] == path
+    for end in range(len(data)):
+        (tmp_path / "x.blame").write_bytes(data[:end])
+        with pytest.raises(StoreCorrupt):
+            blame_file.load(path)

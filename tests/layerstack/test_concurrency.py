@@ -224,7 +224,7 @@ COSTLY: tuple[tuple[Any, str], ...] = (
     (rules, "merge"),
     (publish, "_plan"),
     (publish, "clone"),
-    (publish, "dump"),
+    (publish, "write_index"),
     (publish, "build"),
     (upper, "build"),
     (upper, "seal"),

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from layerstack import linux
+from layerstack.errors import PublishRejected
 from layerstack.export import stream
+from layerstack.fsck import check
 from layerstack.index_cursor import Digests
 from layerstack.packed_index import SMALL, PackedIndex
+from layerstack.upper import Upper
 from tests.exporting import Stack, unpack
 from tests.trees import DIRECTORY, Entry
 
@@ -125,3 +129,78 @@ def _names(tar: bytes) -> list[bytes]:
 
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         return [f"{at} {member.name!r} {member.type!r} {member.mode} {member.size}".encode() for at, member in enumerate(archive)]
+
+
+@pytest.mark.needs("overlay")
+def test_what_a_publish_leaves_in_a_traceback_keeps_no_file_of_the_store_open(short_dir: str, in_mount_namespace: Call) -> None:
+    """The rows of a large index lie in a file without a name: held by an exception that is kept, it made `umount` answer EBUSY."""
+
+    def child() -> None:
+        stack = Stack(short_dir, BASE)
+        upper = stack.store.open_upper("one", origin="workspace_session:one")
+        stack.publish(lambda root: _put(f"{root}/clash", "head"))
+        fill(upper.upperdir, flat=False)
+        _put(f"{upper.upperdir}/clash", "ours")
+        with pytest.raises(PublishRejected) as kept:
+            upper.publish(owner="o", request_id="r")
+        here = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+        assert kept.tb is not None and not [name for name in here if "/staging/" in name]
+        stack.close()
+
+    in_mount_namespace(child)
+
+
+@pytest.mark.needs("overlay")
+def test_a_squash_of_many_files_takes_little_memory_and_so_do_the_next_a_rebase_and_a_publish_of_private_layers(
+    short_dir: str, in_mount_namespace: Call
+) -> None:
+    """A squash held a state, a record and an owner for each path: 279 MiB for 200,000 files."""
+
+    def child() -> None:
+        stack = Stack(short_dir, BASE)
+        store = stack.store
+        grown: dict[str, int] = {}
+        stack.publish(lambda root: fill(root, flat=False))
+        for number in range(2):
+            stack.publish(lambda root, number=number: _put(f"{root}/more-{number}", "x\n"))
+        done, grown["squash"] = growth_kib(store.squash)
+        assert len(done.blocks) == 1
+        folded = store.layers.get(done.blocks[0].squashed_layer_id)
+        assert isinstance(folded.index, PackedIndex)
+        with open(f"{store.root}/.layer-metadata/{folded.id}.blame", "rb") as file:
+            assert file.readline().startswith(b"eos-blame 2 %d " % (COUNT + 2))
+        stack.publish(lambda root: _put(f"{root}/dir-007/file-number-003600", "one\ntwo\n"))
+        done, grown["squash of a squashed layer"] = growth_kib(store.squash)
+        assert len(done.blocks) == 1
+        assert len(store.blame("dir-007/file-number-003600")) == 1 and store.blame("more-1")
+        late = store.open_upper("late", origin="workspace_session:late", version=1)
+        fill(late.upperdir, flat=False)
+        with open(f"{late.upperdir}/dir-007/file-number-003600", "w") as file:
+            file.write("one\ntwo\n")
+        _put(f"{late.upperdir}/clash", "ours")
+        stack.publish(lambda root: _put(f"{root}/clash", "head"))
+        _, grown["publish that is refused"] = growth_kib(lambda: _refused(late))
+        linux.move_mount(fd := late.mount(), stack.mount_point)
+        os.close(fd)
+        os.mkdir(f"{stack.mount_point}/other")
+        os.unlink(f"{stack.mount_point}/clash")
+        linux.umount(stack.mount_point)
+        published, grown["publish of a private layer"] = growth_kib(lambda: late.publish(owner="o", request_id="r"))
+        assert published.source_count == 1
+        store.close()
+        assert list(check(store.root)) == []
+        stack.store, grown["reopening"] = growth_kib(lambda: type(store).open(store.root))
+        stack.close()
+        assert max(grown.values()) < MOST_KIB, grown
+
+    in_mount_namespace(child)
+
+
+def _put(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _refused(upper: Upper) -> None:
+    with pytest.raises(PublishRejected):
+        upper.publish(owner="o", request_id="r")

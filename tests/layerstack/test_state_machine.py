@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from tests import children
 from tests.layerstack import machine
 from tests.layerstack.stack import FORM_PARAMS
+from tests.layerstack.thresholds import as_if_large
 
 OUTCOMES = (
     "published",
@@ -34,7 +36,7 @@ OUTCOMES = (
 ROUNDS = 6
 
 
-def meet_all(form: str, folder: str) -> None:
+def meet_all(form: str, folder: str, *, outcomes: Sequence[str] = OUTCOMES, large: bool = False) -> None:
     """Histories until every outcome was met, in at most so many rounds: what hypothesis draws, also without a random seed, depends on the
     constants of every module that is loaded, and some outcome may be missing in a round."""
     seen: Counter[str] = Counter()
@@ -42,10 +44,13 @@ def meet_all(form: str, folder: str) -> None:
         place = f"{folder}/{number}"
         os.mkdir(place)
         os.chmod(place, 0o777)
-        seen.update(children.call(form, machine.run, form, place, examples=50, seed=number or None))
-        if all(seen[what] for what in OUTCOMES):
+        if large:
+            seen.update(children.call(form, as_if_large, machine.run, form, place, examples=20, seed=number or None))
+        else:
+            seen.update(children.call(form, machine.run, form, place, examples=50, seed=number or None))
+        if all(seen[what] for what in outcomes):
             return
-    assert not [what for what in OUTCOMES if not seen[what]], seen
+    assert not [what for what in outcomes if not seen[what]], seen
 
 
 @pytest.mark.needs("overlay", "root")
@@ -57,6 +62,13 @@ def test_any_order_of_sessions_shows_what_the_model_shows_as_root(short_dir: str
 def test_any_order_of_sessions_shows_what_the_model_shows_in_a_user_namespace(short_dir: str) -> None:
     os.chmod(short_dir, 0o777)
     meet_all("user", short_dir)
+
+
+@pytest.mark.needs("overlay")
+@pytest.mark.parametrize("form", FORM_PARAMS)
+def test_any_order_of_sessions_shows_the_same_where_each_tree_takes_the_form_of_a_large_one(short_dir: str, form: str) -> None:
+    os.chmod(short_dir, 0o777)
+    meet_all(form, short_dir, outcomes=("published", "squashes", "drafts reopened", "sessions rebased", "exported"), large=True)
 
 
 SLICES, EXAMPLES, STEPS = 10, 250, 40

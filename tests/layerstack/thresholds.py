@@ -1,0 +1,19 @@
+"""The forms that only large trees take, for trees of any size: packed indexes, rows in files without a name, listings of bytes, lines of owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from layerstack import blame_file, index_file, memory_tree, packed_index, squash, tree
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def as_if_large(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The call, in a process that takes what has more than two entries for large from now on: a child of the test."""
+    packed_index.SMALL = index_file.SMALL = blame_file.SMALL = 2
+    tree.LARGE = memory_tree.LARGE = 2
+    squash.LINKED_MAX = 1
+    return call(*args, **kwargs)
