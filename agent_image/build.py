@@ -26,7 +26,7 @@ import tarfile
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
-from agent_image import native_init
+from agent_image import native_init, private_dirs
 
 FORMAT = 1
 PRELOAD_OF_GLIBC, PRELOAD_OF_OURS = b"/etc/ld.so.preload\0", b"/eos/ld.so.preload"
@@ -118,10 +118,10 @@ def build(dest_cache_dir: str) -> Bundle:
     Returns:
         A complete tree at `<dest_cache_dir>/<sha>`, never changed again. Two callers at once get the same one.
     Raises:
-        BuildError: no Linux, no dynamic loader, or a library of the interpreter is not to be found.
+        BuildError: no Linux, no dynamic loader, a library of the interpreter is not to be found, or another user could exchange the bundle.
     Cost: about a second the first time; then a read of our packages and a stat of each library, a few milliseconds.
     """
-    os.makedirs(dest_cache_dir, exist_ok=True)
+    make_cache(dest_cache_dir)
     key = _input_key()
     record_path = os.path.join(dest_cache_dir, f"key-{key}.json")
     known = _recorded(record_path, dest_cache_dir)
@@ -132,14 +132,10 @@ def build(dest_cache_dir: str) -> Bundle:
         inputs = make(staging)
         sha = tree_hash(staging)
         path = os.path.join(dest_cache_dir, sha)
-        try:
-            os.rename(staging, path)
-        except OSError:
-            if not os.path.isdir(path):
-                raise
+        put(staging, path, sha)
         record = json.dumps({"format": FORMAT, "sha": sha, "inputs": inputs})
         temporary = f"{record_path}.{os.getpid()}.{os.urandom(4).hex()}"
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
             file.write(record)
         os.rename(temporary, record_path)
         return Bundle(path, sha)
@@ -147,8 +143,49 @@ def build(dest_cache_dir: str) -> Bundle:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def make_cache(folder: str) -> None:
+    """Make the directory of the bundles, 0700. Records in one that others could write are dropped: they name what is run.
+
+    Raises:
+        BuildError: another user owns it, or could exchange it.
+    """
+    try:
+        could_write = private_dirs.make(folder) & private_dirs.MAY_WRITE
+        problem = private_dirs.untrusted(folder)
+    except private_dirs.NotPrivate as error:
+        problem, could_write = error, 0
+    if problem is not None:
+        raise BuildError(f"{problem.filename} {problem.strerror}")
+    if could_write:
+        for name in os.listdir(folder):
+            if name.startswith("key-"):
+                os.unlink(os.path.join(folder, name))
+
+
+def put(staging: str, path: str, sha: str) -> None:
+    """The finished tree gets its name; one that has it already stays when it is what its name says, and else goes aside."""
+    for _ in range(8):
+        try:
+            os.rename(staging, path)
+            return
+        except OSError:
+            if not os.path.isdir(path):
+                raise
+        if not _is_foreign(path) and tree_hash(path) == sha:
+            return
+        os.rename(path, os.path.join(os.path.dirname(path), f".torn-{sha[:16]}-{os.urandom(4).hex()}"))
+    raise BuildError(f"{path} keeps appearing with other content than its name says")
+
+
+def _is_foreign(path: str) -> bool:
+    found = os.lstat(path)
+    return found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or bool(found.st_mode & private_dirs.MAY_WRITE)
+
+
 def known(dest_cache_dir: str) -> Bundle | None:
     """What `build` would give without making anything, or None."""
+    if private_dirs.untrusted(dest_cache_dir) is not None:
+        return None
     return _recorded(os.path.join(dest_cache_dir, f"key-{_input_key()}.json"), dest_cache_dir)
 
 
@@ -272,7 +309,7 @@ def build_context() -> Iterator[bytes]:
 
     def add(tar: tarfile.TarFile) -> Generator[None]:
         tar.add(os.path.join(here, "Dockerfile"), "Dockerfile", filter=_anonymous)
-        for name in ("__init__.py", "build.py", "native_init.py"):
+        for name in ("__init__.py", "build.py", "native_init.py", "private_dirs.py"):
             tar.add(os.path.join(here, name), f"context/agent_image/{name}", filter=_anonymous)
         for package in PACKAGES:
             root = _package_root(package)
@@ -316,10 +353,12 @@ def _input_key() -> str:
 
 def _recorded(record_path: str, cache_dir: str) -> Bundle | None:
     try:
+        if private_dirs.untrusted_file(record_path):
+            return None
         with open(record_path, encoding="utf-8") as file:
             record = json.load(file)
         path = os.path.join(cache_dir, str(record["sha"]))
-        if record["format"] == FORMAT and os.path.isdir(path) and all(_stat_of(entry[0]) == entry for entry in record["inputs"]):
+        if record["format"] == FORMAT and not _is_foreign(path) and all(_stat_of(entry[0]) == entry for entry in record["inputs"]):
             return Bundle(path, str(record["sha"]))
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         pass

@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import Callable, Mapping
 
+from agent_image import private_dirs
 from eos_agent import protocol
 from eos_agent.protocol import CONFIG_ERROR, CONNECTION_ERROR, PROTOCOL_ERROR, OperationError
 from eos_mcp import places, token_file
@@ -197,7 +198,7 @@ class StartLock:
         import fcntl
 
         path = places.start_lock_path()
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        private_dirs.make(os.path.dirname(path))
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
@@ -238,7 +239,7 @@ def spawn_gateway(listener: socket.socket | None, arguments: list[str], *, envir
 
 def _start_and_dial(settings: Settings, timeout_s: float | None) -> socket.socket:
     path = settings.endpoint.path
-    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    places.make_folder(path)
     with StartLock():
         try:
             return _dial(settings.endpoint, timeout_s)

@@ -1,11 +1,14 @@
-"""Where things lie on this machine: state, cache, token, socket, log. Standard library only; nothing is created here."""
+"""Where things lie on this machine: state, cache, token, socket, log. Standard library only; nothing is created unless a function says so."""
 
 from __future__ import annotations
 
 import os
 
+from agent_image import private_dirs
+
 TOKEN_FILE_ENV = "SANDBOX_GATEWAY_TOKEN_FILE"
 STATE_DIR_ENV = "EOS_STATE_DIR"
+TOKEN_FOLDER = ".ephemeral-sandbox"
 VARIABLES = (STATE_DIR_ENV, TOKEN_FILE_ENV, "SANDBOX_GATEWAY_LOG", "EOS_SHARED_BASE_CACHE")
 """Every variable that holds a path of ours and may be relative."""
 
@@ -38,13 +41,24 @@ def token_file() -> str:
     chosen = os.environ.get(TOKEN_FILE_ENV)
     if chosen:
         return os.path.abspath(chosen)
-    folder = state_dir() if os.environ.get(STATE_DIR_ENV) else os.path.join(home(), ".ephemeral-sandbox")
+    folder = state_dir() if os.environ.get(STATE_DIR_ENV) else os.path.join(home(), TOKEN_FOLDER)
     return os.path.join(folder, "gateway.token")
 
 
 def socket_path() -> str:
     """This user's gateway socket, beside the token file, so that a server started by an IDE and a shell find the same one."""
     return os.path.join(os.path.dirname(token_file()), "gateway.sock")
+
+
+def make_folder(path: str) -> None:
+    """Make the directory of the file `path`, 0700. One that is there is tightened when it is the default one of token and socket, or state.
+
+    Raises:
+        OSError: it cannot be made, or another user owns it.
+    """
+    folder = os.path.dirname(path)
+    if folder in (state_dir(), os.path.join(home(), TOKEN_FOLDER)) or not os.path.isdir(folder):
+        private_dirs.make(folder)
 
 
 def start_lock_path() -> str:

@@ -26,6 +26,11 @@ def read(path: str | None = None) -> str | None:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise _bad(path, "is not a regular file")
+        if os.name == "posix" and info.st_uid not in (0, os.geteuid()):
+            raise _bad(
+                path,
+                f"belongs to the user with the number {info.st_uid}, not to {os.geteuid()}; name one of your own with {places.TOKEN_FILE_ENV}",
+            )
         if info.st_mode & 0o077 and os.name == "posix":
             raise _bad(path, f"has mode {stat.S_IMODE(info.st_mode):04o}; run: chmod 600 {path}")
         content = os.read(fd, 65536)
@@ -48,7 +53,7 @@ def ensure(path: str | None = None) -> str:
         if token is not None:
             return token
         try:
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            places.make_folder(path)
             _create(path, os.urandom(32).hex())
         except FileExistsError:
             continue
@@ -68,7 +73,7 @@ def write(token: str, path: str | None = None) -> None:
     if os.environ.get(places.TOKEN_FILE_ENV) and (held := read(path)) is not None and held != token:
         raise _bad(path, f"is named by {places.TOKEN_FILE_ENV} and holds another token")
     try:
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        places.make_folder(path)
         os.replace(_temporary(path, token), path)
     except OSError as error:
         raise _bad(path, f"cannot be written: {error.strerror}") from None

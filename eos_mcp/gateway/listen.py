@@ -7,7 +7,7 @@ import os
 import socket
 from typing import NamedTuple
 
-from eos_mcp import client
+from eos_mcp import client, places
 from eos_mcp.client import Endpoint
 
 
@@ -37,7 +37,7 @@ def unix(path: str) -> Listener:
     """
     endpoint = Endpoint("unix", path=path)
     try:
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        places.make_folder(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(5)
             error = probe.connect_ex(path)

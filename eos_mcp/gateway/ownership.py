@@ -6,6 +6,7 @@ import fcntl
 import os
 import time
 
+from agent_image import private_dirs
 from eos_mcp import places
 
 
@@ -32,7 +33,7 @@ class Ownership:
             OSError: the state directory cannot be written.
         """
         path = places.pid_path()
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        private_dirs.make(os.path.dirname(path))
         deadline = time.monotonic() + wait_s
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -244,7 +244,7 @@ def _close_others(listen_fd: int) -> None:
 def _write_pid(path: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w") as file:
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
         file.write(f"{os.getpid()}\n")
     os.replace(temporary, path)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from agent_image import private_dirs
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
 from eos_mcp.manager.boot import boot_id
 from eos_mcp.manager.tree_index import Index, Listing, Stat, load_index, look, racy, root_hash_of, save_index, tree_hash, unchanged
@@ -110,6 +111,10 @@ def prepare(
         tree = _prepare(os.path.realpath(workspace), cache, special_files, progress)
         settled()
         return tree
+    except private_dirs.NotPrivate as error:
+        details = {"path": error.filename, "hint": error.hint}
+        message = f"workspace preparation failed: the cache of bases, {error.filename}, {error.strerror}"
+        raise OperationError(OPERATION_FAILED, message, details, reason="not_private") from error
     except OSError as error:
         refused = os_error(error)
         where = str(refused.details.get("path", ""))
@@ -125,6 +130,7 @@ def prepare(
 
 
 def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[[str], None]) -> BaseTree:
+    _make_cache(cache)
     index_path = os.path.join(cache, "index", hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32])
     listing = look(workspace)
     if listing.special and special_files == "abort":
@@ -138,7 +144,7 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
     staging = os.path.join(cache, f".building-{os.getpid()}-{os.urandom(4).hex()}")
     target = os.path.join(staging, "base", BASE_LAYER)
     try:
-        os.makedirs(target, mode=0o700)
+        private_dirs.make(target)
         copy = _Copy(workspace, target, index, os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index else None)
         for _ in range(ROUNDS):
             copy.bring_to(listing)
@@ -161,8 +167,7 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
         path = os.path.join(cache, root_hash)
         reused = usable(cache, root_hash)
         if not reused:
-            with open(os.path.join(staging, "boot"), "w", encoding="ascii") as file:
-                file.write(boot_id())
+            durable.write_new(os.path.join(staging, "boot"), boot_id().encode(), mode=0o600, sync=False)
             try:
                 os.rename(staging, path)
             except OSError as error:
@@ -176,6 +181,27 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
         return BaseTree(os.path.join(path, "base"), root_hash, reused, size, warnings)
     finally:
         durable.remove_tree(staging)
+
+
+def _make_cache(cache: str) -> None:
+    """The directory of the bases, 0700 with what lies in it. What others could write is believed no more: it is checked against its hash."""
+    open_to = private_dirs.make(cache)
+    if not open_to:
+        return
+    for name in os.listdir(cache):
+        path = os.path.join(cache, name)
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode):
+            continue
+        could_write = (open_to | found.st_mode) & private_dirs.MAY_WRITE
+        if found.st_uid != os.geteuid() or (could_write and name == "index"):
+            os.rename(path, os.path.join(cache, f".torn-{name[:16]}-{os.urandom(4).hex()}"))
+            continue
+        os.chmod(path, 0o700)
+        if could_write:
+            for mark in ("durable", "boot"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(path, mark))
 
 
 def _left_out(listing: Listing) -> tuple[str, ...]:
@@ -211,7 +237,7 @@ def usable(cache: str, root_hash: str) -> bool:
 def _make_durable(path: str) -> None:
     with contextlib.suppress(OSError):  # a cache that vanished meanwhile, or a system without syncfs: the boot id decides then
         durable.sync_tree_of(path)
-        durable.write_file(os.path.join(path, "durable"), b"")
+        durable.write_file(os.path.join(path, "durable"), b"", mode=0o600)
 
 
 class _Copy:

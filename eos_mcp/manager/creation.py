@@ -14,10 +14,10 @@ from eos_agent.protocol import OPERATION_FAILED, SERVER_BUSY, OperationError
 from eos_mcp.config import ConfigError, agent_config, check_profile_fits
 from eos_mcp.gateway import caller
 from eos_mcp.gateway.log import log
-from eos_mcp.manager import base, export_recover, prune, roots
+from eos_mcp.manager import base, export_recover, prune, readable, roots
 from eos_mcp.manager.bounds import NO_BOUNDS, Bounds
 from eos_mcp.manager.registry import Record, quota_of
-from eos_mcp.providers.image_name import ROOTFS_PREFIX
+from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
 from eos_mcp.providers.provider import Plan, Provider, new_token, wait_ready
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ class Creation:
         await manager.run(prune.note_user, manager.bases, tree.root_hash, manager.registry.path)
         how = "reused" if tree.reused else "built"
         progress(f"base {how}: source {tree.source}, root_hash {tree.root_hash}, {tree.size_bytes} bytes")
+        if image == HOST_IMAGE:
+            tree = tree._replace(warnings=(*readable.unseen_on_path(caller_path, workspace), *tree.warnings))
         for warning in tree.warnings[:WARNED]:
             progress(f"warning: {warning}")
         made: list[Record] = []

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from agent_image import build
+from agent_image import build, private_dirs
 from eos_agent.protocol import OperationError
 from eos_mcp.manager.base import BASE_LAYER
 from layerstack import durable
@@ -97,10 +97,14 @@ def perform(
 def note_user(cache: str, root_hash: str, registry_path: str) -> None:
     """This gateway uses that base from now on, for as long as its registry says so."""
     folder = os.path.join(cache, root_hash, USERS)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    private_dirs.make(folder)
     path = os.path.join(folder, hashlib.sha256(os.fsencode(registry_path)).hexdigest()[:32])
-    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_private) as file:
         file.write(registry_path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def find(bases: str, bundles: str, registry_path: str, used: Iterable[str]) -> list[Item]:

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import os
+
 from eos_mcp.manager.registry import Record
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
 
 HIDDEN = "keys, tokens and histories of homes, the state of gateways and the data of container engines (`eos doctor` lists them), manager.local_daemon.hidden_paths"
 NETWORK = "that of %s, with its servers on loopback; none in a session with network_profile isolated"
+
+
+OWN_OF_SESSIONS = ("/tmp", "/run", "/dev/shm")
+"""A session of the machine itself has its own there, in place of the machine's."""
+
+
+def unseen_on_path(path: str, workspace: str) -> list[str]:
+    """A warning for each directory of PATH that holds programs and that sessions of the machine itself do not see."""
+    return [
+        f"PATH: sessions do not see {entry}, since they have {own} of their own: its programs are not found there; install them elsewhere"
+        for entry in dict.fromkeys(path.split(":"))
+        for own in OWN_OF_SESSIONS
+        if os.path.isdir(entry) and _lies_in(entry, own) and not _lies_in(entry, workspace)
+    ]
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    real, above = os.path.realpath(path), os.path.realpath(folder)
+    return real == above or real.startswith(above + "/")
 
 
 def of(record: Record) -> dict[str, str]:

@@ -6,6 +6,7 @@ creating -> ready -> stopping -> stopped, then the record goes;   a container th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from agent_image import private_dirs
 from eos_agent import neighbours
 from eos_agent.operation import ANSWER_S
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, UNKNOWN_OP, OperationError, is_error
@@ -107,7 +109,10 @@ class Manager:
         if self.backend not in BACKENDS:
             raise OperationError(INTERNAL_ERROR, f"no backend is called {self.backend}: {', '.join(BACKENDS)}", reason="unknown_backend")
         try:
-            os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
+            private_dirs.make(self.state_dir)
+            with contextlib.suppress(OSError):  # creation says what is wrong with it
+                if os.path.isdir(places.cache_dir()):
+                    private_dirs.make(places.cache_dir())
             self.registry = Registry.open(self.registry.path)
         except RegistryError as error:
             raise OperationError(INTERNAL_ERROR, str(error), {"path": self.registry.path}, reason="registry_unreadable") from error

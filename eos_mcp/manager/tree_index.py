@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from agent_image import private_dirs
 from eos_mcp.manager.export_names import PREFIX
 from layerstack import durable
 from layerstack.content import digest_at
@@ -149,7 +150,7 @@ def load_index(path: str) -> Index | None:
 
 
 def save_index(path: str, index: Index) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    private_dirs.make(os.path.dirname(path))
     known: Sequence[tuple[Stat, str]] = list(index.entries.values())
     value = {
         "format": INDEX_FORMAT,

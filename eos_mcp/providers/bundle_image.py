@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import tarfile
@@ -70,15 +69,14 @@ def _drop_stages(client: Any, mark: str) -> None:
 def _unpack(stream: Iterable[bytes], sha: str, cache_dir: str) -> None:
     path = os.path.join(cache_dir, sha)
     staging = os.path.join(cache_dir, f".unpacking-{os.getpid()}-{os.urandom(4).hex()}")
-    os.makedirs(staging)
+    build.make_cache(cache_dir)
+    os.mkdir(staging, 0o700)
     try:
         with tarfile.open(fileobj=io.BufferedReader(_Pieces(stream)), mode="r|") as tar:
             # filters came with Python 3.11.4
             tar.extraction_filter = getattr(tarfile, "tar_filter", lambda member, _path: member)
             tar.extractall(staging)
-        if not os.path.isdir(path):
-            with contextlib.suppress(FileExistsError):
-                os.rename(os.path.join(staging, "bundle"), path)
+        build.put(os.path.join(staging, "bundle"), path, sha)
     finally:
         durable.remove_tree(staging)
 

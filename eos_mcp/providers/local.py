@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from agent_image import build
+from agent_image import build, private_dirs
 from eos_agent import proof
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OperationError, os_error
 from eos_mcp.config import Config
@@ -90,7 +90,7 @@ class LocalProvider:
         """Why no sandbox can work here. Once it was found that they can, nobody looks again."""
         if self._works:
             return None
-        os.makedirs(self.state_dir, mode=0o700, exist_ok=True)
+        private_dirs.make(self.state_dir)
         problem = local_probe.problem(self.state_dir, self._python())
         self._works = problem is None
         return problem
@@ -100,7 +100,7 @@ class LocalProvider:
         try:
             bundle = self._bundle(progress)
             for path in (folder, f"{folder}/layer-stack/base", f"{folder}/workspace", f"{folder}/run"):
-                os.makedirs(path, mode=0o700, exist_ok=True)
+                private_dirs.make(path)
             progress(f"base {plan.base.root_hash} bound read-only")
             settings = self._settings(plan, folder)
             durable.write_file(f"{folder}/daemon.yml", plan.yaml, mode=0o600)
@@ -284,8 +284,8 @@ class LocalProvider:
         short = os.path.join("/tmp", f"eos-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}")
         os.makedirs(short, mode=0o700, exist_ok=True)
         owner = os.lstat(short)
-        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode):
-            raise OSError(17, "exists and belongs to somebody else", short)
+        if owner.st_uid != os.getuid() or not stat.S_ISDIR(owner.st_mode) or owner.st_mode & private_dirs.MAY_WRITE:
+            raise OSError(17, "exists and belongs to somebody else, or can be written by others", short)
         return f"{short}/runtime.sock"
 
     def _start(self, sandbox_id: str, bundle: build.Bundle) -> Listens:

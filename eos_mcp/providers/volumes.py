@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from agent_image import build
+from agent_image import build, private_dirs
 from eos_mcp.manager.base import BASE_LAYER
 from eos_mcp.manager.tree_index import look
 from layerstack import pax
@@ -199,7 +199,7 @@ def read_file(container: Any, path: str) -> bytes:
 @contextlib.contextmanager
 def _between_processes(path: str) -> Generator[None]:
     """One filler at a time over all processes of this user; the kernel frees it with its holder."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as file:
+    private_dirs.make(os.path.dirname(path))
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

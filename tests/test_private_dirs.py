@@ -1,0 +1,237 @@
+"""Whatever the umask and whatever an older version left open: cache, bundles, records and state are this user's alone, or refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from agent_image import build, private_dirs
+from eos_agent.protocol import OperationError
+from eos_mcp import places, token_file
+from eos_mcp.manager import base, prune
+from tests.children import ORDINARY_UID
+
+AS_ROOT = pytest.mark.needs("uid")
+
+
+@pytest.fixture(params=[0o000, 0o077], ids=["umask 000", "umask 077"])
+def umask(request: pytest.FixtureRequest) -> Generator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+def open_below(folder: str, but: str = "\0") -> list[str]:
+    """What group or others may use, directories first; nothing is looked for below a directory called `but`."""
+    found: list[str] = []
+    for at, folders, files in os.walk(folder):
+        found += [f"{mode(at):o} {at}"] if mode(at) & 0o077 else []
+        found += [f"{mode(path):o} {path}" for path in (os.path.join(at, name) for name in files) if mode(path) & 0o077]
+        folders[:] = [name for name in folders if name != but]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _settled(short_dir: str) -> Generator[None]:
+    """Bases become durable in threads that write into them."""
+    yield
+    wait_until_durable()
+
+
+def wait_until_durable() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "base-durable":
+            thread.join(60)
+
+
+def workspace(short_dir: str) -> str:
+    path = os.path.join(short_dir, "w")
+    os.mkdir(path)
+    Path(path, "open.txt").write_text("x")
+    os.chmod(f"{path}/open.txt", 0o666)
+    os.chmod(path, 0o755)
+    return path
+
+
+def test_a_base_cache_is_closed_whatever_the_umask_and_the_files_of_the_base_keep_their_modes(short_dir: str, umask: int) -> None:
+    cache = os.path.join(short_dir, "cache", "eos", "bases")
+    tree = base.prepare(workspace(short_dir), cache)
+    prune.note_user(cache, tree.root_hash, "/registry.json")
+    assert mode(f"{tree.source}/open.txt") == 0o666 and mode(tree.source) == 0o755
+    assert open_below(f"{short_dir}/cache", base.BASE_LAYER) == []
+
+
+def test_an_open_base_cache_of_an_older_version_is_closed_at_first_use_and_its_content_is_checked(short_dir: str) -> None:
+    cache = os.path.join(short_dir, "bases")
+    where = workspace(short_dir)
+    tree = base.prepare(where, cache)
+    wait_until_durable()
+    os.chmod(cache, 0o777)
+    os.chmod(os.path.dirname(tree.path), 0o755)
+    os.chmod(f"{tree.source}/open.txt", 0o666)
+    with open(f"{tree.source}/open.txt", "w") as file:  # what any user of the machine could have done
+        file.write("other")
+    again = base.prepare(where, cache)
+    assert Path(again.source, "open.txt").read_text() == "x"
+    assert [path for path in open_below(cache, base.BASE_LAYER) if ".torn-" not in path] == []
+
+
+def test_a_base_cache_that_could_only_be_read_is_closed_and_its_bases_are_used_again(short_dir: str) -> None:
+    cache = os.path.join(short_dir, "bases")
+    where = workspace(short_dir)
+    tree = base.prepare(where, cache)
+    wait_until_durable()
+    os.chmod(cache, 0o755)
+    os.chmod(os.path.dirname(tree.path), 0o755)
+    assert base.prepare(where, cache) == tree._replace(reused=True)
+    assert open_below(cache, base.BASE_LAYER) == []
+
+
+@AS_ROOT
+def test_a_base_cache_of_another_user_is_refused_and_stays_as_it_is(short_dir: str) -> None:
+    cache = os.path.join(short_dir, "bases")
+    os.mkdir(cache, 0o755)
+    os.chown(cache, ORDINARY_UID, ORDINARY_UID)
+    with pytest.raises(OperationError) as refused:
+        base.prepare(workspace(short_dir), cache)
+    assert refused.value.details["reason"] == "not_private"
+    assert f"belongs to the user with the number {ORDINARY_UID}" in refused.value.message
+    assert mode(cache) == 0o755 and os.listdir(cache) == []
+
+
+def test_bundles_and_their_records_are_closed_whatever_the_umask(short_dir: str, umask: int) -> None:
+    folder = os.path.join(short_dir, "cache", "bundles")
+    made = build.build(folder)
+    assert build.tree_hash(made.path) == made.sha
+    assert build.build(folder) == made == build.known(folder)
+    assert open_below(f"{short_dir}/cache", made.sha) == [] and mode(made.path) == 0o755  # its files go into containers as they are
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> build.Bundle:
+    return build.build(str(tmp_path_factory.mktemp("bundles")))
+
+
+def a_cache(bundle: build.Bundle, short_dir: str) -> str:
+    """A copy of a cache with one bundle."""
+    folder = os.path.join(short_dir, "bundles")
+    shutil.copytree(os.path.dirname(bundle.path), folder, symlinks=True)
+    os.chmod(folder, 0o700)
+    return folder
+
+
+def test_what_others_could_write_into_an_open_cache_of_bundles_is_never_run(bundle: build.Bundle, short_dir: str) -> None:
+    folder = a_cache(bundle, short_dir)
+    daemon = os.path.join(folder, bundle.sha, "bin", "sandbox-daemon")
+    Path(daemon).write_text("print('evil')\n")
+    os.chmod(folder, 0o777)
+    made = build.build(folder)
+    assert "evil" not in Path(made.path, "bin", "sandbox-daemon").read_text()
+    assert build.tree_hash(made.path) == made.sha
+    assert mode(folder) == 0o700
+
+
+def test_a_record_that_others_could_write_is_not_believed(bundle: build.Bundle, short_dir: str) -> None:
+    folder = a_cache(bundle, short_dir)
+    (record,) = (name for name in os.listdir(folder) if name.startswith("key-"))
+    assert build.known(folder) is not None
+    os.chmod(f"{folder}/{record}", 0o666)
+    assert build.known(folder) is None
+    assert build.build(folder).sha == bundle.sha
+    assert mode(f"{folder}/{record}") == 0o600
+
+
+@AS_ROOT
+@pytest.mark.parametrize("what", ["the tree", "the record", "the directory"])
+def test_a_bundle_of_another_user_is_never_run(bundle: build.Bundle, short_dir: str, what: str) -> None:
+    folder = a_cache(bundle, short_dir)
+    (record,) = (name for name in os.listdir(folder) if name.startswith("key-"))
+    theirs = {"the tree": f"{folder}/{bundle.sha}", "the record": f"{folder}/{record}", "the directory": folder}[what]
+    os.chown(theirs, ORDINARY_UID, ORDINARY_UID)
+    assert build.known(folder) is None
+    if what == "the directory":
+        with pytest.raises(build.BuildError, match=f"belongs to the user with the number {ORDINARY_UID}"):
+            build.build(folder)
+    else:
+        made = build.build(folder)
+        assert os.stat(made.path).st_uid == os.geteuid() and build.tree_hash(made.path) == made.sha
+
+
+def test_a_bundle_below_a_directory_that_others_may_write_is_refused_and_the_advice_helps(bundle: build.Bundle, short_dir: str) -> None:
+    folder = a_cache(bundle, short_dir)
+    os.chmod(short_dir, 0o777)
+    assert build.known(folder) is None
+    with pytest.raises(build.BuildError, match=f"{short_dir} can be written by other users .mode 0777.*chmod go-w {short_dir}"):
+        build.build(folder)
+    os.chmod(short_dir, 0o755)
+    assert build.build(folder).sha == bundle.sha
+
+
+@AS_ROOT
+def test_a_symbolic_link_of_another_user_on_the_way_is_refused(bundle: build.Bundle, short_dir: str) -> None:
+    folder = a_cache(bundle, short_dir)
+    os.symlink(short_dir, f"{short_dir}/own")
+    assert private_dirs.untrusted(f"{short_dir}/own/bundles") is None
+    os.symlink("own", f"{short_dir}/theirs")
+    os.chown(f"{short_dir}/theirs", ORDINARY_UID, ORDINARY_UID, follow_symlinks=False)
+    problem = private_dirs.untrusted(f"{short_dir}/theirs/bundles")
+    assert problem is not None and problem.filename == f"{short_dir}/theirs"
+    with pytest.raises(build.BuildError):
+        build.build(f"{short_dir}/theirs/bundles")
+    assert build.known(folder) is not None
+
+
+def test_a_state_directory_that_holds_other_things_or_is_shared_is_refused_and_not_closed(short_dir: str) -> None:
+    for path, more in ((f"{short_dir}/other", 0o755), (f"{short_dir}/shared", 0o1777)):
+        os.mkdir(path)
+        Path(path, "work.txt").touch()
+        os.chmod(path, more)
+        with pytest.raises(private_dirs.NotPrivate, match=r"not ours .work\.txt"):
+            private_dirs.make(path)
+        assert mode(path) == more
+        private_dirs.make(f"{path}/eos")  # as the message says
+        assert mode(f"{path}/eos") == 0o700 and mode(path) == more
+
+
+def test_a_state_directory_of_an_older_version_is_closed(short_dir: str, umask: int) -> None:
+    path = f"{short_dir}/a/b/state"
+    assert private_dirs.make(path) == 0
+    Path(path, "registry.json").touch()
+    os.chmod(path, 0o755)
+    assert private_dirs.make(path) == 0o055
+    assert [mode(one) for one in (path, f"{short_dir}/a/b", f"{short_dir}/a")] == [0o700] * 3
+
+
+@pytest.mark.parametrize("variable", ["EOS_STATE_DIR", None])
+def test_the_folder_of_token_and_socket_is_closed(
+    short_dir: str, umask: int, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    monkeypatch.setenv("HOME", short_dir)
+    monkeypatch.delenv("EOS_STATE_DIR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, f"{short_dir}/s")
+    folder = os.path.dirname(places.token_file())
+    os.makedirs(folder)
+    Path(folder, "gateway.lock").touch()
+    os.chmod(folder, 0o755)
+    token_file.ensure()
+    assert mode(folder) == 0o700 and mode(places.token_file()) == 0o600
+
+
+@AS_ROOT
+def test_a_token_that_another_user_wrote_is_refused(short_dir: str) -> None:
+    path = f"{short_dir}/gateway.token"
+    token_file.ensure(path)
+    os.chown(path, ORDINARY_UID, ORDINARY_UID)
+    with pytest.raises(OperationError, match=f"belongs to the user with the number {ORDINARY_UID}"):
+        token_file.read(path)
