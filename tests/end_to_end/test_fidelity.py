@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import menagerie
+from tests import interpreter, menagerie
 from tests.end_to_end.desk import Sandbox
 from tests.menagerie import Facts, difference, look
 
@@ -20,7 +20,7 @@ SOURCE = Path(menagerie.__file__).read_text()
 
 def run(sandbox: Sandbox, words: str, session: str) -> str:
     """The menagerie as a program of the session, by the interpreter of the test run."""
-    ran = sandbox.shell(f"{sandbox.desk.person.python} - {words}", session, "--tty=false", "--stdin", SOURCE)
+    ran = sandbox.shell(f"{interpreter.in_sessions()} - {words}", session, "--tty=false", "--stdin", SOURCE)
     assert ran["exit_code"] == 0, ran
     return str(ran["output"])
 

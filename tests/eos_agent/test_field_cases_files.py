@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +43,7 @@ class Watch:
 
     def __init__(self, agent: Agent, session: str, path: str) -> None:
         self.agent = agent
-        cmd = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(WATCHER)} {shlex.quote(path)}"
+        cmd = f"exec {shlex.quote(interpreter.in_sessions())} -c {shlex.quote(WATCHER)} {shlex.quote(path)}"
         started = agent.run(cmd, session, yield_time_ms=0, tty=False)
         self.command = started["command_session_id"]
         self.at = 0
