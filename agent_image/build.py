@@ -26,7 +26,8 @@ import tarfile
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
-from agent_image import native_init, private_dirs
+from agent_image import native_init
+from eos_agent import private_dirs
 
 FORMAT = 1
 PRELOAD_OF_GLIBC, PRELOAD_OF_OURS = b"/etc/ld.so.preload\0", b"/eos/ld.so.preload"
@@ -309,7 +310,7 @@ def build_context() -> Iterator[bytes]:
 
     def add(tar: tarfile.TarFile) -> Generator[None]:
         tar.add(os.path.join(here, "Dockerfile"), "Dockerfile", filter=_anonymous)
-        for name in ("__init__.py", "build.py", "native_init.py", "private_dirs.py"):
+        for name in ("__init__.py", "build.py", "native_init.py"):
             tar.add(os.path.join(here, name), f"context/agent_image/{name}", filter=_anonymous)
         for package in PACKAGES:
             root = _package_root(package)

@@ -13,8 +13,7 @@ import stat
 import sys
 from collections.abc import Callable, Mapping
 
-from agent_image import private_dirs
-from eos_agent import protocol
+from eos_agent import private_dirs, protocol
 from eos_agent.protocol import CONFIG_ERROR, CONNECTION_ERROR, PROTOCOL_ERROR, OperationError
 from eos_mcp import places, token_file
 

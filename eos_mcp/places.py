@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from agent_image import private_dirs
+from eos_agent import private_dirs
 
 TOKEN_FILE_ENV = "SANDBOX_GATEWAY_TOKEN_FILE"
 STATE_DIR_ENV = "EOS_STATE_DIR"

@@ -139,7 +139,16 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
         "eos_agent.protocol",
         *(
             f"eos_agent.{name}"
-            for name in ("arguments", "file_operations", "neighbours", "observability", "operation", "operations", "secret_paths")
+            for name in (
+                "arguments",
+                "file_operations",
+                "neighbours",
+                "observability",
+                "operation",
+                "operations",
+                "private_dirs",
+                "secret_paths",
+            )
         ),
         "layerstack.content",
         "layerstack.durable",

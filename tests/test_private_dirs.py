@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_image import build, private_dirs
+from agent_image import build
+from eos_agent import private_dirs
 from eos_agent.protocol import OperationError
 from eos_mcp import places, token_file
 from eos_mcp.manager import base, prune

@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 
-from agent_image import private_dirs
+from eos_agent import private_dirs
 from eos_mcp import places
 
 

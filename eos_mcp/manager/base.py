@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from agent_image import private_dirs
+from eos_agent import private_dirs
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
 from eos_mcp.manager.boot import boot_id
 from eos_mcp.manager.tree_index import Index, Listing, Stat, load_index, look, racy, root_hash_of, save_index, tree_hash, unchanged

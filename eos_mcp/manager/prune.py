@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from agent_image import build, private_dirs
+from agent_image import build
+from eos_agent import private_dirs
 from eos_agent.protocol import OperationError
 from eos_mcp.manager.base import BASE_LAYER
 from layerstack import durable

@@ -14,8 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from agent_image import private_dirs
-from eos_agent import neighbours
+from eos_agent import neighbours, private_dirs
 from eos_agent.operation import ANSWER_S
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, UNKNOWN_OP, OperationError, is_error
 from eos_mcp import catalog, places

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from agent_image import private_dirs
+from eos_agent import private_dirs
 from eos_mcp.manager.export_names import PREFIX
 from layerstack import durable
 from layerstack.content import digest_at

@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from agent_image import build, private_dirs
-from eos_agent import proof
+from agent_image import build
+from eos_agent import private_dirs, proof
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OperationError, os_error
 from eos_mcp.config import Config
 from eos_mcp.gateway.log import log

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from agent_image import build, private_dirs
+from agent_image import build
+from eos_agent import private_dirs
 from eos_mcp.manager.base import BASE_LAYER
 from eos_mcp.manager.tree_index import look
 from layerstack import pax

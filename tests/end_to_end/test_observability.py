@@ -18,7 +18,6 @@ from tests.end_to_end.places import DOCKER, ROOT, in_places
 from tests.people import Person
 
 pytestmark = pytest.mark.needs("overlay")
-IMAGE = "eos-test/busybox"
 SAMPLE_WAIT_S = 10.0  # the contract's, for the first one
 
 
@@ -116,9 +115,11 @@ def test_what_the_programs_show_of_one_sandbox(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.needs("dockerd")
-def test_a_restarted_container_goes_on_with_its_traces(person: Callable[[str], Person], cache_of: Callable[[Person], Path]) -> None:
+def test_a_restarted_container_goes_on_with_its_traces(
+    person: Callable[[str], Person], cache_of: Callable[[Person], Path], image: Callable[[str], str]
+) -> None:
     who = person("root")
-    sandbox = Desk(who, cache_of(who)).create(IMAGE)
+    sandbox = Desk(who, cache_of(who)).create(image("busybox"))
     assert isinstance(sandbox, Container)
     sandbox.write("a", "1")
     before = look(sandbox, "trace")["trace"]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests import interpreter
+
 from .agent_process import Agent, Failed
 from .test_squash import squash
 

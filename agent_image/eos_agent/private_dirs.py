@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 
 OWN_NAMES = frozenset(
@@ -25,7 +24,8 @@ OWN_NAMES = frozenset(
         "index",
     }
 )
-_OF_A_CACHE = re.compile(r"[0-9a-f]{64}|key-.*|\.(building|torn|pruned|unpacking)-.*")
+_OF_A_CACHE = ("key-", ".building-", ".torn-", ".pruned-", ".unpacking-")
+_LENGTH_OF_A_HASH = 64
 """What tells that a directory is ours: one that is found open, is not empty and has none of these is another's, and stays as it is."""
 OTHERS = 0o077
 MAY_WRITE = 0o022
@@ -84,15 +84,15 @@ def _missing(path: str) -> list[str]:
 def _check_ours(path: str, fd: int, found: os.stat_result) -> None:
     names = set(os.listdir(fd)) - {"lost+found"}
     home = os.path.realpath(os.path.expanduser("~"))
-    if (
-        found.st_mode & stat.S_ISVTX
-        or os.path.realpath(path) in ("/", home)
-        or (names and not any(name in OWN_NAMES or _OF_A_CACHE.fullmatch(name) for name in names))
-    ):
+    if found.st_mode & stat.S_ISVTX or os.path.realpath(path) in ("/", home) or (names and not any(map(_is_our_name, names))):
         shown = ", ".join(sorted(names)[:3])
         hint = f"name an empty directory, or {os.path.join(path, 'eos')}, which is made when needed"
         mode = stat.S_IMODE(found.st_mode)
         raise NotPrivate(path, f"is open to other users (mode {mode:04o}) and holds what is not ours ({shown}): it is not closed", hint)
+
+
+def _is_our_name(name: str) -> bool:
+    return name in OWN_NAMES or name.startswith(_OF_A_CACHE) or (len(name) == _LENGTH_OF_A_HASH and not set(name) - set("0123456789abcdef"))
 
 
 def untrusted(path: str) -> NotPrivate | None:
