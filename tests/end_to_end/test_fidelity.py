@@ -40,7 +40,7 @@ def plain(facts: Facts, *, folders: bool) -> Facts:
 
 
 def export(sandbox: Sandbox, dest: Path, fmt: str) -> dict[str, Any]:
-    return sandbox.desk.do("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(dest), "--format", fmt)
+    return sandbox.desk.do("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(dest), "--format", fmt, "--keep-setuid")
 
 
 def test_one_of_everything_survives_publish_squash_and_export(sandbox: Sandbox, tmp_path: Path) -> None:
