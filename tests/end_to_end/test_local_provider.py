@@ -68,7 +68,9 @@ class User:
 @pytest.fixture(scope="module")
 def bundle() -> Generator[build.Bundle]:
     folder = make_short_dir("eos-b-")
-    yield build.build(folder)
+    made = build.build(folder)
+    os.chmod(folder, 0o755)  # it is given to both users, who would each have a closed one
+    yield made
     drop_dir(folder)
 
 
