@@ -325,6 +325,14 @@ MANAGER: tuple[Operation, ...] = (
             Argument("dest", "path", required=True, help="Absolute path on the host.", value="PATH"),
             Argument("format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")),
             Argument("dry_run", "boolean", help="Only list what would change.", default=False),
+            Argument(
+                "on_conflict",
+                "string",
+                help="Own changes of dest: fail (default), keep, or overwrite (lost).",
+                choices=("fail", "keep", "overwrite"),
+            ),
+            Argument("with_git", "boolean", help="Overwrite a repository's .git.", default=False),
+            Argument("allow_unsafe", "boolean", help="Write git hooks, .envrc, ...", default=False, hidden=True),
             Argument("keep_setuid", "boolean", help="Keep files' setuid bits.", default=False, hidden=True),
             _ALLOW_SENSITIVE,
         ),
@@ -336,10 +344,13 @@ MANAGER: tuple[Operation, ...] = (
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject",
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /tmp/delta.tar.zst --format tar-zst",
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject --dry-run",
+            "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject --on-conflict keep",
         ),
         when_to_use=(
             "dir applies the changes to a host directory (dry_run: nothing is written, the same checks and counts); tar and tar-zst write an archive atomically.",
-            "dest must be absolute; the root, the home directory, the manager's state and .export are refused.",
+            "dest must be absolute; the root, the home directory, the manager's state and .export are refused. What a person changed in dest "
+            "meanwhile is refused with the list before anything is written (export_conflict), and so is what would run there by itself "
+            "(unsafe_content). A repository keeps its own .git: left_out says so.",
             "The manager checks the bytes that it receives and alone writes to the destination; files lose setuid and setgid bits, and are named, without keep_setuid.",
         ),
         result=(
@@ -372,11 +383,25 @@ MANAGER: tuple[Operation, ...] = (
             ResultField(
                 "edited",
                 "array|null",
-                "dry run, dir: files of dest that would be written over or deleted and are not as the workspace had them: edited here "
-                "(also what an earlier export wrote, where a squash folded that version); 200 at most; null: the copy of the workspace is gone",
+                "dry run, dir: files of dest that would be written over or deleted and are neither as the workspace had them nor as an "
+                "export left them; 200 at most; null: nothing is known of the workspace's copy",
                 ours=True,
             ),
             ResultField("edited_count", "integer", "dry run, dir: of all edited files", ours=True),
+            ResultField("left_out", "object", "dir: count, first paths, why: .git of a repository, byte code", ours=True),
+            ResultField(
+                "would_conflict",
+                "array",
+                "dry run, dir: path, differs (edited, deleted, created, kind), because_of (the change above it); 200 at most",
+                ours=True,
+            ),
+            ResultField("would_conflict_count", "integer", "dry run, dir: of all conflicts", ours=True),
+            ResultField("kept_back", "array", "on_conflict keep: paths that stay as dest has them; 200 at most", ours=True),
+            ResultField("kept_back_count", "integer", "of all that were kept back", ours=True),
+            ResultField("overwritten", "array", "on_conflict overwrite: what was lost, in the form of would_conflict", ours=True),
+            ResultField("overwritten_count", "integer", "of all that was overwritten", ours=True),
+            ResultField("unsafe", "array", "dir: path and why of files that would run by themselves; 100 at most", ours=True),
+            ResultField("unsafe_count", "integer", "of all unsafe files", ours=True),
             ResultField("replaces", "boolean", "dry run, archives: there is a file at dest", ours=True),
         ),
         sets=_MANAGEMENT,

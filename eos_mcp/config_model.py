@@ -56,12 +56,18 @@ class Gateway(Section):
 
 
 class Export(Section):
-    """`max_stream_bytes` counts received bytes, None is no cap; `directory_mode: 0700` is the reference's way."""
+    """`max_stream_bytes` counts received bytes, None is no cap.
+
+    The reference's ways: `directory_mode: 0700`, `git: include`, `on_conflict: overwrite`, `allow_unsafe: true`.
+    """
 
     max_stream_bytes: Positive | None = None
     max_decompressed_bytes: Positive = 8 * GIB
     max_apply_entries: Positive = 1_000_000
     directory_mode: Literal["carried", "0700"] = "carried"
+    git: Literal["auto", "include", "exclude"] = "auto"
+    on_conflict: Literal["fail", "overwrite", "keep"] = "fail"
+    allow_unsafe: bool = False
 
     @field_validator("directory_mode", mode="before")
     @classmethod

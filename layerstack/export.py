@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import struct
@@ -78,6 +79,8 @@ class Version(Protocol):
     def manifest(self) -> Manifest: ...
     def changed(self) -> Iterator[tuple[str, Any, bool]]: ...
     def stat(self, path: str) -> Any: ...
+    def in_base(self, path: str) -> Any: ...
+    def below_in_base(self, path: str) -> Iterator[Any]: ...
 
 
 class ExportEntry(NamedTuple):
@@ -168,6 +171,34 @@ def _ranges(path: str) -> list[tuple[int, int]] | None:
         os.close(fd)
 
 
+def states_of_base(version: Version) -> Iterator[ExportEntry]:
+    """What the base has where the delta decides, and below the directories that it hides: for a host that has no copy of the base.
+
+    One entry of kind `base` for each path, in no order, a path perhaps twice; nothing for a path that the base does not have.
+    Cost: every regular file among them is read.
+    """
+    for path, entry, opaque in version.changed():
+        was = version.in_base(path) if path else None
+        if was is None:
+            continue
+        yield _state_of_base(was)
+        if was.kind == "directory" and (opaque or entry is None or entry.kind != "directory"):
+            for below in version.below_in_base(path):
+                yield _state_of_base(below)
+
+
+def _state_of_base(entry: Any) -> ExportEntry:
+    if entry.kind == "directory":
+        state = b"d"
+    elif entry.kind == "symlink":
+        state = b"l:" + hashlib.sha256(os.fsencode(os.readlink(entry.real_path))).hexdigest().encode()
+    elif entry.kind == "file":
+        state = b"f:%d:%d:%s" % (entry.size, entry.mtime_ns, content.digest_at(entry.real_path).hex().encode())
+    else:
+        raise StoreCorrupt(f"the base holds a special file at {entry.path}", details={"path": entry.path})
+    return ExportEntry(pax.Header(os.fsencode(entry.path), pax.FILE, 0o644, kind=pax.BASE, of_base=state), None)
+
+
 def _xattrs(path: str) -> dict[bytes, bytes]:
     """The `user.` attributes that a session sees; overlayfs's own are left out, and one of the user's that it escaped is restored."""
     out: dict[bytes, bytes] = {}
@@ -208,7 +239,8 @@ class _Count:
     def entry(self, header: pax.Header) -> None:
         names = {pax.FILE: "files", pax.HARD_LINK: "hard_links", pax.SYMLINK: "symlinks", pax.DIRECTORY: "directories"}
         self.numbers["entries"] += 1
-        self.numbers["whiteouts" if header.kind == pax.WHITEOUT else names[header.type]] += 1
+        if header.kind != pax.BASE:
+            self.numbers["whiteouts" if header.kind == pax.WHITEOUT else names[header.type]] += 1
         self.numbers["opaques"] += header.kind == pax.OPAQUE
         self.numbers["content_bytes"] += header.size
 
@@ -295,6 +327,7 @@ def stream(
     digests: Digests | None = None,
     earlier: Earlier | None = None,
     holes: bool = False,
+    base: bool = False,
 ) -> Iterator[bytes | FileRange]:
     """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
@@ -303,7 +336,8 @@ def stream(
         offset: bytes of the tar that the other side has; they are made and hashed again, but not sent.
         digests: those of files; with them it is format 2, without format 1.
         holes: with digests: it is format 3.
-        earlier: what older layers have; each file and deletion then says so in the record `EOS.earlier`, for a dry run.
+        earlier: what older layers have; each file and deletion then says so in the record `EOS.earlier`, for who compares.
+        base: before all else, what the base has where the delta decides (`states_of_base`).
     Yields:
         Byte strings of any length, from format 2 on also ranges of files. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
         so that the other side never takes a part for the whole.
@@ -319,16 +353,17 @@ def stream(
         header["live_workspace_sessions"] = list(live_workspace_sessions)
     if offset:
         header["offset"] = offset
+    if base:
+        header["base"] = True
     yield _line(header)
     count = _Count()
     skip = offset
     trailer: dict[str, Any]
     try:
-        for piece in tar(
-            fold(version, xattrs=xattrs, digests=digests, earlier=earlier, holes=holes and digests is not None),
-            count,
-            whole=digests is None,
-        ):
+        entries = fold(version, xattrs=xattrs, digests=digests, earlier=earlier, holes=holes and digests is not None)
+        if base:
+            entries = itertools.chain(states_of_base(version), entries)
+        for piece in tar(entries, count, whole=digests is None):
             size = piece.size if isinstance(piece, FileRange) else len(piece)
             if skip >= size:
                 skip -= size

@@ -22,6 +22,8 @@ _EXTENDED = b"x"
 KIND = b"EOS.kind"
 WHITEOUT = b"whiteout"
 OPAQUE = b"opaque"
+BASE = b"base"
+OF_BASE = b"EOS.base"
 SHA256 = b"EOS.sha256"
 EARLIER = b"EOS.earlier"
 SPARSE = b"EOS.sparse"
@@ -48,7 +50,7 @@ class Header(NamedTuple):
     mtime_ns: int = 0
     target: bytes = b""
     kind: bytes = b""
-    """`whiteout` on an empty file, `opaque` on a directory, else empty."""
+    """`whiteout` or `base` on an empty file, `opaque` on a directory, else empty."""
     xattrs: Mapping[bytes, bytes] = {}
     sha256: bytes = b""
     """The digest of a file's content, 64 hex digits; or empty."""
@@ -56,6 +58,8 @@ class Header(NamedTuple):
     """`SIZE:MTIME_NS`, with spaces between, of the files that older layers have there; or empty."""
     sparse: int = 0
     """The size of a file with holes: what follows is `sparse_map` and the bytes that it names, `size` bytes of both. 0: it has none."""
+    of_base: bytes = b""
+    """Of kind `base`: `d`, `f:SIZE:MTIME_NS:SHA256` or `l:SHA256 of the target`: what the base has there."""
 
     @property
     def length(self) -> int:
@@ -104,6 +108,8 @@ def encode(header: Header, *, gnu: bool = False) -> bytes:
         records[b"GNU.sparse.realsize"] = b"%d" % header.sparse
     elif header.sparse:
         records[SPARSE] = b"%d" % header.sparse
+    if header.of_base:
+        records[OF_BASE] = header.of_base
     for key in sorted(header.xattrs):
         records[XATTR + key] = header.xattrs[key]
     plain = _ustar(name, header.type, header.mode, header.size, header.mtime_ns // _BILLION, header.target)
@@ -196,7 +202,11 @@ class Decoder:
         if b"size" in records:
             size = _decimal(records[b"size"])
         tag = records.get(KIND, b"")
-        if tag not in (b"", WHITEOUT, OPAQUE) or (tag == WHITEOUT and (kind != FILE or size)) or (tag == OPAQUE and kind != DIRECTORY):
+        if (
+            tag not in (b"", WHITEOUT, OPAQUE, BASE)
+            or (tag in (WHITEOUT, BASE) and (kind != FILE or size))
+            or (tag == OPAQUE and kind != DIRECTORY)
+        ):
             raise Malformed(f"entry of unknown kind {tag!r}")
         if size and kind != FILE:
             raise Malformed("content of an entry that has none")
@@ -209,10 +219,14 @@ class Decoder:
         sparse = _decimal(records[SPARSE]) if SPARSE in records else 0
         if SPARSE in records and (kind != FILE or tag or not 0 < sparse < 1 << 63 or size < BLOCK):
             raise Malformed("holes of what has none")
+        of_base = records.get(OF_BASE, b"")
+        if (tag == BASE) != bool(of_base) or (of_base and not _is_state(of_base)):
+            raise Malformed("a state of the base that is none, or of what has none")
         xattrs = {key[len(XATTR) :]: value for key, value in records.items() if key.startswith(XATTR)}
         if kind == DIRECTORY:
             name = name[:-1] if name.endswith(b"/") else name
-        return Header(name, kind, _octal(block[100:108]) & 0o7777, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse)
+        mode = _octal(block[100:108]) & 0o7777
+        return Header(name, kind, mode, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse, of_base)
 
     def records(self, data: bytes) -> None:
         """The records that the last block announced.
@@ -233,6 +247,15 @@ class Decoder:
             found[record[space - at + 1 : equals]] = record[equals + 1 : -1]
             at += size
         self._records = found
+
+
+def _is_state(text: bytes) -> bool:
+    letter, *rest = text.split(b":")
+    if letter == b"d":
+        return not rest
+    if not rest or len(rest) != {b"f": 3, b"l": 1}.get(letter, 0) or len(rest[-1]) != 64 or rest[-1].strip(b"0123456789abcdef"):
+        return False
+    return all(0 < len(number) <= 20 and not number.removeprefix(b"-").strip(b"0123456789") for number in rest[:-1])
 
 
 def _text(field: bytes) -> bytes:

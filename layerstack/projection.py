@@ -233,6 +233,21 @@ class Snapshot:
                 found += ((status.st_size, status.st_mtime_ns),)
         return found
 
+    def in_base(self, path: str) -> Entry | None:
+        """What the base has at `path`, whether or not this version shows it."""
+        return None if self.chain.base.get(path) is None else self._entry(path, self.chain.base)
+
+    def below_in_base(self, path: str) -> Iterator[Entry]:
+        """All that the base has below a directory of it."""
+        waiting = [path]
+        while waiting:
+            directory = waiting.pop()
+            for name, kind in self.chain.base.tree.scan(directory):
+                child = join(directory, name)
+                if kind == DIRECTORY:
+                    waiting.append(child)
+                yield self._entry(child, self.chain.base)
+
     def _base_state(self, path: str) -> State | None:
         return None if self.chain.base.get(path) is None else self.chain.base.tree.state(path)
 

@@ -262,6 +262,7 @@ class Handlers:
             args.get("digests") is True,
             args.get("earlier") is True,
             args.get("sparse") is True,
+            args.get("base") is True,
         )
         return self._export_pieces(*given, span)
 
@@ -273,6 +274,7 @@ class Handlers:
         by_digests: bool,
         older: bool,
         holes: bool,
+        base: bool,
         span: telemetry.Span | telemetry.Nothing,
     ) -> AsyncGenerator[bytes | FileRange]:
         from layerstack import export, index_cursor
@@ -288,7 +290,14 @@ class Handlers:
                 digests = index_cursor.Digests(self.store.root) if by_digests else None
                 earlier = snapshot.earlier if older else None
                 pieces = export.stream(
-                    snapshot, live_workspace_sessions=live, offset=offset, xattrs=xattrs, digests=digests, earlier=earlier, holes=holes
+                    snapshot,
+                    live_workspace_sessions=live,
+                    offset=offset,
+                    xattrs=xattrs,
+                    digests=digests,
+                    earlier=earlier,
+                    holes=holes,
+                    base=base,
                 )
                 while piece := await self.exports.run(lambda: next(pieces, b"")):
                     yield piece

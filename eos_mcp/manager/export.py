@@ -15,6 +15,7 @@ from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_archive import apply_archive
 from eos_mcp.manager.export_dir import apply_directory, disk_refused
 from eos_mcp.manager.export_recover import recover
+from eos_mcp.manager.export_rules import REFERENCE, Rules
 from eos_mcp.manager.export_stage import StepHook, no_step
 from eos_mcp.manager.export_stream import ExportLimits, ExportStream, Reader
 
@@ -76,6 +77,11 @@ def _resolve(lexical: str) -> str:
     return os.path.join(os.path.realpath(above), name)
 
 
+def resolved(dest: str) -> str:
+    """The place that an export to `dest` goes to."""
+    return _resolve(_fold(dest))
+
+
 def _check_place(dest: str, place: str, guards: Guards) -> None:
     if os.path.dirname(place) == place:
         raise _refused(dest, "is the root directory")
@@ -117,6 +123,8 @@ def apply(
     dry_run: bool = False,
     keep_setuid: bool = False,
     base: str | None = None,
+    rules: Rules = REFERENCE,
+    allowed: Callable[[str], None] | None = None,
     step: StepHook = no_step,
 ) -> dict[str, Any]:
     """Read one export stream and write it to `dest`.
@@ -126,7 +134,9 @@ def apply(
         directory_mode: `carried`, or `0700` for every directory that is made.
         dry_run: read and compare only: the same checks, refusals and counts, and what would be written, deleted or get another mode.
         keep_setuid: setuid and setgid bits of files are written as they are; else they are left out and named.
-        base: for a dry run: the copy of the workspace that the sandbox was made from; what differs from it was edited on the host.
+        base: the copy of the workspace that the sandbox was made from; what differs from it was edited on the host.
+        rules: for `dir`: what the caller allows.
+        allowed: raises where the caller may not write; asked of the resolved destination right before it is opened.
         step: where tests stop; the names begin with `export.`.
     Returns:
         The result object of `export_changes`.
@@ -138,7 +148,9 @@ def apply(
         check_destination(dest, fmt, places)
         if os.name != "posix":
             raise OperationError(OPERATION_FAILED, "export: this system has no descriptor-relative file calls", reason="not_available")
-        place = _resolve(_fold(dest))
+        place = resolved(dest)
+        if allowed is not None:
+            allowed(place)
         if fmt == "dir":
             with _parents_of(place, dry_run):
                 return apply_directory(
@@ -150,6 +162,7 @@ def apply(
                     dry_run=dry_run,
                     keep_setuid=keep_setuid,
                     base=base,
+                    rules=rules,
                     step=step,
                 )
         return apply_archive(

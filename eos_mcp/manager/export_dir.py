@@ -13,9 +13,11 @@ from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError, os_error
 from eos_mcp.manager import export_voucher
+from eos_mcp.manager.export_guard import Guard, guarding
 from eos_mcp.manager.export_preview import Preview, check_home
 from eos_mcp.manager.export_receive import Progress, Receiver
 from eos_mcp.manager.export_recover import check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
+from eos_mcp.manager.export_rules import REFERENCE, Rules
 from eos_mcp.manager.export_stage import Stage, StepHook, no_step
 from eos_mcp.manager.export_stream import ExportStream
 from eos_mcp.manager.export_tree import Tree
@@ -32,13 +34,15 @@ def apply_directory(
     dry_run: bool = False,
     keep_setuid: bool = False,
     base: str | None = None,
+    rules: Rules = REFERENCE,
     step: StepHook = no_step,
 ) -> dict[str, Any]:
     """Make `dest` (resolved, absolute) show the delta of the stream.
 
     Args:
         journals: of the state directory: where exports that are under way are on record.
-        base: for a dry run: the workspace that the sandbox was made from, if this machine has it.
+        base: the workspace that the sandbox was made from, if this machine has it.
+        rules: what becomes of a repository's own files, of what the person changed, and of what would run by itself.
     Returns:
         The contract's keys, `hygiene` where something was found; with `dry_run` also what `Preview` found, and nothing was written.
     Raises:
@@ -56,10 +60,9 @@ def apply_directory(
                 if not lock(target.fd):
                     raise in_flight(dest)
             if dry_run:
-                preview = Preview(check_home(dest), target, _base(base))
-                if preview.base is not None:
-                    stack.callback(preview.base.close)
-                work = Receiver(stream, target, None, directory_mode, preview, keep_setuid=keep_setuid)
+                preview = Preview(check_home(dest), target)
+                guard = stack.enter_context(guarding(rules, dest, target, stream, base, dry_run=True))
+                work = Receiver(stream, target, None, directory_mode, guard, preview, keep_setuid=keep_setuid)
                 work.receive(progress)
                 return {**work.result(), **strangers(dest, None)}
             home = target
@@ -70,17 +73,15 @@ def apply_directory(
             stage = Stage.create(journals, home, where, dest, label, step)
             stack.callback(_end, stage)
             _check_alone(stage, dest, journals)
-            work = Receiver(stream, target, stage, directory_mode, None, keep_setuid=keep_setuid)
+            guard = stack.enter_context(guarding(rules, dest, target, stream, base, dry_run=False))
+            work = Receiver(stream, target, stage, directory_mode, guard, keep_setuid=keep_setuid)
             work.receive(progress)
+            guard.ready()
             stage.ready(work.staged_files)
-            _commit(stage, dest, target)
+            _commit(stage, dest, target, guard)
             return {**work.result(), **strangers(dest, stage)}
         except OSError as error:
             raise disk_refused(error, dest) from error
-
-
-def _base(path: str | None) -> Tree | None:
-    return Tree(os.path.realpath(path)) if path is not None and os.path.isdir(path) else None
 
 
 def _check_alone(stage: Stage, dest: str, journals: str) -> None:
@@ -101,7 +102,7 @@ def _end(stage: Stage) -> None:
         stage.destroy()
 
 
-def _commit(stage: Stage, dest: str, target: Tree | None) -> None:
+def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:
     """Put everything in place, or take it back."""
     opened: Tree | None = None
     name = os.fsencode(os.path.basename(dest))
@@ -118,6 +119,7 @@ def _commit(stage: Stage, dest: str, target: Tree | None) -> None:
         stage.commit(target)
         if stage.created:
             os.fsync(stage.home.fd)
+        guard.check(stage.tree)
         stage.step("export.done")
         stage.set_phase("done")
     except BaseException as error:
@@ -135,6 +137,8 @@ def _commit(stage: Stage, dest: str, target: Tree | None) -> None:
                 reason="rollback_failed",
             ) from error
         raise
+    else:
+        guard.finish(target)
     finally:
         if opened is not None:
             opened.close()

@@ -1,4 +1,4 @@
-"""A dry run of a `dir` export: what would change, what of it was edited on the host, and what the kernel would refuse. Only reads."""
+"""A dry run of a `dir` export: what would change, and what the kernel would refuse. Only reads."""
 
 from __future__ import annotations
 
@@ -9,33 +9,28 @@ import unicodedata
 from typing import Any
 
 from eos_mcp.manager.export_tree import Tree
-from layerstack.content import same_content
 
 LISTED_MAX = 200
-"""Changes, and edited files, that a dry run lists; it counts all."""
+"""Changes that a dry run lists; it counts all."""
 
 
 class Preview:
-    """Told of each change in the order of the stream; `target` and `base` are the caller's to close.
+    """Told of each change in the order of the stream; `target` is the caller's to close.
 
     Args:
         home: where the export would make its staging directory: the destination, or the nearest directory above it that exists.
-        base: the workspace that the sandbox was made from, None where this machine has no copy of it any more.
     """
 
-    def __init__(self, home: str, target: Tree | None, base: Tree | None) -> None:
-        self.home, self.target, self.base = home, target, base
+    def __init__(self, home: str, target: Tree | None) -> None:
+        self.home, self.target = home, target
         self.folds = folds_by_names(home)
         self.changes: list[dict[str, str]] = []
-        self.edited: list[str] = []
-        self.change_count = self.edited_count = self._bytes = 0
+        self.change_count = self._bytes = 0
         self._open: dict[bytes, bool] = {}
 
-    def change(self, action: str, path: bytes, size: int = 0, earlier: bytes = b"") -> None:
+    def change(self, action: str, path: bytes, size: int = 0) -> None:
         """`write`, `delete` or `mode`.
 
-        Args:
-            earlier: of the entry: a file of such size and time is what an earlier export wrote, and was not edited.
         Raises:
             OSError: what the export would get from the kernel at this place.
         """
@@ -49,19 +44,13 @@ class Preview:
             return
         if self.target is not None:
             self._may_change(path, old, self.target)
-            if old is not None and not (stat.S_ISREG(old.st_mode) and b"%d:%d" % (old.st_size, old.st_mtime_ns) in earlier.split()):
-                self._look(path, old, self.target)
 
     def room(self) -> None:
         """Raises OSError, ENOSPC: the destination's file system has less room than the files need that would be written."""
         check_room(self.home, self._bytes)
 
     def to_json(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"dry_run": True, "changes": self.changes, "change_count": self.change_count}
-        out["edited"] = None if self.base is None else self.edited
-        if self.base is not None:
-            out["edited_count"] = self.edited_count
-        return out
+        return {"dry_run": True, "changes": self.changes, "change_count": self.change_count}
 
     # what the kernel would refuse
 
@@ -89,49 +78,6 @@ class Preview:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
         if old is not None and stat.S_ISDIR(old.st_mode) and not _access(path.rpartition(b"/")[2], target.parent(path)):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)  # rename(2) of a directory into another writes its `..`
-
-    # what was edited
-
-    def _look(self, path: bytes, old: os.stat_result, target: Tree) -> None:
-        """Take note of what lies at `path` and below and is not as in the base."""
-        if self.base is None:
-            return
-        waiting = [(path, old)]
-        while waiting:
-            at, found = waiting.pop()
-            if stat.S_ISDIR(found.st_mode):
-                for name in sorted(target.names(at), reverse=True):
-                    child = target.lstat(at + b"/" + name)
-                    if child is not None:
-                        waiting.append((at + b"/" + name, child))
-            elif not _same(at, found, target, self.base):
-                self.edited_count += 1
-                if len(self.edited) < LISTED_MAX:
-                    self.edited.append(at.decode("utf-8", "replace"))
-
-
-def _same(path: bytes, found: os.stat_result, target: Tree, base: Tree) -> bool:
-    """Whether the base has this at `path`: by size and time, else by content; modes are not asked for."""
-    was = base.lstat(path)
-    if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(found.st_mode):
-        return False
-    if stat.S_ISLNK(found.st_mode):
-        return target.readlink(path) == base.readlink(path)
-    if not stat.S_ISREG(found.st_mode):
-        return True
-    if was.st_size != found.st_size:
-        return False
-    if was.st_mtime_ns == found.st_mtime_ns:
-        return True
-    one, other = target.open_file(path), base.open_file(path)
-    try:
-        if one is None or other is None:
-            return False
-        return same_content(one, other)
-    finally:
-        for fd in (one, other):
-            if fd is not None:
-                os.close(fd)
 
 
 def check_home(dest: str) -> str:

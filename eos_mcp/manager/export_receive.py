@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from eos_mcp.manager.export_bits import BITS, Stripped
+from eos_mcp.manager.export_guard import Guard
 from eos_mcp.manager.export_links import Names, copied, is_shared
 from eos_mcp.manager.export_names import NAMED_MAX, reserved
 from eos_mcp.manager.export_preview import Preview
 from eos_mcp.manager.export_stage import Stage, Step
 from eos_mcp.manager.export_stream import ExportStream, refused, shown
 from eos_mcp.manager.export_tree import Tree, copy_data
-from eos_mcp.manager.hygiene import Hygiene
+from eos_mcp.manager.hygiene import JUDGED_MAX
 from layerstack import pax
 from layerstack.content import next_data
 from layerstack.durable import begin_write_out
@@ -38,6 +39,7 @@ class Receiver:
         target: Tree | None,
         stage: Stage | None,
         directory_mode: str,
+        guard: Guard,
         preview: Preview | None = None,
         *,
         keep_setuid: bool = False,
@@ -45,16 +47,20 @@ class Receiver:
         self.stream, self.target, self.stage, self.carried = stream, target, stage, directory_mode == "carried"
         self.preview = preview
         self.staged_files = 0
-        self.hygiene = Hygiene()
+        self.guard = guard
+        self.hygiene = self.guard.hygiene_of(stream)
         self.stripped = Stripped(keep=keep_setuid)
         self._names = Names()
         self._reserved: dict[bytes, None] = {}
         self.counts = dict[str, int].fromkeys(
             ["files_written", "symlinks_written", "deletes_applied", "opaque_clears", "skipped_unchanged", "bytes_written"], 0
         )
-        self._state = bytearray()  # per entry: 1 staged, 0 not
+        self._state = bytearray()  # per entry: 1 staged, 2 staged only for what is another name of it, 0 not
         self._opaque: list[bytes] = []
+        self._cleared = 0
         self._folds = folds(stage) if preview is None else preview.folds
+        self._left_out = self.guard.left_out_of(folds=self._folds)
+        self._kept: set[bytes] = set()  # directories of the delta that did not come: what lies in them does not either
         self._folded: dict[bytes, int] = {}
         self._collisions: list[list[str]] = []
         self._listing: tuple[bytes, set[bytes]] | None = None
@@ -67,19 +73,13 @@ class Receiver:
             header = self.stripped.clean(told)
             if (name := reserved(header.path)) is not None:
                 self._leave_out(header, name)
-            elif header.kind == pax.WHITEOUT:
-                self._delete(header)
+            elif self._left_out.look(header.path):
+                self._pass(n, header)
+            elif self._kept and self._below_kept(header.path):
+                self.guard.keep(header.path)
+                self._pass(n, header)
             else:
-                self._collide(n, header.path)
-                if header.type == pax.DIRECTORY:
-                    self._directory(n, header)
-                elif header.type == pax.SYMLINK:
-                    self._symlink(n, header)
-                elif header.type == pax.HARD_LINK:
-                    self._hard_link(n, header)
-                else:
-                    self._file(n, header, told)
-                self.hygiene.look(header)
+                self._entry(n, header, told)
             if self.stream.tar_bytes - said >= 256 << 20:
                 said = self.stream.tar_bytes
                 progress(f"export: {self.stream.count} entries, {said >> 20} MiB read")
@@ -98,6 +98,7 @@ class Receiver:
         if self.preview is not None:
             self.preview.room()
             return
+        self.guard.refuse(self.hygiene)
         progress(f"export: {self.stream.count} entries received, putting {self.staged_files} files in place")
 
     def result(self) -> dict[str, Any]:
@@ -112,15 +113,76 @@ class Receiver:
             out["live_workspace_sessions"] = header["live_workspace_sessions"]
         out.update(self.hygiene.to_json())
         out.update(self.stripped.to_json())
+        out.update(self._left_out.to_json())
         if self.preview is not None:
             out.update(self.preview.to_json())
+        out.update(self.guard.to_json(self.hygiene, dry_run=self.preview is not None))
         return out
 
     # one entry
 
-    def _note(self, action: str, path: bytes, size: int = 0, earlier: bytes = b"") -> None:
+    def _entry(self, n: int, header: pax.Header, told: pax.Header) -> None:
+        if header.kind == pax.WHITEOUT:
+            self._delete(n, header)
+            return
+        self._collide(n, header.path)
+        if header.type == pax.DIRECTORY:
+            self._directory(n, header)
+        elif header.type == pax.SYMLINK:
+            self._symlink(n, header)
+        elif header.type == pax.HARD_LINK:
+            self._hard_link(n, header)
+        else:
+            self._file(n, header, told)
+
+    def _stays(self, n: int, header: pax.Header, old: os.stat_result | None) -> bool:
+        """Whether the person's version stays. Asked when it is known that it differs."""
+        if not self.guard.on_the_way(header, old):
+            self._see(n, header.path)
+            return False
+        if header.type == pax.DIRECTORY:
+            self._kept.add(header.path)
+        return True
+
+    def _see(self, n: int, path: bytes) -> None:
+        """Remember what lies at the path: it is what the commit may replace."""
+        if self.stage is not None and self.target is not None:
+            self.guard.seen.note(b"%d" % n, self.target, path)
+
+    def _below_kept(self, path: bytes) -> bool:
+        while path := path.rpartition(b"/")[0]:
+            if path in self._kept:
+                return True
+        return False
+
+    def _pass(self, n: int, header: pax.Header) -> None:
+        """An entry that is not put in place. The bytes of a file are staged all the same: a later entry may be another name of it."""
+        if header.type == pax.FILE and not header.kind and self.stage is not None:
+            fd = self._new(n)
+            try:
+                for offset, piece in self.stream.pieces():
+                    os.lseek(fd, offset, os.SEEK_SET)
+                    _write(fd, piece)
+                os.ftruncate(fd, header.length)  # what lies behind the data is a hole
+                self._finish(fd, header)
+            finally:
+                os.close(fd)
+        self._passed(header)
+
+    def _passed(self, header: pax.Header) -> None:
+        self._add(Step(b"n", False, 0, None, b""))
+        if header.type == pax.FILE:
+            self._state[-1] = 2
+            self.guard.gather(header, passed=True)
+
+    def _note(self, action: str, path: bytes, size: int = 0) -> None:
         if self.preview is not None:
-            self.preview.change(action, path, size, earlier)
+            self.preview.change(action, path, size)
+
+    def _done(self, header: pax.Header, content: bytes | None = None, *, writes: bool) -> None:
+        """An entry was planned: what it is said of."""
+        self.hygiene.look(header, content, writes=writes)
+        self.guard.gather(header)
 
     def _old(self, path: bytes) -> os.stat_result | None:
         return None if self.target is None else self.target.lstat(path)
@@ -149,61 +211,90 @@ class Receiver:
         message = f"names that begin with .eos-export- are those that exports use themselves, nothing was written: {', '.join(names[:NAMED_MAX])}{more}"
         raise refused(message, "reserved_names", paths=names[:NAMED_MAX], count=len(names), hint=hint)
 
-    def _delete(self, header: pax.Header) -> None:
+    def _delete(self, n: int, header: pax.Header) -> None:
+        old = self._old(header.path)
+        if old is not None and self._stays(n, header, old):
+            self._passed(header)
+            return
         self.counts["deletes_applied"] += 1
-        if self._old(header.path) is not None:
-            self._note("delete", header.path, earlier=header.earlier)
+        if old is not None:
+            self._note("delete", header.path)
             self._clash(self._other_spelling(header.path), header.path)
         self._add(Step(b"w", False, 0, None, header.path))
+        self._done(header, writes=True)
 
     def _directory(self, n: int, header: pax.Header) -> None:
-        if header.kind == pax.OPAQUE:
-            self.counts["opaque_clears"] += 1
-            self._opaque.append(header.path)
         old = self._old(header.path)
         mode = header.mode if self.carried else 0o700
         if old is not None and stat.S_ISDIR(old.st_mode):
+            self._clears(header)
             was = stat.S_IMODE(old.st_mode)
             if not self.carried:
                 mode = was
             self._add(Step(b"d", False, mode, was if was != mode or was & 0o700 != 0o700 else None, header.path))
             if was != mode:
                 self._note("mode", header.path)
+            self._done(header, writes=False)
             return
+        if self._stays(n, header, old):
+            self._passed(header)
+            return
+        self._clears(header)
         self._note("write", header.path)
         if self.stage is not None:
             os.mkdir(b"new/%d" % n, 0o700, dir_fd=self.stage.tree.fd)
         self._add(Step(b"d", True, mode, None, header.path))
+        self._done(header, writes=True)
+
+    def _clears(self, header: pax.Header) -> None:
+        if header.kind == pax.OPAQUE:
+            self.counts["opaque_clears"] += 1
+            self._opaque.append(header.path)
 
     def _symlink(self, n: int, header: pax.Header) -> None:
-        self.counts["symlinks_written"] += 1
         old = self._old(header.path)
-        if old is None or not stat.S_ISLNK(old.st_mode) or self.target is None or self.target.readlink(header.path) != header.target:
+        same = (
+            old is not None and stat.S_ISLNK(old.st_mode) and self.target is not None and self.target.readlink(header.path) == header.target
+        )
+        if same:
+            self._see(n, header.path)
+        else:
+            if self._stays(n, header, old):
+                self._passed(header)
+                return
             self._note("write", header.path)
+        self.counts["symlinks_written"] += 1
         if self.stage is not None:
             new = b"new/%d" % n
             os.symlink(header.target, new, dir_fd=self.stage.tree.fd)
             os.utime(new, ns=(header.mtime_ns, header.mtime_ns), dir_fd=self.stage.tree.fd, follow_symlinks=False)
         self._add(Step(b"l", True, 0o777, None, header.path))
+        self._done(header, writes=not same)
 
     def _hard_link(self, n: int, header: pax.Header) -> None:
         found = self.stream.index.find(header.target)
         assert found is not None  # the stream has checked it
         first, old = found[0], self._old(header.path)
-        self._names.linked(n, header, old)
         staged = bool(self._state[first])
         if not staged and self.target is not None and old is not None:
             other = self._old(header.target)
             if other is not None and os.path.samestat(old, other):
                 self.counts["skipped_unchanged"] += 1
+                self._names.linked(n, header, old)
                 self._add(Step(b"h", False, header.mode, None, header.path))
+                self._done(header, writes=False)
                 return
-        self._note("write", header.path, earlier=header.earlier)
+        if self._stays(n, header, old):
+            self._passed(header)
+            return
+        self._names.linked(n, header, old)
+        self._note("write", header.path)
         self.counts["files_written"] += 1
         if self.stage is not None:
             self._link(n, header, first if staged else None)
             self.staged_files += 1
         self._add(Step(b"h", True, header.mode, None, header.path))
+        self._done(header, writes=True)
 
     def _link(self, n: int, header: pax.Header, first: int | None) -> None:
         """`new/<n>` as another name of a staged file, or of one that is unchanged in the destination; a copy where links do not work."""
@@ -256,10 +347,13 @@ class Receiver:
         if old is not None and self.target is not None and _may_be_equal(old, header):
             compared = self.target.open_file(header.path)
         fd = self._new(n) if compared is None and self.stage is not None else None
+        judged = bytearray() if self.hygiene.judges(header) else None
         try:
             done = begun = came = 0
             for offset, piece in self.stream.pieces():
                 came += len(piece)
+                if judged is not None:
+                    _judge(judged, offset, piece)
                 if compared is not None:
                     if _empty(compared, done, offset) and _same(compared, piece, offset):
                         done = offset + len(piece)
@@ -294,12 +388,18 @@ class Receiver:
             for one in (compared, fd):
                 if one is not None:
                     os.close(one)
-        self._note("write", header.path, header.size, header.earlier)
+        if self._stays(n, header, old):
+            self._passed(header)
+            return
+        if judged is not None:
+            _judge(judged, header.length, b"")
+        self._note("write", header.path, header.size)
         self.stripped.note(told, header.mode)
         self.counts["files_written"] += 1
         self.counts["bytes_written"] += came
         self.staged_files += 1
         self._add(Step(b"f", True, header.mode, None, header.path))
+        self._done(header, None if judged is None else bytes(judged), writes=True)
 
     def _unchanged(self, n: int, header: pax.Header, told: pax.Header, old: os.stat_result) -> None:
         """The content is there; bits that this very file has there already are nothing that the export gives it."""
@@ -310,6 +410,7 @@ class Receiver:
             self._note("mode", header.path)
             self.stripped.note(told, header.mode)
         self._add(Step(b"f", False, header.mode, was if was != header.mode else None, header.path))
+        self._done(header, writes=False)
         if is_shared(old):
             self._names.hold(n, header, old)
 
@@ -333,6 +434,7 @@ class Receiver:
                 finally:
                     os.close(source)
                 self.stage.put(n, Step(b"f", True, header.mode, None, header.path))
+                self._see(n, header.path)
             for m, name in held.names:
                 self._relink(n, m, name, seen=name.path in held.seen)
 
@@ -348,6 +450,7 @@ class Receiver:
                 os.unlink(b"new/%d" % m, dir_fd=self.stage.tree.fd)
             self._link(m, name, n)
             self.stage.put(m, Step(b"h", True, name.mode, None, name.path))
+            self._see(m, name.path)
 
     # the whole
 
@@ -370,13 +473,30 @@ class Receiver:
             directory = waiting.pop()
             for name in target.names(directory):
                 child = directory + b"/" + name
+                if self._left_out.hides(child):
+                    continue
                 found = self.stream.index.find(child)
                 if found is None:
-                    self._note("delete", child)
-                    if self.stage is not None:
-                        self.stage.add_clear(child)
+                    self._clear(child, path, target, waiting)
                 elif found[1] == b"d":
                     waiting.append(child)
+
+    def _clear(self, child: bytes, opaque: bytes, target: Tree, waiting: list[bytes]) -> None:
+        """Plan that a name of the destination goes; a directory with work of the person's is looked through instead."""
+        if self.guard.holds_work(child):
+            old = target.lstat(child)
+            if old is not None and stat.S_ISDIR(old.st_mode):
+                waiting.append(child)
+            else:
+                self.guard.note_cleared(child, opaque)
+                self.guard.keep(child)
+            return
+        self.guard.note_cleared(child, opaque)
+        self._note("delete", child)
+        if self.stage is not None:
+            self.guard.seen.note(b"c%d" % self._cleared, target, child)
+            self._cleared += 1
+            self.stage.add_clear(child)
 
     def _collide(self, n: int, path: bytes) -> None:
         """On a folding file system: two names of the delta, or one of it and another spelling in the destination, that are one file."""
@@ -434,6 +554,12 @@ def _empty(fd: int, begin: int, end: int) -> bool:
             return False
         begin += len(data)
     return True
+
+
+def _judge(judged: bytearray, offset: int, piece: bytes | memoryview) -> None:
+    """Take the next bytes of a file, as far as it is judged by them; a hole before them is zeros."""
+    judged.extend(bytes(max(0, min(offset, JUDGED_MAX + 1) - len(judged))))
+    judged += piece[: max(0, JUDGED_MAX + 1 - len(judged))]
 
 
 def _same(fd: int, piece: memoryview, at: int) -> bool:

@@ -12,7 +12,7 @@ import json
 import struct
 import tempfile
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -127,6 +127,9 @@ class ExportStream:
     def __init__(self, reader: Reader, limits: ExportLimits) -> None:
         self._reader, self._limits = reader, limits
         self.received = self.tar_bytes = self.count = 0
+        self.told: Callable[[pax.Header], None] | None = None
+        """Takes what the sandbox says of its base; where nobody asked for that it is refused."""
+        self._told_count = 0
         self._digest = hashlib.sha256()
         self._hasher: ThreadPoolExecutor | None = None  # large pieces are hashed beside the writing of them
         self._hashing: Future[None] | None = None
@@ -279,6 +282,8 @@ class ExportStream:
                     if self._take(pax.BLOCK) != pax.ZERO:
                         raise refused("the archive in the stream has no proper end", "bad_stream")
                     return
+                elif header.kind == pax.BASE:
+                    self._tell(header)
                 else:
                     self._check(header, last)
                     last = header.path
@@ -287,6 +292,16 @@ class ExportStream:
                     yield header
         except pax.Malformed as error:
             raise refused(f"the archive in the stream is not one of ours: {error}", "bad_stream") from None
+
+    def _tell(self, header: pax.Header) -> None:
+        """What the base has at a path: before the first entry of the delta, and only where it was asked for."""
+        self._told_count += 1
+        if self._told_count > (cap := self._limits.max_apply_entries):
+            raise refused(f"entry-count cap exceeded: the sandbox tells of more than {cap} entries of its base", "entry_cap", limit=cap)
+        _check_name(header.path, "entry")
+        if self.told is None or self.count:
+            raise refused(f"entry {shown(header.path)} tells of the base, which nobody asked for", "bad_entry", path=shown(header.path))
+        self.told(header)
 
     def _check(self, header: pax.Header, last: bytes) -> None:
         path = header.path
@@ -429,7 +444,7 @@ class ExportStream:
         if (
             trailer.get("sha256") != self._digest.hexdigest()
             or trailer.get("tar_bytes") != self.tar_bytes
-            or trailer.get("entries") != self.count
+            or trailer.get("entries") != self.count + self._told_count
         ):
             raise refused("the stream does not match its trailer: bytes were lost or changed", "stream_corrupt", retryable=True)
         return trailer

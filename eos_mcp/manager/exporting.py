@@ -11,7 +11,8 @@ from typing import Any
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.config_model import Export
 from eos_mcp.gateway.forward import STREAM_SILENCE_S, Forwarder
-from eos_mcp.manager import export
+from eos_mcp.manager import export, export_facts, export_rules
+from eos_mcp.manager.bounds import NO_BOUNDS, Bounds
 
 CHUNK = 1 << 20
 """Bytes of a line that are asked for at a time."""
@@ -64,16 +65,20 @@ class BlockingReader:
 
 
 class Exports:
-    """The exports that are under way."""
+    """The exports that are under way. `records`: the directory that remembers what exports wrote, by sandbox and destination."""
 
-    def __init__(self, settings: Export, guards: export.Guards, forwarder: Forwarder, run: Callable[..., Any]) -> None:
+    def __init__(self, settings: Export, guards: export.Guards, forwarder: Forwarder, run: Callable[..., Any], records: str) -> None:
         """`run(function, *args)` awaits a blocking call in a thread."""
-        self.settings, self.guards, self.forwarder, self._run = settings, guards, forwarder, run
+        self.settings, self.guards, self.forwarder, self._run, self.records = settings, guards, forwarder, run, records
         self._under_way: set[str] = set()
 
     def check(self, dest: str, fmt: str) -> None:
         """Refuse a destination before the sandbox is asked."""
         export.check_destination(dest, fmt, self.guards)
+
+    def forget(self, sandbox_id: str) -> None:
+        """Of a sandbox that is gone."""
+        export_facts.forget(self.records, sandbox_id)
 
     async def run(
         self,
@@ -87,15 +92,20 @@ class Exports:
         dry_run: bool = False,
         keep_setuid: bool = False,
         base: str | None = None,
+        workspace: str | None = None,
+        bound: Bounds = NO_BOUNDS,
     ) -> dict[str, Any]:
         """The result object of `export_changes`.
 
         Args:
             dry_run, keep_setuid, base: as in `export.apply`. A dry run counts as an export: it does not run beside one.
+            workspace: the directory that the sandbox was made from.
+            bound: where the request may write; asked again when the sandbox has answered.
         Raises:
             OperationError: operation_failed, reason export_in_flight, while another export of the sandbox runs; what the forwarder and
                 `export.apply` raise.
         """
+        rules = export_rules.chosen(args, self.settings)
         if sandbox_id in self._under_way:
             details = {"sandbox_id": sandbox_id, "retryable": True}
             raise OperationError(
@@ -107,40 +117,35 @@ class Exports:
                 self.settings.max_stream_bytes, self.settings.max_decompressed_bytes, self.settings.max_apply_entries
             )
             wanted: dict[str, Any] = {"digests": True, "sparse": True}
-            if dry_run and fmt == "dir":
-                wanted["earlier"] = True
+            if fmt == "dir":
+                rules = rules._replace(workspace=workspace, record=export_facts.place_of(self.records, sandbox_id, export.resolved(dest)))
+                if await self._run(os.path.lexists, dest):  # else nothing is in the way
+                    wanted["earlier"] = True
+                    if base is None or not await self._run(os.path.isdir, base):
+                        wanted["base"] = True
             if isinstance(args.get("version"), int):
                 wanted["version"] = args["version"]
             async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:
                 reader = BlockingReader(*stream.hand_over())
-                result: dict[str, Any] = await self._run(self._apply, reader, dest, fmt, limits, progress, dry_run, keep_setuid, base)
+                result: dict[str, Any] = await self._run(
+                    lambda: export.apply(
+                        reader,
+                        dest=dest,
+                        fmt=fmt,
+                        limits=limits,
+                        places=self.guards,
+                        progress=progress,
+                        directory_mode=self.settings.directory_mode,
+                        dry_run=dry_run,
+                        keep_setuid=keep_setuid,
+                        base=base,
+                        rules=rules,
+                        allowed=lambda place: bound.check(place, "dest"),
+                    )
+                )
                 return result
         finally:
             self._under_way.discard(sandbox_id)
-
-    def _apply(
-        self,
-        reader: BlockingReader,
-        dest: str,
-        fmt: str,
-        limits: export.ExportLimits,
-        progress: Callable[[str], None],
-        dry_run: bool,
-        keep_setuid: bool,
-        base: str | None,
-    ) -> dict[str, Any]:
-        return export.apply(
-            reader,
-            dest=dest,
-            fmt=fmt,
-            limits=limits,
-            places=self.guards,
-            progress=progress,
-            directory_mode=self.settings.directory_mode,
-            dry_run=dry_run,
-            keep_setuid=keep_setuid,
-            base=base,
-        )
 
 
 def guards(own: tuple[str, ...], registry: str, state_dir: str) -> export.Guards:

@@ -75,7 +75,8 @@ class Manager:
             self.providers["local"] = LocalProvider(
                 config, state_dir, cache, private, self.docker.data_roots if "docker" in self.providers else list
             )
-        self.exports = Exports(config.manager.export, guards(self.own, registry_path, state_dir), forwarder, self.run)
+        records = os.path.join(state_dir, "export-records")
+        self.exports = Exports(config.manager.export, guards(self.own, registry_path, state_dir), forwarder, self.run, records)
         self.creation = Creation(self)
         self.silence = Silence(self)
         self.closing = threading.Event()
@@ -350,6 +351,7 @@ class Manager:
         self.registry.remove(sandbox_id)
         self.silence.forget(sandbox_id)
         await self.run(self.metrics.forget, sandbox_id)
+        await self.run(self.exports.forget, sandbox_id)
         result = final.public()
         if discarded is not None:
             result["discarded"] = discarded
@@ -457,10 +459,21 @@ class Manager:
             await self.run(bound.check, dest, "dest")
         await self.run(self.exports.check, dest, fmt)
         await self.target(sandbox_id)
-        shared = self.registry.get(sandbox_id).shared_base
+        record = self.registry.get(sandbox_id)
+        shared = record.shared_base
         copy = None if shared is None else os.path.join(self.bases, shared.root_hash, "base", base.BASE_LAYER)
         return await self.exports.run(
-            sandbox_id, args, dest, fmt, request_id, progress, dry_run=dry_run, keep_setuid=keep_setuid, base=copy
+            sandbox_id,
+            args,
+            dest,
+            fmt,
+            request_id,
+            progress,
+            dry_run=dry_run,
+            keep_setuid=keep_setuid,
+            base=copy,
+            workspace=record.workspace_root,
+            bound=bound,
         )
 
     async def _snapshot(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:

@@ -159,11 +159,12 @@ def _first(entries: Sequence[Object]) -> list[Object]:
 
 
 def _export(reply: Reply) -> Reply:
-    """Of a dry run fewer changes and edited files; `change_count` and `edited_count` are of all."""
+    """Fewer changes, conflicts and the like; the counts beside them are of all."""
     found = dict(reply)
-    for key, count in (("changes", "change_count"), ("edited", "edited_count")):
-        if found.get(key) and count in found:
-            fitting, _ = _page([json.dumps(one, ensure_ascii=False) for one in found[key]], BUDGET // 2)
+    lists = [key for key in ("changes", "edited", "would_conflict", "kept_back", "overwritten", "unsafe") if found.get(key)]
+    for key in lists:
+        if f"{key.removesuffix('s') if key == 'changes' else key}_count" in found:
+            fitting, _ = _page([json.dumps(one, ensure_ascii=False) for one in found[key]], BUDGET // max(2, len(lists)))
             found[key] = found[key][:fitting]
     return found
 

@@ -40,7 +40,8 @@ without a session, or a new session), then drop the old session; the draft that 
 """
 
 _PLACE = (
-    "- Start: list_sandboxes; if none fits, create_sandbox(image, absolute workspace_root). The host's files change only by export_changes."
+    "- Start: list_sandboxes; if none fits, create_sandbox(image, absolute workspace_root). The host's files change only by export_changes; "
+    "on export_conflict ask the user, keep is safe."
 )
 
 INSTRUCTIONS = {
@@ -49,7 +50,8 @@ INSTRUCTIONS = {
     "management": """\
 A sandbox holds a copy of a host folder as immutable layers, where coding agents work side by side.
 - list_docker_images shows the images that create_sandbox takes; workspace_root is an absolute host path.
-- The host's files change only by export_changes, which writes published work, not that of open sessions.
+- The host's files change only by export_changes, which writes published work, not that of open sessions. What the user changed there \
+meanwhile it refuses (ask; on_conflict keep is safe), a repository's .git stays the user's.
 - destroy_sandbox removes everything that was not exported.""",
     "observability": "Read-only views of sandboxes. Begin with snapshot: without sandbox_id it covers all of them.",
     "all": f"{_WORK}\n{_PLACE}",

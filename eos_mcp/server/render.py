@@ -29,6 +29,10 @@ def result(name: str, args: Object, reply: Object) -> str:
         return compact(reply)
 
 
+EXPORT_LINES = 50
+"""Paths of a refused export that its text lists."""
+
+
 def error(failure: Object, name: str) -> str:
     """The text of an error envelope: what failed, why, every conflict, what to do next."""
     details = dict(failure.get("details") or {})
@@ -41,6 +45,12 @@ def error(failure: Object, name: str) -> str:
         lines.append(render_conflicts.next_step(details))
         hint = None  # said with the names in it
     details.pop("session_retained", None)
+    if name == "export_changes":
+        for key, said in (("conflicts", "differs"), ("unsafe", "why")):
+            found = rows(details.pop(key, None))
+            lines += [f"  {row.get('path')}: {row.get(said)}" for row in found[:EXPORT_LINES]]
+            if len(found) > EXPORT_LINES:
+                lines.append(f"  and {len(found) - EXPORT_LINES} more rows in the structured content")
     if details:
         lines.append("details: " + compact(details))
     if hint:
@@ -396,8 +406,26 @@ def _rolled_back(args: Object, reply: Object) -> str:
     return f"the head shows version {reply.get('version')} again: {text}"
 
 
+_EXPORT_LISTS = {
+    "would_conflict": "changed in dest meanwhile; without on_conflict this is refused",
+    "kept_back": "not written, dest keeps its own version of",
+    "overwritten": "changed in dest meanwhile and overwritten",
+    "unsafe": "would run by themselves on this machine; a person alone can have them written",
+}
+
+
 def _export(args: Object, reply: Object) -> str:
-    told_apart = ("layers_exported", "live_workspace_sessions", "format", "hygiene", "dry_run", "changes", "edited")
+    told_apart = (
+        "layers_exported",
+        "live_workspace_sessions",
+        "format",
+        "hygiene",
+        "dry_run",
+        "changes",
+        "edited",
+        *_EXPORT_LISTS,
+        "left_out",
+    )
     rest = {key: value for key, value in reply.items() if key not in told_apart}
     done = "dry run, nothing was written; an export would have gone" if reply.get("dry_run") else "exported"
     text = f"{done} to {args.get('dest')} as {reply.get('format')}: {compact(rest)}; {len(reply.get('layers_exported') or ())} layers"
@@ -405,7 +433,13 @@ def _export(args: Object, reply: Object) -> str:
         text += f"\nnot included: the private work of open sessions {', '.join(map(str, reply['live_workspace_sessions']))}"
     if reply.get("hygiene"):
         text += f"\nfiles that can run code on this machine, look at them first: {compact(reply['hygiene'])}"
-    if reply.get("edited"):
+    if is_object(left := reply.get("left_out")):
+        reasons = "; ".join(str(row.get("why")) for row in rows(left.get("why")))
+        text += f"\n{left.get('count')} paths left out ({reasons}): {compact(left.get('paths'))}"
+    for key, said in _EXPORT_LISTS.items():
+        if reply.get(key):
+            text += f"\n{said}: {compact(reply[key])}"
+    if reply.get("edited") and "would_conflict" not in reply:
         text += f"\nnot as the workspace had them, and would be lost: {compact(reply['edited'])}"
     changes = rows(reply.get("changes"))
     lines = [text, *(f"{row.get('action')}  {row.get('path')}" for row in changes)]

@@ -114,7 +114,10 @@ def test_a_dry_run_names_what_was_edited_since_the_sandbox_was_made_and_leaves_t
         assert (wrong.kind, wrong.details["argument"]) == ("invalid_request", "dry_run"), "and is not taken for false"
         archive = await host.do("export_changes", sandbox_id=sandbox_id, dest=place.out, format="tar-zst", dry_run=True)
         assert sorted(os.listdir(place.workspace)) == ["a.txt", "c.txt"] and not os.path.exists(place.out)
-        done = await host.do("export_changes", **where)
+        refused = await host.refused("export_changes", **where)
+        assert refused.details["reason"] == "export_conflict" and edited["would_conflict"] == refused.details["conflicts"]
+        done = await host.do("export_changes", **where, on_conflict="overwrite")
+        assert done["overwritten"] == [{"path": "a.txt", "differs": "edited"}]
         await host.run(sandbox_id, "echo three > b.txt; echo another > a.txt")
         again = await host.do("export_changes", **where, dry_run=True)
         assert (again["files_written"], again["edited"]) == (2, []), "what an earlier export wrote was not edited"

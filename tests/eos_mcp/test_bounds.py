@@ -137,7 +137,7 @@ def test_the_clients_roots_come_before_the_working_directory(tmp_path: Path) -> 
     assert with_roots(uris, Options(), mode="2026-07-28") == [os.getcwd()]  # that era has no question to the client
 
 
-@pytest.mark.parametrize("guard", ["allow_sensitive", "keep_setuid"])
+@pytest.mark.parametrize("guard", ["allow_sensitive", "allow_unsafe", "keep_setuid"])
 def test_a_model_cannot_lower_a_guard_and_the_command_line_can(guard: str) -> None:
     options = Options(tool_set="all", roots=("/r",))
     name, args = ("export_changes", {"sandbox_id": "s", "dest": "/r/d"}) if guard != "allow_sensitive" else ("create_sandbox", {})

@@ -1,0 +1,216 @@
+"""What was where: facts about paths, in a SQLite file. One of them, kept from export to export, is the record of a sandbox and a destination.
+
+    <state>/export-records/<sandbox>/<hash of the destination>.sqlite     0600; user_version is its format number
+
+A row says what an export wrote at a path: a file's size, time and digest, a link's digest, a directory, or nothing (it was deleted). Rows of
+`slot` 1 are those of an export that is under way: durable before the destination changes, they become rows of slot 0 when it has ended. After
+a kill both count as what an export wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import stat
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.manager.export_identity import Identity
+from eos_mcp.manager.export_tree import Tree
+from layerstack import pax
+from layerstack.content import digest_of_file
+
+FORMAT = 1
+ROWS_MAX = 2_000_000
+"""Rows of one record; what no delta names any more goes first."""
+READ = 1 << 20
+
+NOTHING, FILE, LINK, DIRECTORY, OPAQUE = "-", "f", "l", "d", "o"
+
+
+class Fact(NamedTuple):
+    """What is at a path. A link and a file have a digest; of an empty one of a file nothing but size and time is known."""
+
+    letter: str
+    size: int = 0
+    mtime_ns: int = 0
+    digest: bytes = b""
+
+    def holds(self, path: bytes, found: os.stat_result, tree: Tree, *, by_time: bool = True) -> bool:
+        """Whether this is what lies at `path`: a file by size and time, else by content; modes are not asked for."""
+        if stat.S_ISLNK(found.st_mode):
+            return self.letter == LINK and hashlib.sha256(tree.readlink(path)).digest() == self.digest
+        if stat.S_ISDIR(found.st_mode):
+            return self.letter in (DIRECTORY, OPAQUE)
+        if not stat.S_ISREG(found.st_mode) or self.letter != FILE or self.size != found.st_size:
+            return False
+        return (by_time and self.mtime_ns == found.st_mtime_ns) or (bool(self.digest) and digest_of(tree, path) == self.digest)
+
+
+def digest_of(tree: Tree, path: bytes) -> bytes | None:
+    """The digest of a regular file's content, or None where there is none that can be read."""
+    fd = tree.open_file(path)
+    if fd is None:
+        return None
+    try:
+        return digest_of_file(fd)
+    finally:
+        os.close(fd)
+
+
+def fact_of_base(state: bytes) -> Fact:
+    """What the agent says of the base, in the form of `pax.Header.of_base`."""
+    letter, *rest = state.decode("ascii").split(":")
+    if letter == FILE:
+        return Fact(FILE, int(rest[0]), int(rest[1]), bytes.fromhex(rest[2]))
+    return Fact(LINK, digest=bytes.fromhex(rest[0])) if letter == LINK else Fact(DIRECTORY)
+
+
+def fact_of(header: pax.Header) -> Fact:
+    """What an entry of the stream leaves at its path; of a hard link, ask for its first name."""
+    if header.kind == pax.WHITEOUT:
+        return Fact(NOTHING)
+    if header.type == pax.DIRECTORY:
+        return Fact(OPAQUE if header.kind == pax.OPAQUE else DIRECTORY)
+    if header.type == pax.SYMLINK:
+        return Fact(LINK, digest=hashlib.sha256(header.target).digest())
+    return Fact(FILE, header.length, header.mtime_ns, bytes.fromhex(header.sha256.decode("ascii")))
+
+
+_TABLE = """
+create table if not exists fact (path blob not null, slot integer not null, letter text not null, size integer not null,
+    mtime_ns integer not null, digest blob not null, primary key (path, slot)) without rowid"""
+
+
+class Facts:
+    """Facts by path. Opened and used in one thread."""
+
+    def __init__(self, path: str = "") -> None:
+        """Empty and on disk only as far as it is large, unless `path` names a file."""
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
+        self._db.execute(f"pragma cache_size = {-4096}")
+        if not path:
+            self._db.execute(_TABLE)
+            self._db.execute("begin")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def put(self, path: bytes, fact: Fact, slot: int = 0) -> None:
+        size, mtime_ns = (max(-(1 << 63), min(number, (1 << 63) - 1)) for number in (fact.size, fact.mtime_ns))
+        self._db.execute("insert or replace into fact values (?, ?, ?, ?, ?, ?)", (path, slot, fact.letter, size, mtime_ns, fact.digest))
+
+    def get(self, path: bytes) -> list[Fact]:
+        """What is known of the path, that of slot 0 first."""
+        rows = self._db.execute("select letter, size, mtime_ns, digest from fact where path = ? order by slot", (path,))
+        return [Fact(*row) for row in rows]
+
+    def above(self, path: bytes) -> bytes | None:
+        """The nearest path above that is said to hold nothing, a file, a link or only what is named."""
+        while path := path.rpartition(b"/")[0]:
+            fact = self.finished(path)
+            if fact is not None and fact.letter != DIRECTORY:
+                return path
+        return None
+
+    def planned(self) -> Iterator[tuple[bytes, Fact]]:
+        """All of slot 0."""
+        for path, *fact in self._db.execute("select path, letter, size, mtime_ns, digest from fact where slot = 0"):
+            yield path, Fact(*fact)
+
+    def finished(self, path: bytes) -> Fact | None:
+        """What the last export that ended left at the path; None where it said nothing of it."""
+        row = self._db.execute("select letter, size, mtime_ns, digest from fact where path = ? and slot = 0", (path,)).fetchone()
+        return None if row is None else Fact(*row)
+
+
+class Record(Facts):
+    """The record of one sandbox and one destination.
+
+    Raises:
+        OperationError: operation_failed, export_record_unreadable: the file is damaged, or of a later version.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with self._reading():
+            super().__init__(path)
+            self._db.execute("pragma synchronous = full")
+            (number,) = self._db.execute("pragma user_version").fetchone()
+            if number not in (0, FORMAT):
+                raise sqlite3.DatabaseError(f"its format is {number}, this version reads {FORMAT}")
+            if number == 0:
+                self._db.execute("begin immediate")
+                self._db.execute(_TABLE)
+                self._db.execute("create table if not exists about (key text primary key, value text not null) without rowid")
+                self._db.execute(f"pragma user_version = {FORMAT}")
+                self._db.execute("commit")
+
+    @contextlib.contextmanager
+    def _reading(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            hint = f"move {self.path} aside: what earlier exports wrote to this destination then counts as edited there, and is not overwritten unasked"
+            raise OperationError(
+                OPERATION_FAILED,
+                f"export: the record of earlier exports, {self.path}, cannot be used: {error}",
+                {"path": self.path, "hint": hint},
+                reason="export_record_unreadable",
+            ) from error
+
+    def identity(self) -> Identity | None:
+        """The destination as the last export that ended left it."""
+        with self._reading():
+            row = self._db.execute("select value from about where key = 'identity'").fetchone()
+        return None if row is None else Identity(*json.loads(row[0]))
+
+    def begin(self, heads: Facts, *, fresh: bool) -> None:
+        """Before the destination changes: what it is about to hold, so that it survives a power cut.
+
+        Args:
+            fresh: the destination does not exist: what earlier exports left there counts no more.
+        """
+        with self._reading():
+            self._db.execute("begin immediate")
+            self._db.execute("delete from fact" if fresh else "delete from fact where slot = 1")
+            for path, fact in heads.planned():
+                self.put(path, fact, 1)
+            self._db.execute("commit")
+
+    def finish(self, identity: Identity, dest: str) -> None:
+        """What was gathered is there."""
+        with self._reading():
+            self._db.execute("begin immediate")
+            hiding = self._db.execute(
+                "select path from fact where slot = 1 and letter <> 'd' and path in (select path from fact where slot = 0 and letter in ('d', 'o'))"
+            ).fetchall()
+            for (path,) in hiding:
+                self._db.execute("delete from fact where slot = 0 and path > ? and path < ?", (path + b"/", path + b"0"))
+            self._db.execute("insert or replace into fact select path, 0, letter, size, mtime_ns, digest from fact where slot = 1")
+            (rows,) = self._db.execute("select count(*) from fact where slot = 0").fetchone()
+            if rows > ROWS_MAX:
+                self._db.execute("delete from fact where slot = 0 and path not in (select path from fact where slot = 1)")
+            self._db.execute("delete from fact where slot = 1")
+            for key, value in (("identity", json.dumps(identity)), ("dest", dest)):
+                self._db.execute("insert or replace into about values (?, ?)", (key, value))
+            self._db.execute("commit")
+
+
+def place_of(directory: str, sandbox_id: str, dest: str) -> str:
+    """The record's file; `dest` resolved."""
+    return os.path.join(directory, sandbox_id, hashlib.sha256(os.fsencode(dest)).hexdigest()[:32] + ".sqlite")
+
+
+def forget(directory: str, sandbox_id: str) -> None:
+    """Remove the records of a sandbox that is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(os.path.join(directory, sandbox_id))

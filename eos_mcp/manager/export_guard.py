@@ -1,0 +1,181 @@
+"""What keeps one `dir` export from harming the person's own work and machine: conflicts, what is left out, what would run by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from typing import Any
+
+from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.manager.export_conflict import Conflicts, Seen, tell
+from eos_mcp.manager.export_facts import FILE, Fact, Facts, Record, fact_of
+from eos_mcp.manager.export_identity import identity_of
+from eos_mcp.manager.export_left_out import LeftOut
+from eos_mcp.manager.export_rules import REFERENCE, Rules
+from eos_mcp.manager.export_stream import ExportStream
+from eos_mcp.manager.export_tree import Tree
+from eos_mcp.manager.hygiene import Ground, Hygiene, homes
+from eos_mcp.manager.hygiene_git import hooks_path
+from layerstack import pax
+
+_CONFIG_MAX = 1 << 18
+
+
+class Guard:
+    """Asked by the receiver. `target` is the destination before the export, None while it does not exist."""
+
+    def __init__(
+        self, rules: Rules, dest: str, target: Tree | None, conflicts: Conflicts | None, record: Record | None, heads: Facts | None
+    ) -> None:
+        self.rules, self.dest, self.target, self.conflicts, self.record = rules, dest, target, conflicts, record
+        self.heads = heads
+        self.seen = Seen()
+
+    # what it is made of
+
+    def hygiene_of(self, stream: ExportStream) -> Hygiene:
+        target = self.target
+
+        def existed(path: bytes) -> bool:
+            return target is not None and (not path or target.lstat(path) is not None)
+
+        def there(path: bytes) -> bool:
+            return stream.index.find(path) is not None or existed(path)
+
+        return Hygiene(Ground(self.dest, there, existed, homes(), self._hooks()))
+
+    def left_out_of(self, *, folds: bool) -> LeftOut:
+        return LeftOut(self.rules, self.target, folds)
+
+    def _hooks(self) -> bytes:
+        """Where git looks for the hooks of the destination's own repository, as far as it lies in the destination."""
+        fd = None if self.target is None else self.target.open_file(b".git/config")
+        if fd is None:
+            return b""
+        with open(fd, "rb") as file:
+            found = hooks_path(file.read(_CONFIG_MAX))
+        if not found:
+            return b""
+        here = os.fsencode(self.dest)
+        path = os.path.normpath(os.path.join(here, os.path.expanduser(found)))
+        inside = path.removeprefix(here + b"/") if path.startswith(here + b"/") else b""
+        above, _, name = inside.rpartition(b"/")
+        return above if name == b"_" and above else inside  # husky: what git runs in `_` runs its neighbours
+
+    # what the receiver asks and tells
+
+    def on_the_way(self, header: pax.Header, old: os.stat_result | None) -> bool:
+        """Whether the person's version stays in the place of an entry that differs."""
+        return self.conflicts is not None and self.conflicts.on_the_way(header, old, self._head(header)) and self.keep(header.path)
+
+    def keep(self, path: bytes) -> bool:
+        return self.conflicts is not None and self.conflicts.keep(path)
+
+    def holds_work(self, path: bytes) -> bool:
+        """Whether something at a path that would be cleared is to stay: a directory is then looked through."""
+        return self.conflicts is not None and self.rules.on_conflict == "keep" and self.conflicts.any_below(path)
+
+    def note_cleared(self, path: bytes, of: bytes) -> None:
+        """What lies at `path` and below is cleared, or stays as `holds_work` said: it is told."""
+        if self.conflicts is not None:
+            self.conflicts.below(path, of=of)
+
+    def gather(self, header: pax.Header, *, passed: bool = False) -> None:
+        """What an entry leaves at its path; one that was passed over leaves nothing, but another may be a further name of it."""
+        if self.heads is not None:
+            self.heads.put(header.path, self._head(header), int(passed))
+
+    def _head(self, header: pax.Header) -> Fact:
+        if header.type != pax.HARD_LINK:
+            return fact_of(header)
+        found = self.heads.get(header.target) if self.heads is not None else []
+        return found[0] if found else Fact(FILE, -1)
+
+    # before and after the destination changes
+
+    def refuse(self, hygiene: Hygiene) -> None:
+        """The stream was read, and nothing was written.
+
+        Raises:
+            OperationError: operation_failed: export_conflict, unsafe_content.
+        """
+        if self.conflicts is not None:
+            self.conflicts.refuse(self.dest, [] if self.rules.allow_unsafe else hygiene.unsafe)
+        if not hygiene.unsafe_count or self.rules.allow_unsafe:
+            return
+        count = hygiene.unsafe_count
+        first = ", ".join(f"{row['path']} ({row['why']})" for row in hygiene.unsafe[:5])
+        more = f", and {count - 5} more" if count > 5 else ""
+        details: dict[str, Any] = {
+            "dest": self.dest,
+            "unsafe": hygiene.unsafe,
+            "unsafe_count": count,
+            "hint": "read them in the sandbox (file_read), or export an archive, where nothing runs; a person who has read them may export with "
+            "--allow-unsafe (of the command, or of eos-mcp when it starts)",
+        }
+        message = f"export to {self.dest}: {count} file{'s' * (count != 1)} would run by {'themselves' if count != 1 else 'itself'} there"
+        raise OperationError(OPERATION_FAILED, f"{message}, nothing was written: {first}{more}", details, reason="unsafe_content")
+
+    def ready(self) -> None:
+        """Before the destination changes."""
+        if self.record is not None and self.heads is not None:
+            self.record.begin(self.heads, fresh=self.target is None)
+
+    def check(self, stage: Tree) -> None:
+        """Everything is in place and can still be taken back. Raises as `Seen.check`."""
+        if self.conflicts is not None and self.rules.on_conflict != "overwrite":
+            self.seen.check(stage, self.dest)
+
+    def finish(self, target: Tree) -> None:
+        """It is final."""
+        if self.record is not None:
+            self.record.finish(identity_of(target), self.dest)
+
+    def to_json(self, hygiene: Hygiene, *, dry_run: bool) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        if self.conflicts is not None:
+            out.update(self.conflicts.to_json(dry_run))
+        elif dry_run:
+            out["would_conflict"], out["would_conflict_count"] = [], 0
+        if dry_run:
+            knows = self.conflicts is None or self.conflicts.knows_base
+            out["edited"] = None if not knows else self.conflicts.lost if self.conflicts is not None else []
+            if knows:
+                out["edited_count"] = self.conflicts.lost_count if self.conflicts is not None else 0
+        if dry_run or hygiene.unsafe_count:
+            out["unsafe"], out["unsafe_count"] = hygiene.unsafe, hygiene.unsafe_count
+        return out
+
+
+@contextlib.contextmanager
+def guarding(rules: Rules, dest: str, target: Tree | None, stream: ExportStream, base: str | None, *, dry_run: bool) -> Generator[Guard]:
+    """The guard of one export, with what it knows of the base and of earlier exports, for the length of a block.
+
+    Args:
+        base: the copy of the workspace that the sandbox was made from; where there is none, the stream tells of it if it was asked to.
+    """
+    with contextlib.ExitStack() as open_:
+        record: Record | None = None
+        if rules.record is not None and (not dry_run or os.path.exists(rules.record)):
+            record = open_.enter_context(contextlib.closing(Record(rules.record)))
+        conflicts: Conflicts | None = None
+        told: Facts | None = None
+        if stream.header.get("base") is True:
+            told = open_.enter_context(contextlib.closing(Facts()))
+            stream.told = _teller(told)
+        if target is not None and (dry_run or rules != REFERENCE):
+            copy: Tree | None = None
+            if base is not None and os.path.isdir(base):
+                copy = Tree(os.path.realpath(base))
+                open_.callback(copy.close)
+            conflicts = Conflicts(rules, target, copy, told, record)
+        heads = None if conflicts is None and record is None else open_.enter_context(contextlib.closing(Facts()))
+        yield Guard(rules, dest, target, conflicts, record, heads)
+
+
+def _teller(told: Facts) -> Any:
+    def take(header: pax.Header) -> None:
+        tell(told, header)
+
+    return take
