@@ -102,8 +102,8 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Create and start one or more sandboxes",
-        "Create a sandbox over a copy of a host directory and wait until it is ready. "
-        "The host directory is never written; get results out with export_changes. Returns the record; its id is every other tool's sandbox_id.",
+        "Create a sandbox over a copy of a host directory, ready for use. "
+        "The host directory is never written; get results out with export_changes. Its id is every other tool's sandbox_id.",
         (
             Argument(
                 "image",
@@ -116,12 +116,12 @@ MANAGER: tuple[Operation, ...] = (
                 "workspace_root",
                 "path",
                 required=True,
-                help="Absolute host directory to copy as the workspace.",
+                help="Absolute host directory to copy.",
                 flag="--workspace-bind-root",
                 aliases=("--workspace-root",),
                 value="PATH",
             ),
-            Argument("count", "integer", help="How many; they share one base.", default=1, minimum=1),
+            Argument("count", "integer", help="How many, of one base.", default=1, minimum=1),
             _ALLOW_SENSITIVE,
         ),
         scope="system",
@@ -318,20 +318,14 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Write published changes to the host",
-        "Write all published changes, none of open sessions, to the host: dir applies them, deletions too, to a directory; "
-        "tar and tar-zst write one archive.",
+        "Write what is published, not open sessions, to the host: into a directory (deletions too) or one archive.",
         (
             _SANDBOX,
-            Argument("dest", "path", required=True, help="Absolute path on the host.", value="PATH"),
+            Argument("dest", "path", required=True, help="Absolute host path.", value="PATH"),
             Argument("format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")),
-            Argument("dry_run", "boolean", help="Only list what would change.", default=False),
-            Argument(
-                "on_conflict",
-                "string",
-                help="Own changes of dest: fail (default), keep, or overwrite (lost).",
-                choices=("fail", "keep", "overwrite"),
-            ),
-            Argument("with_git", "boolean", help="Overwrite a repository's .git.", default=False),
+            Argument("dry_run", "boolean", help="Only list changes.", default=False),
+            Argument("on_conflict", "string", help="Paths that dest changed too; default fail.", choices=("fail", "keep", "overwrite")),
+            Argument("with_git", "boolean", help="Overwrite dest's .git.", default=False),
             Argument("allow_unsafe", "boolean", help="Write git hooks, .envrc, ...", default=False, hidden=True),
             Argument("keep_setuid", "boolean", help="Keep files' setuid bits.", default=False, hidden=True),
             _ALLOW_SENSITIVE,
