@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
+from eos_mcp.providers.docker import MADE_BY
 from tests.end_to_end.hosting import Host, hosting
 from tests.end_to_end.test_manager import Place
 from tests.end_to_end.test_manager import place as place
@@ -41,18 +44,41 @@ def commit(where: str, name: str) -> None:
 Scenario = Callable[[Host, str], Any]
 
 
+@contextlib.contextmanager
+def tidied(instance_id: str, bases: str) -> Generator[None]:
+    """What a failed scenario left in the engine goes: containers of this instance, their volumes and the volumes of its bases."""
+    client = docker.from_env()
+    try:
+        yield
+    finally:
+        for container in client.containers.list(all=True, filters={"label": f"eos.gateway_instance_id={instance_id}"}):
+            container.remove(force=True, v=True)
+            for volume in client.volumes.list():
+                if volume.name.startswith(str(container.name)):
+                    volume.remove(force=True)
+        for name in os.listdir(bases) if os.path.isdir(bases) else ():
+            for volume in client.volumes.list(filters={"name": f"eos-shared-base-{name}"}):
+                volume.remove(force=True)
+        for volume in client.volumes.list(filters={"dangling": True, "label": f"{MADE_BY}={instance_id}"}):
+            volume.remove(force=True)
+        client.close()
+
+
 @pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.needs("dockerd"))])
-def play(request: pytest.FixtureRequest, place: Place) -> Callable[[Scenario], Any]:
+def play(request: pytest.FixtureRequest, place: Place) -> Generator[Callable[[Scenario], Any]]:
     """scenario(host, sandbox id) over the place's workspace, a repository."""
+    instance_id = f"harmless-{os.urandom(6).hex()}"
+    Path(place.workspace, "base.txt").write_text(f"one of {instance_id}\n")  # a base of its own
     repository(place.workspace)
-    if request.param == "local":
-        image, backend = "host", "local"
-    else:
+    image, backend = "host", "local"
+    tidy: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if request.param == "docker":
         image, backend = request.getfixturevalue("image")("debian"), "docker"
+        tidy = tidied(instance_id, f"{place.root}/bases")
 
     def run(scenario: Scenario) -> Any:
         async def hosted() -> Any:
-            async with hosting(place.state, backend=backend, instance_id=f"harmless-{os.path.basename(place.root)}") as host:
+            async with hosting(place.state, backend=backend, instance_id=instance_id) as host:
                 sandbox = (await host.do("create_sandbox", image=image, workspace_root=place.workspace))["id"]
                 try:
                     return await scenario(host, sandbox)
@@ -62,7 +88,8 @@ def play(request: pytest.FixtureRequest, place: Place) -> Callable[[Scenario], A
 
         return asyncio.run(hosted())
 
-    return run
+    with tidy:
+        yield run
 
 
 def agent_commits(git_directory: str = ".git") -> str:

@@ -22,6 +22,7 @@ import pytest
 import zstandard
 
 from eos_agent.protocol import OperationError
+from eos_mcp.manager.bounds import Bounds
 from eos_mcp.manager.export import ExportLimits, Guards, apply, check_destination, recover
 from eos_mcp.manager.export_receive import folded
 from layerstack import durable, linux, pax
@@ -817,3 +818,20 @@ def test_a_killed_archive_is_swept_by_the_next_export(tmp_path: Path) -> None:
         assert len(os.listdir(tmp_path)) == 1 and not (tmp_path / "x.tar").exists()
     run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar")
     assert os.listdir(tmp_path) == ["x.tar"]
+
+
+@pytest.mark.parametrize("fmt", ["dir", "tar"])
+def test_a_destination_that_leads_out_of_the_bounds_by_now_is_refused_before_it_is_opened(tmp_path: Path, fmt: str) -> None:
+    """A parent became a link after the request was checked."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/deep").symlink_to(tmp_path / "outside")
+    bound = Bounds((str(tmp_path / "in"),))
+
+    def allowed(place: str) -> None:
+        bound.check(place, "dest")
+
+    error = failure(made(file(b"f", b"1")), tmp_path / "in/deep/d", fmt, allowed=allowed)
+    assert error.details["reason"] == "outside_roots" and os.listdir(tmp_path / "outside") == []
+    run(made(file(b"f", b"1")), tmp_path / "in/d", fmt, allowed=allowed)
+    assert (tmp_path / "in/d").exists()

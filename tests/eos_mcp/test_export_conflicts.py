@@ -17,9 +17,11 @@ from eos_agent.protocol import OperationError
 from eos_mcp.manager import export_facts
 from eos_mcp.manager.export_rules import Rules
 from layerstack import pax
+from layerstack.content import BLOCK
 from tests import children
 from tests.eos_mcp.test_export_apply import DELTA, STEPS, Killer, failure, fill, run, shape
 from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, made_by_digests, symlink
+from tests.layerstack.test_content import hole
 from tests.trees import DIRECTORY, FILE, LINK, Entry, write_tree
 
 Entries = tuple[tuple[pax.Header, bytes], ...]
@@ -366,5 +368,56 @@ def test_a_store_tells_of_its_base_where_the_delta_decides(short_dir: str, in_mo
         os.unlink(dest / "gone/deep/mine")
         run(stream, dest, rules=rules)
         assert sorted(os.listdir(dest)) == ["a", "b", "kept"] and (dest / "a").read_text() == "new"
+
+    in_mount_namespace(child)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["a copy of the base here", "the sandbox tells of its base"])
+def test_files_with_holes_are_compared_like_others(short_dir: str, in_mount_namespace: Callable[..., Any], told: bool) -> None:
+    """Equal content is no work of the person's, whatever the times and wherever the holes are; `keep` leaves what was edited."""
+    me = (os.geteuid(), os.getegid())
+    size = 4 * BLOCK
+    base = {"": Entry(DIRECTORY, (0o755, *me))} | {
+        n: Entry(FILE, (0o644, *me), bytes(size) + n.encode()) for n in ("changed", "gone", "mine")
+    }
+
+    def edit(root: str) -> None:
+        os.unlink(f"{root}/gone")
+        for name in ("changed", "mine", "new"):
+            hole(Path(root, name), 2 * size, {size: b"theirs"})
+        os.link(f"{root}/mine", f"{root}/mine too")
+
+    def child() -> None:
+        stack = Stack(short_dir, base, "trusted" if os.geteuid() == 0 else "user")
+        try:
+            stack.publish(edit)
+            stream = stack.export_by_digests(base=told, holes=True)
+        finally:
+            stack.close()
+        dest, copy = Path(short_dir, "d"), Path(short_dir, "copy")
+        for place in (dest, copy):
+            write_tree(str(place), base)
+        for path in dest.iterdir():
+            os.utime(path, (1, 1))
+        record = export_facts.place_of(f"{short_dir}/records", "eos-1", str(dest))
+        more: dict[str, Any] = {"base": None if told else str(copy)}
+        rules = Rules("auto", "fail", False, str(dest), record)
+        (dest / "mine").write_bytes(bytes(size) + b"MINE")
+        os.utime(dest / "mine", (1, 1))
+        with pytest.raises(OperationError) as caught:
+            run(stream, dest, rules=rules, **more)
+        assert caught.value.details["conflicts"] == [{"path": "mine", "differs": "edited"}]
+        kept = run(stream, dest, rules=rules._replace(on_conflict="keep"), **more)
+        assert kept["kept_back"] == ["mine"] and (dest / "mine").read_bytes() == bytes(size) + b"MINE"
+        whole = bytes(size) + b"theirs" + bytes(size - 6)
+        assert sorted(os.listdir(dest)) == ["changed", "mine", "mine too", "new"]
+        assert all((dest / name).read_bytes() == whole for name in ("changed", "new", "mine too"))
+        for name in ("changed", "new"):
+            (dest / name).write_bytes(whole)  # the same without holes, at another time
+            os.utime(dest / name, (2, 2))
+        again = run(stream, dest, rules=rules._replace(on_conflict="keep"), **more)
+        assert again["kept_back"] == ["mine"]
+        done = run(stream, dest, rules=rules._replace(on_conflict="overwrite"), **more)
+        assert [row["path"] for row in done["overwritten"]] == ["mine"] and (dest / "mine").read_bytes() == whole
 
     in_mount_namespace(child)
