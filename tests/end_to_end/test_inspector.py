@@ -142,7 +142,7 @@ def client(request: pytest.FixtureRequest, place: Place, target: Target) -> Clie
     ],
     indirect=True,
 )
-def test_list_create_exec_read_export_destroy(client: Client, short_dir: str) -> None:
+def test_list_create_exec_read_export_destroy(client: Client) -> None:
     done = client.run("--method", "tools/list", "--strict")
     assert done.returncode == 0, done.stdout + done.stderr
     names = [tool["name"] for tool in unwrapped(done.stdout)["tools"]]
@@ -153,7 +153,7 @@ def test_list_create_exec_read_export_destroy(client: Client, short_dir: str) ->
         ran = client.call("exec_command", sandbox_id=sandbox["id"], cmd="cat README; echo made here > made")
         assert (ran["status"], ran["exit_code"], ran["output"]) == ("ok", 0, "the project")
         assert client.call("file_read", sandbox_id=sandbox["id"], path="made")["content"] == "made here"
-        out = os.path.join(short_dir, "out")
+        out = os.path.join(os.path.dirname(client.place.state), f"out-{sandbox['id']}")  # below the root that the server was started with
         assert client.call("export_changes", sandbox_id=sandbox["id"], dest=out)["files_written"] == 1
         with open(os.path.join(out, "made")) as file:
             assert file.read() == "made here\n"
