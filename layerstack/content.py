@@ -170,9 +170,11 @@ def digest_of_file(fd: int, *, leaving: bool = False, plain: bool = False) -> by
         begin_write_out(fd)
     status = os.fstat(fd)
     if status.st_size < BLOCK:
-        total = hashlib.sha256()
-        while data := os.read(fd, PIECE):
-            total.update(data)
+        data = os.read(fd, status.st_size + 1)
+        total = hashlib.sha256(data)
+        if len(data) != status.st_size:  # it grows, or the read was cut short
+            while data := os.read(fd, BLOCK):
+                total.update(data)
         return total.digest()
     found = ContentHash(plain=plain)
     at = 0

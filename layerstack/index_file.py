@@ -152,12 +152,14 @@ class _Writer:
         if self._hashes:
             raw = byte_order(row.path)
             self._total.update(b"%d:%s%d:%s" % (len(raw), raw, len(rest), rest))
-        self._changes += not row.record.quiet
         if self._packed is not None:
+            self._changes += not row.record.quiet
             self._pack(row)
             return
-        self._rows.append(row)
-        if len(self._rows) > SMALL:
+        rows = self._rows
+        rows.append(row)
+        if len(rows) > SMALL:
+            self._changes = sum(not each.record.quiet for each in rows)
             self._packed = PackedIndex()
             self._spilled = _SpilledRows(self._folder) if self._hashes else None
             for each in self._rows:
@@ -173,10 +175,11 @@ class _Writer:
     def done(self, sizes: Sequence[int]) -> Indexed:
         digest = self._total.hexdigest()
         if self._packed is None:
-            records = {row.path: row.record for row in self._rows}
-            return Indexed(records, tuple(self._rows), digest, sizes[0], sizes[1], self._changes)
-        rows = _PackedRows(self._packed) if self._spilled is None else self._spilled
-        return Indexed(self._packed, rows, digest, sizes[0], sizes[1], self._changes)
+            rows = tuple(self._rows)
+            changes = len(rows) - sum([row.record.quiet for row in rows])
+            return Indexed({row.path: row.record for row in rows}, rows, digest, sizes[0], sizes[1], changes)
+        large = _PackedRows(self._packed) if self._spilled is None else self._spilled
+        return Indexed(self._packed, large, digest, sizes[0], sizes[1], self._changes)
 
 
 Known = Callable[[str, State], "bytes | None"]

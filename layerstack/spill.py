@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Generator
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import IO
 
 _open: ContextVar[list[IO[bytes]] | None] = ContextVar("layerstack.spill", default=None)
 
 
-@contextlib.contextmanager
-def scope() -> Generator[None]:
-    """What `new_file` gives in this block, and not in one within it, is closed at its end."""
+Scope = tuple[list[IO[bytes]], Token[list[IO[bytes]] | None]]
+
+
+def begin() -> Scope:
+    """From now on to `end`, in this context, `new_file` gives files that end then; scopes lie within each other."""
     files: list[IO[bytes]] = []
-    token = _open.set(files)
-    try:
-        yield
-    finally:
-        _open.reset(token)
-        for file in files:
-            with contextlib.suppress(OSError):  # what a full disk did not take is no longer wanted
-                file.close()
+    return files, _open.set(files)
+
+
+def end(scope: Scope) -> None:
+    """Close what was made in the scope."""
+    files, token = scope
+    _open.reset(token)
+    for file in files:
+        with contextlib.suppress(OSError):  # what a full disk did not take is no longer wanted
+            file.close()
 
 
 def new_file(folder: str | None) -> IO[bytes]:

@@ -62,10 +62,11 @@ class Staging:
             made.extend(path + suffix for suffix in suffixes or ("",))
             return path
 
+        rows = spill.begin()
         try:
-            with spill.scope():
-                yield new
+            yield new
         finally:
+            spill.end(rows)
             for path in made:
                 self.discard(path)
 
