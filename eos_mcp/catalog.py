@@ -371,6 +371,12 @@ MANAGER: tuple[Operation, ...] = (
                 ours=True,
             ),
             ResultField("ignored_staging_count", "integer", "of all of them", ours=True),
+            ResultField(
+                "left_staging",
+                "array",
+                "dir: this export's staging directory, when it could not be removed: an immutable file lies in it",
+                ours=True,
+            ),
             ResultField("dry_run", "boolean", "true: nothing was written, all counts are of what would be", ours=True),
             ResultField("changes", "array", "dry run: action (write, delete, mode) and path; 200 at most", ours=True),
             ResultField("change_count", "integer", "dry run: of all changes", ours=True),

@@ -34,7 +34,7 @@ APART = (".codex/worktrees", ".cursor/worktrees", ".claude/worktrees")
 
 
 class Bounds(NamedTuple):
-    """The bounds of one request. roots: None for no bound; an empty tuple allows nothing."""
+    """The bounds of one request. roots: resolved by whoever set them; None for no bound; an empty tuple allows nothing."""
 
     roots: tuple[str, ...] | None = None
     allow_sensitive: bool = False
@@ -42,12 +42,14 @@ class Bounds(NamedTuple):
     def check(self, path: str, argument: str) -> None:
         """Refuse `path`, and what it resolves to, outside the roots or in a sensitive place. A path that is not there yet counts by its folder.
 
+        Roots are not resolved again: an export may have put a symlink in the place of one that lies in another.
+
         Raises:
             OperationError: invalid_request, reason outside_roots or sensitive_place.
         """
         real = os.path.realpath(path)
         details: dict[str, Any] = {"argument": argument, "value": path}
-        if self.roots is not None and not roots.inside(real, [os.path.realpath(root) for root in self.roots]):
+        if self.roots is not None and not roots.inside(real, self.roots):
             below = (
                 ", ".join(self.roots)
                 if self.roots
@@ -104,10 +106,40 @@ def sensitive(real: str) -> str | None:
         for name in (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP):
             if _met(real, f"{home}/{name}"):
                 return f"{home}/{name} holds secrets or what runs by itself"
+    if (why := _another_name(real)) is not None:
+        return why
     for place in (*SYSTEM, *secret_paths.ENGINE_ROOTS):
         if _met(real, place) or roots.inside(place, [real]):
             return f"{place} belongs to the machine"
     return None
+
+
+def _another_name(real: str) -> str | None:
+    """By device and inode: a bind mount shows such a place under another path."""
+    around: set[tuple[int, int]] = set()
+    own, at = _identity(real), real
+    while at != os.path.dirname(at):
+        if (one := _identity(at)) is not None:
+            around.add(one)
+        at = os.path.dirname(at)
+    for home in homes():
+        if own is not None and _identity(home) == own:
+            return f"it is the home directory {home} under another name"
+        for name in (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP):
+            if _identity(f"{home}/{name}") in around:
+                return f"it is {home}/{name} under another name, or lies in it, which holds secrets or what runs by itself"
+    for place in (*SYSTEM, *secret_paths.ENGINE_ROOTS):
+        if _identity(place) in around:
+            return f"it is {place} under another name, or lies in it, which belongs to the machine"
+    return None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _met(real: str, place: str) -> bool:

@@ -79,7 +79,7 @@ def apply_directory(
             guard.ready()
             stage.ready(work.staged_files)
             _commit(stage, dest, target, guard)
-            return {**work.result(), **strangers(dest, stage)}
+            return {**work.result(), **strangers(dest, stage), **_left(stage)}
         except OSError as error:
             raise disk_refused(error, dest) from error
 
@@ -94,7 +94,16 @@ def _check_alone(stage: Stage, dest: str, journals: str) -> None:
         raise in_flight(dest, busy[0])
 
 
+def _left(stage: Stage) -> dict[str, Any]:
+    """Remove the staging of a finished export; it is named where that fails, as with an immutable file among what was replaced."""
+    _end(stage)
+    return {"left_staging": [stage.path]} if stage.voucher.said.staging(stage.home) is not None else {}
+
+
 def _end(stage: Stage) -> None:
+    if stage.ended:
+        return
+    stage.ended = True
     if stage.kept:
         stage.voucher.close()
         return

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from eos_mcp.manager import export_mounts
 from eos_mcp.manager.export_bits import BITS, Stripped
 from eos_mcp.manager.export_guard import Guard
 from eos_mcp.manager.export_links import Names, copied, is_shared
@@ -64,6 +65,7 @@ class Receiver:
         self._folded: dict[bytes, int] = {}
         self._collisions: list[list[str]] = []
         self._listing: tuple[bytes, set[bytes]] | None = None
+        self._mounts = () if target is None else export_mounts.mounts_below(target.fd)
 
     def receive(self, progress: Progress) -> None:
         """Up to the trailer; afterwards the plan is complete. Raises OSError or OperationError; the destination was only read."""
@@ -188,6 +190,8 @@ class Receiver:
         return None if self.target is None else self.target.lstat(path)
 
     def _add(self, what: Step) -> None:
+        if self._mounts and (what.staged or what.letter == b"w"):
+            export_mounts.check(self._mounts, what.path)
         self._state[-1] = what.staged
         if self.stage is not None:
             self.stage.add(what)
@@ -491,6 +495,7 @@ class Receiver:
                 self.guard.note_cleared(child, opaque)
                 self.guard.keep(child)
             return
+        export_mounts.check(self._mounts, child)
         self.guard.note_cleared(child, opaque)
         self._note("delete", child)
         if self.stage is not None:

@@ -24,7 +24,7 @@ def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
     Args:
         folder: of the state directory: where the records are.
     Returns:
-        `rolled_back` or `swept` for each that was found; `ignored` where a record names something that its export has not left so.
+        `rolled_back` or `swept` for each that was found; `left` where its staging directory cannot be removed; `ignored` where a record names something that its export has not left so.
     Raises:
         OperationError: operation_failed, `in_flight`: such an export is running; `rollback_failed`.
     """
@@ -63,10 +63,8 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
             voucher.drop()
             return ["ignored"]
         if stage is None:
-            clear_away(home, voucher, step)
-            return ["swept"]
-        _take_back(stage, home, voucher)
-        return ["rolled_back"]
+            return ["swept" if _swept(home, voucher, step) else "left"]
+        return ["rolled_back"] if _take_back(stage, home, voucher) else ["rolled_back", "left"]
     except OSError as error:
         voucher.close()
         said = voucher.said
@@ -80,7 +78,19 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
         home.close()
 
 
-def _take_back(stage: Stage, home: Tree, voucher: Voucher) -> None:
+def _swept(home: Tree, voucher: Voucher, step: StepHook) -> bool:
+    """Remove what an export that needs nothing taken back has left; False: it cannot be removed (an immutable file, a mount), which is in
+    nobody's way. The voucher stays then, so that each later export tries, and the result names the directory.
+    """
+    try:
+        clear_away(home, voucher, step)
+    except OSError:
+        return False
+    return True
+
+
+def _take_back(stage: Stage, home: Tree, voucher: Voucher) -> bool:
+    """False: all is taken back, but the staging directory cannot be removed."""
     target: Tree | None = None
     done = False
     try:
@@ -96,7 +106,11 @@ def _take_back(stage: Stage, home: Tree, voucher: Voucher) -> None:
             target.close()
         if not done:
             stage.leave()
-    stage.destroy()
+    try:
+        stage.destroy()
+    except OSError:
+        return False
+    return True
 
 
 def roll_back(stage: Stage, name: bytes, target: Tree | None) -> None:

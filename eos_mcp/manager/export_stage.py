@@ -27,6 +27,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
+from eos_mcp.manager.export_mounts import check_none
 from eos_mcp.manager.export_names import flaw, reserved
 from eos_mcp.manager.export_tree import Tree, sync_file_system
 from eos_mcp.manager.export_voucher import Said, Voucher, lock
@@ -79,6 +80,7 @@ class Stage:
         self._end = 0
         self.created = False
         self.kept = False  # a rollback failed: the directory stays
+        self.ended = False
 
     @property
     def path(self) -> str:
@@ -458,6 +460,7 @@ def clear_away(home: Tree, voucher: Voucher, step: StepHook = no_step) -> None:
     try:
         step("export.remove")
         if voucher.said.staging(home) is not None:
+            check_none(home.fd, voucher.said.name)
             home.remove(voucher.said.name)
             os.fsync(home.fd)
         step("export.forget")

@@ -119,8 +119,10 @@ class Voucher:
         _append(self._fd, {"id": self.said.id})
 
     def close(self) -> None:
-        """Let go of it; the next export takes it over."""
-        os.close(self._fd)
+        """Let go of it; the next export takes it over. Closed already is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def drop(self) -> None:
         """Forget the export: nothing of it is left."""

@@ -321,7 +321,7 @@ class Manager:
         configured, allowed = self.config.manager.workspace_roots, bounds.of_request(args).roots
         if allowed is not None:
             within = [os.path.realpath(root) for root in configured or ("/",)]
-            allowed = tuple(root for root in allowed if roots.inside(os.path.realpath(root), within))
+            allowed = tuple(root for root in allowed if roots.inside(root, within) and os.path.realpath(root) == root)
         return await self.run(roots.list_directories, path, configured if allowed is None else allowed)
 
     async def _list(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 
 from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_mcp.manager.roots import inside
 from eos_mcp.server.options import EOS, Options
 
 log = logging.getLogger("eos.mcp")
@@ -24,6 +25,8 @@ FOR_A_PERSON = ("allow_sensitive", "allow_unsafe", "keep_setuid")
 """Arguments that lower a guard: the server's command line may give them, a model may not."""
 ASK_S = 5.0
 ROOTS_MAX = 256
+SEEN_MAX = 4096
+"""Different roots of one client that are remembered; later ones count only if they need no resolving."""
 
 
 def carried(options: Options, name: str, args: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
@@ -45,8 +48,25 @@ def carried(options: Options, name: str, args: Mapping[str, Any], roots: Sequenc
 
 
 def by_command_line(options: Options) -> list[str] | None:
-    """What `--root` names; None: nothing."""
-    return [os.path.abspath(root) for root in options.roots] if options.roots else None
+    """What `--root` names, as it is when the server starts; None: nothing."""
+    return settled([(os.path.abspath(root), os.path.realpath(root)) for root in options.roots]) if options.roots else None
+
+
+def settled(roots: Sequence[tuple[str, str]]) -> list[str]:
+    """What roots, each with what it leads to, bound: without those that are a symlink in another root which leads out of that one. An export
+    into the other may have made it, and it would bound nothing after the next start.
+    """
+    out: list[str] = []
+    for path, real in roots:
+        named = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        around = [other for _, other in roots if other != real and inside(named, [other]) and not inside(real, [other])]
+        if around:
+            log.warning(
+                "root %s is left out: it lies in the root %s and leads to %s; name that itself if it is meant", path, around[0], real
+            )
+        else:
+            out.append(real)
+    return out
 
 
 def bounded(options: Options) -> bool:
@@ -54,12 +74,26 @@ def bounded(options: Options) -> bool:
     return options.program == EOS or bool(options.roots)
 
 
-async def asked(ctx: ServerRequestContext[Any], options: Options) -> list[str]:
+class Resolved:
+    """What the roots of a client led to when they were first seen. A symlink that takes the place of one later, as an export into the root
+    that holds it may bring, leads nowhere: the root is the directory that it was.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, str] = {}
+
+    def of(self, path: str) -> str:
+        if path not in self._seen and len(self._seen) >= SEEN_MAX:
+            return path
+        return self._seen.setdefault(path, os.path.realpath(path))
+
+
+async def asked(ctx: ServerRequestContext[Any], options: Options, resolved: Resolved) -> list[str]:
     """The client's roots, when it has some and speaks over this process' own pipes; else the working directory."""
     if options.transport == "stdio":
         found = await _clients(ctx)
         if found is not None:
-            return found
+            return [root for root in settled([(path, resolved.of(path)) for path in found]) if not _wide(root)]
     return where_started()
 
 
@@ -83,8 +117,7 @@ async def _clients(ctx: ServerRequestContext[Any]) -> list[str] | None:
     except (MCPError, TimeoutError, ValueError) as error:
         log.warning("roots/list of the client: %s", error or type(error).__name__)
         return None
-    paths = [path for root in answer.roots[:ROOTS_MAX] if (path := _path(str(root.uri))) is not None]
-    return [path for path in paths if not _wide(path)]
+    return [path for root in answer.roots[:ROOTS_MAX] if (path := _path(str(root.uri))) is not None]
 
 
 def _path(uri: str) -> str | None:

@@ -61,7 +61,7 @@ class Tools:
         self._for_models = options.program == EOS and options.tool_set in ("agent", "all")
         definitions = [schema.definition(o, sandbox_optional=options.sandbox_id is not None) for o in members]
         self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
-        self._roots = bounding.by_command_line(options)
+        self._roots, self._resolved = bounding.by_command_line(options), bounding.Resolved()
         self.closing = False
         """Set when the server goes down: what is cut off then is left running, not cancelled."""
 
@@ -74,7 +74,7 @@ class Tools:
         async def report(value: float, text: str) -> None:
             await ctx.session.report_progress(value, None, text)
 
-        roots = await bounding.asked(ctx, self._options) if self.wants_client(params.name) else None
+        roots = await bounding.asked(ctx, self._options, self._resolved) if self.wants_client(params.name) else None
         found = await self.answer(params.name, params.arguments or {}, report if _progress_token(ctx) is not None else None, roots)
         content: list[types.ContentBlock] = [types.TextContent(type="text", text=found.text)]
         return types.CallToolResult(content=content, structured_content=found.reply, is_error=found.is_error)

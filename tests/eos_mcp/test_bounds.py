@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from eos_mcp.manager import bounds
 from eos_mcp.manager.bounds import Bounds
 from eos_mcp.server import app
 from eos_mcp.server.options import EOS, SANDBOX, Options, UsageError, parse
+from layerstack import linux
 from tests.eos_mcp.test_mcp_tools import ScriptedGateway, call, shown
 
 CREATE = {"image": "host", "workspace_root": "/w"}
@@ -36,7 +38,9 @@ def test_what_a_path_resolves_to_decides_about_the_roots(tmp_path: Path) -> None
     (tmp_path / "inside-by-name").mkdir()
     (tmp_path / "in/out").symlink_to(tmp_path / "inside-by-name")
     (tmp_path / "link").symlink_to(tmp_path / "in")
-    bound = Bounds((str(tmp_path / "link"),))
+    assert reason(Bounds((str(tmp_path / "link"),)), tmp_path / "in") == "outside_roots"  # whoever sets roots has resolved them
+    bound = Bounds((str(tmp_path / "in"),))
+    assert reason(bound, tmp_path / "link") is None
     assert reason(bound, tmp_path / "in") is None
     assert reason(bound, tmp_path / "in/deep") is None
     assert reason(bound, tmp_path / "in/not/yet/there") is None
@@ -44,6 +48,25 @@ def test_what_a_path_resolves_to_decides_about_the_roots(tmp_path: Path) -> None
         assert reason(bound, f"{tmp_path}/{path}") == "outside_roots", path
     assert reason(Bounds(()), tmp_path / "in") == "outside_roots"
     assert reason(Bounds(None), tmp_path / "in") is None
+
+
+def _under_another_name(tmp: str, home: str) -> None:
+    os.environ["HOME"] = home
+    place = Path(tmp, "project/place")
+    place.mkdir(parents=True)
+    assert reason(Bounds(), place) is None
+    for source, below in ((f"{home}/.ssh", ""), (f"{home}/.ssh", "deeper"), (home, ""), ("/etc", "cron.d"), (home, ".ssh/new")):
+        linux.mount(source, str(place), None, linux.MS_BIND)
+        assert reason(Bounds(), place / below) == "sensitive_place", (source, below)
+        linux.umount(str(place), linux.MNT_DETACH)
+    linux.mount(f"{home}/project", str(place), None, linux.MS_BIND)
+    assert reason(Bounds(), place) is None
+
+
+def test_a_bind_mount_is_as_sensitive_as_what_it_shows(tmp_path: Path, in_mount_namespace: Callable[..., Any]) -> None:
+    for path in (".ssh/deeper", "project"):
+        (tmp_path / "home" / path).mkdir(parents=True)
+    in_mount_namespace(_under_another_name, str(tmp_path), str(tmp_path / "home"))
 
 
 def test_the_refusal_says_which_flag_a_person_gives(tmp_path: Path) -> None:
@@ -135,6 +158,36 @@ def test_the_clients_roots_come_before_the_working_directory(tmp_path: Path) -> 
     assert with_roots([], Options()) == []
     assert with_roots(uris, Options(transport="http")) == [os.getcwd()]  # a client over the network does not say what is allowed
     assert with_roots(uris, Options(), mode="2026-07-28") == [os.getcwd()]  # that era has no question to the client
+
+
+def test_a_root_that_an_export_into_another_made_a_symlink_bounds_as_before(tmp_path: Path) -> None:
+    inner, outside = tmp_path / "root/inner", tmp_path / "outside"
+    for path in (inner, outside):
+        path.mkdir(parents=True)
+    both = (str(tmp_path / "root"), str(inner))
+    gateway = ScriptedGateway(create_sandbox=REPLY)
+    uris = [f"file://{path}" for path in both]
+
+    async def roots(_context: Any) -> ListRootsResult:
+        return ListRootsResult.model_validate({"roots": [{"uri": uri} for uri in uris]})
+
+    async def go(options: Options) -> None:
+        async with Client(app.build(options, gateway=gateway).server, mode="legacy", list_roots_callback=roots) as client:
+            await client.call_tool("create_sandbox", CREATE)
+            inner.rmdir()
+            inner.symlink_to(outside)
+            await client.call_tool("create_sandbox", CREATE)
+            for asked in gateway.asked:
+                assert reason(Bounds(tuple(asked.args["allowed_roots"])), outside) == "outside_roots"
+            gateway.asked.clear()
+        async with Client(app.build(options, gateway=gateway).server, mode="legacy", list_roots_callback=roots) as client:
+            await client.call_tool("create_sandbox", CREATE)  # the next start of the server
+            assert gateway.asked.pop().args["allowed_roots"] == [both[0]]
+
+    for options in (Options(), Options(roots=both)):
+        anyio.run(go, options)
+        inner.unlink()
+        inner.mkdir()
 
 
 @pytest.mark.parametrize("guard", ["allow_sensitive", "allow_unsafe", "keep_setuid"])

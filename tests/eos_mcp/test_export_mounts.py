@@ -1,0 +1,97 @@
+"""Destinations that hold what cannot be moved or removed as a directory can: mounts, immutable files."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eos_mcp.manager.export import recover
+from eos_mcp.manager.export_recover import settle
+from layerstack import linux
+from tests.eos_mcp.test_export_apply import failure, run, shape
+from tests.exporting import directory, file, gone, journals, made
+
+GET_FLAGS, SET_FLAGS, IMMUTABLE = 0x80086601, 0x40086602, 0x10
+"""FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IMMUTABLE_FL."""
+
+
+@pytest.fixture(autouse=True)
+def no_record_is_left() -> Iterator[None]:
+    shutil.rmtree(journals(), ignore_errors=True)
+    yield
+    shutil.rmtree(journals(), ignore_errors=True)
+
+
+def _over_a_mount(tmp: str, delta: bytes) -> None:
+    dest, gold = Path(tmp, "dest"), Path(tmp, "important")
+    (dest / "sub/mnt a").mkdir(parents=True)
+    (dest / "sub/file").write_text("file")
+    gold.mkdir()
+    (gold / "gold").write_text("gold")
+    linux.mount(str(gold), str(dest / "sub/mnt a"), None, linux.MS_BIND)
+    before = shape(dest)
+    error = failure(delta, dest)
+    assert (error.details["reason"], error.details["mount"]) == ("mount_in_the_way", "sub/mnt a")
+    assert shape(dest) == before
+    assert (gold / "gold").read_text() == "gold"
+    assert os.listdir(journals()) == []
+    run(made(directory(b"sub"), file(b"sub/file", b"new")), dest)  # beside it is nothing in the way
+    assert (dest / "sub/file").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        made(gone(b"sub")),
+        made(file(b"sub", b"a file")),
+        made(directory(b"sub"), gone(b"sub/mnt a")),
+        made(directory(b"sub", opaque=True)),
+    ],
+    ids=["deleted", "replaced", "itself", "opaque"],
+)
+def test_what_is_mounted_below_a_destination_is_neither_moved_nor_emptied(
+    tmp_path: Path, in_mount_namespace: Callable[..., Any], delta: bytes
+) -> None:
+    in_mount_namespace(_over_a_mount, str(tmp_path), delta)
+
+
+def immutable(path: Path, on: bool) -> bool:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        flags = array.array("l", [0])
+        fcntl.ioctl(fd, GET_FLAGS, flags, True)
+        flags[0] = flags[0] | IMMUTABLE if on else flags[0] & ~IMMUTABLE
+        fcntl.ioctl(fd, SET_FLAGS, flags)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def test_remains_that_cannot_be_removed_are_in_no_later_exports_way(tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    (dest / "sub").mkdir(parents=True)
+    (dest / "sub/file").write_text("file")
+    if not immutable(dest / "sub/file", True):
+        pytest.skip("files cannot be made immutable here: no root, or a file system without the flag")
+    try:
+        first = run(made(gone(b"sub")), dest)
+        (left,) = dest.iterdir()
+        assert first["left_staging"] == [str(left)]
+        second = run(made(file(b"new", b"new")), dest)
+        assert second["ignored_staging"] == [str(left)]
+        assert recover(str(dest), journals()) == ["left"]
+        settle(str(dest), journals())
+    finally:
+        for path in tmp_path.rglob("file"):
+            immutable(path, False)
+    assert recover(str(dest), journals()) == ["swept"]
+    assert os.listdir(dest) == ["new"]
