@@ -155,11 +155,13 @@ def look(folder: str, dest: str, *, but: Voucher | None = None, archive: bool = 
         if but is not None and path == but.path:
             continue
         try:
-            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
         except OSError:  # dropped meanwhile
             continue
         keep = False
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                continue
             said = _read(fd)
             if said is None or not here.concerns(said):
                 _forget_torn(fd, path)

@@ -34,7 +34,7 @@ def test_a_dry_run_touches_nothing_and_the_export_after_it_does_what_it_said(tmp
     if exists and fmt == "dir":
         fill(dest)
     elif exists:
-        dest.write_text("an archive of before")
+        dest.write_bytes(b"\x28\xb5\x2f\xfd an archive of before")
     elif fmt == "dir":
         dest = tmp_path / "above" / "d"
     before, was = everything(tmp_path), shape(tmp_path)

@@ -95,3 +95,33 @@ def test_remains_that_cannot_be_removed_are_in_no_later_exports_way(tmp_path: Pa
             immutable(path, False)
     assert recover(str(dest), journals()) == ["swept"]
     assert os.listdir(dest) == ["new"]
+
+
+@pytest.mark.parametrize("fmt", ["tar", "tar-zst"])
+def test_an_archive_replaces_archives_and_nobodys_work(tmp_path: Path, fmt: str) -> None:
+    dest, other = tmp_path / "README.md", tmp_path / "other"
+    delta = made(file(b"new", b"new"))
+    for make in (lambda: dest.write_text("work"), lambda: dest.symlink_to(other), lambda: os.mkfifo(dest)):
+        make()
+        before = os.lstat(dest)
+        error = failure(delta, dest, fmt)
+        assert error.details["reason"] == "export_conflict"
+        assert "move that one away" in error.details["hint"]
+        after = os.lstat(dest)
+        assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+        dest.rename(tmp_path / "away")
+    for _ in range(2):
+        run(delta, dest, fmt)
+    run(delta, dest, "tar")
+    run(delta, dest, "tar-zst")
+    dest.write_bytes(b"")
+    run(delta, dest, fmt)
+    assert os.listdir(journals()) == []
+
+
+def test_what_is_no_record_in_the_folder_of_records_is_passed_over(tmp_path: Path) -> None:
+    os.makedirs(journals())
+    os.mkfifo(f"{journals()}/a.record")
+    os.mkdir(f"{journals()}/b.record")
+    run(made(file(b"new", b"new")), tmp_path / "dest")
+    assert (tmp_path / "dest/new").read_text() == "new"
