@@ -529,7 +529,7 @@ def _refuse_unpublished(record: Record, found: dict[str, Any] | None) -> None:
         details: dict[str, Any] = {
             "sandbox_id": record.id,
             "state": record.state,
-            "hint": "start_sandbox first, or destroy it without if_clean",
+            "hint": "start_sandbox first, then ask again; without if_clean whatever it holds unpublished is thrown away",
         }
         message = f"the agent of sandbox {record.id} does not say whether anything is unpublished"
         raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_unknown")
