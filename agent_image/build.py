@@ -60,7 +60,7 @@ DAEMON_SCRIPT = '''\
 import os
 import sys
 
-os.environ["OPENSSL_CONF"] = os.devnull  # the image's own OpenSSL configuration is not for us
+os.environ.setdefault("OPENSSL_CONF", os.devnull)  # the image's own OpenSSL configuration is not for us
 from eos_agent.__main__ import main
 
 sys.exit(main(sys.argv[1:]))

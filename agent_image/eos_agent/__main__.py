@@ -250,7 +250,7 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if not found.local and found.get("daemon.network.neighbours", "deny") == "deny":
-        apart.leave_neighbours()
+        apart.leave_neighbours(os.path.join(os.path.dirname(found.endpoint_path), "nameservers.json"))
     tcp = await server.listen()
     web = await http.listen(tcp[1])
     endpoint = {"format": 1, "pid": os.getpid(), "started": _started(), "proof": proof.FORMAT, "tcp": list(tcp), "http": list(web)}

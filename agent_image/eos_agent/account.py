@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from eos_agent.plain_file import read_lines
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 
 UID_MAX = 2**32 - 2  # the last number is "leave it as it is" to setresuid(2)
@@ -19,15 +20,11 @@ class Account(NamedTuple):
 
 
 def accounts() -> Iterator[Account]:
-    """The entries of /etc/passwd that make sense; none where there is no such file."""
-    try:
-        with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                fields = line.rstrip("\n").split(":")
-                if len(fields) > 5 and fields[2].isdigit() and fields[3].isdigit():
-                    yield Account(fields[0], int(fields[2]), int(fields[3]), fields[5])
-    except OSError:
-        return
+    """The entries of /etc/passwd that make sense; none where there is no such file. In a container every session may replace it."""
+    for line in read_lines("/etc/passwd"):
+        fields = line.split(":")
+        if len(fields) > 5 and fields[2].isdigit() and fields[3].isdigit():
+            yield Account(fields[0], int(fields[2]), int(fields[3]), fields[5])
 
 
 def primary_group(uid: int) -> int:

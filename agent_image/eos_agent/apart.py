@@ -8,7 +8,10 @@ gateway, as before, and so is the host with the published ports. Sessions have n
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import json
+import os
 import socket
 import struct
 from collections.abc import Iterable
@@ -16,8 +19,11 @@ from typing import NamedTuple
 
 from eos_agent import log
 from eos_agent.netlink import NLM_F_CREATE, Netlink, attribute, attributes_of, number
+from eos_agent.plain_file import read_lines
+from layerstack import durable
 
 RESOLV_CONF = "/etc/resolv.conf"
+RESOLV_CONF_BYTES = 64 << 10
 _RTM_NEWROUTE, _RTM_GETROUTE, _NLM_F_REPLACE = 24, 26, 0x100
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
 _UNICAST, _UNREACHABLE = 1, 7
@@ -35,17 +41,38 @@ class Route(NamedTuple):
     gateway: Address | None
 
 
-def leave_neighbours() -> None:
-    """Called at the start of an agent in a container; what could not be done is logged, and the token at each port of ours remains."""
+def leave_neighbours(record: str) -> None:
+    """Called at the start of an agent in a container; what could not be done is logged, and the token at each port of ours remains.
+
+    Args:
+        record: where the name servers of the first start are remembered, out of reach of sessions. They may write to /etc/resolv.conf, and a name
+            server that they add would be a neighbour that stays reachable.
+    """
     try:
         connection = Netlink()
         try:
-            for network in cut_off(connection, nameservers()):
+            for network in cut_off(connection, _first_nameservers(record)):
                 log.log("neighbours_unreachable", network=str(network))
         finally:
             connection.close()
     except OSError as error:  # without CAP_NET_ADMIN (manager.docker.net_admin: false)
         log.log("neighbours_reachable", error=str(error))
+
+
+def _first_nameservers(record: str) -> list[Address]:
+    """Those of the record, which is made when there is none. One that cannot be read counts as empty."""
+    if not os.path.lexists(record):
+        found = nameservers()
+        durable.write_file(
+            record, json.dumps({"format": 1, "nameservers": [str(address) for address in found]}).encode() + b"\n", mode=0o600
+        )
+        return found
+    try:
+        with open(record, "rb") as file:
+            return [Address(address) for address in json.load(file)["nameservers"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.log("nameservers_unreadable", path=record, error=str(error))
+        return []
 
 
 def cut_off(connection: Netlink, kept: Iterable[Address] = ()) -> list[Network]:
@@ -72,17 +99,11 @@ def cut_off(connection: Netlink, kept: Iterable[Address] = ()) -> list[Network]:
 def nameservers(path: str = RESOLV_CONF) -> list[Address]:
     """Of IPv4; a network that one process serves for one container (slirp) has its own beside the gateway."""
     found: list[Address] = []
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                words = line.split()
-                if len(words) >= 2 and words[0] == "nameserver":
-                    try:
-                        found.append(Address(words[1]))
-                    except ValueError:
-                        continue
-    except OSError:
-        pass
+    for line in read_lines(path, RESOLV_CONF_BYTES):
+        words = line.split()
+        if len(words) >= 2 and words[0] == "nameserver":
+            with contextlib.suppress(ValueError):
+                found.append(Address(words[1]))
     return found
 
 

@@ -36,6 +36,7 @@
 #define KEEP_BYTES (32u << 10) /* a buffer that grew beyond this is given back once it is empty */
 #define MARKS 65536
 #define MAX_FDS 8
+#define PASSWD_BYTES (1u << 20) /* as plain_file.py */
 #define MS 1000000ll
 #define POLL_FIRST (5 * MS)
 #define POLL_LAST (100 * MS)
@@ -687,12 +688,17 @@ static char *find_program(char *name, char **env, struct buffer *place) {
 
 static __attribute__((noinline)) long primary_group(long uid) {
     /* the last line that is whole decides nothing: the first entry of that uid does */
-    int fd = open("/etc/passwd", O_RDONLY | O_CLOEXEC);
+    struct stat found;
+    int fd = open("/etc/passwd", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* in a container any session may replace it, by a FIFO too */
     if (fd < 0)
         return uid;
+    if (fstat(fd, &found) || !S_ISREG(found.st_mode)) {
+        close(fd);
+        return uid;
+    }
     struct buffer passwd = {0};
     long group = uid;
-    for (;;) {
+    while (passwd.used < PASSWD_BYTES) {
         reserve(&passwd, 4097);
         ssize_t got = read(fd, passwd.at + passwd.used, 4096);
         if (got <= 0)

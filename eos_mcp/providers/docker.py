@@ -32,8 +32,11 @@ Container = Any
 """docker-py's own, whose stubs leave most of it open."""
 
 BUNDLE_AT = build.MOUNTED_AT
-POISON = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES")
-"""Variables of an image that would reach into our own loader; empty means absent to it."""
+POISON = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES", "LOCPATH", "GCONV_PATH", "LANGUAGE")
+"""Variables of an image that would reach into our own loader and C library; empty means absent to it."""
+WITHOUT_THE_IMAGE = {"LC_ALL": "C", "TZ": f"{BUNDLE_AT}/no-zone", "OPENSSL_CONF": f"{BUNDLE_AT}/no-openssl.cnf"}
+"""What libraries of the agent would read from the image at each start, where every command may write: locales (which name modules to load), the
+time zone, configuration of OpenSSL. A FIFO there would hold up the start. C has no files; below the bundle, which is read-only, these are absent."""
 MADE_BY = "eos.made_by"
 """Of a shared volume: the gateway's instance that filled it, and may prune it."""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -183,7 +186,7 @@ class DockerProvider:
             pids_limit=profile.pids_max + (limits.RUNNER_PIDS if profile.separate_workload_cgroup else 0),
             platform=docker.platform,
             ports=ports,
-            environment={**docker.container_env, **dict.fromkeys(POISON, "")},
+            environment={**docker.container_env, **dict.fromkeys(POISON, ""), **WITHOUT_THE_IMAGE},
             labels=contents.labels(plan, self.docker, self.instance_id),
             volumes={
                 f"{plan.sandbox_id}-layer-stack": {"bind": stack_root, "mode": "rw,nocopy"},

@@ -135,7 +135,9 @@ def test_the_container_is_what_the_contract_says_and_carries_its_token_in_a_file
     assert "no-new-privileges" in host_config["SecurityOpt"] and host_config["RestartPolicy"]["Name"] == "unless-stopped"
     assert host_config["Memory"] == 512 << 20 and host_config["NanoCpus"] == 10**9
     assert {binding[0]["HostIp"] for binding in host_config["PortBindings"].values()} == {"127.0.0.1"}
-    assert {"LD_PRELOAD=", "LD_LIBRARY_PATH=", "LD_AUDIT=", "GLIBC_TUNABLES="} <= set(config["Env"])
+    assert {"LD_PRELOAD=", "LD_LIBRARY_PATH=", "LD_AUDIT=", "GLIBC_TUNABLES=", "LOCPATH=", "LC_ALL=C", "TZ=/eos/bundle/no-zone"} <= set(
+        config["Env"]
+    )
     mounts = {mount["Destination"]: (mount["Name"], mount["RW"]) for mount in attrs["Mounts"]}
     assert mounts["/eos/bundle"][0].startswith("eos-rt-") and mounts["/eos/bundle"][1] is False
     assert mounts["/eos/layer-stack/base"][0].startswith("eos-shared-base-") and mounts["/eos/layer-stack/base"][1] is False
