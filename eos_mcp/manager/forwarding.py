@@ -18,7 +18,7 @@ async def forward_url(manager: Manager, sandbox_id: str, given: Mapping[str, Any
     """The result of the operation of that name.
 
     Args:
-        given: checked arguments: port, workspace_session_id or None, path.
+        given: checked arguments: port, and what was given of workspace_session_id and path.
     Raises:
         OperationError: invalid_request: unknown, not ready or without an HTTP endpoint.
     """
@@ -27,11 +27,11 @@ async def forward_url(manager: Manager, sandbox_id: str, given: Mapping[str, Any
     if record.daemon_http is None:
         details = {"sandbox_id": sandbox_id, "hint": "start_sandbox starts it again"}
         raise OperationError(INVALID_REQUEST, f"sandbox {sandbox_id} has no HTTP endpoint", details, reason="no_endpoint")
-    session = given["workspace_session_id"]
+    session = given.get("workspace_session_id")
     where = "shared" if session is None else f"isolated={quote(str(session), safe='')}"
     prefix = f"/forward/{where}/{given['port']}"
     until = int(time.time()) + proof.TICKET_S
-    path, _, query = str(given["path"]).lstrip("/").partition("?")
+    path, _, query = str(given.get("path") or "").lstrip("/").partition("?")
     asked = f"{quote(query, safe='=&%+,:;@/?')}&" if query else ""
     ticket = proof.ticket(record.token, sandbox_id, prefix, until)
     host = f"[{record.daemon_http.host}]" if ":" in record.daemon_http.host else record.daemon_http.host

@@ -52,6 +52,8 @@ def test_what_sessions_put_where_libraries_look_holds_up_no_start(place: Place, 
         sandbox_id = str((await place.create(host, image("busybox")))["id"])
         (container,) = place.containers()
         container.reload()
+        url = str((await host.do("forward_url", sandbox_id=sandbox_id, port=8000))["url"])
+        assert "/forward/shared/8000/?eos_ticket=" in url, "as the example of its help calls it"
         address = str(container.attrs["NetworkSettings"]["Networks"]["bridge"]["Gateway"]).rpartition(".")[0] + ".250"
         added = await host.run(
             sandbox_id, f"echo kept > kept.txt; echo nameserver {address} >> /etc/resolv.conf; tail -n 1 /etc/resolv.conf"
