@@ -18,8 +18,9 @@ async def main(image: str = "host") -> None:
     environment = {
         name: value for name, value in os.environ.items() if name.startswith(("EOS_", "XDG_", "DOCKER_", "SANDBOX_", "HOME", "PATH"))
     }
-    server = StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "agent"], env=environment)
     with tempfile.TemporaryDirectory(prefix="eos-example-") as workspace:
+        words = ["-m", "eos_mcp", "--set", "agent", "--root", workspace]  # what it may copy, and export to
+        server = StdioServerParameters(command=sys.executable, args=words, env=environment)
         Path(workspace, "numbers.txt").write_text("3\n1\n2\n")
         async with Client(server) as client:
             tools = await client.list_tools()

@@ -24,7 +24,7 @@ OWN_NAMES = frozenset(
         "index",
     }
 )
-_OF_A_CACHE = ("key-", ".building-", ".torn-", ".pruned-", ".unpacking-")
+_OF_A_CACHE = ("key-", ".building-", ".torn-", ".pruned-", ".unpacking-", "eos-rt-", "eos-shared-base-")
 _LENGTH_OF_A_HASH = 64
 """What tells that a directory is ours: one that is found open, is not empty and has none of these is another's, and stays as it is."""
 OTHERS = 0o077

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -23,6 +24,13 @@ ELSEWHERE = "/proc"  # a directory of a file system that carries no store: what 
 LEFT_WAIT_S = 30
 
 Desks = Callable[..., "Desk"]
+
+
+def is_first(pid: int) -> bool:
+    """Whether it is pid 1 of its own pid namespace."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        return any(line.split()[-1] == "1" for line in status if line.startswith("NSpid:"))
+    return False
 
 
 class Desk:
@@ -91,12 +99,11 @@ class Desk:
     def left_in_state(self) -> list[str]:
         """What a refused or destroyed sandbox may have left: its directory, its record, a probe's directory."""
         own = ("gateway.", "instance_id", "registry.json")
-        folders = ("sandboxes", "exports")
+        folders = ("sandboxes", "exports", "export-records")
         found = [name for name in sorted(os.listdir(self.state)) if not name.startswith(own) and name not in folders]
-        if (self.state / "exports").exists():
-            found += [f"exports/{name}" for name in os.listdir(self.state / "exports")]
-        if (self.state / "sandboxes").exists():
-            found += [f"sandboxes/{name}" for name in os.listdir(self.state / "sandboxes")]
+        for folder in folders:
+            if (self.state / folder).exists():
+                found += [f"{folder}/{name}" for name in os.listdir(self.state / folder)]
         if (self.state / "registry.json").exists():
             found += [record["id"] for record in json.loads((self.state / "registry.json").read_text())["sandboxes"]]
         return found
@@ -158,7 +165,7 @@ class Sandbox:
 
     def runner(self, session: str) -> int:
         """The resident process of a session: the zygote's child in whose mounts the session's upper is."""
-        (found,) = [pid for pid in children_of(self.zygote()) if session in mountinfo(pid)]
+        (found,) = [pid for pid in children_of(self.zygote()) if session in mountinfo(pid) and is_first(pid)]  # not its file helper
         return found
 
     def members(self, session: str) -> list[int]:
