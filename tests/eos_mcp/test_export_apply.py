@@ -453,7 +453,7 @@ def test_a_silent_and_a_lost_connection_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fmt", ["tar", "tar-zst"])
 def test_an_archive_is_what_an_image_layer_is(tmp_path: Path, fmt: str) -> None:
     dest = tmp_path / "x.tar"
-    dest.write_text("replaced")
+    dest.write_bytes(b"\x28\xb5\x2f\xfd an archive of before")
     delta = [entry for entry in DELTA if b".wh." not in entry[0].path]
     result = run(made(*delta), dest, fmt)
     data = dest.read_bytes()
