@@ -97,7 +97,7 @@ LINES = {  # capset(2) is not among them: the bounding set has taken the same ca
     "not dumpable": "    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* no ptrace, no /proc/1/mem for a session's uid 0 */\n",
 }
 LOOKS = (
-    "grep -h ^Seccomp: /proc/self/status; grep -h ^CapPrm /proc/1/status; cat /proc/1/environ >/dev/null 2>&1 && echo open; "
+    "grep -h ^Seccomp /proc/self/status; grep -h ^CapPrm /proc/1/status; cat /proc/1/environ >/dev/null 2>&1 && echo open; "
     "./connect NAME && echo connected"
 )
 CONNECT = """
@@ -137,8 +137,10 @@ def test_each_line_of_the_native_init_that_protects_is_noticed_when_it_is_left_o
         listening.listen()
         whole = look("")
         found = {protection: look(line) for protection, line in LINES.items()}
-    assert whole.startswith("Seccomp:\t2\nCapPrm:\t") and "open" not in whole and "connected" not in whole
-    assert found["seccomp"].startswith("Seccomp:\t0")
+    filters = int(dict(line.split(":\t") for line in whole.splitlines() if "\t" in line)["Seccomp_filters"])
+    assert whole.startswith(f"Seccomp:\t2\nSeccomp_filters:\t{filters}\nCapPrm:\t") and "open" not in whole and "connected" not in whole
+    assert f"Seccomp_filters:\t{filters - 1}\n" in found["seccomp"]  # the one that counts inotify instances is set up before (inotify.py)
+    assert all(f"Seccomp_filters:\t{filters}\n" in found[other] for other in LINES if other != "seccomp")
     assert "open" in found["not dumpable"]
     assert "connected" in found["Landlock"] or harden.Landlock.probe().abi < 6
 
