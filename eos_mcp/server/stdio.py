@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import time
@@ -199,22 +198,21 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 class Signals:
     """A thread that takes SIGTERM and SIGINT. Made in the main thread.
 
-    The handler of C that Python installs writes the number of the signal into a socket, in whatever thread the kernel chose and whatever the
+    The handler of C that Python installs writes the number of the signal into a pipe, in whatever thread the kernel chose and whatever the
     main thread does; the handler in Python, which only the main thread runs, does nothing.
     """
 
     def __init__(self, ending: Ending) -> None:
         self._ending = ending
-        self._numbers, woken = socket.socketpair()
-        woken.setblocking(False)
-        self._woken = woken
-        signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+        self._numbers, woken = os.pipe()  # socket would be six more modules before the first answer
+        os.set_blocking(woken, False)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         for number in ENDING:
             signal.signal(number, _noted)
         threading.Thread(target=self._run, name="signals", daemon=True).start()
 
     def _run(self) -> None:
-        while number := self._numbers.recv(1):
+        while number := os.read(self._numbers, 1):
             if number[0] not in ENDING:
                 continue
             if self._ending.reason or not self._ending.watched:
