@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -366,12 +367,11 @@ def test_a_reader_that_leaves_early_is_no_traceback(state_dir: str, answers: Any
     assert (done.stdout, done.stderr) == ("{", "")
 
 
-def test_nothing_is_left_when_a_call_cannot_start_a_gateway(state_dir: str) -> None:
+def test_nothing_is_left_when_a_call_cannot_start_a_gateway(state_dir: str, tmp_path: Path) -> None:
     with no_gateway_left(state_dir):
-        bad = os.path.join(state_dir, "bad.yml")
-        with open(bad, "w") as file:
-            file.write("gateway: {nope: 1}\n")
-        found = error(run("manager", "list_sandboxes", env={"SANDBOX_GATEWAY_CONFIG_YAML": bad}), 1)
+        bad = tmp_path / "bad.yml"
+        bad.write_text("gateway: {nope: 1}\n")
+        found = error(run("manager", "list_sandboxes", env={"SANDBOX_GATEWAY_CONFIG_YAML": str(bad)}), 1)
         assert found["kind"] == "operation_failed" and "gateway.nope" in found["message"]
         assert not os.path.exists(os.path.join(state_dir, "gateway.sock"))
 
