@@ -269,8 +269,10 @@ def test_what_was_lost_is_told_by_health_and_snapshot(start_agent: Start) -> Non
     assert lost == {"dropped_storage": 0, "dropped_oversized": 1, "truncated_records": 1}
     with open(agent.settings["endpoint_path"]) as file:
         host, port = json.load(file)["http"]
-    with urllib.request.urlopen(f"http://{host}:{port}/health", timeout=30) as answer:
-        assert json.load(answer) == {"status": "ok", "service": "daemon_http", "observability": lost}
+    alive = {"status": "ok", "service": "daemon_http"}
+    for headers, told in (({}, alive), ({"X-Eos-Token": TOKEN}, {**alive, "observability": lost})):
+        with urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/health", headers=headers), timeout=30) as answer:
+            assert json.load(answer) == told
 
 
 def test_a_killed_agent_goes_on_in_the_same_files(start_agent: Start) -> None:
