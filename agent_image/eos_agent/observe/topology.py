@@ -106,7 +106,7 @@ def _row(seen: Seen, holder: Holder) -> dict[str, Any] | None:
         "state": seen.state,
         "kind": "namespace_init" if seen.pid == holder.pid else "process",
         "cgroup_memberships": processes.cgroups(seen.pid) or [],
-        "resident_memory_bytes": seen.resident_bytes,
+        "resident_memory_bytes": processes.kilobytes(status.get("VmRSS")) or 0,  # stat's is counted in steps: 0 for the native pid 1
         "cpu_time_us": seen.cpu_us,
         "start_time_ticks": seen.started_ticks,
     }
