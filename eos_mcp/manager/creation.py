@@ -99,12 +99,14 @@ class Creation:
         count = batch.left
         roots.check_root(workspace, manager.config.manager.workspace_roots)
         if os.path.isabs(workspace) and "\0" not in workspace:
-            await manager.run(bounds.check, workspace, "workspace_root")
+            roots_alone = bounds._replace(allow_sensitive=True)  # first: nothing is said of what lies outside
+            await manager.run(roots_alone.check, workspace, "workspace_root")
         if image.startswith(ROOTFS_PREFIX):
             await manager.run(bounds.check_rootfs, image)
         if os.path.isabs(workspace):
             await manager.run(self._settle, workspace)  # an export that was killed may have made it
         await manager.run(base.check_workspace, workspace, manager.own)
+        await manager.run(bounds.check, workspace, "workspace_root")
         provider = manager.provider_for(image)
         await manager.run(provider.check_image, image)
         yaml, sections = self._agent_sections(provider)

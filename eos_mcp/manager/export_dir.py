@@ -157,7 +157,9 @@ def disk_refused(error: OSError, dest: str) -> OperationError:
     """What the destination's file system answered; it is as it was before."""
     out = os_error(error)
     if out.details.get("errno") == "ENOSPC":
-        out.details["hint"] = "free space on the file system of the destination, then repeat the export"
+        out.details["hint"] = (
+            "free space on the file systems of the destination and of the state directory, where exports are recorded; then repeat the export"
+        )
     out.details.setdefault("path", dest)
     out.details["dest"] = dest
     return OperationError(OPERATION_FAILED, f"export to {dest}: {out.message}; the destination is as it was before", out.details)

@@ -207,9 +207,13 @@ def test_p10_a_squash_and_an_export_beside_a_full_disk_say_what_happened_and_wor
         assert_told(error, "disk_full", kind="operation_failed")
         assert names_in_store(sandbox) == before
         out = at.give("out/kept", "kept\n").parent
-        export(sandbox, out)  # the destination lies on another disk, and reading needs no space
-        assert files_below(out) == {"kept", "n0", "n1", "n2"}
+        words = ("export_changes", "--sandbox-id", sandbox.id, "--dest", str(out))
+        told = at.refused("manager", *words)  # the destination lies on another disk, but what vouches for the export lies on this one
+        assert_told(told, "disk_full", kind="operation_failed")
+        assert "state directory" in told["details"]["hint"] and files_below(out) == {"kept"}
         filler.unlink()
+        export(sandbox, out)
+        assert files_below(out) == {"kept", "n0", "n1", "n2"}
         squash(sandbox)
         assert len(names_in_store(sandbox)["layers"]) == 1 and names_in_store(sandbox)["staging"] == []
         assert sandbox.read("n2") == "2"

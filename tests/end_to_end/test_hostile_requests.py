@@ -31,6 +31,7 @@ def requests(folder: str) -> Iterator[tuple[str, str, str, bytes]]:
         "sandbox_id": '"none"',
         "dest": json.dumps(folder + "/out"),
         "path": json.dumps(folder),
+        "port": "1",
     }
     for operation in catalog.MANAGER:
         needed = {a.name: good[a.name] for a in operation.arguments if a.required}
