@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import protocol
-from eos_agent.protocol import OPERATION_FAILED, SERVER_BUSY, OperationError
+from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError
 from eos_mcp.config import ConfigError, agent_config, check_profile_fits
 from eos_mcp.gateway import caller
 from eos_mcp.gateway.log import log
@@ -65,7 +65,8 @@ class Creation:
         """`count` ready sandboxes over one base; fewer when the client hangs up, which gets no answer.
 
         Raises:
-            OperationError: server_busy, reason sandbox_limit, when there would be more than `manager.max_sandboxes`;
+            OperationError: reason sandbox_limit, when there would be more than `manager.max_sandboxes`: server_busy, or
+                invalid_request where `count` alone is more;
                 invalid_request for the workspace, operation_failed while preparing the base, else internal_error. No record,
                 container, process or directory of this call is left.
         """
@@ -90,7 +91,7 @@ class Creation:
                 "ask for fewer, export and destroy sandboxes that are done with, or raise manager.max_sandboxes in the configuration"
             )
             message = f"{count} more would make {there + count} sandboxes, at most {limit} exist at once (manager.max_sandboxes)"
-            raise OperationError(SERVER_BUSY, message, details, reason="sandbox_limit")
+            raise OperationError(SERVER_BUSY if count <= limit else INVALID_REQUEST, message, details, reason="sandbox_limit")
 
     async def _create(
         self, image: str, workspace: str, batch: _Batch, caller_path: str, progress: Progress, bounds: Bounds

@@ -67,7 +67,7 @@ def test_sensitive_places_are_refused_over_the_command_line_too(desk: Desks) -> 
 def test_no_more_sandboxes_than_the_limit(desk: Desks) -> None:
     one = desk("root")
     refused = one.refused("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", str(one.workspace), "--count", "65")
-    assert (refused["kind"], refused["details"]["reason"]) == ("server_busy", "sandbox_limit")
+    assert (refused["kind"], refused["details"]["reason"]) == ("invalid_request", "sandbox_limit")
     assert (refused["details"]["limit"], refused["details"]["count"]) == (64, 65)
     assert one.do("manager", "list_sandboxes")["sandboxes"] == []
 
