@@ -38,6 +38,7 @@ def alone(state_dir: str, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
 
 
 def config(state_dir: str, text: str) -> str:
+    os.chmod(state_dir, 0o700)  # a directory that holds something is taken only when it is closed to others
     path = os.path.join(state_dir, "config.yml")
     with open(path, "w") as file:
         file.write(text)
