@@ -61,6 +61,7 @@ def test_a_rootfs_that_is_part_of_what_is_hidden_is_refused_by_name(user: User) 
         for folder in (f"{place.state}/tree", f"{place.root}/home/.ssh/tree"):
             os.makedirs(f"{folder}/bin")
             shutil.copy("/bin/busybox", f"{folder}/bin/sh")
+        os.chmod(place.state, 0o700)  # an open one that holds what is not ours is refused
         async with place.host() as host:
             ask = {"workspace_root": place.workspace}
             trees = (f"{place.state}/tree", f"{place.root}/home/.ssh/tree")
