@@ -181,6 +181,7 @@ def short_dir() -> Generator[str]:
 def state_dir(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
     """A state directory of this test's own: EOS_STATE_DIR points to it, so its gateway, its token and its instance id lie there."""
     path = make_short_dir("eos-s-")
+    os.chmod(path, 0o700)  # tests put files of their own into it, and an open one with such files is refused
     monkeypatch.setenv("EOS_STATE_DIR", path)
     yield path
     drop_dir(path)
