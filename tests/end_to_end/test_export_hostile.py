@@ -51,7 +51,11 @@ def test_a_journal_from_a_clone_or_from_the_sandbox_itself_reaches_nothing(sandb
     desk.do("manager", *to, str(out))
     assert (out / "d/eos-export-0/undo/0").read_text() == "evil\n"
     assert shape(victim) == before and not list((desk.state / "exports").iterdir())
-    assert desk.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id).get("warnings") is None
+    assert [
+        warning
+        for warning in desk.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id).get("warnings", [])
+        if not warning.startswith("PATH: ")
+    ] == []
     record = desk.do("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", str(out))
     desk.do("manager", "destroy_sandbox", "--sandbox-id", record["id"])
     assert record["warnings"] == ["left out, a name that exports use themselves: .eos-export-0"]
