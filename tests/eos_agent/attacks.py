@@ -308,7 +308,12 @@ def strangers(_place: Place) -> str:
             status = dict(line.split(":\t", 1) for line in f.read().splitlines() if ":\t" in line)
         family.add(status["Pid"])
         pid = status["PPid"]
-    found = [n for n in os.listdir("/proc") if n.isdigit() and n not in family]
+    found: list[str] = []
+    for n in os.listdir("/proc"):
+        if n.isdigit() and n not in family:
+            with open(f"/proc/{n}/stat") as f:
+                if f.read().rpartition(")")[2].split()[1] != "0":  # that is the session's file helper, whose parent is outside
+                    found.append(n)
     if not found:
         raise OSError(errno.ENOENT, f"only {sorted(family)}")
     return " ".join(found)
