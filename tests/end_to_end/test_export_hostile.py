@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,11 @@ def given(sandbox: Sandbox, *roots: Path) -> None:
         for root in roots:
             for path in (root, *root.rglob("*")):
                 os.chown(path, uid, uid)
+
+
+def beside_path(record: dict[str, Any]) -> list[str]:
+    """The warnings of a sandbox, but for those of a PATH that the machine's own PATH brings."""
+    return [warning for warning in record.get("warnings", []) if not warning.startswith("PATH: ")]
 
 
 @in_places(ROOT, ORDINARY, DOCKER)
@@ -51,14 +57,10 @@ def test_a_journal_from_a_clone_or_from_the_sandbox_itself_reaches_nothing(sandb
     desk.do("manager", *to, str(out))
     assert (out / "d/eos-export-0/undo/0").read_text() == "evil\n"
     assert shape(victim) == before and not list((desk.state / "exports").iterdir())
-    assert [
-        warning
-        for warning in desk.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id).get("warnings", [])
-        if not warning.startswith("PATH: ")
-    ] == []
+    assert beside_path(desk.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)) == []
     record = desk.do("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", str(out))
     desk.do("manager", "destroy_sandbox", "--sandbox-id", record["id"])
-    assert record["warnings"] == ["left out, a name that exports use themselves: .eos-export-0"]
+    assert beside_path(record) == ["left out, a name that exports use themselves: .eos-export-0"]
     for root in (out, victim):
         durable.remove_tree(str(root))
 

@@ -31,8 +31,9 @@ def held():
         check()
         threading.Event().wait(0.01)
 stopping.check = held
-from eos_agent.__main__ import main
-sys.exit(main(sys.argv[5:]))
+starter = sys.argv[4]  # of `python -c starter program ...`, which this is the prefix of
+del sys.argv[1:5]
+exec(starter)
 """
 """The agent itself, each of whose captures waits at every look for as long as a file is there; the file's name with the thread's says that it does."""
 
