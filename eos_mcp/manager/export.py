@@ -15,11 +15,12 @@ from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_archive import apply_archive
 from eos_mcp.manager.export_dir import apply_directory, disk_refused
 from eos_mcp.manager.export_recover import recover
-from eos_mcp.manager.export_rules import REFERENCE, Rules
+from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import StepHook, no_step
 from eos_mcp.manager.export_stream import ExportLimits, ExportStream, Reader
+from eos_mcp.manager.export_tree import Tree
 
-__all__ = ["FORMATS", "ExportLimits", "Guards", "Reader", "apply", "check_destination", "recover"]
+__all__ = ["FORMATS", "ExportLimits", "Guards", "Reader", "Request", "apply", "check_destination", "recover"]
 
 FORMATS = ("dir", "tar", "tar-zst")
 
@@ -37,9 +38,11 @@ class Guards(NamedTuple):
     """The manager's registry file: refused, and its directory as such."""
 
 
-def check_destination(dest: str, fmt: str, guards: Guards) -> None:
+def check_destination(dest: str, fmt: str, guards: Guards) -> str:
     """Whether an export may go to `dest`: by its text, and by what it resolves to. Nothing is written and no sandbox is asked.
 
+    Returns:
+        The place that it goes to, without symlinks: of a `dir` export into a symlink the directory that this leads to.
     Raises:
         OperationError: invalid_request, `details.argument` tells which argument.
     """
@@ -54,10 +57,11 @@ def check_destination(dest: str, fmt: str, guards: Guards) -> None:
     lexical = _fold(dest)
     _check_place(dest, lexical, guards)
     _check_kind(dest, lexical, fmt)
-    resolved = _resolve(lexical)
+    resolved = _resolve(lexical, fmt)
     if resolved != lexical:
         _check_place(dest, resolved, guards)
         _check_kind(dest, resolved, fmt)
+    return resolved
 
 
 def _refused(dest: str, why: str) -> OperationError:
@@ -71,15 +75,14 @@ def _fold(path: str) -> str:
     return "/" + os.path.normpath(path).lstrip("/") if os.sep == "/" else os.path.normpath(path)
 
 
-def _resolve(lexical: str) -> str:
-    """Symlinks of the directories on the way are followed, the last name is kept: a link there is never written through."""
+def _resolve(lexical: str, fmt: str) -> str:
+    """Symlinks of the directories on the way are followed, and one that leads to the directory to export into; of an archive the last name is
+    kept: a link there is never written through.
+    """
+    if fmt == "dir" and os.path.isdir(lexical):
+        return os.path.realpath(lexical)
     above, name = os.path.split(lexical)
     return os.path.join(os.path.realpath(above), name)
-
-
-def resolved(dest: str) -> str:
-    """The place that an export to `dest` goes to."""
-    return _resolve(_fold(dest))
 
 
 def _check_place(dest: str, place: str, guards: Guards) -> None:
@@ -102,8 +105,8 @@ def _check_place(dest: str, place: str, guards: Guards) -> None:
 
 def _check_kind(dest: str, place: str, fmt: str) -> None:
     if fmt == "dir":
-        if os.path.lexists(place) and (os.path.islink(place) or not os.path.isdir(place)):
-            raise _refused(dest, "exists and is not a directory" + (" but a symlink" if os.path.islink(place) else ""))
+        if os.path.lexists(place) and not os.path.isdir(place):
+            raise _refused(dest, "exists and is not a directory" + (" but a symlink that leads to none" if os.path.islink(place) else ""))
         return
     if os.path.isdir(place) and not os.path.islink(place):
         raise _refused(dest, f"is a directory; format {fmt} writes a file")
@@ -113,30 +116,17 @@ def _check_kind(dest: str, place: str, fmt: str) -> None:
 
 def apply(
     reader: Reader,
+    request: Request,
     *,
-    dest: str,
-    fmt: str,
     limits: ExportLimits,
     places: Guards,
     progress: Callable[[str], None],
-    directory_mode: str = "carried",
-    dry_run: bool = False,
-    keep_setuid: bool = False,
-    base: str | None = None,
-    rules: Rules = REFERENCE,
-    allowed: Callable[[str], None] | None = None,
     step: StepHook = no_step,
 ) -> dict[str, Any]:
-    """Read one export stream and write it to `dest`.
+    """Read one export stream and write it to the destination of `request`.
 
     Args:
         reader: the agent's answer to `export_stream`, from its first line on; each read has its own deadline.
-        directory_mode: `carried`, or `0700` for every directory that is made.
-        dry_run: read and compare only: the same checks, refusals and counts, and what would be written, deleted or get another mode.
-        keep_setuid: setuid and setgid bits of files are written as they are; else they are left out and named.
-        base: the copy of the workspace that the sandbox was made from; what differs from it was edited on the host.
-        rules: for `dir`: what the caller allows.
-        allowed: raises where the caller may not write; asked of the resolved destination right before it is opened.
         step: where tests stop; the names begin with `export.`.
     Returns:
         The result object of `export_changes`.
@@ -145,29 +135,18 @@ def apply(
     Memory: one piece of 1 MiB at a time, and some 20 bytes per entry.
     """
     with ExportStream(reader, limits) as stream:
-        check_destination(dest, fmt, places)
+        place = check_destination(request.dest, request.fmt, places)
+        if request.pinned and place != request.dest:
+            raise _refused(request.dest, f"leads to {place} now, and did not when the export began")
         if os.name != "posix":
             raise OperationError(OPERATION_FAILED, "export: this system has no descriptor-relative file calls", reason="not_available")
-        place = resolved(dest)
-        if allowed is not None:
-            allowed(place)
-        if fmt == "dir":
-            with _parents_of(place, dry_run):
-                return apply_directory(
-                    stream,
-                    place,
-                    journals=places.journals,
-                    progress=progress,
-                    directory_mode=directory_mode,
-                    dry_run=dry_run,
-                    keep_setuid=keep_setuid,
-                    base=base,
-                    rules=rules,
-                    step=step,
-                )
-        return apply_archive(
-            stream, place, fmt, journals=places.journals, progress=progress, dry_run=dry_run, keep_setuid=keep_setuid, step=step
-        )
+        request = request.at(place)
+        if request.bound is not None:
+            request.bound.check(place, "dest")
+        if request.fmt == "dir":
+            with _parents_of(place, request.dry_run):
+                return apply_directory(stream, request, journals=places.journals, progress=progress, step=step)
+        return apply_archive(stream, request, journals=places.journals, progress=progress, step=step)
 
 
 @contextlib.contextmanager
@@ -176,16 +155,29 @@ def _parents_of(place: str, dry_run: bool) -> Generator[None]:
     missing: list[str] = []
     above = os.path.dirname(place)
     while not dry_run and not os.path.lexists(above):
-        missing.append(above)
+        missing.append(os.path.basename(above))
         above = os.path.dirname(above)
+    made: list[Tree] = []
     try:
         if missing:
-            os.makedirs(missing[0], exist_ok=True)
+            made.append(Tree(above))
+        for name in reversed(missing):
+            made.append(_made_in(made[-1], os.fsencode(name)))
         yield
     except BaseException as error:
-        for directory in missing:
+        for name, tree in zip(missing, reversed(made[:-1]), strict=False):
             with contextlib.suppress(OSError):
-                os.rmdir(directory)
+                os.rmdir(name, dir_fd=tree.fd)
         if isinstance(error, OSError):
             raise disk_refused(error, place) from error
         raise
+    finally:
+        for tree in made:
+            tree.close()
+
+
+def _made_in(folder: Tree, name: bytes) -> Tree:
+    """A new directory, or the one that somebody made meanwhile; never what a symlink leads to. As root it belongs to whom its folder does."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, dir_fd=folder.fd)
+    return folder.below(name)

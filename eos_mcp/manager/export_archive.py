@@ -19,6 +19,7 @@ from eos_mcp.manager import export_voucher
 from eos_mcp.manager.export_bits import Stripped
 from eos_mcp.manager.export_dir import disk_refused
 from eos_mcp.manager.export_preview import LISTED_MAX, check_home, check_room
+from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import StepHook, no_step
 from eos_mcp.manager.export_stream import ExportStream, shown
 from eos_mcp.manager.export_tree import Tree
@@ -36,17 +37,9 @@ ZSTD_JOB_BYTES = 1 << 19
 
 
 def apply_archive(
-    stream: ExportStream,
-    dest: str,
-    fmt: str,
-    *,
-    journals: str,
-    progress: Callable[[str], None],
-    dry_run: bool = False,
-    keep_setuid: bool = False,
-    step: StepHook = no_step,
+    stream: ExportStream, request: Request, *, journals: str, progress: Callable[[str], None], step: StepHook = no_step
 ) -> dict[str, Any]:
-    """Write the archive `dest` (resolved, absolute), or nothing.
+    """Write the archive `request.dest` (pinned), or nothing.
 
     With `dry_run` the archive is made, measured and thrown away: `bytes_written` is its size, `changes` lists what it would hold (`write`,
     or `delete` for a whiteout; directories are left out), `replaces` tells whether a file is at `dest`.
@@ -54,7 +47,8 @@ def apply_archive(
     Raises:
         OperationError: operation_failed; `export_conflict` when a file that is no archive lies at `dest`; `reserved_names` when a file of the delta is called `.wh.*`: an archive would turn it into a deletion.
     """
-    hygiene, stripped = Hygiene(), Stripped(keep=keep_setuid)
+    dest, fmt, dry_run = request.dest, request.fmt, request.dry_run
+    hygiene, stripped = Hygiene(), Stripped(keep=request.keep_setuid)
     counts = {"files_written": 0, "symlinks_written": 0, "whiteouts_emitted": 0, "bytes_written": 0}
     reserved: list[str] = []
     changes: list[dict[str, str]] = []

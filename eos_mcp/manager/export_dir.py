@@ -17,7 +17,7 @@ from eos_mcp.manager.export_guard import Guard, guarding
 from eos_mcp.manager.export_preview import Preview, check_home
 from eos_mcp.manager.export_receive import Progress, Receiver
 from eos_mcp.manager.export_recover import check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
-from eos_mcp.manager.export_rules import REFERENCE, Rules
+from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import Stage, StepHook, no_step
 from eos_mcp.manager.export_stream import ExportStream
 from eos_mcp.manager.export_tree import Tree
@@ -25,29 +25,18 @@ from eos_mcp.manager.export_voucher import lock
 
 
 def apply_directory(
-    stream: ExportStream,
-    dest: str,
-    *,
-    journals: str,
-    progress: Progress,
-    directory_mode: str = "carried",
-    dry_run: bool = False,
-    keep_setuid: bool = False,
-    base: str | None = None,
-    rules: Rules = REFERENCE,
-    step: StepHook = no_step,
+    stream: ExportStream, request: Request, *, journals: str, progress: Progress, step: StepHook = no_step
 ) -> dict[str, Any]:
-    """Make `dest` (resolved, absolute) show the delta of the stream.
+    """Make the destination (pinned) show the delta of the stream.
 
     Args:
         journals: of the state directory: where exports that are under way are on record.
-        base: the workspace that the sandbox was made from, if this machine has it.
-        rules: what becomes of a repository's own files, of what the person changed, and of what would run by itself.
     Returns:
         The contract's keys, `hygiene` where something was found; with `dry_run` also what `Preview` found, and nothing was written.
     Raises:
         OperationError: operation_failed; the destination is as it was before, unless `details.reason` is `rollback_failed`.
     """
+    dest, dry_run = request.dest, request.dry_run
     if dry_run:
         check_unfinished(dest, journals)
     else:
@@ -61,8 +50,8 @@ def apply_directory(
                     raise in_flight(dest)
             if dry_run:
                 preview = Preview(check_home(dest), target)
-                guard = stack.enter_context(guarding(rules, dest, target, stream, base, dry_run=True))
-                work = Receiver(stream, target, None, directory_mode, guard, preview, keep_setuid=keep_setuid)
+                guard = stack.enter_context(guarding(request, target, stream))
+                work = Receiver(stream, target, None, request, guard, preview)
                 work.receive(progress)
                 return {**work.result(), **strangers(dest, None)}
             home = target
@@ -73,8 +62,8 @@ def apply_directory(
             stage = Stage.create(journals, home, where, dest, label, step)
             stack.callback(_end, stage)
             _check_alone(stage, dest, journals)
-            guard = stack.enter_context(guarding(rules, dest, target, stream, base, dry_run=False))
-            work = Receiver(stream, target, stage, directory_mode, guard, keep_setuid=keep_setuid)
+            guard = stack.enter_context(guarding(request, target, stream))
+            work = Receiver(stream, target, stage, request, guard)
             work.receive(progress)
             guard.ready()
             stage.ready(work.staged_files)

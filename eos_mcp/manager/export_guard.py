@@ -12,6 +12,7 @@ from eos_mcp.manager.export_conflict import Conflicts, Seen, tell
 from eos_mcp.manager.export_facts import FILE, Fact, Facts, Record, fact_of
 from eos_mcp.manager.export_identity import identity_of
 from eos_mcp.manager.export_left_out import LeftOut
+from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_rules import REFERENCE, Rules
 from eos_mcp.manager.export_stream import ExportStream
 from eos_mcp.manager.export_tree import Tree
@@ -149,12 +150,11 @@ class Guard:
 
 
 @contextlib.contextmanager
-def guarding(rules: Rules, dest: str, target: Tree | None, stream: ExportStream, base: str | None, *, dry_run: bool) -> Generator[Guard]:
-    """The guard of one export, with what it knows of the base and of earlier exports, for the length of a block.
-
-    Args:
-        base: the copy of the workspace that the sandbox was made from; where there is none, the stream tells of it if it was asked to.
+def guarding(request: Request, target: Tree | None, stream: ExportStream) -> Generator[Guard]:
+    """The guard of one export, with what it knows of the base and of earlier exports, for the length of a block. Where this machine has no copy
+    of the base, the stream tells of it if it was asked to.
     """
+    rules, dest, base, dry_run = request.rules, request.dest, request.base, request.dry_run
     with contextlib.ExitStack() as open_:
         record: Record | None = None
         if rules.record is not None and (not dry_run or os.path.exists(rules.record)):

@@ -16,6 +16,7 @@ from eos_mcp.manager.export_guard import Guard
 from eos_mcp.manager.export_links import Names, copied, is_shared
 from eos_mcp.manager.export_names import NAMED_MAX, reserved
 from eos_mcp.manager.export_preview import Preview
+from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import Stage, Step
 from eos_mcp.manager.export_stream import ExportStream, refused, shown
 from eos_mcp.manager.export_tree import Tree, copy_data
@@ -39,18 +40,16 @@ class Receiver:
         stream: ExportStream,
         target: Tree | None,
         stage: Stage | None,
-        directory_mode: str,
+        request: Request,
         guard: Guard,
         preview: Preview | None = None,
-        *,
-        keep_setuid: bool = False,
     ) -> None:
-        self.stream, self.target, self.stage, self.carried = stream, target, stage, directory_mode == "carried"
+        self.stream, self.target, self.stage, self.carried = stream, target, stage, request.directory_mode == "carried"
         self.preview = preview
         self.staged_files = 0
         self.guard = guard
         self.hygiene = self.guard.hygiene_of(stream)
-        self.stripped = Stripped(keep=keep_setuid)
+        self.stripped = Stripped(keep=request.keep_setuid)
         self._names = Names()
         self._reserved: dict[bytes, None] = {}
         self.counts = dict[str, int].fromkeys(

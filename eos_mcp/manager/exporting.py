@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.config_model import Export
 from eos_mcp.gateway.forward import STREAM_SILENCE_S, Forwarder
-from eos_mcp.manager import export, export_facts, export_rules
-from eos_mcp.manager.bounds import NO_BOUNDS, Bounds
+from eos_mcp.manager import export, export_facts
+from eos_mcp.manager.export import Request
 
 CHUNK = 1 << 20
 """Bytes of a line that are asked for at a time."""
@@ -72,40 +73,29 @@ class Exports:
         self.settings, self.guards, self.forwarder, self._run, self.records = settings, guards, forwarder, run, records
         self._under_way: set[str] = set()
 
-    def check(self, dest: str, fmt: str) -> None:
-        """Refuse a destination before the sandbox is asked."""
-        export.check_destination(dest, fmt, self.guards)
+    def check(self, request: Request) -> Request:
+        """The request with its destination resolved, once and for all.
+
+        Raises:
+            OperationError: it is refused, before the sandbox is asked.
+        """
+        return request.at(export.check_destination(request.dest, request.fmt, self.guards))
 
     def forget(self, sandbox_id: str) -> None:
         """Of a sandbox that is gone."""
         export_facts.forget(self.records, sandbox_id)
 
-    async def run(
-        self,
-        sandbox_id: str,
-        args: Mapping[str, Any],
-        dest: str,
-        fmt: str,
-        request_id: str,
-        progress: Callable[[str], None],
-        *,
-        dry_run: bool = False,
-        keep_setuid: bool = False,
-        base: str | None = None,
-        workspace: str | None = None,
-        bound: Bounds = NO_BOUNDS,
-    ) -> dict[str, Any]:
-        """The result object of `export_changes`.
+    async def run(self, request: Request, workspace: str, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
+        """The result object of `export_changes`. A dry run counts as an export: it does not run beside one.
 
         Args:
-            dry_run, keep_setuid, base: as in `export.apply`. A dry run counts as an export: it does not run beside one.
+            request: as `check` gave it.
             workspace: the directory that the sandbox was made from.
-            bound: where the request may write; asked again when the sandbox has answered.
         Raises:
             OperationError: operation_failed, reason export_in_flight, while another export of the sandbox runs; what the forwarder and
                 `export.apply` raise.
         """
-        rules = export_rules.chosen(args, self.settings)
+        sandbox_id = request.sandbox_id
         if sandbox_id in self._under_way:
             details = {"sandbox_id": sandbox_id, "retryable": True}
             raise OperationError(
@@ -117,31 +107,19 @@ class Exports:
                 self.settings.max_stream_bytes, self.settings.max_decompressed_bytes, self.settings.max_apply_entries
             )
             wanted: dict[str, Any] = {"digests": True, "sparse": True}
-            if fmt == "dir":
-                rules = rules._replace(workspace=workspace, record=export_facts.place_of(self.records, sandbox_id, export.resolved(dest)))
-                if await self._run(os.path.lexists, dest):  # else nothing is in the way
+            if request.fmt == "dir":
+                record = export_facts.place_of(self.records, sandbox_id, request.dest)
+                request = replace(request, rules=request.rules._replace(workspace=workspace, record=record))
+                if await self._run(os.path.lexists, request.dest):  # else nothing is in the way
                     wanted["earlier"] = True
-                    if base is None or not await self._run(os.path.isdir, base):
+                    if request.base is None or not await self._run(os.path.isdir, request.base):
                         wanted["base"] = True
-            if isinstance(args.get("version"), int):
-                wanted["version"] = args["version"]
+            if request.version is not None:
+                wanted["version"] = request.version
             async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:
                 reader = BlockingReader(*stream.hand_over())
                 result: dict[str, Any] = await self._run(
-                    lambda: export.apply(
-                        reader,
-                        dest=dest,
-                        fmt=fmt,
-                        limits=limits,
-                        places=self.guards,
-                        progress=progress,
-                        directory_mode=self.settings.directory_mode,
-                        dry_run=dry_run,
-                        keep_setuid=keep_setuid,
-                        base=base,
-                        rules=rules,
-                        allowed=lambda place: bound.check(place, "dest"),
-                    )
+                    lambda: export.apply(reader, request, limits=limits, places=self.guards, progress=progress)
                 )
                 return result
         finally:

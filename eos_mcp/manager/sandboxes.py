@@ -21,7 +21,7 @@ from eos_mcp import catalog, places
 from eos_mcp.config import Config
 from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.log import log
-from eos_mcp.manager import arguments, base, bounds, fate, fleet, forwarding, prune, readable, roots
+from eos_mcp.manager import arguments, base, bounds, export_request, fate, fleet, forwarding, prune, readable, roots
 from eos_mcp.manager.creation import Creation
 from eos_mcp.manager.exporting import Exports, guards
 from eos_mcp.manager.metrics import Metrics
@@ -450,31 +450,15 @@ class Manager:
         return reply
 
     async def _export(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
-        sandbox_id = arguments.text(args, "sandbox_id", "export_changes")
-        dest = arguments.text(args, "dest", "export_changes", non_empty=False)
-        fmt = arguments.text(args, "format", "export_changes", default="dir", non_empty=False)
-        dry_run, keep_setuid = arguments.flag(args, "dry_run"), arguments.flag(args, "keep_setuid")
-        bound = bounds.of_request(args)
-        if os.path.isabs(dest) and "\0" not in dest:
-            await self.run(bound.check, dest, "dest")
-        await self.run(self.exports.check, dest, fmt)
-        await self.target(sandbox_id)
-        record = self.registry.get(sandbox_id)
-        shared = record.shared_base
-        copy = None if shared is None else os.path.join(self.bases, shared.root_hash, "base", base.BASE_LAYER)
-        return await self.exports.run(
-            sandbox_id,
-            args,
-            dest,
-            fmt,
-            request_id,
-            progress,
-            dry_run=dry_run,
-            keep_setuid=keep_setuid,
-            base=copy,
-            workspace=record.workspace_root,
-            bound=bound,
-        )
+        wanted = export_request.of(args, self.config.manager.export)
+        if wanted.bound is not None and os.path.isabs(wanted.dest) and "\0" not in wanted.dest:
+            await self.run(wanted.bound.check, wanted.dest, "dest")
+        wanted = await self.run(self.exports.check, wanted)
+        await self.target(wanted.sandbox_id)
+        record = self.registry.get(wanted.sandbox_id)
+        if (shared := record.shared_base) is not None:
+            wanted = wanted.over(os.path.join(self.bases, shared.root_hash, "base", base.BASE_LAYER))
+        return await self.exports.run(wanted, record.workspace_root, request_id, progress)
 
     async def _snapshot(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         return await self._fleet(request_id).snapshot()

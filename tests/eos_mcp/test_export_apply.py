@@ -23,7 +23,7 @@ import zstandard
 
 from eos_agent.protocol import OperationError
 from eos_mcp.manager.bounds import Bounds
-from eos_mcp.manager.export import ExportLimits, Guards, apply, check_destination, recover
+from eos_mcp.manager.export import ExportLimits, Guards, Request, apply, check_destination, recover
 from eos_mcp.manager.export_receive import folded
 from layerstack import durable, linux, pax
 from tests import children
@@ -41,8 +41,9 @@ Entries = tuple[tuple[pax.Header, bytes], ...]
 
 
 def run(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> dict[str, Any]:
+    request = Request(str(dest), fmt, **{key: more.pop(key) for key in list(more) if key in Request.__dataclass_fields__})
     options = {"limits": ExportLimits(), "places": nowhere(), "progress": lambda line: None, **more}
-    return apply(io.BytesIO(data), dest=str(dest), fmt=fmt, **options)
+    return apply(io.BytesIO(data), request, **options)
 
 
 def failure(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> OperationError:
@@ -442,7 +443,7 @@ def test_a_silent_and_a_lost_connection_are_named(tmp_path: Path) -> None:
         reader = Broken(data)
         reader.error = kind
         with pytest.raises(OperationError) as caught:
-            apply(reader, dest=str(tmp_path / "new"), fmt="dir", limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
+            apply(reader, Request(str(tmp_path / "new")), limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
         assert caught.value.details["reason"] == reason
     assert os.listdir(tmp_path) == []
 
@@ -545,6 +546,47 @@ def test_dangerous_destinations_are_refused_by_text_and_by_what_they_resolve_to(
         check_destination(str(place), fmt, guards)
 
 
+def test_an_export_into_a_symlink_goes_to_the_directory_that_it_leads_to(tmp_path: Path) -> None:
+    """N11: a sandbox could be made from a workspace given so, and not exported to it."""
+    real, link, other = tmp_path / "real", tmp_path / "link", tmp_path / "other"
+    real.mkdir()
+    other.mkdir()
+    (tmp_path / "half").symlink_to("link")
+    link.symlink_to("real")
+    data = made(file(b"f", b"1"))
+    assert run(data, tmp_path / "half", dry_run=True)["files_written"] == 1
+    assert run(data, tmp_path / "half")["files_written"] == 1
+    assert os.listdir(real) == ["f"] and link.is_symlink() and run(data, real)["files_written"] == 0
+    begun = Request(check_destination(str(link), "dir", nowhere()), pinned=True)
+    real.rename(tmp_path / "away")
+    real.symlink_to("other")
+    with pytest.raises(OperationError) as caught:  # what it led to when the call began is a link now
+        apply(io.BytesIO(data), begun, limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
+    assert caught.value.details["reason"] == "bad_destination" and os.listdir(other) == []
+    for target in ("nowhere", "loop", "f"):
+        (tmp_path / "f").touch()
+        (tmp_path / "loop").unlink(missing_ok=True)
+        (tmp_path / "loop").symlink_to(target)
+        assert failure(data, tmp_path / "loop").details["reason"] == "bad_destination"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_directories_above_a_new_destination_are_not_made_through_a_link_that_came_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "outside").mkdir()
+
+    class Swapping(Bounds):
+        """Is asked last before anything is opened."""
+
+        def check(self, path: str, argument: str) -> None:
+            os.rename(tmp_path / "in", tmp_path / "was")
+            (tmp_path / "in").symlink_to("outside")
+
+    with pytest.raises(OperationError):
+        run(made(file(b"f", b"1")), tmp_path / "in/a/b/dest", bound=Swapping())
+    assert os.listdir(tmp_path / "outside") == os.listdir(tmp_path / "was") == []
+
+
 def test_a_destination_that_turns_bad_while_the_sandbox_prepares_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d").symlink_to("/nonexistent")
     error = failure(made(file(b"f", b"1")), tmp_path / "d")
@@ -604,7 +646,7 @@ def test_a_large_export_is_never_held_in_memory(tmp_path: Path, fmt: str) -> Non
 
     def child() -> tuple[int, int]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        result = apply(Lazy(), dest=str(tmp_path / "x"), fmt=fmt, limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
+        result = apply(Lazy(), Request(str(tmp_path / "x"), fmt), limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
         return result["files_written"], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
 
     files, grown_mib = children.call(None, child)
@@ -827,11 +869,7 @@ def test_a_destination_that_leads_out_of_the_bounds_by_now_is_refused_before_it_
     (tmp_path / "in").mkdir()
     (tmp_path / "in/deep").symlink_to(tmp_path / "outside")
     bound = Bounds((str(tmp_path / "in"),))
-
-    def allowed(place: str) -> None:
-        bound.check(place, "dest")
-
-    error = failure(made(file(b"f", b"1")), tmp_path / "in/deep/d", fmt, allowed=allowed)
+    error = failure(made(file(b"f", b"1")), tmp_path / "in/deep/d", fmt, bound=bound)
     assert error.details["reason"] == "outside_roots" and os.listdir(tmp_path / "outside") == []
-    run(made(file(b"f", b"1")), tmp_path / "in/d", fmt, allowed=allowed)
+    run(made(file(b"f", b"1")), tmp_path / "in/d", fmt, bound=bound)
     assert (tmp_path / "in/d").exists()
