@@ -271,7 +271,7 @@ class Receiver:
             new = b"new/%d" % n
             os.symlink(header.target, new, dir_fd=self.stage.tree.fd)
             os.utime(new, ns=(header.mtime_ns, header.mtime_ns), dir_fd=self.stage.tree.fd, follow_symlinks=False)
-        self._add(Step(b"l", True, 0o777, None, header.path))
+        self._add(Step(b"l", True, 0o777, None, header.path, len(header.target), header.mtime_ns))
         self._done(header, writes=not same)
 
     def _hard_link(self, n: int, header: pax.Header) -> None:
@@ -296,7 +296,7 @@ class Receiver:
         if self.stage is not None:
             self._link(n, header, first if staged else None)
             self.staged_files += 1
-        self._add(Step(b"h", True, header.mode, None, header.path))
+        self._add(self._linked_step(n, header))
         self._done(header, writes=True)
 
     def _link(self, n: int, header: pax.Header, first: int | None) -> None:
@@ -333,6 +333,12 @@ class Receiver:
                 os.close(fd)
         finally:
             os.close(source)
+
+    def _linked_step(self, n: int, header: pax.Header) -> Step:
+        """The file has the size and the time of its first name."""
+        made = None if self.stage is None else self.stage.tree.lstat(b"new/%d" % n)
+        figures = (0, 0) if made is None else (made.st_size, made.st_mtime_ns)
+        return Step(b"h", True, header.mode, None, header.path, *figures)
 
     def _new(self, n: int) -> int:
         assert self.stage is not None
@@ -401,7 +407,7 @@ class Receiver:
         self.counts["files_written"] += 1
         self.counts["bytes_written"] += came
         self.staged_files += 1
-        self._add(Step(b"f", True, header.mode, None, header.path))
+        self._add(Step(b"f", True, header.mode, None, header.path, header.length, header.mtime_ns))
         self._done(header, None if judged is None else bytes(judged), writes=True)
 
     def _unchanged(self, n: int, header: pax.Header, told: pax.Header, old: os.stat_result) -> None:
@@ -436,7 +442,7 @@ class Receiver:
                         self._finish(fd, header)
                 finally:
                     os.close(source)
-                self.stage.put(n, Step(b"f", True, header.mode, None, header.path))
+                self.stage.put(n, Step(b"f", True, header.mode, None, header.path, held.status.st_size, header.mtime_ns))
                 self._see(n, header.path)
             for m, name in held.names:
                 self._relink(n, m, name, seen=name.path in held.seen)
@@ -452,7 +458,7 @@ class Receiver:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(b"new/%d" % m, dir_fd=self.stage.tree.fd)
             self._link(m, name, n)
-            self.stage.put(m, Step(b"h", True, name.mode, None, name.path))
+            self.stage.put(m, self._linked_step(m, name))
             self._see(m, name.path)
 
     # the whole

@@ -2,13 +2,15 @@
 
     .eos-export-<...>/      inside the destination, or beside it while that does not exist; locked with flock(2) by its export
       state                 {"format", "phase": receiving | ready | done | back, "created", "plan", "clears", "mac"}; replaced by rename
-      plan                  one record per entry of the stream, in its order: what to do, with which mode, and which mode was there
+      plan                  one record per entry of the stream, in its order: what to do, with which mode, which mode was there, and size and time of
+                            what is put in place
       clears                paths that opaque directories hide
       new/<n>               what entry n puts in place, complete and synced before the phase is `ready`
       undo/<n>, undo/c<k>   what was moved out of the way for it
 
 From `ready` on the destination changes by rename, link and chmod only, and each of them can be told from what lies in `new` and `undo`:
 a later export, or `recover`, takes the steps back in reverse. Every rollback step can be repeated, so a kill in the middle of it is fine too.
+What lies at a path with another size or time than was put there is work of somebody who came after the kill: it stays.
 
 Anybody may have put a directory of such a name there, so a voucher in the gateway's state directory says which one it is (`export_voucher`),
 and `mac` is the HMAC, by the voucher's key, of the state with the HMACs of plan and clears in it: another journal is never carried out.
@@ -32,12 +34,14 @@ from eos_mcp.manager.export_names import flaw, reserved
 from eos_mcp.manager.export_tree import Tree, sync_file_system
 from eos_mcp.manager.export_voucher import Said, Voucher, lock
 
-FORMAT = 2
+FORMAT = 3
 SYNC_EACH_UP_TO = 64
 """Above so many files or directories one syncfs is cheaper; below, it would wait for strangers' writes."""
 
 _NO_MODE = 0xFFFF
-_RECORD = struct.Struct("<cBHHH")
+_RECORDS = {2: struct.Struct("<cBHHH"), 3: struct.Struct("<cBHHHQq")}
+"""By format; 2 has no size and time."""
+_SECOND = 1_000_000_000
 _LETTERS = (b"f", b"h", b"l", b"d", b"w", b"n")
 _OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 
@@ -64,13 +68,25 @@ class Step(NamedTuple):
     old_mode: int | None
     """Permission bits of what stays in place and is to be changed."""
     path: bytes
+    size: int = 0
+    mtime_ns: int = 0
+    """With `size`: of a file or a link that is put in place."""
+
+    def put_there(self, found: os.stat_result) -> bool:
+        """Whether what lies at the path is what this step put there. File systems that keep whole seconds may have rounded its time."""
+        if self.letter == b"d":
+            return stat.S_ISDIR(found.st_mode)
+        kind = stat.S_IFLNK if self.letter == b"l" else stat.S_IFREG
+        off = abs(found.st_mtime_ns - self.mtime_ns)
+        same_time = not off or (found.st_mtime_ns % _SECOND == 0 and off < 2 * _SECOND)
+        return stat.S_IFMT(found.st_mode) == kind and found.st_size == self.size and same_time
 
 
 class Stage:
     """One staging directory, locked and vouched for as long as it is open. `home`, which it lies in, is the caller's to close."""
 
-    def __init__(self, home: Tree, tree: Tree, voucher: Voucher, step: StepHook, *, create: bool) -> None:
-        self.home, self.tree, self.voucher, self.step = home, tree, voucher, step
+    def __init__(self, home: Tree, tree: Tree, voucher: Voucher, step: StepHook, *, create: bool, form: int = FORMAT) -> None:
+        self.home, self.tree, self.voucher, self.step, self.form = home, tree, voucher, step, form
         how = _OPEN | (os.O_CREAT | os.O_EXCL if create else 0)
         with contextlib.ExitStack() as stack:
             self._plan = stack.enter_context(os.fdopen(os.open(b"plan", how, 0o600, dir_fd=tree.fd), "r+b", buffering=1 << 16))
@@ -132,7 +148,7 @@ class Stage:
             if state.get("phase") != "ready":
                 return None
             try:
-                stage = cls(home, tree, voucher, step, create=False)
+                stage = cls(home, tree, voucher, step, create=False, form=state["format"])
             except OSError as error:
                 raise NotVouched from error
             stack.callback(stage._close_files)
@@ -161,7 +177,7 @@ class Stage:
 
     def set_phase(self, phase: str) -> None:
         """Write the state so that it survives a power cut."""
-        state: dict[str, Any] = {"format": FORMAT, "phase": phase, "created": self.created}
+        state: dict[str, Any] = {"format": self.form, "phase": phase, "created": self.created}
         if phase == "ready":
             state |= {name: self._code_of(file) for name, file in (("plan", self._plan), ("clears", self._clears))}
         data = json.dumps({**state, "mac": _code(self.voucher.said, state)}).encode()
@@ -195,10 +211,10 @@ class Stage:
                 raise NotVouched
         at = 0
         while record := self._read(at):
-            if record.letter not in _LETTERS or _packed(record) != _plain(record):
+            if record.letter not in _LETTERS or self._packed(record) != self._plain(record):
                 raise NotVouched
             self._at.append(at)
-            at += _RECORD.size + len(record.path)
+            at += _RECORDS[self.form].size + len(record.path)
         self._end = at
         for path in self.clears():
             if flaw(path) is not None:
@@ -206,15 +222,16 @@ class Stage:
 
     def add(self, what: Step) -> None:
         """The next entry's. OSError, EINVAL: no export may change such a path."""
-        self._plan.write(_packed(what))
+        data = self._packed(what)
+        self._plan.write(data)
         self._at.append(self._end)
-        self._end += _RECORD.size + len(what.path)
+        self._end += len(data)
 
     def put(self, n: int, what: Step) -> None:
         """Another decision on an entry, whose path stays."""
         assert self[n].path == what.path
         self._plan.seek(self._at[n])
-        self._plan.write(_packed(what))
+        self._plan.write(self._packed(what))
         self._plan.seek(0, 2)
 
     def add_clear(self, path: bytes) -> None:
@@ -255,27 +272,29 @@ class Stage:
     def _read(self, at: int) -> Step | None:
         self._plan.flush()
         self._plan.seek(at)
-        head = self._plan.read(_RECORD.size)
-        if len(head) < _RECORD.size:
+        record = _RECORDS[self.form]
+        head = self._plan.read(record.size)
+        if len(head) < record.size:
             return None
-        letter, staged, mode, old, size = _RECORD.unpack(head)
+        letter, staged, mode, old, size, *figures = record.unpack(head)
         path = self._plan.read(size)
         self._plan.seek(0, 2)
-        return Step(letter, bool(staged), mode, None if old == _NO_MODE else old, path) if len(path) == size else None
+        return Step(letter, bool(staged), mode, None if old == _NO_MODE else old, path, *figures) if len(path) == size else None
 
     def steps(self) -> Iterator[tuple[int, Step]]:
         """All steps in order, read apart from where the file stands."""
         self._plan.flush()
         fd, at, held = self._plan.fileno(), 0, b""
+        record = _RECORDS[self.form]
         for n in range(len(self._at)):
-            size = _RECORD.size
-            while len(held) < size or len(held) < (size := _RECORD.size + _RECORD.unpack_from(held)[4]):
+            size = record.size
+            while len(held) < size or len(held) < (size := record.size + record.unpack_from(held)[4]):
                 data = os.pread(fd, 1 << 16, at)
                 if not data:
                     raise OSError(errno.EIO, "the plan of the export is cut short", self.path)
                 held, at = held + data, at + len(data)
-            letter, staged, mode, old, _ = _RECORD.unpack_from(held)
-            yield n, Step(letter, bool(staged), mode, None if old == _NO_MODE else old, held[_RECORD.size : size])
+            letter, staged, mode, old, _, *figures = record.unpack_from(held)
+            yield n, Step(letter, bool(staged), mode, None if old == _NO_MODE else old, held[record.size : size], *figures)
             held = held[size:]
 
     def backwards(self) -> Iterator[tuple[int, Step]]:
@@ -390,15 +409,17 @@ class Stage:
             target.chmod(what.path, old_mode)
 
     def _take_back(self, target: Tree, n: int, what: Step) -> None:
-        """First the new one out, then the old one in: what lies in `new` says how far this came."""
+        """First the new one out, then the old one in: what lies in `new` says how far this came.
+
+        What somebody else put or saved there meanwhile stays, and what the export had moved out of the way for its own is not put back then:
+        that was a version that they had before theirs.
+        """
         new, undo = b"new/%d" % n, b"undo/%d" % n
         if self.tree.lstat(new) is None:
             found = target.lstat(what.path)
             if found is not None:
                 directory = stat.S_ISDIR(found.st_mode)
-                if directory and target.names(what.path):  # somebody else put something there: it stays
-                    if self.tree.lstat(undo) is not None:
-                        raise OSError(errno.ENOTEMPTY, "a directory that the export made holds files of somebody else", what.path)
+                if (self.form > 2 and not what.put_there(found)) or (directory and target.names(what.path)):
                     return
                 self.step("export.take_back")
                 target.move(what.path, self.tree, new, directory=directory)
@@ -410,18 +431,19 @@ class Stage:
             self.step("export.back")
             self.tree.move(place, target, path, directory=stat.S_ISDIR(old.st_mode))
 
+    # records of the plan
 
-def _packed(what: Step) -> bytes:
-    if what.letter == b"n":
-        what = Step(b"n", False, 0, None, b"")
-    elif flaw(what.path) is not None or reserved(what.path) is not None:
-        raise _no_plan(what.path)
-    return _plain(what)
+    def _packed(self, what: Step) -> bytes:
+        if what.letter == b"n":
+            what = Step(b"n", False, 0, None, b"")
+        elif flaw(what.path) is not None or reserved(what.path) is not None:
+            raise _no_plan(what.path)
+        return self._plain(what)
 
-
-def _plain(what: Step) -> bytes:
-    old = _NO_MODE if what.old_mode is None else what.old_mode
-    return _RECORD.pack(what.letter, what.staged, what.mode, old, len(what.path)) + what.path
+    def _plain(self, what: Step) -> bytes:
+        old = _NO_MODE if what.old_mode is None else what.old_mode
+        figures = (what.size, what.mtime_ns) if self.form > 2 else ()
+        return _RECORDS[self.form].pack(what.letter, what.staged, what.mode, old, len(what.path), *figures) + what.path
 
 
 def _no_plan(path: bytes) -> OSError:
@@ -446,7 +468,7 @@ def state_of(tree: Tree, said: Said) -> dict[str, Any]:
     with os.fdopen(fd, "rb") as file:
         try:
             value = json.loads(file.read(4096))
-            known = value["format"] == FORMAT and hmac.compare_digest(str(value["mac"]), _code(said, value))
+            known = value["format"] in _RECORDS and hmac.compare_digest(str(value["mac"]), _code(said, value))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NotVouched from error
     if not known:
