@@ -11,7 +11,7 @@ import pytest
 
 from eos_mcp.manager import export_stage
 from eos_mcp.manager.export import recover
-from tests.eos_mcp.test_export_apply import DELTA, fill, killed_at, run, shape
+from tests.eos_mcp.test_export_apply import fill, killed_at, run, shape
 from tests.exporting import file, journals, made
 
 HALF_WAY = "export.sync_names"
