@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 BLOCK = 512
 ZERO = bytes(BLOCK)
+_RECORDS_NAME = b"././@PaxHeader"
 END = ZERO * 2
 
 FILE = b"0"
@@ -118,7 +119,7 @@ def encode(header: Header, *, gnu: bool = False) -> bytes:
     if not all(_is_utf8(records[key]) for key in (b"path", b"linkpath", b"GNU.sparse.name") if key in records):
         records = {b"hdrcharset": b"BINARY", **records}
     body = b"".join(_record(key, value) for key, value in records.items())
-    return _ustar(b"././@PaxHeader", _EXTENDED, 0o644, len(body), 0, b"") + body + padding(len(body)) + plain
+    return _ustar(_RECORDS_NAME, _EXTENDED, 0o644, len(body), 0, b"") + body + padding(len(body)) + plain
 
 
 def _time(ns: int) -> bytes:
@@ -156,6 +157,20 @@ def _ustar(name: bytes, kind: bytes, mode: int, size: int, seconds: int, target:
     )
     block = (fields + b"ustar\x0000").ljust(BLOCK, b"\0")
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+def is_ours(block: bytes) -> bool:
+    """Whether `encode` wrote this header, of an entry or of records; other programs leave owners, names and numbers in other forms."""
+    if len(block) != BLOCK:
+        return False
+    try:
+        mode, size, seconds = (_octal(block[at:end]) for at, end in ((100, 108), (124, 136), (136, 148)))
+    except Malformed:
+        return False
+    name, kind = _text(block[:100]), block[156:157]
+    if kind == _EXTENDED and (name, mode) != (_RECORDS_NAME, 0o644):  # tarfile of Python has another mode
+        return False
+    return block == _ustar(name, kind, mode, size, seconds, _text(block[157:257]))
 
 
 class Decoder:

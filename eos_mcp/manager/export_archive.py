@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from typing import IO, Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
-from eos_mcp.manager import export_voucher
+from eos_mcp.manager import export_replaced, export_voucher
 from eos_mcp.manager.export_bits import Stripped
 from eos_mcp.manager.export_dir import disk_refused
 from eos_mcp.manager.export_preview import LISTED_MAX, check_home, check_room
@@ -45,7 +45,7 @@ def apply_archive(
     or `delete` for a whiteout; directories are left out), `replaces` tells whether a file is at `dest`.
 
     Raises:
-        OperationError: operation_failed; `export_conflict` when a file that is no archive lies at `dest`; `reserved_names` when a file of the delta is called `.wh.*`: an archive would turn it into a deletion.
+        OperationError: operation_failed; `export_conflict` as `export_replaced.check` says; `reserved_names` when a file of the delta is called `.wh.*`: an archive would turn it into a deletion.
     """
     dest, fmt, dry_run = request.dest, request.fmt, request.dry_run
     hygiene, stripped = Hygiene(), Stripped(keep=request.keep_setuid)
@@ -57,7 +57,7 @@ def apply_archive(
         if dry_run and len(changes) < LISTED_MAX:
             changes.append({"action": action, "path": path.decode("utf-8", "replace")})
 
-    _check_replaced(dest)
+    export_replaced.check(dest, overwrite=request.rules.on_conflict == "overwrite")
     try:
         with contextlib.ExitStack() as stack:
             sink = stack.enter_context(_replacing(dest, journals, dry_run, step))
@@ -128,36 +128,6 @@ def apply_archive(
         count = counts["files_written"] + counts["symlinks_written"] + counts["whiteouts_emitted"]
         result.update(dry_run=True, changes=changes, change_count=count, replaces=os.path.lexists(dest))
     return result
-
-
-def _check_replaced(dest: str) -> None:
-    """An export takes the place of an archive of an earlier one, or of an empty file, and of nobody's work.
-
-    Raises:
-        OperationError: operation_failed, reason export_conflict: another file lies there. Nothing was written.
-    """
-    try:
-        found = os.lstat(dest)
-    except OSError:
-        return
-    what = "a symlink"
-    if stat.S_ISREG(found.st_mode):
-        if found.st_size == 0:
-            return
-        what = f"a file of {found.st_size} bytes that is neither a tar archive nor compressed with zstd"
-        with contextlib.suppress(OSError):
-            fd = os.open(dest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                head = os.read(fd, 512)
-            finally:
-                os.close(fd)
-            if head[257:262] == b"ustar" or head[:4] == b"\x28\xb5\x2f\xfd" or not head.strip(b"\0"):
-                return
-    elif not stat.S_ISLNK(found.st_mode):
-        what = "no regular file"
-    hint = "name another file as dest, or move that one away first"
-    message = f"export to {dest}: {what} lies there and would be replaced; nothing was written"
-    raise OperationError(OPERATION_FAILED, message, {"path": dest, "dest": dest, "hint": hint}, reason="export_conflict")
 
 
 class _Measure(io.RawIOBase):

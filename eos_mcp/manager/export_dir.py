@@ -19,9 +19,18 @@ from eos_mcp.manager.export_receive import Progress, Receiver
 from eos_mcp.manager.export_recover import check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
 from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import Stage, StepHook, no_step
-from eos_mcp.manager.export_stream import ExportStream
+from eos_mcp.manager.export_stream import ExportStream, refused
 from eos_mcp.manager.export_tree import Tree
 from eos_mcp.manager.export_voucher import lock
+
+_HINTS = {
+    "ENOSPC": "free space on the file systems of the destination and of the state directory, where exports are recorded; then repeat the export",
+    "EPERM": "lsattr -d shows whether the path, or the directory that it lies in, is immutable or append-only (chattr -i, chattr -a); a directory "
+    "with a sticky bit lets only owners replace files. Or export to another directory, or in format tar",
+    "EXDEV": "something else is mounted there, or the file system cannot move directories, as an overlay (the root of a container) cannot: export "
+    "to a new directory beside it, or in format tar",
+    "EROFS": "export to another directory, or in format tar to another file system",
+}
 
 
 def apply_directory(
@@ -112,7 +121,8 @@ def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:
                 os.mkdir(name, dir_fd=stage.home.fd)
             except FileExistsError:
                 stage.created = False
-                raise
+                message = f"{dest} was made by somebody else while it was exported"
+                raise refused(message, "destination_changed", path=dest, retryable=True) from None
             target = opened = stage.home.below(name)
         stage.commit(target)
         if stage.created:
@@ -145,10 +155,8 @@ def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:
 def disk_refused(error: OSError, dest: str) -> OperationError:
     """What the destination's file system answered; it is as it was before."""
     out = os_error(error)
-    if out.details.get("errno") == "ENOSPC":
-        out.details["hint"] = (
-            "free space on the file systems of the destination and of the state directory, where exports are recorded; then repeat the export"
-        )
+    if (hint := _HINTS.get(str(out.details.get("errno")))) is not None:
+        out.details["hint"] = hint
     out.details.setdefault("path", dest)
     out.details["dest"] = dest
     return OperationError(OPERATION_FAILED, f"export to {dest}: {out.message}; the destination is as it was before", out.details)

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.manager import export_hooks
 from eos_mcp.manager.export_conflict import Conflicts, Seen, tell
 from eos_mcp.manager.export_facts import FILE, Fact, Facts, Record, fact_of
 from eos_mcp.manager.export_identity import identity_of
@@ -17,10 +18,7 @@ from eos_mcp.manager.export_rules import REFERENCE, Rules
 from eos_mcp.manager.export_stream import ExportStream
 from eos_mcp.manager.export_tree import Tree
 from eos_mcp.manager.hygiene import Ground, Hygiene, homes
-from eos_mcp.manager.hygiene_git import hooks_path
 from layerstack import pax
-
-_CONFIG_MAX = 1 << 18
 
 
 class Guard:
@@ -44,25 +42,10 @@ class Guard:
         def there(path: bytes) -> bool:
             return stream.index.find(path) is not None or existed(path)
 
-        return Hygiene(Ground(self.dest, there, existed, homes(), self._hooks()))
+        return Hygiene(Ground(self.dest, there, existed, homes(), export_hooks.within(self.dest, target)))
 
     def left_out_of(self, *, folds: bool) -> LeftOut:
         return LeftOut(self.rules, self.target, folds)
-
-    def _hooks(self) -> bytes:
-        """Where git looks for the hooks of the destination's own repository, as far as it lies in the destination."""
-        fd = None if self.target is None else self.target.open_file(b".git/config")
-        if fd is None:
-            return b""
-        with open(fd, "rb") as file:
-            found = hooks_path(file.read(_CONFIG_MAX))
-        if not found:
-            return b""
-        here = os.fsencode(self.dest)
-        path = os.path.normpath(os.path.join(here, os.path.expanduser(found)))
-        inside = path.removeprefix(here + b"/") if path.startswith(here + b"/") else b""
-        above, _, name = inside.rpartition(b"/")
-        return above if name == b"_" and above else inside  # husky: what git runs in `_` runs its neighbours
 
     # what the receiver asks and tells
 

@@ -8,6 +8,7 @@ import stat
 import unicodedata
 from typing import Any
 
+from eos_mcp.manager import export_flags
 from eos_mcp.manager.export_tree import Tree
 
 LISTED_MAX = 200
@@ -76,6 +77,8 @@ class Preview:
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)  # another mount: nothing is renamed into it
         if not may:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+        if export_flags.fixed(target, path) or (above and export_flags.fixed(target, above)):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
         if old is not None and stat.S_ISDIR(old.st_mode) and not _access(path.rpartition(b"/")[2], target.parent(path)):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)  # rename(2) of a directory into another writes its `..`
 

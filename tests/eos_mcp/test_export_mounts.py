@@ -6,14 +6,17 @@ import array
 import fcntl
 import os
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from eos_mcp.manager.export import recover
 from eos_mcp.manager.export_recover import settle
+from eos_mcp.manager.export_rules import Rules
 from layerstack import linux
 from tests.eos_mcp.test_export_apply import failure, run, shape
 from tests.exporting import directory, file, gone, journals, made
@@ -97,6 +100,27 @@ def test_remains_that_cannot_be_removed_are_in_no_later_exports_way(tmp_path: Pa
     assert os.listdir(dest) == ["new"]
 
 
+@pytest.mark.needs("root")
+def test_a_dry_run_foretells_what_cannot_be_changed_and_the_error_says_how_to_see_it(tmp_path: Path) -> None:
+    dest = tmp_path / "dest"
+    (dest / "sub").mkdir(parents=True)
+    for name in ("sub/file", "sub/other"):
+        (dest / name).write_text(name)
+    if not immutable(dest / "sub/file", True):
+        pytest.skip("a file system without the flag")
+    delta = made(directory(b"sub"), file(b"sub/file", b"new"))
+    try:
+        assert "lsattr" in failure(delta, dest).details["hint"]
+        immutable(dest / "sub/file", False)
+        immutable(dest / "sub", True)
+        for one in (delta, made(directory(b"sub"), gone(b"sub/other")), made(directory(b"sub"), file(b"sub/third", b"new"))):
+            assert failure(one, dest).details["errno"] == "EPERM"
+    finally:
+        immutable(dest / "sub", False)
+        immutable(dest / "sub/file", False)
+    assert run(delta, dest)["files_written"] == 1
+
+
 @pytest.mark.parametrize("fmt", ["tar", "tar-zst"])
 def test_an_archive_replaces_archives_and_nobodys_work(tmp_path: Path, fmt: str) -> None:
     dest, other = tmp_path / "README.md", tmp_path / "other"
@@ -117,6 +141,32 @@ def test_an_archive_replaces_archives_and_nobodys_work(tmp_path: Path, fmt: str)
     dest.write_bytes(b"")
     run(delta, dest, fmt)
     assert os.listdir(journals()) == []
+
+
+@pytest.mark.parametrize("fmt", ["tar", "tar-zst"])
+def test_a_persons_own_archive_is_replaced_only_where_that_is_said(tmp_path: Path, fmt: str) -> None:
+    """Backups and images of disks: of any program's form, with a first block of zeros, compressed."""
+    dest, delta, asked = tmp_path / "backup", made(file(b"new", b"new")), Rules(on_conflict="fail")
+    (tmp_path / "precious").write_text("the only copy")
+    empty = made()
+    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        with tarfile.open(dest, "w", format=form) as archive:
+            archive.add(tmp_path / "precious", "precious")
+        plain = dest.read_bytes()
+        for data in (plain, zstandard.compress(plain), zstandard.compress(b"a dump"), b"\x28\xb5\x2f\xfd torn"):
+            dest.write_bytes(data)
+            error = failure(delta, dest, fmt, rules=asked)
+            assert error.details["reason"] == "export_conflict" and "overwrite" in error.details["hint"]
+            assert dest.read_bytes() == data
+    for data in (bytes(1024) + b"a disk whose first sector is empty", bytes(1 << 20)):
+        dest.write_bytes(data)
+        assert failure(delta, dest, fmt, rules=asked).details["reason"] == "export_conflict"
+    dest.write_bytes(plain)
+    run(delta, dest, fmt, rules=asked._replace(on_conflict="overwrite"))
+    for stream in (delta, empty, delta):  # what exports made, whichever way, makes room without a word
+        for other in ("tar", "tar-zst"):
+            run(stream, dest, other, rules=asked)
+            run(stream, dest, fmt, rules=asked)
 
 
 def test_what_is_no_record_in_the_folder_of_records_is_passed_over(tmp_path: Path) -> None:

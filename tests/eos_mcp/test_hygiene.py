@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,47 @@ def test_what_would_run_by_itself_is_refused_unless_that_is_allowed(tmp_path: Pa
 def test_everyday_work_is_named_and_written(tmp_path: Path, entry: tuple[pax.Header, bytes]) -> None:
     assert export(tmp_path / "d", entry) == ([os.fsdecode(entry[0].path)], [])
     assert (tmp_path / "d" / os.fsdecode(entry[0].path)).exists()
+
+
+@pytest.mark.parametrize(
+    "place", ["a linked worktree", "a submodule", "the person's own setting", "an included file", "a part of a repository"]
+)
+def test_hooks_are_refused_wherever_git_says_that_it_runs_them_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    dest = top = tmp_path / "d"
+
+    def git(where: Path, *words: str) -> None:
+        who = ("-c", "user.name=p", "-c", "user.email=p@x.org", "-c", "protocol.file.allow=always")
+        subprocess.run(["git", *who, "-C", str(where), *words], check=True, capture_output=True, timeout=60)
+
+    top.mkdir()
+    git(top, "init", "-q", "-b", "main")
+    (top / "part").mkdir()
+    (top / "part/f").write_text("f")
+    git(top, "add", "-A")
+    git(top, "commit", "-qm", "first")
+    setting = ("config", "core.hooksPath", "tools/_")
+    if place == "a linked worktree":
+        dest = tmp_path / "other"
+        git(top, "worktree", "add", "-q", str(dest))
+        git(top, *setting)
+    elif place == "a submodule":
+        (tmp_path / "above").mkdir()
+        git(tmp_path / "above", "init", "-q")
+        git(tmp_path / "above", "submodule", "add", "-q", str(top), "d")
+        dest = tmp_path / "above/d"
+        git(dest, *setting)
+    elif place == "the person's own setting":
+        (tmp_path / ".gitconfig").write_text("[core]\n\thooksPath = tools/_\n")
+    elif place == "an included file":
+        (top / ".git/more").write_text("[core]\n\thooksPath = ~/d/tools\n")
+        git(top, "config", "include.path", "more")
+    else:
+        dest = top / "part"
+        git(top, "config", "core.hooksPath", "part/tools")
+    assert export(dest, file(b"tools/pre-commit", b"", 0o755), file(b"x")) == (["tools/pre-commit"], ["tools/pre-commit"])
+    assert export(dest, file(b"tools.txt"), file(b"part/tools/x")) == ([], [])
 
 
 def test_what_runs_because_of_the_place_is_refused_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
