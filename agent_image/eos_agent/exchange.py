@@ -17,6 +17,8 @@ BODY_STALL_S = 60.0  # a client that sends nothing of the body that it announced
 GONE_POLL_S = 5.0
 LAST_BYTES_S = 10.0  # for what a tunnel still holds when both sides have ended
 READ_STALL_S = 600.0  # a client that takes nothing of an answer
+_OF_THE_WHOLE_ADDRESS = ("service-worker-allowed", "clear-site-data")
+"""What a server may not say: one address has the servers of all sessions, and each speaks for what lies below its own prefix alone."""
 _TCP_CLOSE = 7  # include/net/tcp_states.h, the first byte of struct tcp_info
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)) if hasattr(socket, "TCP_KEEPIDLE") else ()
 
@@ -181,7 +183,7 @@ class Exchange:
     def _start(self, response: ResponseHead, pairs: Sequence[tuple[str, str]]) -> None:
         self.started = True
         first = f"HTTP/1.1 {response.status} {response.reason}"
-        self._client.writer.write(encode_head(first, [*response.fields.without(), *pairs]))
+        self._client.writer.write(encode_head(first, [*response.fields.without(*_OF_THE_WHOLE_ADDRESS), *pairs]))
 
     async def _show(self, raw: bytes) -> None:
         """To the client. Raises: ConnectionError, also for one that does not read."""

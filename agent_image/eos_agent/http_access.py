@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import time
 from collections.abc import Collection
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from eos_agent.protocol import UNAUTHORIZED
 TOKEN_FIELD = "x-eos-token"  # beside Authorization, which may be meant for the server behind /forward
 COOKIE_S = 12 * 3600
 _HTML = "text/html; charset=utf-8"
+_OURS = re.compile(r"eos-[0-9a-f]{12}")
+"""Names of cookies of any sandbox: a browser sends those of one port of a host to all its ports."""
 
 
 class Shown(NamedTuple):
@@ -87,8 +90,8 @@ class Access:
         """The request as the server behind may see it."""
         pairs: list[tuple[str, str]] = []
         for name, value in request.fields.pairs:
-            if name.lower() == "cookie" and self._cookie in value:
-                value = "; ".join(part.strip() for part in value.split(";") if part.partition("=")[0].strip() != self._cookie)
+            if name.lower() == "cookie" and "eos-" in value:
+                value = "; ".join(part.strip() for part in value.split(";") if not _OURS.fullmatch(part.partition("=")[0].strip()))
                 if not value:
                     continue
             pairs.append((name, value))

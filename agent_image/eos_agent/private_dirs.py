@@ -145,9 +145,11 @@ def _loose(path: str, found: os.stat_result) -> NotPrivate | None:
     writers = found.st_mode & MAY_WRITE
     if not writers or found.st_mode & stat.S_ISVTX or (writers == 0o020 and _is_own_group(found.st_uid, found.st_gid)):
         return None
+    import shlex
+
     letters = ("g" if writers & 0o020 else "") + ("o" if writers & 0o002 else "")
     what = f"can be written by other users (mode {stat.S_IMODE(found.st_mode):04o}), who could put other code of the agent below it"
-    return NotPrivate(path, what, f"chmod {letters}-w {path}, or name another directory with XDG_CACHE_HOME")
+    return NotPrivate(path, what, f"chmod {letters}-w {shlex.quote(path)}, or name another directory with XDG_CACHE_HOME")
 
 
 def _is_own_group(uid: int, gid: int) -> bool:

@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
         findings[found.name] = found
         mark = {True: "ok  ", False: "FAIL", None: "    "}[found.ok]
         lines = [f"{mark} {found.name:<16}{found.said}"] + ([f"     {'':<16}-> {found.step}"] if found.step else [])
-        output.write(("\n".join(lines) + "\n").encode("utf-8", "replace"))
+        output.write(b"".join(output.shown(line) for line in "\n".join(lines).split("\n")))
     backend = os.environ.get("EOS_GATEWAY_BACKEND") or "auto"
     told = "" if backend == "auto" else f" (EOS_GATEWAY_BACKEND={backend})"
     ways = [

@@ -44,7 +44,7 @@ class Report:
     def damaged(self, found: Mapping[str, Any]) -> None:
         self.damage.append(found)
         if not self.as_json:
-            output.write(shown(f"{found['file']}: {found['what']} (by {found['found_by']})"))
+            output.write(output.shown(f"{found['file']}: {found['what']} (by {found['found_by']})"))
 
     def noted(self, note: Mapping[str, Any]) -> None:
         """Once each: a part that is looked at again says the same."""
@@ -58,23 +58,17 @@ class Report:
     def finish(self, about: Mapping[str, Any]) -> int:
         if self.as_json:
             whole = {**about, "clean": not self.damage, "damage": self.damage, "notes": self.notes, "checked": self.checked}
-            output.write(protocol.encode(whole))
+            output.write(output.harmless(protocol.encode(whole)))
         else:
             for note in self.notes:
-                output.write(shown(f"{WORDS.get(str(note['kind']), note['kind'])}: {note['file']}: {note['what']}"))
+                output.write(output.shown(f"{WORDS.get(str(note['kind']), note['kind'])}: {note['file']}: {note['what']}"))
             verdict = f"{len(self.damage)} damaged" if self.damage else "clean"
-            output.write(shown(f"{verdict}: {in_words(self.checked)}"))
+            output.write(output.shown(f"{verdict}: {in_words(self.checked)}"))
         return DAMAGED if self.damage else output.OK
 
 
 def in_words(checked: Mapping[str, int]) -> str:
     return f"{checked['layers']} layers, {checked['entries']} entries, {checked['bytes']} bytes read"
-
-
-def shown(line: str) -> bytes:
-    """A line for a terminal: what a file's name holds cannot steer it."""
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
-    return safe.encode("utf-8", "replace") + b"\n"
 
 
 def main(words: Sequence[str]) -> int:
@@ -117,7 +111,9 @@ def of_sandbox(sandbox_id: str, base: bool, report: Report) -> dict[str, Any]:
             failure = reply["error"]
             details = dict(failure.get("details") or {})
             state = os.path.join(places.state_dir(), "sandboxes", sandbox_id)
-            folder = state if os.path.isdir(state) else "DIR"
+            import shlex
+
+            folder = shlex.quote(state) if os.path.isdir(state) else "DIR"
             details.setdefault("hint", f"when its agent cannot start: eos fsck {folder} looks at the store itself")
             raise OperationError(str(failure.get("kind")), str(failure.get("message")), details)
         for found in reply["damage"]:

@@ -26,6 +26,26 @@ def write_error(text: bytes) -> None:
     _write(sys.stderr, text)
 
 
+def harmless(text: bytes) -> bytes:
+    """The same JSON; what is no printable character is written as an escape. C1 controls and marks of direction steer terminals as much as the
+    ASCII ones, which JSON has no other way for.
+    """
+    if text.isascii() and b"\x7f" not in text:
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text.decode("utf-8", "replace")).encode()
+
+
+def shown(line: str) -> bytes:
+    """A line for a terminal: what a file's name holds cannot steer it."""
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
+    return safe.encode("utf-8", "replace") + b"\n"
+
+
+def _escaped(c: str) -> str:
+    raw = c.encode("utf-16-be")
+    return "".join(f"\\u{raw[at]:02x}{raw[at + 1]:02x}" for at in range(0, len(raw), 2))
+
+
 def _write(stream: TextIO, text: bytes) -> None:
     try:
         stream.flush()
@@ -42,7 +62,11 @@ def page(text: str) -> int:
 
 def own_error(error: OperationError, *, details: bool) -> None:
     """An error that this program found itself; `details` False keeps them empty, as the contract's three programs do."""
-    write_error(protocol.encode(protocol.error_envelope(error.kind, error.message, error.details if details else {})))
+    envelope(protocol.error_envelope(error.kind, error.message, error.details if details else {}))
+
+
+def envelope(reply: Mapping[str, Any]) -> None:
+    write_error(harmless(protocol.encode(reply)))
 
 
 def result(reply: Mapping[str, Any], *, pretty: bool, field: str | None) -> None:
@@ -55,14 +79,15 @@ def result(reply: Mapping[str, Any], *, pretty: bool, field: str | None) -> None
     if field is not None:
         value = pick(reply, field)
         if isinstance(value, str):
-            write(value.encode("utf-8", "replace") + b"\n")
+            text = value.encode("utf-8", "replace") + b"\n"
+            write(text if not sys.stdout.isatty() else b"".join(map(shown, value.split("\n"))))
             return
     if pretty:
         import json
 
-        write(json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        write(harmless(json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n"))
     else:
-        write(protocol.encode(value))
+        write(harmless(protocol.encode(value)))
 
 
 def _step(value: Any, part: str) -> Any:
@@ -89,7 +114,7 @@ def progress_printer(started: float) -> Callable[[str], None]:
     """Prints `[progress S.SSSs] MESSAGE`, counted from `started` of time.monotonic()."""
 
     def show(message: str) -> None:
-        write_error(f"[progress {time.monotonic() - started:.3f}s] {message}\n".encode("utf-8", "replace"))
+        write_error(shown(f"[progress {time.monotonic() - started:.3f}s] {message}"))
 
     return show
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from eos_agent.operation import Operation
-from eos_agent.protocol import CONFIG_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError, encode
+from eos_agent.protocol import CONFIG_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_mcp import catalog, client
 from eos_mcp.cli import output
 from eos_mcp.cli.parse import Parsed, check_request_id, parse, sandbox_from_environment, usage_error
@@ -109,7 +109,7 @@ def send(
     )
     status = output.exit_status(reply, propagate="propagate_exit" in parsed.options, fail_on_reject="fail_on_reject" in parsed.options)
     if "error" in reply:
-        output.write_error(encode(reply))
+        output.envelope(reply)
         return status
     if progress:
         output.write_error(b"[Output]\n")

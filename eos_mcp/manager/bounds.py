@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -42,11 +43,14 @@ class Bounds(NamedTuple):
     def check(self, path: str, argument: str) -> None:
         """Refuse `path`, and what it resolves to, outside the roots or in a sensitive place. A path that is not there yet counts by its folder.
 
+        What no file system call takes, or would mean another place for each process, is no place at all: whoever looks at it next refuses it.
         Roots are not resolved again: an export may have put a symlink in the place of one that lies in another.
 
         Raises:
             OperationError: invalid_request, reason outside_roots or sensitive_place.
         """
+        if not os.path.isabs(path) or "\0" in path or any("\ud800" <= c <= "\udfff" for c in path):
+            return
         real = os.path.realpath(path)
         details: dict[str, Any] = {"argument": argument, "value": path}
         if self.roots is not None and not roots.inside(real, self.roots):
@@ -55,7 +59,7 @@ class Bounds(NamedTuple):
                 if self.roots
                 else "nothing: the client named no directory, and the server was not started in a project"
             )
-            hint = f"a person may start the server with --root {_quotable(real)}, or work below one of the roots"
+            hint = f"a person may start the server with --root {shlex.quote(real)}, or work below one of the roots"
             message = f"{argument} {path} lies outside what this MCP server may touch ({below})"
             raise OperationError(INVALID_REQUEST, message, {**details, "roots": list(self.roots), "hint": hint}, reason="outside_roots")
         if not self.allow_sensitive and (why := sensitive(real)) is not None:
@@ -70,9 +74,7 @@ class Bounds(NamedTuple):
         Raises:
             OperationError: as `check`.
         """
-        folder = image.partition(":")[2]
-        if os.path.isabs(folder) and "\0" not in folder and not any("\ud800" <= c <= "\udfff" for c in folder):  # else no image at all
-            self._replace(allow_sensitive=True).check(folder, "image")
+        self._replace(allow_sensitive=True).check(image.partition(":")[2], "image")
 
 
 NO_BOUNDS = Bounds()
@@ -159,7 +161,3 @@ def homes() -> Sequence[str]:
     except OSError:
         pass
     return sorted({os.path.realpath(home) for home in found if os.path.isabs(home)} - {"/"})
-
-
-def _quotable(path: str) -> str:
-    return f"'{path}'" if any(c.isspace() for c in path) else path

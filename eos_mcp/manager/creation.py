@@ -99,9 +99,8 @@ class Creation:
         manager = self.manager
         count = batch.left
         roots.check_root(workspace, manager.config.manager.workspace_roots)
-        if os.path.isabs(workspace) and "\0" not in workspace:
-            roots_alone = bounds._replace(allow_sensitive=True)  # first: nothing is said of what lies outside
-            await manager.run(roots_alone.check, workspace, "workspace_root")
+        roots_alone = bounds._replace(allow_sensitive=True)  # first: nothing is said of what lies outside
+        await manager.run(roots_alone.check, workspace, "workspace_root")
         if image.startswith(ROOTFS_PREFIX):
             await manager.run(bounds.check_rootfs, image)
         if os.path.isabs(workspace):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import stat
 import unicodedata
 from collections.abc import Callable
@@ -205,9 +206,10 @@ class Receiver:
 
     def _refuse_reserved(self) -> None:
         names = [shown(name) for name in self._reserved]
-        old, new = names[0], names[0].rpartition(".eos-export-")
+        new = names[0].rpartition(".eos-export-")
+        words = shlex.join((names[0], f"{new[0]}eos-export-{new[2]}"))
         hint = (
-            f"rename it in the sandbox, for example with exec_command 'mv {old} {new[0]}eos-export-{new[2]}', and export again; "
+            f"rename it in the sandbox, for example with exec_command: mv -- {words}; then export again; "
             "or export with format tar, which takes any name"
         )
         more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""

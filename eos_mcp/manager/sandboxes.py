@@ -451,7 +451,7 @@ class Manager:
 
     async def _export(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         wanted = export_request.of(args, self.config.manager.export)
-        if wanted.bound is not None and os.path.isabs(wanted.dest) and "\0" not in wanted.dest:
+        if wanted.bound is not None:
             await self.run(wanted.bound.check, wanted.dest, "dest")
         wanted = await self.run(self.exports.check, wanted)
         await self.target(wanted.sandbox_id)

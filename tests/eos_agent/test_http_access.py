@@ -16,13 +16,13 @@ from tests.eos_agent.test_http_forward import HELLO, ask, reason, request, serve
 Case = Callable[[int, int, list[bytes]], Awaitable[None]]
 
 
-def run(folder: str, case: Case, *, repeat: int = 1, **daemon: object) -> None:
-    """`case` with the port of an agent that wants its token, that of a server behind it, and the heads that the server got."""
+def run(folder: str, case: Case, *, repeat: int = 1, says: bytes = HELLO, **daemon: object) -> None:
+    """`case` with the port of an agent that wants its token, that of a server behind it, which `says` one thing, and the heads that the server got."""
     heard: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(HELLO)
+        writer.write(says)
 
     async def whole() -> None:
         async with server(serve) as behind:
@@ -68,6 +68,18 @@ def test_a_ticket_becomes_a_cookie_that_opens_that_server_alone_and_goes_no_furt
     run(short_dir, case)
 
 
+def test_a_server_sees_no_cookie_of_another_sandbox_on_the_same_host(short_dir: str) -> None:
+    """A browser sends the cookies of one port of a host to all its ports."""
+
+    async def case(port: int, behind: int, heard: list[bytes]) -> None:
+        own, other = await cookie(port, behind), f"eos-{'ab' * 6}=1.{'cd' * 32}"
+        assert status(await ask(port, request(f"/forward/shared/{behind}/a", f"Cookie: {other}; eos-theme=dark; {own}"))) == 200
+        assert status(await ask(port, request(f"/forward/shared/{behind}/a", f"Cookie: {other}", f"X-Eos-Token: {TOKEN}"))) == 200
+        assert b"\r\nCookie: eos-theme=dark\r\n" in heard[0] and b"Cookie" not in heard[1]
+
+    run(short_dir, case)
+
+
 def test_a_cookie_of_an_earlier_start_is_worth_nothing(short_dir: str) -> None:
     values: list[str] = []
 
@@ -105,6 +117,18 @@ def test_a_link_on_a_page_of_the_web_sets_the_cookie_and_goes_on_from_here(short
         assert field(shown, "Set-Cookie")
 
     run(short_dir, case)
+
+
+def test_a_server_speaks_for_its_own_prefix_alone(short_dir: str) -> None:
+    """A service worker of the whole address would see the tickets of all servers behind it, and all that they are sent."""
+    says = HELLO.replace(b"\r\n", b'\r\nService-Worker-Allowed: /\r\nClear-Site-Data: "*"\r\nX-Own: 1\r\n', 1)
+
+    async def case(port: int, behind: int, heard: list[bytes]) -> None:
+        shown = await ask(port, request(f"/forward/shared/{behind}/worker.js", f"X-Eos-Token: {TOKEN}", "Service-Worker: script"))
+        assert status(shown) == 200 and field(shown, "X-Own") == "1"
+        assert b"service-worker-allowed" not in shown.lower() and b"clear-site-data" not in shown.lower()
+
+    run(short_dir, case, says=says)
 
 
 PAGES = {

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -294,7 +295,7 @@ def test_a_delta_with_such_a_name_at_any_depth_is_refused_with_a_way_out_that_wo
     error = failure(made(*own), dest)
     assert (error.details["reason"], error.details["count"]) == ("reserved_names", 2)
     assert error.details["paths"] == ["a/.eos-export-0", "a/.eos-export-f"]
-    assert "mv a/.eos-export-0 a/eos-export-0" in error.details["hint"] and "format tar" in error.details["hint"]
+    assert "mv -- a/.eos-export-0 a/eos-export-0;" in error.details["hint"] and "format tar" in error.details["hint"]
     assert shape(dest) == before and records() == []
     renamed = [
         directory(b"a"),
@@ -307,6 +308,16 @@ def test_a_delta_with_such_a_name_at_any_depth_is_refused_with_a_way_out_that_wo
     assert run(made(*renamed), dest)["files_written"] == 2
     assert (dest / "a/eos-export-0/plan").read_text() == "1"
     assert run(made(*own), tmp_path / "x.tar", "tar")["files_written"] == 2
+
+
+def test_the_way_out_is_one_command_whatever_the_name_holds(tmp_path: Path) -> None:
+    name = "a b'c; touch pwned; $(touch pwned)"
+    error = failure(made(directory(name.encode()), file(f"{name}/.eos-export-0".encode(), b"1")), tmp_path / "d")
+    (tmp_path / "w" / name).mkdir(parents=True)
+    (tmp_path / "w" / name / ".eos-export-0").write_text("1")
+    command = error.details["hint"].partition("exec_command: ")[2].partition("; then export")[0]
+    subprocess.run(["sh", "-c", command], cwd=tmp_path / "w", check=True)
+    assert os.listdir(tmp_path / "w") == [name] and os.listdir(tmp_path / "w" / name) == ["eos-export-0"]
 
 
 def test_a_deletion_of_such_a_name_deletes_nothing_of_the_persons(tmp_path: Path) -> None:
