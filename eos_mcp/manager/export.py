@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_archive import apply_archive
 from eos_mcp.manager.export_dir import apply_directory, disk_refused
+from eos_mcp.manager.export_owner import owned_by_folder
 from eos_mcp.manager.export_recover import recover
 from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import StepHook, no_step
@@ -178,6 +179,11 @@ def _parents_of(place: str, dry_run: bool) -> Generator[None]:
 
 def _made_in(folder: Tree, name: bytes) -> Tree:
     """A new directory, or the one that somebody made meanwhile; never what a symlink leads to. As root it belongs to whom its folder does."""
+    made = False
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, dir_fd=folder.fd)
-    return folder.below(name)
+        made = True
+    tree = folder.below(name)
+    if made:
+        owned_by_folder(tree.fd, folder.fd)
+    return tree

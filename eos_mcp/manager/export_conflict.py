@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Iterable
 from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
@@ -286,13 +287,15 @@ class Seen:
         if found := fingerprint(target, path):
             self._of[name] = found
 
-    def check(self, stage: Tree, dest: str) -> None:
+    def check(self, stages: Iterable[Tree], dest: str) -> None:
         """After everything was put in place, and before that is final.
 
         Raises:
             OperationError: operation_failed, export_conflict: what was moved out of the way is not what was compared.
         """
-        changed = sum(fingerprint(stage, b"undo/" + name) != self._of.get(name, b"") for name in stage.names(b"undo"))
+        changed = 0
+        for stage in stages:
+            changed += sum(fingerprint(stage, b"undo/" + name) != self._of.get(name, b"") for name in stage.names(b"undo"))
         if changed:
             message = f"export to {dest}: {changed} path{'s' * (changed != 1)} changed there while it was exported; all is as it was found"
             details = {"dest": dest, "conflict_count": changed, "retryable": True, "hint": "repeat the export: it compares again"}

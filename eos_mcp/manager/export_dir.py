@@ -14,6 +14,7 @@ from typing import Any
 from eos_agent.protocol import OPERATION_FAILED, OperationError, os_error
 from eos_mcp.manager import export_voucher
 from eos_mcp.manager.export_guard import Guard, guarding
+from eos_mcp.manager.export_owner import owned_by_folder
 from eos_mcp.manager.export_preview import Preview, check_home
 from eos_mcp.manager.export_receive import Progress, Receiver
 from eos_mcp.manager.export_recover import check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
@@ -124,10 +125,11 @@ def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:
                 message = f"{dest} was made by somebody else while it was exported"
                 raise refused(message, "destination_changed", path=dest, retryable=True) from None
             target = opened = stage.home.below(name)
+            owned_by_folder(target.fd, stage.home.fd)
         stage.commit(target)
         if stage.created:
             os.fsync(stage.home.fd)
-        guard.check(stage.tree)
+        guard.check(stage.annexes.all())
         stage.step("export.done")
         stage.set_phase("done")
     except BaseException as error:

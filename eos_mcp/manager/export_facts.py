@@ -10,6 +10,7 @@ a kill both count as what an export wrote.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -29,6 +30,9 @@ FORMAT = 1
 ROWS_MAX = 2_000_000
 """Rows of one record; what no delta names any more goes first."""
 READ = 1 << 20
+SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN = 10, 13, 14
+ROOM = 1 << 18
+"""With less than so many bytes free a failed write is taken to be for want of room."""
 
 NOTHING, FILE, LINK, DIRECTORY, OPAQUE = "-", "f", "l", "d", "o"
 
@@ -129,18 +133,28 @@ class Facts:
         return None if row is None else Fact(*row)
 
 
+class RecordFull(Exception):
+    """The disk of the state directory has no room for what an export wrote."""
+
+
 class Record(Facts):
     """The record of one sandbox and one destination.
 
     Raises:
+        RecordFull: there is none yet, and no room for one.
         OperationError: operation_failed, export_record_unreadable: the file is damaged, or of a later version.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise RecordFull from error
         with self._reading():
             super().__init__(path)
             self._db.execute("pragma synchronous = full")
@@ -159,6 +173,10 @@ class Record(Facts):
         try:
             yield
         except sqlite3.DatabaseError as error:
+            if self._full(error):
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("rollback")
+                raise RecordFull from error
             hint = f"move {self.path} aside: what earlier exports wrote to this destination then counts as edited there, and is not overwritten unasked"
             raise OperationError(
                 OPERATION_FAILED,
@@ -166,6 +184,14 @@ class Record(Facts):
                 {"path": self.path, "hint": hint},
                 reason="export_record_unreadable",
             ) from error
+
+    def _full(self, error: sqlite3.DatabaseError) -> bool:
+        """Whether it was the disk: SQLite says so, or failed to write where nothing is free."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == SQLITE_FULL:
+            return True
+        found = os.statvfs(os.path.dirname(self.path))
+        return code in (SQLITE_IOERR, SQLITE_CANTOPEN) and found.f_bavail * found.f_frsize < ROOM
 
     def identity(self) -> Identity | None:
         """The destination as the last export that ended left it."""
@@ -178,6 +204,8 @@ class Record(Facts):
 
         Args:
             fresh: the destination does not exist: what earlier exports left there counts no more.
+        Raises:
+            RecordFull: nothing of it is there.
         """
         with self._reading():
             self._db.execute("begin immediate")
@@ -187,7 +215,7 @@ class Record(Facts):
             self._db.execute("commit")
 
     def finish(self, identity: Identity, dest: str) -> None:
-        """What was gathered is there."""
+        """What was gathered is there. Raises RecordFull: it stays as `begin` wrote it."""
         with self._reading():
             self._db.execute("begin immediate")
             hiding = self._db.execute(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator
+import stat
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager import export_hooks
 from eos_mcp.manager.export_conflict import Conflicts, Seen, tell
-from eos_mcp.manager.export_facts import FILE, Fact, Facts, Record, fact_of
+from eos_mcp.manager.export_facts import FILE, Fact, Facts, Record, RecordFull, fact_of
 from eos_mcp.manager.export_identity import identity_of
 from eos_mcp.manager.export_left_out import LeftOut
 from eos_mcp.manager.export_request import Request
@@ -19,6 +20,11 @@ from eos_mcp.manager.export_stream import ExportStream
 from eos_mcp.manager.export_tree import Tree
 from eos_mcp.manager.hygiene import Ground, Hygiene, homes
 from layerstack import pax
+
+UNRECORDED = (
+    "the disk of the gateway's state directory is full, so what this export wrote is on no record: the next export to this destination may "
+    "take it for somebody's edit and ask; free space there"
+)
 
 
 class Guard:
@@ -29,6 +35,8 @@ class Guard:
     ) -> None:
         self.rules, self.dest, self.target, self.conflicts, self.record = rules, dest, target, conflicts, record
         self.heads = heads
+        self.copy: Tree | None = None
+        self.unrecorded = False
         self.seen = Seen()
 
     # what it is made of
@@ -76,6 +84,11 @@ class Guard:
         found = self.heads.get(header.target) if self.heads is not None else []
         return found[0] if found else Fact(FILE, -1)
 
+    def mode_of_base(self, path: bytes) -> int | None:
+        """Permission bits of the directory that the base has there; None: not known, or there is none."""
+        found = None if self.copy is None else self.copy.lstat(path)
+        return None if found is None or not stat.S_ISDIR(found.st_mode) else stat.S_IMODE(found.st_mode)
+
     # before and after the destination changes
 
     def refuse(self, hygiene: Hygiene) -> None:
@@ -104,17 +117,23 @@ class Guard:
     def ready(self) -> None:
         """Before the destination changes."""
         if self.record is not None and self.heads is not None:
-            self.record.begin(self.heads, fresh=self.target is None)
+            try:
+                self.record.begin(self.heads, fresh=self.target is None)
+            except RecordFull:
+                self.record, self.unrecorded = None, True
 
-    def check(self, stage: Tree) -> None:
+    def check(self, stages: Iterable[Tree]) -> None:
         """Everything is in place and can still be taken back. Raises as `Seen.check`."""
         if self.conflicts is not None and self.rules.on_conflict != "overwrite":
-            self.seen.check(stage, self.dest)
+            self.seen.check(stages, self.dest)
 
     def finish(self, target: Tree) -> None:
         """It is final."""
         if self.record is not None:
-            self.record.finish(identity_of(target), self.dest)
+            try:
+                self.record.finish(identity_of(target), self.dest)
+            except RecordFull:
+                self.unrecorded = True
 
     def to_json(self, hygiene: Hygiene, *, dry_run: bool) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -127,6 +146,8 @@ class Guard:
             out["edited"] = None if not knows else self.conflicts.lost if self.conflicts is not None else []
             if knows:
                 out["edited_count"] = self.conflicts.lost_count if self.conflicts is not None else 0
+        if self.unrecorded:
+            out["not_recorded"] = UNRECORDED
         if dry_run or hygiene.unsafe_count:
             out["unsafe"], out["unsafe_count"] = hygiene.unsafe, hygiene.unsafe_count
         return out
@@ -140,21 +161,27 @@ def guarding(request: Request, target: Tree | None, stream: ExportStream) -> Gen
     rules, dest, base, dry_run = request.rules, request.dest, request.base, request.dry_run
     with contextlib.ExitStack() as open_:
         record: Record | None = None
+        unrecorded = False
         if rules.record is not None and (not dry_run or os.path.exists(rules.record)):
-            record = open_.enter_context(contextlib.closing(Record(rules.record)))
+            try:
+                record = open_.enter_context(contextlib.closing(Record(rules.record)))
+            except RecordFull:
+                unrecorded = True
         conflicts: Conflicts | None = None
+        copy: Tree | None = None
         told: Facts | None = None
         if stream.header.get("base") is True:
             told = open_.enter_context(contextlib.closing(Facts()))
             stream.told = _teller(told)
+        if target is not None and base is not None and os.path.isdir(base):
+            copy = Tree(os.path.realpath(base))
+            open_.callback(copy.close)
         if target is not None and (dry_run or rules != REFERENCE):
-            copy: Tree | None = None
-            if base is not None and os.path.isdir(base):
-                copy = Tree(os.path.realpath(base))
-                open_.callback(copy.close)
             conflicts = Conflicts(rules, target, copy, told, record)
         heads = None if conflicts is None and record is None else open_.enter_context(contextlib.closing(Facts()))
-        yield Guard(rules, dest, target, conflicts, record, heads)
+        guard = Guard(rules, dest, target, conflicts, record, heads)
+        guard.copy, guard.unrecorded = copy, unrecorded
+        yield guard
 
 
 def _teller(told: Facts) -> Any:

@@ -57,17 +57,11 @@ class Names:
 
 @contextlib.contextmanager
 def copied(source: int, place: Tree, name: bytes, status: os.stat_result) -> Generator[int]:
-    """A new file `name` in `place` with the content, the owner and the attributes of an open file; mode and time are the caller's."""
+    """A new file `name` in `place` with the content of an open file; all else is the caller's."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place.fd)
     try:
         copy_data(source, fd, status.st_size)
         os.ftruncate(fd, status.st_size)
-        if os.geteuid() == 0:
-            os.fchown(fd, status.st_uid, status.st_gid)
-        with contextlib.suppress(OSError, AttributeError):  # a file system without them
-            for key in os.listxattr(source):
-                if key.startswith(("user.", "system.posix_acl_")):
-                    os.setxattr(fd, key, os.getxattr(source, key))
         yield fd
     finally:
         os.close(fd)

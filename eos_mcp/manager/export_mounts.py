@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 
 from eos_mcp.manager.export_stream import refused, shown
+from eos_mcp.manager.export_tree import Tree
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 MOUNTINFO = "/proc/self/mountinfo"
@@ -26,6 +28,28 @@ def mounts_below(fd: int) -> tuple[bytes, ...]:
     lead = here.rstrip(b"/") + b"/"
     found = {_OCTAL.sub(_byte, line.split(b" ", 5)[4]) for line in listed if line}
     return tuple(sorted(point[len(lead) :] for point in found if point.startswith(lead) and len(point) > len(lead)))
+
+
+def kind_of(fd: int) -> str:
+    """The kind of file system that an open directory lies on, `ext4`; empty where the list of mounts does not say."""
+    device = os.fstat(fd).st_dev
+    number = b"%d:%d" % (os.major(device), os.minor(device))
+    try:
+        with open(MOUNTINFO, "rb") as file:
+            kinds = [line.partition(b" - ")[2].split(b" ", 1)[0] for line in file if line.split(b" ", 3)[2] == number]
+    except OSError:
+        return ""
+    return kinds[-1].decode("ascii", "replace") if kinds else ""
+
+
+def systems_of(target: Tree, mounts: tuple[bytes, ...]) -> dict[bytes, int]:
+    """Directories that begin a file system, or another view of one, with its device: the destination itself (empty) and the mount points in it."""
+    found = {b"": os.fstat(target.fd).st_dev}
+    for point in mounts:
+        status = target.lstat(point)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            found[point] = status.st_dev
+    return found
 
 
 def check(mounts: tuple[bytes, ...], path: bytes) -> None:

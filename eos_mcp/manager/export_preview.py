@@ -26,19 +26,24 @@ class Preview:
         self.home, self.target = home, target
         self.folds = folds_by_names(home)
         self.changes: list[dict[str, str]] = []
-        self.change_count = self._bytes = 0
+        self.change_count = 0
+        self._bytes: dict[bytes, int] = {b"": 0}
         self._open: dict[bytes, bool] = {}
 
-    def change(self, action: str, path: bytes, size: int = 0) -> None:
+    def change(self, action: str, path: bytes, size: int = 0, system: bytes = b"") -> None:
         """`write`, `delete` or `mode`.
 
+        Args:
+            system: the directory of the destination that begins the path's file system.
         Raises:
             OSError: what the export would get from the kernel at this place.
         """
         self.change_count += 1
         if len(self.changes) < LISTED_MAX:
             self.changes.append({"action": action, "path": path.decode("utf-8", "replace")})
-        self._bytes += size
+        if action != "mode" and system not in self._bytes and self.target is not None:
+            _check_system(self.target, system)
+        self._bytes[system] = self._bytes.get(system, 0) + size
         old = None if self.target is None else self.target.lstat(path)
         if action == "mode":
             self._own(path, old)
@@ -47,8 +52,9 @@ class Preview:
             self._may_change(path, old, self.target)
 
     def room(self) -> None:
-        """Raises OSError, ENOSPC: the destination's file system has less room than the files need that would be written."""
-        check_room(self.home, self._bytes)
+        """Raises OSError, ENOSPC: a file system of the destination has less room than the files need that would be written."""
+        for system, needed in self._bytes.items():
+            check_room(os.path.join(self.home, os.fsdecode(system)) if system else self.home, needed)
 
     def to_json(self) -> dict[str, Any]:
         return {"dry_run": True, "changes": self.changes, "change_count": self.change_count}
@@ -73,14 +79,23 @@ class Preview:
                 or (bool(above) and parent.st_uid == os.geteuid())
                 or _access(b".", target.fd if not above else target.parent(above + b"/x"))
             )
-            if parent is not None and stat.S_ISDIR(parent.st_mode) and parent.st_dev != os.fstat(target.fd).st_dev:
-                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)  # another mount: nothing is renamed into it
         if not may:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
         if export_flags.fixed(target, path) or (above and export_flags.fixed(target, above)):
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
         if old is not None and stat.S_ISDIR(old.st_mode) and not _access(path.rpartition(b"/")[2], target.parent(path)):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)  # rename(2) of a directory into another writes its `..`
+
+
+def _check_system(target: Tree, point: bytes) -> None:
+    """Raises OSError: what a staging directory would get in a mount point of the destination."""
+    below = target.below(point)
+    try:
+        if not _access(b".", below.fd):
+            code = errno.EROFS if os.fstatvfs(below.fd).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code), point)
+    finally:
+        below.close()
 
 
 def check_home(dest: str) -> str:

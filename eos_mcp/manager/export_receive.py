@@ -16,6 +16,7 @@ from eos_mcp.manager.export_bits import BITS, Stripped
 from eos_mcp.manager.export_guard import Guard
 from eos_mcp.manager.export_links import Names, copied, is_shared
 from eos_mcp.manager.export_names import NAMED_MAX, reserved
+from eos_mcp.manager.export_owner import Owners
 from eos_mcp.manager.export_preview import Preview
 from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import Stage, Step
@@ -52,6 +53,7 @@ class Receiver:
         self.hygiene = self.guard.hygiene_of(stream)
         self.stripped = Stripped(keep=request.keep_setuid)
         self._names = Names()
+        self.owners = Owners(target, None if stage is None else stage.home)
         self._reserved: dict[bytes, None] = {}
         self.counts = dict[str, int].fromkeys(
             ["files_written", "symlinks_written", "deletes_applied", "opaque_clears", "skipped_unchanged", "bytes_written"], 0
@@ -66,6 +68,7 @@ class Receiver:
         self._collisions: list[list[str]] = []
         self._listing: tuple[bytes, set[bytes]] | None = None
         self._mounts = () if target is None else export_mounts.mounts_below(target.fd)
+        self._systems = {} if target is None else export_mounts.systems_of(target, self._mounts)
 
     def receive(self, progress: Progress) -> None:
         """Up to the trailer; afterwards the plan is complete. Raises OSError or OperationError; the destination was only read."""
@@ -115,6 +118,7 @@ class Receiver:
             out["live_workspace_sessions"] = header["live_workspace_sessions"]
         out.update(self.hygiene.to_json())
         out.update(self.stripped.to_json())
+        out.update(self.owners.to_json())
         out.update(self._left_out.to_json())
         if self.preview is not None:
             out.update(self.preview.to_json())
@@ -160,7 +164,7 @@ class Receiver:
     def _pass(self, n: int, header: pax.Header) -> None:
         """An entry that is not put in place. The bytes of a file are staged all the same: a later entry may be another name of it."""
         if header.type == pax.FILE and not header.kind and self.stage is not None:
-            fd = self._new(n)
+            fd = self._new(n, header.path)
             try:
                 for offset, piece in self.stream.pieces():
                     os.lseek(fd, offset, os.SEEK_SET)
@@ -179,7 +183,28 @@ class Receiver:
 
     def _note(self, action: str, path: bytes, size: int = 0) -> None:
         if self.preview is not None:
-            self.preview.change(action, path, size)
+            self.preview.change(action, path, size, self._system(path))
+
+    def _place(self, path: bytes) -> Tree:
+        """The staging directory of what goes to `path`, or is moved out of the way from there: on the same file system."""
+        assert self.stage is not None
+        if (point := self._system(path)) and self.target is not None:
+            self.stage.annexes.add(self.stage.voucher, self.target, point, self.stage.step)
+        return self.stage.place(path)
+
+    def _system(self, path: bytes) -> bytes:
+        """The directory of the destination that begins the file system on which `path` lies; empty: the destination's own."""
+        if len(self._systems) > 1:
+            above = path
+            while above := above.rpartition(b"/")[0]:
+                if above in self._systems:
+                    return above
+        return b""
+
+    def _watch(self, path: bytes, found: os.stat_result) -> None:
+        """A directory that is there: one that begins another file system (a subvolume is in no list of mounts) is noted."""
+        if path not in self._systems and self._systems[self._system(path)] != found.st_dev:
+            self._systems[path] = found.st_dev
 
     def _done(self, header: pax.Header, content: bytes | None = None, *, writes: bool) -> None:
         """An entry was planned: what it is said of."""
@@ -223,6 +248,8 @@ class Receiver:
             return
         self.counts["deletes_applied"] += 1
         if old is not None:
+            if self.stage is not None:
+                self._place(header.path)
             self._note("delete", header.path)
             self._clash(self._other_spelling(header.path), header.path)
         self._add(Step(b"w", False, 0, None, header.path))
@@ -232,10 +259,13 @@ class Receiver:
         old = self._old(header.path)
         mode = header.mode if self.carried else 0o700
         if old is not None and stat.S_ISDIR(old.st_mode):
+            self._watch(header.path, old)
             self._clears(header)
             was = stat.S_IMODE(old.st_mode)
             if not self.carried:
                 mode = was
+            elif was & ~mode & stat.S_ISGID and not (self.guard.mode_of_base(header.path) or 0) & stat.S_ISGID:
+                mode |= stat.S_ISGID  # the destination's own: what is made in it has its group
             self._add(Step(b"d", False, mode, was if was != mode or was & 0o700 != 0o700 else None, header.path))
             if was != mode:
                 self._note("mode", header.path)
@@ -247,7 +277,9 @@ class Receiver:
         self._clears(header)
         self._note("write", header.path)
         if self.stage is not None:
-            os.mkdir(b"new/%d" % n, 0o700, dir_fd=self.stage.tree.fd)
+            place, new = self._place(header.path), b"new/%d" % n
+            os.mkdir(new, 0o700, dir_fd=place.fd)
+            mode |= self.owners.directory(place, new, header.path)
         self._add(Step(b"d", True, mode, None, header.path))
         self._done(header, writes=True)
 
@@ -270,9 +302,12 @@ class Receiver:
             self._note("write", header.path)
         self.counts["symlinks_written"] += 1
         if self.stage is not None:
-            new = b"new/%d" % n
-            os.symlink(header.target, new, dir_fd=self.stage.tree.fd)
-            os.utime(new, ns=(header.mtime_ns, header.mtime_ns), dir_fd=self.stage.tree.fd, follow_symlinks=False)
+            place, new = self._place(header.path), b"new/%d" % n
+            os.symlink(header.target, new, dir_fd=place.fd)
+            self.owners.symlink(place, new, header.path, old)
+            os.utime(new, ns=(header.mtime_ns, header.mtime_ns), dir_fd=place.fd, follow_symlinks=False)
+        else:
+            self.owners.foresee(header.path, old)
         self._add(Step(b"l", True, 0o777, None, header.path, len(header.target), header.mtime_ns))
         self._done(header, writes=not same)
 
@@ -296,27 +331,36 @@ class Receiver:
         self._note("write", header.path)
         self.counts["files_written"] += 1
         if self.stage is not None:
-            self._link(n, header, first if staged else None)
+            self._link(n, header, first if staged else None, old)
             self.staged_files += 1
         self._add(self._linked_step(n, header))
         self._done(header, writes=True)
 
-    def _link(self, n: int, header: pax.Header, first: int | None) -> None:
+    def _link(self, n: int, header: pax.Header, first: int | None, old: os.stat_result | None) -> None:
         """`new/<n>` as another name of a staged file, or of one that is unchanged in the destination; a copy where links do not work."""
-        assert self.stage is not None
-        tree, new = self.stage.tree, b"new/%d" % n
+        place, source_place, new = self._place(header.path), self._place(header.target), b"new/%d" % n
         try:
             if first is not None:
-                tree.link(b"new/%d" % first, tree, new)
-                return
-            assert self.target is not None
-            self.target.link(header.target, tree, new)
+                source_place.link(b"new/%d" % first, place, new)
+            else:
+                assert self.target is not None
+                self.target.link(header.target, place, new)
+            if first is not None and self._state[first] == 2:  # its own first name stays as it is: this is the first one that is written
+                self._state[first] = 1
+                fd = os.open(new, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)
+                try:
+                    self.owners.file(fd, place, header.path, old)
+                    os.fchmod(fd, header.mode)
+                finally:
+                    os.close(fd)
+            else:
+                self.owners.link(place, new, header.path, old)
             return
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS):
                 raise
         source = (
-            tree.open_file(b"new/%d" % first)
+            source_place.open_file(b"new/%d" % first)
             if first is not None
             else None
             if self.target is None
@@ -325,12 +369,13 @@ class Receiver:
         if source is None:
             raise refused(f"{shown(header.target)} vanished while it was exported", "destination_changed", path=shown(header.target))
         try:
-            fd = self._new(n)
+            fd = self._new(n, header.path)
             try:
-                length = os.fstat(source).st_size
-                copy_data(source, fd, length)
-                os.ftruncate(fd, length)
-                self._finish(fd, header)
+                status = os.fstat(source)
+                copy_data(source, fd, status.st_size)
+                os.ftruncate(fd, status.st_size)
+                self.owners.file(fd, place, header.path, old)
+                self._finish(fd, header._replace(mtime_ns=status.st_mtime_ns))
             finally:
                 os.close(fd)
         finally:
@@ -338,13 +383,12 @@ class Receiver:
 
     def _linked_step(self, n: int, header: pax.Header) -> Step:
         """The file has the size and the time of its first name."""
-        made = None if self.stage is None else self.stage.tree.lstat(b"new/%d" % n)
+        made = None if self.stage is None else self._place(header.path).lstat(b"new/%d" % n)
         figures = (0, 0) if made is None else (made.st_size, made.st_mtime_ns)
         return Step(b"h", True, header.mode, None, header.path, *figures)
 
-    def _new(self, n: int) -> int:
-        assert self.stage is not None
-        return os.open(b"new/%d" % n, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.stage.tree.fd)
+    def _new(self, n: int, path: bytes) -> int:
+        return os.open(b"new/%d" % n, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._place(path).fd)
 
     @staticmethod
     def _finish(fd: int, header: pax.Header) -> None:
@@ -357,7 +401,7 @@ class Receiver:
         compared: int | None = None  # a descriptor of the destination's file while it is equal so far
         if old is not None and self.target is not None and _may_be_equal(old, header):
             compared = self.target.open_file(header.path)
-        fd = self._new(n) if compared is None and self.stage is not None else None
+        fd = self._new(n, header.path) if compared is None and self.stage is not None else None
         judged = bytearray() if self.hygiene.judges(header) else None
         try:
             done = begun = came = 0
@@ -370,7 +414,7 @@ class Receiver:
                         done = offset + len(piece)
                         continue
                     if self.stage is not None:
-                        fd = self._new(n)
+                        fd = self._new(n, header.path)
                         copy_data(compared, fd, done)
                     os.close(compared)
                     compared = None
@@ -384,22 +428,27 @@ class Receiver:
                         begun = done
             if compared is not None and not _empty(compared, done, header.length):
                 if self.stage is not None:
-                    fd = self._new(n)
+                    fd = self._new(n, header.path)
                     copy_data(compared, fd, done)
                 os.close(compared)
                 compared = None
             if compared is not None and old is not None:
                 self._unchanged(n, header, told, os.fstat(compared))
                 return
+            stays = self._stays(n, header, old)
             if fd is not None:
                 if done < header.length:
                     os.ftruncate(fd, header.length)  # what is behind the data is a hole
+                if not stays:
+                    self.owners.file(fd, self._place(header.path), header.path, old)
                 self._finish(fd, header)
+            elif not stays:
+                self.owners.foresee(header.path, old)
         finally:
             for one in (compared, fd):
                 if one is not None:
                     os.close(one)
-        if self._stays(n, header, old):
+        if stays:
             self._passed(header)
             return
         if judged is not None:
@@ -440,12 +489,16 @@ class Receiver:
                 if source is None or not os.path.samestat(os.fstat(source), held.status):
                     raise refused(f"{shown(header.path)} changed while it was exported", "destination_changed", path=shown(header.path))
                 try:
-                    with copied(source, self.stage.tree, b"new/%d" % n, held.status) as fd:
+                    place = self._place(header.path)
+                    with copied(source, place, b"new/%d" % n, held.status) as fd:
+                        self.owners.file(fd, place, header.path, held.status)
                         self._finish(fd, header)
                 finally:
                     os.close(source)
                 self.stage.put(n, Step(b"f", True, header.mode, None, header.path, held.status.st_size, header.mtime_ns))
                 self._see(n, header.path)
+            else:
+                self.owners.foresee(header.path, held.status)
             for m, name in held.names:
                 self._relink(n, m, name, seen=name.path in held.seen)
 
@@ -458,8 +511,8 @@ class Receiver:
             self.staged_files += 1
         if self.stage is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(b"new/%d" % m, dir_fd=self.stage.tree.fd)
-            self._link(m, name, n)
+                os.unlink(b"new/%d" % m, dir_fd=self._place(name.path).fd)
+            self._link(m, name, n, self._old(name.path))
             self.stage.put(m, self._linked_step(m, name))
             self._see(m, name.path)
 
@@ -508,6 +561,7 @@ class Receiver:
         if self.stage is not None:
             self.guard.seen.note(b"c%d" % self._cleared, target, child)
             self._cleared += 1
+            self._place(child)
             self.stage.add_clear(child)
 
     def _collide(self, n: int, path: bytes) -> None:

@@ -54,11 +54,12 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
                 os.rmdir(voucher.said.name, dir_fd=home.fd)
             voucher.drop()
             return []
-        if home.lstat(voucher.said.name) is None:
+        gone = home.lstat(voucher.said.name) is None
+        if gone and not voucher.said.annexes:
             voucher.drop()
             return []
         try:
-            stage = Stage.take_over(home, voucher, step)
+            stage = None if gone else Stage.take_over(home, voucher, step)
         except NotVouched:
             voucher.drop()
             return ["ignored"]
@@ -68,12 +69,18 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
     except OSError as error:
         voucher.close()
         said = voucher.said
-        raise OperationError(
-            OPERATION_FAILED,
-            f"export: an earlier export to {said.dest} was interrupted and cannot be taken back: {error}",
-            {"path": said.dest, "staging": os.path.join(said.home, os.fsdecode(said.name))},
-            reason="rollback_failed",
-        ) from error
+        details: dict[str, Any] = {"path": said.dest, "staging": os.path.join(said.home, os.fsdecode(said.name))}
+        message = f"export: an earlier export to {said.dest} was interrupted and cannot be taken back: {error}"
+        if error.errno == errno.ENODEV:
+            where = os.path.join(said.dest, os.fsdecode(error.filename))
+            message = (
+                f"export: an earlier export to {said.dest} was interrupted, and {where} was a file system of its own that is not there now"
+            )
+            details["hint"] = (
+                f"mount it at {where} again and repeat the call; other directories and archives can be exported to meanwhile. If it is gone for "
+                f"good, move {voucher.path} to another directory: {details['staging']} then stays, and has in undo what that export had replaced"
+            )
+        raise OperationError(OPERATION_FAILED, message, details, reason="rollback_failed") from error
     finally:
         home.close()
 

@@ -8,6 +8,8 @@
       new/<n>               what entry n puts in place, complete and synced before the phase is `ready`
       undo/<n>, undo/c<k>   what was moved out of the way for it
 
+What goes to another file system that is mounted in the destination has its `new` and `undo` there (`export_annex`).
+
 From `ready` on the destination changes by rename, link and chmod only, and each of them can be told from what lies in `new` and `undo`:
 a later export, or `recover`, takes the steps back in reverse. Every rollback step can be repeated, so a kill in the middle of it is fine too.
 What lies at a path with another size or time than was put there is work of somebody who came after the kill: it stays.
@@ -29,8 +31,11 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
+from eos_mcp.manager.export_annex import Annexes
+from eos_mcp.manager.export_annex import clear as clear_annexes
 from eos_mcp.manager.export_mounts import check_none
 from eos_mcp.manager.export_names import flaw, reserved
+from eos_mcp.manager.export_owner import plain
 from eos_mcp.manager.export_tree import Tree, sync_file_system
 from eos_mcp.manager.export_voucher import Said, Voucher, lock
 
@@ -87,6 +92,7 @@ class Stage:
 
     def __init__(self, home: Tree, tree: Tree, voucher: Voucher, step: StepHook, *, create: bool, form: int = FORMAT) -> None:
         self.home, self.tree, self.voucher, self.step, self.form = home, tree, voucher, step, form
+        self.annexes = Annexes(tree)
         how = _OPEN | (os.O_CREAT | os.O_EXCL if create else 0)
         with contextlib.ExitStack() as stack:
             self._plan = stack.enter_context(os.fdopen(os.open(b"plan", how, 0o600, dir_fd=tree.fd), "r+b", buffering=1 << 16))
@@ -122,6 +128,7 @@ class Stage:
             voucher.bind(tree.fd)
             stack.callback(_empty, tree)
             step("export.bound")
+            plain(tree.fd)
             os.mkdir(b"new", 0o700, dir_fd=tree.fd)
             os.mkdir(b"undo", 0o700, dir_fd=tree.fd)
             stage = cls(home, tree, voucher, step, create=True)
@@ -135,7 +142,7 @@ class Stage:
 
         Raises:
             NotVouched: it is not the recorded directory, or its journal is not as that export wrote it.
-            OSError: it cannot be read.
+            OSError: it cannot be read, or a part of it lies on a file system that is not mounted now (ENODEV).
         """
         if voucher.said.staging(home) is None:
             raise NotVouched
@@ -153,6 +160,7 @@ class Stage:
                 raise NotVouched from error
             stack.callback(stage._close_files)
             stage._read_plan(state)
+            stage.annexes.take_over(home, voucher.said)
             stage.created = bool(state.get("created"))
             stack.pop_all()
         return stage
@@ -160,6 +168,7 @@ class Stage:
     def leave(self) -> None:
         """Close it as it is, for the next export to take over; the voucher is the caller's to close."""
         self._close_files()
+        self.annexes.close()
         self.tree.close()
 
     def _close_files(self) -> None:
@@ -170,8 +179,15 @@ class Stage:
     def destroy(self) -> None:
         """Delete it with all that it holds, and forget it."""
         self._close_files()
+        self.annexes.close()
         self.tree.close()
         clear_away(self.home, self.voucher, self.step)
+
+    def place(self, path: bytes) -> Tree:
+        """The staging directory, by its file system, of what lies at `path` in the destination."""
+        found = self.annexes.of(path)
+        assert found is not None  # of a living export none is lost
+        return found
 
     # what is written
 
@@ -244,17 +260,18 @@ class Stage:
         self.step("export.sync")
         self._plan.flush()
         self._clears.flush()
-        if files > SYNC_EACH_UP_TO and sync_file_system(self.tree.fd):
+        if files > SYNC_EACH_UP_TO and all(sync_file_system(tree.fd) for tree in self.annexes.all()):
             pass
         else:
             for n in range(len(self._at)):
                 what = self[n]
                 if what.staged and what.letter in b"fh":
-                    _fsync(b"new/%d" % n, self.tree.fd)
+                    _fsync(b"new/%d" % n, self.place(what.path).fd)
             os.fsync(self._plan.fileno())
             os.fsync(self._clears.fileno())
-            _fsync(b"new", self.tree.fd)
-            _fsync(b"undo", self.tree.fd)
+            for tree in self.annexes.all():
+                _fsync(b"new", tree.fd)
+                _fsync(b"undo", tree.fd)
         self.step("export.ready")
         self.set_phase("ready")
 
@@ -341,7 +358,7 @@ class Stage:
                 target.chmod(what.path, what.mode)
                 note(what.path + b"/" if what.letter == b"d" else what.path)
         self.step("export.sync_names")
-        if len(touched) > SYNC_EACH_UP_TO and sync_file_system(target.fd):
+        if len(touched) > SYNC_EACH_UP_TO and all(sync_file_system(tree.fd) for tree in self.annexes.all()):
             return
         for directory in sorted(touched):
             _fsync(b".", target.parent(directory + b"/x") if directory else target.fd)
@@ -350,37 +367,39 @@ class Stage:
         old = target.lstat(path)
         if old is None:
             return False
-        target.move(path, self.tree, place, directory=stat.S_ISDIR(old.st_mode))
+        target.move(path, self.place(path), place, directory=stat.S_ISDIR(old.st_mode))
         return True
 
     def _place(self, target: Tree, n: int, what: Step) -> None:
-        new, undo = b"new/%d" % n, b"undo/%d" % n
+        new, undo, stage = b"new/%d" % n, b"undo/%d" % n, self.place(what.path)
         old = target.lstat(what.path)
         if old is not None and stat.S_ISDIR(old.st_mode):
             if what.letter == b"d":  # made by somebody since the plan
                 return
             self.step("export.out")
-            target.move(what.path, self.tree, undo, directory=True)
+            target.move(what.path, stage, undo, directory=True)
         elif old is not None:
             self.step("export.out")
             try:
                 if what.letter == b"d":
                     raise OSError(errno.EPERM, "a directory replaces nothing by rename")
-                target.link(what.path, self.tree, undo)
+                target.link(what.path, stage, undo)
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
                     raise OSError(error.errno, error.strerror, what.path) from None
-                target.move(what.path, self.tree, undo)
+                target.move(what.path, stage, undo)
         self.step("export.in")
         try:
-            self.tree.move(new, target, what.path, directory=what.letter == b"d")
+            stage.move(new, target, what.path, directory=what.letter == b"d")
         except OSError as error:
             raise OSError(error.errno, error.strerror, what.path) from None
 
     def rollback(self, target: Tree) -> None:
         """Take back what `commit` did, as far as it came. Can be repeated."""
         for n, what in self.steps():
-            if what.letter == b"d" and (what.old_mode is not None or (what.staged and self.tree.lstat(b"new/%d" % n) is None)):
+            if (stage := self.annexes.of(what.path)) is None:
+                continue
+            if what.letter == b"d" and (what.old_mode is not None or (what.staged and stage.lstat(b"new/%d" % n) is None)):
                 found = target.lstat(what.path)
                 if found is not None and stat.S_ISDIR(found.st_mode) and found.st_mode & 0o700 != 0o700:
                     target.chmod(what.path, stat.S_IMODE(found.st_mode) | 0o700)
@@ -393,10 +412,11 @@ class Stage:
         for k, path in reversed(list(enumerate(self.clears()))):
             self._back(target, path, b"undo/c%d" % k)
         for _, what in self.backwards():
-            if what.old_mode is not None:
+            if what.old_mode is not None and self.annexes.of(what.path) is not None:
                 self._mode_back(target, what, what.old_mode)
-        if not sync_file_system(target.fd):
-            os.fsync(target.fd)
+        for tree in self.annexes.all():
+            if not sync_file_system(tree.fd):
+                os.fsync(target.fd if tree is self.tree else tree.fd)
 
     @staticmethod
     def _mode_back(target: Tree, what: Step, old_mode: int) -> None:
@@ -414,22 +434,25 @@ class Stage:
         What somebody else put or saved there meanwhile stays, and what the export had moved out of the way for its own is not put back then:
         that was a version that they had before theirs.
         """
-        new, undo = b"new/%d" % n, b"undo/%d" % n
-        if self.tree.lstat(new) is None:
+        new, undo, stage = b"new/%d" % n, b"undo/%d" % n, self.annexes.of(what.path)
+        if stage is None:
+            return
+        if stage.lstat(new) is None:
             found = target.lstat(what.path)
             if found is not None:
                 directory = stat.S_ISDIR(found.st_mode)
                 if (self.form > 2 and not what.put_there(found)) or (directory and target.names(what.path)):
                     return
                 self.step("export.take_back")
-                target.move(what.path, self.tree, new, directory=directory)
+                target.move(what.path, stage, new, directory=directory)
         self._back(target, what.path, undo)
 
     def _back(self, target: Tree, path: bytes, place: bytes) -> None:
-        old = self.tree.lstat(place)
-        if old is not None and target.lstat(path) is None:
+        stage = self.annexes.of(path)
+        old = None if stage is None else stage.lstat(place)
+        if stage is not None and old is not None and target.lstat(path) is None:
             self.step("export.back")
-            self.tree.move(place, target, path, directory=stat.S_ISDIR(old.st_mode))
+            stage.move(place, target, path, directory=stat.S_ISDIR(old.st_mode))
 
     # records of the plan
 
@@ -481,6 +504,7 @@ def clear_away(home: Tree, voucher: Voucher, step: StepHook = no_step) -> None:
     """Remove the staging that a voucher names, then the voucher: whoever comes after a kill in between finds the one or the other."""
     try:
         step("export.remove")
+        clear_annexes(home, voucher.said)
         if voucher.said.staging(home) is not None:
             check_none(home.fd, voucher.said.name)
             home.remove(voucher.said.name)

@@ -3,6 +3,7 @@
     <state>/exports/<random>.record     locked with flock(2) for as long as its export lives; two lines of JSON
         {"format", "kind": dir | archive, "dest", "home", "home_id", "name", "key", "boot"}
         {"id"}                          the device and the inode of the staging, appended before anything is put into it
+        {"annex", "home_id", "volatile"} then {"annex", "id"}: the same of one on another file system in the destination (`export_annex`)
 
 A destination's content comes from sandboxes, clones and other people, so nothing that lies there is believed: what a crash left is looked for
 from here, by name, inode and device, and its journal has to carry a code made with the record's key.
@@ -18,8 +19,9 @@ import stat
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from eos_mcp.manager import export_reserve
 from eos_mcp.manager.boot import boot_id
-from eos_mcp.manager.export_names import PREFIX
+from eos_mcp.manager.export_names import PREFIX, flaw
 from eos_mcp.manager.export_tree import Tree
 from layerstack.durable import fsync_dir
 
@@ -36,6 +38,17 @@ def identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 
 
+class Annexed(NamedTuple):
+    """What a record says of the staging on a file system that is mounted in the destination."""
+
+    path: bytes
+    """The mount point in the destination, in whose root the staging lies."""
+    home_id: Identity
+    id: Identity | None
+    volatile: bool
+    """A restart of the machine empties it."""
+
+
 class Said(NamedTuple):
     """A record's content."""
 
@@ -50,6 +63,7 @@ class Said(NamedTuple):
     boot: str
     id: Identity | None
     """None: the staging was not there yet, or nothing was put into it."""
+    annexes: tuple[Annexed, ...] = ()
 
     def is_(self, one: Identity | None, status: os.stat_result) -> bool:
         """Whether `status` is that of the recorded file. The numbers of devices may change from boot to boot, those of inodes stay."""
@@ -99,24 +113,36 @@ class Voucher:
         }
         while True:
             path = os.path.join(folder, os.urandom(8).hex() + SUFFIX)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                os.fchmod(fd, 0o600)
-                if lock(fd) and os.fstat(fd).st_nlink:  # else somebody who looked on took it for a dead one
-                    _append(fd, line)
-                    fsync_dir(folder)
-                    return cls(path, fd, said)
-            except BaseException:
-                os.close(fd)
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-                raise
-            os.close(fd)
+                fd = _written(path, line)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                taken = export_reserve.take(folder, os.path.basename(path))
+                if taken is None:
+                    raise
+                fd = taken
+                _append(fd, line)
+            if fd is not None:
+                fsync_dir(folder)
+                return cls(path, fd, said)
 
     def bind(self, fd: int) -> None:
         """Remember which inode the staging is, durably; from now on it may be used."""
         self.said = self.said._replace(id=identity(os.fstat(fd)))
         _append(self._fd, {"id": self.said.id})
+
+    def annex(self, path: bytes, home_fd: int, *, volatile: bool) -> None:
+        """Remember, durably, that a staging is about to be made in a directory of the destination that lies on another file system."""
+        one = Annexed(path, identity(os.fstat(home_fd)), None, volatile)
+        _append(self._fd, {"annex": os.fsdecode(path), "home_id": one.home_id, "volatile": volatile})
+        self.said = self.said._replace(annexes=(*(a for a in self.said.annexes if a.path != path), one))
+
+    def bind_annex(self, path: bytes, fd: int) -> None:
+        """As `bind`, of an annex."""
+        found = identity(os.fstat(fd))
+        _append(self._fd, {"annex": os.fsdecode(path), "id": found})
+        self.said = self.said._replace(annexes=tuple(a._replace(id=found) if a.path == path else a for a in self.said.annexes))
 
     def close(self) -> None:
         """Let go of it; the next export takes it over. Closed already is fine."""
@@ -127,8 +153,9 @@ class Voucher:
     def drop(self) -> None:
         """Forget the export: nothing of it is left."""
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path)
+            if self._fd < 0 or not export_reserve.give_back(self._fd, self.path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.path)
         finally:
             self.close()
 
@@ -155,7 +182,7 @@ def look(folder: str, dest: str, *, but: Voucher | None = None, archive: bool = 
         if but is not None and path == but.path:
             continue
         try:
-            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+            fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
         except OSError:  # dropped meanwhile
             continue
         keep = False
@@ -241,8 +268,20 @@ def _read(fd: int) -> Said | None:
             return None
         home_id, key = _pair(first["home_id"]), bytes.fromhex(first["key"])
         said = Said(first["kind"], str(first["dest"]), str(first["home"]), home_id, name, key, str(first["boot"]), None)
-        if len(lines) > 2:  # the second is whole: a newline comes after it
-            said = said._replace(id=_pair(json.loads(lines[1])["id"]))
+        annexes: dict[bytes, Annexed] = {}
+        for line in lines[1:-1]:  # those are whole: a newline comes after each
+            more: dict[str, Any] = json.loads(line)
+            if "annex" not in more:
+                said = said._replace(id=_pair(more["id"]))
+                continue
+            path = os.fsencode(more["annex"])
+            if flaw(path) is not None:
+                return None
+            if "id" in more:
+                annexes[path] = annexes[path]._replace(id=_pair(more["id"]))
+            else:
+                annexes[path] = Annexed(path, _pair(more["home_id"]), None, bool(more["volatile"]))
+        said = said._replace(annexes=tuple(annexes.values()))
     except (ValueError, KeyError, TypeError):
         return None
     return said if said.kind in ("dir", "archive") and os.path.isabs(said.dest) and os.path.isabs(said.home) else None
@@ -260,10 +299,34 @@ def _forget_torn(fd: int, path: str) -> None:
             os.unlink(path)
 
 
+def _written(path: str, line: dict[str, Any]) -> int | None:
+    """A new record, locked; None: somebody who looked on took it for a dead one."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(fd, 0o600)
+        if lock(fd) and os.fstat(fd).st_nlink:
+            _append(fd, line)
+            return fd
+    except BaseException:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    os.close(fd)
+    return None
+
+
 def _append(fd: int, value: dict[str, Any]) -> None:
+    """Write a line behind the last whole one; the zero bytes of a reserve are overwritten."""
     data = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    at = os.pread(fd, MAX_BYTES, 0).rfind(b"\n") + 1
+    if at + len(data) > MAX_BYTES:
+        raise OSError(
+            errno.E2BIG, f"the record of an export has room for {MAX_BYTES} bytes: too many file systems are mounted in the destination"
+        )
     while data:
-        data = data[os.write(fd, data) :]
+        size = os.pwrite(fd, data, at)
+        data, at = data[size:], at + size
     os.fsync(fd)
 
 

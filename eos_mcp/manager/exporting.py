@@ -12,7 +12,7 @@ from typing import Any
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.config_model import Export
 from eos_mcp.gateway.forward import STREAM_SILENCE_S, Forwarder
-from eos_mcp.manager import export, export_facts
+from eos_mcp.manager import export, export_facts, export_reserve
 from eos_mcp.manager.export import Request
 
 CHUNK = 1 << 20
@@ -72,6 +72,7 @@ class Exports:
         """`run(function, *args)` awaits a blocking call in a thread."""
         self.settings, self.guards, self.forwarder, self._run, self.records = settings, guards, forwarder, run, records
         self._under_way: set[str] = set()
+        export_reserve.keep(guards.journals)
 
     def check(self, request: Request) -> Request:
         """The request with its destination resolved, once and for all.
@@ -124,6 +125,7 @@ class Exports:
                 return result
         finally:
             self._under_way.discard(sandbox_id)
+            await self._run(export_reserve.keep, self.guards.journals)
 
 
 def guards(own: tuple[str, ...], registry: str, state_dir: str) -> export.Guards:

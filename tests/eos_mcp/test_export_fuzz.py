@@ -247,10 +247,11 @@ def expected(before: dict[bytes, Look], delta: Entries) -> dict[bytes, Look]:
         if header.type == pax.DIRECTORY:
             there = tree.get(header.path)
             if there is not None and stat.S_ISDIR(there.kind):
-                tree[header.path] = there._replace(mode=header.mode)
+                tree[header.path] = there._replace(mode=header.mode | there.mode & stat.S_ISGID)
             else:
                 take(header.path)
-                tree[header.path] = Look(stat.S_IFDIR, header.mode, own, b"", 0)
+                folder = tree[header.path.rpartition(b"/")[0]]
+                tree[header.path] = Look(stat.S_IFDIR, header.mode | folder.mode & stat.S_ISGID, own, b"", 0)
             continue
         take(header.path)
         if header.type == pax.SYMLINK:
@@ -262,7 +263,9 @@ def expected(before: dict[bytes, Look], delta: Entries) -> dict[bytes, Look]:
             continue
         mode, owner = header.mode & ~0o6000, own
         if old is not None and stat.S_ISREG(old.kind) and old.body == data and old.mtime_ns // SECOND == header.mtime_ns // SECOND:
-            mode, owner = mode | (old.mode & header.mode & 0o6000), old.owner
+            mode |= old.mode & header.mode & 0o6000
+        if old is not None and stat.S_ISREG(old.kind):
+            owner = old.owner
         tree[header.path] = Look(stat.S_IFREG, mode, owner, data, header.mtime_ns)
     return tree
 
