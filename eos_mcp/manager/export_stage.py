@@ -466,7 +466,10 @@ class Stage:
     def _plain(self, what: Step) -> bytes:
         old = _NO_MODE if what.old_mode is None else what.old_mode
         figures = (what.size, what.mtime_ns) if self.form > 2 else ()
-        return _RECORDS[self.form].pack(what.letter, what.staged, what.mode, old, len(what.path), *figures) + what.path
+        try:
+            return _RECORDS[self.form].pack(what.letter, what.staged, what.mode, old, len(what.path), *figures) + what.path
+        except struct.error:
+            raise OSError(errno.EINVAL, "no time or size that a file has", what.path) from None
 
 
 def _no_plan(path: bytes) -> OSError:
