@@ -325,8 +325,9 @@ MANAGER: tuple[Operation, ...] = (
             Argument("format", "string", help="Output format.", default="dir", choices=("dir", "tar", "tar-zst")),
             Argument("dry_run", "boolean", help="Only list changes.", default=False),
             Argument("on_conflict", "string", help="Paths that dest changed too; default fail.", choices=("fail", "keep", "overwrite")),
-            Argument("with_git", "boolean", help="Overwrite dest's .git.", default=False),
+            Argument("with_git", "boolean", help="Overwrite dest's .git.", default=False, hidden=True),
             Argument("allow_unsafe", "boolean", help="Write git hooks, .envrc, ...", default=False, hidden=True),
+            Argument("skip_unsafe", "boolean", help="Leave such files out, write the rest.", default=False, hidden=True),
             Argument("keep_setuid", "boolean", help="Keep files' setuid bits.", default=False, hidden=True),
             _ALLOW_SENSITIVE,
         ),
@@ -364,6 +365,12 @@ MANAGER: tuple[Operation, ...] = (
                 "stripped", "array", "files that lost their setuid or setgid bit, or a capability: path, what; 100 at most", ours=True
             ),
             ResultField("stripped_count", "integer", "of all of them", ours=True),
+            ResultField("hygiene_classes", "object", "how many files of each class", ours=True),
+            ResultField(
+                "not_kept", "array", "dir: path and what of it the system refused: owner, group, attributes; 100 at most", ours=True
+            ),
+            ResultField("not_kept_count", "integer", "of all of them", ours=True),
+            ResultField("not_recorded", "string", "dir: why this export is on no record", ours=True),
             ResultField(
                 "ignored_staging",
                 "array",

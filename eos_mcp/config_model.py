@@ -68,6 +68,7 @@ class Export(Section):
     git: Literal["auto", "include", "exclude"] = "auto"
     on_conflict: Literal["fail", "overwrite", "keep"] = "fail"
     allow_unsafe: bool = False
+    skip_unsafe: bool = False
 
     @field_validator("directory_mode", mode="before")
     @classmethod

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_facts import DIRECTORY, FILE, LINK, NOTHING, OPAQUE, Fact, Facts, Record, fact_of_base
 from eos_mcp.manager.export_identity import identity_of
+from eos_mcp.manager.export_names import derived
 from eos_mcp.manager.export_rules import Rules
 from eos_mcp.manager.export_stream import shown
 from eos_mcp.manager.export_tree import Tree
@@ -23,8 +24,6 @@ from layerstack import pax
 from layerstack.content import same_content
 
 LISTED_MAX = 200
-CACHES = (b"__pycache__",)
-"""Directories whose content programs make again by themselves: not work that a deletion could lose."""
 
 
 class Conflicts:
@@ -66,23 +65,18 @@ class Conflicts:
 
     def below(self, path: bytes, *, of: bytes) -> int:
         """Note what lies at `path` and below and is somebody's; how much that is."""
-        assert self.target is not None
-        count, waiting = 0, [path]
-        while waiting:
-            at = waiting.pop()
-            found = self.target.lstat(at)
-            if found is None:
-                continue
-            if stat.S_ISDIR(found.st_mode):
-                if at.rpartition(b"/")[2] not in CACHES:
-                    waiting.extend(at + b"/" + name for name in sorted(self.target.names(at), reverse=True))
-            elif differs := self._leaf(at, found):
-                count += 1
-                self._note(at, differs, of)
+        count = 0
+        for at, differs in self._work_below(path):
+            count += 1
+            self._note(at, differs, of)
         return count
 
     def any_below(self, path: bytes) -> bool:
         """Whether `below` would note anything."""
+        return any(True for _ in self._work_below(path))
+
+    def _work_below(self, path: bytes) -> Iterator[tuple[bytes, str]]:
+        """Each file or link at `path` and below that is somebody's, and how it differs."""
         assert self.target is not None
         waiting = [path]
         while waiting:
@@ -90,12 +84,10 @@ class Conflicts:
             found = self.target.lstat(at)
             if found is None:
                 continue
-            if not stat.S_ISDIR(found.st_mode):
-                if self._leaf(at, found):
-                    return True
-            elif at.rpartition(b"/")[2] not in CACHES:
-                waiting.extend(at + b"/" + name for name in self.target.names(at))
-        return False
+            if stat.S_ISDIR(found.st_mode):
+                waiting.extend(at + b"/" + name for name in sorted(self.target.names(at), reverse=True))
+            elif differs := self._leaf(at, found):
+                yield at, differs
 
     def keep(self, path: bytes) -> bool:
         """Whether the person's version stays, which the result then names as a path of the delta that was kept back."""
@@ -159,8 +151,10 @@ class Conflicts:
             self.found.append({**row, "because_of": shown(of)} if of != path else row)
 
     def _leaf(self, path: bytes, found: os.stat_result, header: pax.Header | None = None, head: Fact | None = None) -> str:
-        """How what lies at `path`, no directory, differs; empty when it is nobody's work."""
+        """How what lies at `path`, no directory, differs; empty when it is nobody's work, or a program makes it again by itself."""
         assert self.target is not None
+        if derived(path):
+            return ""
         written = self.record.get(path) if self.record is not None else []
         if any(fact.holds(path, found, self.target) for fact in written) or self._as_base(path, found):
             return ""

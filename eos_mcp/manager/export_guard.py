@@ -48,7 +48,8 @@ class Guard:
             return target is not None and (not path or target.lstat(path) is not None)
 
         def there(path: bytes) -> bool:
-            return stream.index.find(path) is not None or existed(path)
+            found = stream.index.find(path)
+            return existed(path) if found is None else found[1] != b"w"
 
         return Hygiene(Ground(self.dest, there, existed, homes(), export_hooks.within(self.dest, target)))
 
@@ -108,8 +109,8 @@ class Guard:
             "dest": self.dest,
             "unsafe": hygiene.unsafe,
             "unsafe_count": count,
-            "hint": "read them in the sandbox (file_read), or export an archive, where nothing runs; a person who has read them may export with "
-            "--allow-unsafe (of the command, or of eos-mcp when it starts)",
+            "hint": "skip_unsafe writes all else and names what it left out; or read them in the sandbox (file_read), or export an archive, where "
+            "nothing runs; a person who has read them may export with --allow-unsafe (of the command, or of eos-mcp when it starts)",
         }
         message = f"export to {self.dest}: {count} file{'s' * (count != 1)} would run by {'themselves' if count != 1 else 'itself'} there"
         raise OperationError(OPERATION_FAILED, f"{message}, nothing was written: {first}{more}", details, reason="unsafe_content")

@@ -19,6 +19,7 @@ GIT = "the destination is a git repository and keeps its own .git; with_git writ
 BYTE_CODE = (
     "byte code, which runs in the place of its source unread and is made again by itself; a person may have it written with --allow-unsafe"
 )
+UNSAFE = "it would run by itself, and skip_unsafe leaves that out"
 NEVER = "manager.export.git is exclude: no .git is written; with_git writes it"
 
 
@@ -37,13 +38,16 @@ class LeftOut:
     def look(self, path: bytes) -> bool:
         """Whether the path is left out, which is then noted."""
         why = self._reason(path)
-        if not why:
-            return False
+        if why:
+            self.note(path, why)
+        return bool(why)
+
+    def note(self, path: bytes, why: str) -> None:
+        """A path that is left out."""
         self.count += 1
         self._why[why] = self._why.get(why, 0) + 1
         if len(self.paths) < FIRST:
             self.paths.append(shown(path))
-        return True
 
     def hides(self, path: bytes) -> bool:
         """Whether a path of the destination is of this sort: nothing of it is deleted as a part of something else."""

@@ -13,6 +13,14 @@ NAMED_MAX = 20
 """Paths that an error or a result names."""
 
 
+_DERIVED = re.compile(rb"(?:.*/)?__pycache__/[^/]*\.(?:py[co](?:\.[0-9]+)?|nb[ic])", re.DOTALL)
+
+
+def derived(path: bytes) -> bool:
+    """Whether it is what Python (and numba) keep in a `__pycache__` and make again by themselves; another file there is somebody's."""
+    return b"__pycache__" in path and _DERIVED.fullmatch(path) is not None
+
+
 def flaw(path: bytes) -> str | None:
     """The end of the sentence "PATH ...", or None when `path` is relative and normalised and the kernel can take it."""
     if _ODD.search(path) is None and len(path) <= 0xFFFF:

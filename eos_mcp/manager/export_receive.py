@@ -14,6 +14,7 @@ from typing import Any
 from eos_mcp.manager import export_mounts
 from eos_mcp.manager.export_bits import BITS, Stripped
 from eos_mcp.manager.export_guard import Guard
+from eos_mcp.manager.export_left_out import UNSAFE
 from eos_mcp.manager.export_links import Names, copied, is_shared
 from eos_mcp.manager.export_names import NAMED_MAX, reserved
 from eos_mcp.manager.export_owner import Owners
@@ -148,6 +149,13 @@ class Receiver:
             return False
         if header.type == pax.DIRECTORY:
             self._kept.add(header.path)
+        return True
+
+    def _skips(self, header: pax.Header, content: bytes | None = None) -> bool:
+        """Whether an entry that differs is left out because it would run by itself, which is then noted."""
+        if not self.guard.rules.skip_unsafe or not self.hygiene.would_run(header, content):
+            return False
+        self._left_out.note(header.path, UNSAFE)
         return True
 
     def _see(self, n: int, path: bytes) -> None:
@@ -296,7 +304,7 @@ class Receiver:
         if same:
             self._see(n, header.path)
         else:
-            if self._stays(n, header, old):
+            if self._skips(header) or self._stays(n, header, old):
                 self._passed(header)
                 return
             self._note("write", header.path)
@@ -324,7 +332,7 @@ class Receiver:
                 self._add(Step(b"h", False, header.mode, None, header.path))
                 self._done(header, writes=False)
                 return
-        if self._stays(n, header, old):
+        if self._skips(header) or self._stays(n, header, old):
             self._passed(header)
             return
         self._names.linked(n, header, old)
@@ -435,7 +443,9 @@ class Receiver:
             if compared is not None and old is not None:
                 self._unchanged(n, header, told, os.fstat(compared))
                 return
-            stays = self._stays(n, header, old)
+            if judged is not None:
+                _judge(judged, header.length, b"")
+            stays = self._skips(header, None if judged is None else bytes(judged)) or self._stays(n, header, old)
             if fd is not None:
                 if done < header.length:
                     os.ftruncate(fd, header.length)  # what is behind the data is a hole
@@ -451,8 +461,6 @@ class Receiver:
         if stays:
             self._passed(header)
             return
-        if judged is not None:
-            _judge(judged, header.length, b"")
         self._note("write", header.path, header.size)
         self.stripped.note(told, header.mode)
         self.counts["files_written"] += 1

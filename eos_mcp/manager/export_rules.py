@@ -23,6 +23,8 @@ class Rules(NamedTuple):
     """The directory that the sandbox was made from."""
     record: str | None = None
     """The file that remembers what exports of this sandbox wrote to this destination."""
+    skip_unsafe: bool = False
+    """What would run by itself is left out and named, all else is written."""
 
 
 REFERENCE = Rules()
@@ -46,4 +48,5 @@ def chosen(args: Mapping[str, Any], settings: Export) -> Rules:
         git="include" if arguments.flag(args, "with_git") else settings.git,
         on_conflict=on_conflict,
         allow_unsafe=arguments.flag(args, "allow_unsafe") or settings.allow_unsafe,
+        skip_unsafe=arguments.flag(args, "skip_unsafe") or settings.skip_unsafe,
     )

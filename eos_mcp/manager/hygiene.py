@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from eos_mcp.manager.export_stream import shown
@@ -53,7 +53,8 @@ def _no_import_line(content: bytes) -> bool:
 _SHELL = (
     rb"\.(?:bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile|zshrc|zshenv|zprofile|zlogin|zlogout|kshrc|tcshrc|cshrc|login)"
 )
-_AGENT = rb"\.(?:claude|cursor|codex|gemini|windsurf|roo|continue|opencode)"
+_AGENT = rb"\.(?:claude|cursor|codex|gemini|windsurf|roo|continue|opencode|qwen|kiro|amazonq|junie|augment|goose|crush|aider[^/]*)"
+_TOLD = rb"CLAUDE(?:\.local)?\.md|AGENTS?\.md|GEMINI\.md|QWEN\.md|\.(?:cursor|windsurf|cline|roo)rules|\.github/copilot-instructions\.md"
 
 RULES: tuple[Rule, ...] = (
     _rule("git_hook", ".git/hooks/*, also of bare repositories; not *.sample", rb"[^/]*\.git/(?:.*/)?hooks/(?!.*\.sample$).*", REFUSED),
@@ -81,7 +82,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("git_hook", ".husky/*, .githooks/*, where core.hooksPath of the destination is elsewhere", rb"\.husky/.*|\.githooks/.*"),
     _rule(
-        "interpreter_startup", "sitecustomize, usercustomize", rb"(?:site|user)customize(?:\.py|/__init__\.py|\.[^/]*(?:so|pyd))", REFUSED
+        "interpreter_startup",
+        "sitecustomize, usercustomize",
+        rb"(?:site|user)customize(?:\.py[co]?|/__init__\.py[co]?|\.[^/]*(?:so|pyd))",
+        REFUSED,
     ),
     _rule(
         "interpreter_startup",
@@ -101,8 +105,13 @@ RULES: tuple[Rule, ...] = (
         HOME,
     ),
     _rule("shell_startup", ".envrc", rb"\.envrc", REFUSED),
-    _rule("shell_startup", ".bashrc, .profile, .zshrc, .zshenv and the like", _SHELL, HOME),
-    _rule("editor_startup", ".exrc, .nvimrc, .nvim.lua", rb"\.exrc|\.nvimrc|\.nvim\.lua", REFUSED),
+    _rule("shell_startup", ".bashrc, .profile, .zshrc, .zshenv and the like, compiled (.zwc) too", _SHELL + rb"(?:\.zwc)?", HOME),
+    _rule(
+        "editor_startup",
+        ".exrc, .nvimrc, .nvim.lua, .lvimrc, .helix/*",
+        rb"\.exrc|\.nvimrc|\.nvim\.lua|\.lvimrc|\.helix/.*",
+        REFUSED,
+    ),
     _rule("editor_startup", ".vimrc, .gdbinit, .lldbinit, .emacs", rb"\.vimrc|\.gdbinit|\.lldbinit|\.emacs|\.emacs\.d/.*", HOME),
     _rule(
         "editor_task",
@@ -115,8 +124,9 @@ RULES: tuple[Rule, ...] = (
     _rule("editor_task", ".idea/startup.xml", rb"\.idea/startup\.xml", REFUSED),
     _rule(
         "editor_task",
-        ".vscode/launch.json, .idea/*, .run/*, .devcontainer, .zed/*, .dir-locals.el",
-        rb"\.vscode/launch\.json|\.idea/.*|\.run/.*|\.devcontainer(?:/.*|\.json)|\.zed/.*|\.dir-locals\.el",
+        "all else in .vscode, .idea, .run, .zed, .fleet; .devcontainer, .dir-locals.el, .ycm_extra_conf.py, .vimspector.json, *.sublime-project",
+        rb"\.(?:idea|run|zed|fleet)/.*|\.vscode/(?!mcp\.json$).*|\.devcontainer(?:/.*|\.json)|\.dir-locals(?:-2)?\.el|\.ycm_extra_conf\.py"
+        rb"|\.vimspector\.json|[^/]*\.sublime-project",
     ),
     _rule(
         "agent_config",
@@ -126,7 +136,11 @@ RULES: tuple[Rule, ...] = (
         + rb"/(?:settings[^/]*\.json|config\.(?:toml|json|ya?ml)|mcp\.json|hooks\.json|hooks/.*)",
         REFUSED,
     ),
-    _rule("agent_config", "all else in .claude, .cursor, .codex, .gemini and others", _AGENT + rb"/.*"),
+    _rule(
+        "agent_config",
+        "all else in .claude, .cursor, .codex, .gemini and others; CLAUDE.md, AGENTS.md, .cursorrules and the like",
+        _AGENT + rb"(?:/.*)?|" + _TOLD,
+    ),
     _rule(
         "ci",
         ".github/workflows/*, .github/actions/*, .gitlab-ci.yml, Jenkinsfile, .pre-commit-config.yaml and the like",
@@ -136,14 +150,24 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "program", "programs of environments: .venv/bin/*, node_modules/.bin/*", rb"\.?v?env/(?:bin|Scripts)/[^/]*|node_modules/\.bin/.*"
     ),
-    _rule("byte_code", "*.pyc, *.pyo", rb"[^/]*\.py[co]"),
+    _rule(
+        "byte_code",
+        "*.pyc, *.pyo",
+        rb"[^/]*\.py[co]",
+        REFUSED,
+        unless="it lies in a __pycache__, or its source is beside it",
+    ),
+    _rule("byte_code", "*.elc, *.zwc, *.luac", rb"[^/]*\.(?:elc|zwc|luac)"),
     _rule(
         "tool_config",
-        ".npmrc, .yarnrc*, .pnpmfile.cjs, .cargo/config*, mise.toml, conftest.py, package.json, setup.py, build.rs, Makefile, justfile",
-        rb"\.npmrc|\.yarnrc(?:\.yml)?|\.pnpmfile\.cjs|\.cargo/config(?:\.toml)?|\.?mise(?:\.local)?\.toml|conftest\.py"
+        ".npmrc, .yarnrc*, .pnpmfile.cjs, .cargo/config*, mise.toml, .mise/*, .tool-versions, conftest.py, package.json, setup.py, build.rs, "
+        "Makefile, justfile, Taskfile",
+        rb"\.npmrc|\.yarnrc(?:\.yml)?|\.pnpmfile\.cjs|\.cargo/config(?:\.toml)?|\.?mise(?:\.[^/]*)?\.toml|\.mise/.*|\.?mise/config\.toml|\.tool-versions|conftest\.py"
+        rb"|\.?Taskfile(?:\.dist)?\.ya?ml"
         rb"|(?<!node_modules/)package\.json|setup\.py|build\.rs|(?:GNU)?makefile|justfile",
     ),
 )
+_OTHER_GIT = next(rule for rule in RULES if rule.why == "git_config" and rule.treatment == NAMED)
 _OF_OTHERS = re.compile(rb"(?:^|/)(?:node_modules|site-packages|vendor)/")
 """What packages bring along is not named as the project's own scripts."""
 _PLACES = re.compile(rb"(?:.*/)?(?:[^/]*\.git(?:/(?:.*/)?hooks)?|\.vscode|\.idea|\.mcp\.json|" + _AGENT + rb")", re.DOTALL | re.IGNORECASE)
@@ -177,6 +201,7 @@ class Hygiene:
         self.unsafe: list[dict[str, str]] = []
         self.count = self.unsafe_count = 0
         self._listed: dict[str, int] = {}
+        self._classes: dict[str, int] = {}
 
     def judges(self, header: pax.Header) -> bool:
         """Whether `look` wants the content of this file."""
@@ -192,28 +217,37 @@ class Hygiene:
             content: up to JUDGED_MAX + 1 bytes of it, where `judges` asked for them.
             writes: it is not there already.
         """
+        for why, runs in self._found(header, content):
+            self._add(header.path, why, runs=writes and runs)
+
+    def would_run(self, header: pax.Header, content: bytes | None = None) -> bool:
+        """Whether the entry, if it is written, runs by itself. Nothing is noted."""
+        return any(runs for _, runs in self._found(header, content))
+
+    def _found(self, header: pax.Header, content: bytes | None) -> Iterator[tuple[str, bool]]:
+        """The classes of an entry, and whether it would run by itself as such."""
         if header.kind == pax.WHITEOUT or header.type == pax.DIRECTORY:
             return
         if header.type == pax.FILE and header.mode & 0o6000:
-            self._add(header.path, "setuid")
+            yield "setuid", False
         if header.type == pax.SYMLINK:
             if _outward(header.path, header.target):
-                self._add(header.path, "outward_symlink")
+                yield "outward_symlink", False
             if _PLACES.fullmatch(header.path):
-                self._add(header.path, "link_for_settings", runs=writes)
+                yield "link_for_settings", self.ground is not None
                 return
         rule = self._rule_of(header.path)
         if rule is not None:
-            self._add(header.path, rule.why, runs=writes and self._runs(rule, header, content))
-
-    def refused(self) -> bool:
-        return bool(self.unsafe_count)
+            yield rule.why, self._runs(rule, header, content)
+        elif header.type == pax.FILE and header.mode & 0o111 and not header.mode & 0o6000:
+            yield "program", False
 
     def to_json(self) -> dict[str, object]:
         """Nothing when nothing was found."""
         if not self.count:
             return {}
-        return {"hygiene": self.found, **({"hygiene_count": self.count} if self.count > len(self.found) else {})}
+        more = {"hygiene_count": self.count} if self.count > len(self.found) else {}
+        return {"hygiene": self.found, "hygiene_classes": self._classes, **more}
 
     def _add(self, path: bytes, why: str, *, runs: bool = False) -> None:
         row = {"path": path.decode("utf-8", "replace"), "why": why}
@@ -222,6 +256,7 @@ class Hygiene:
             if len(self.unsafe) < REPORT_MAX:
                 self.unsafe.append({**row, "path": shown(path)})
         self.count += 1
+        self._classes[why] = self._classes.get(why, 0) + 1
         if len(self.found) < REPORT_MAX and self._listed.get(why, 0) < CLASS_MAX:
             self._listed[why] = self._listed.get(why, 0) + 1
             self.found.append(row)
@@ -241,8 +276,10 @@ class Hygiene:
         """The rule of a hook or the configuration of a bare repository, which git reads wherever it stands and whatever its name."""
         assert self.ground is not None
         above, _, name = path.rpartition(b"/")
-        if name == b"config" and self.ground.there(_in(above, b"HEAD")):
+        if name in (b"config", b"config.worktree") and self.ground.there(_in(above, b"HEAD")):
             return RULES[1]
+        if above.rpartition(b"/")[2] == b"info" and name == b"attributes" and self.ground.there(_in(above.rpartition(b"/")[0], b"HEAD")):
+            return _OTHER_GIT
         if (
             above.rpartition(b"/")[2] == b"hooks"
             and not name.endswith(b".sample")
@@ -258,6 +295,10 @@ class Hygiene:
             return self._in_a_home(rule, header.path)
         if header.path.lower().endswith(b".pth") and not self.ground.existed(header.path.rpartition(b"/")[0]):
             return False  # an environment that comes with the export: nobody uses it yet
+        if rule.why == "byte_code":
+            above, _, name = header.path.rpartition(b"/")
+            cached = above.rpartition(b"/")[2] == b"__pycache__"
+            return not cached and not self.ground.there(_in(above, name[:-1]))
         if rule.plain is None or header.type != pax.FILE:
             return True
         return content is None or len(content) > JUDGED_MAX or not rule.plain(content)

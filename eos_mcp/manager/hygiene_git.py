@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 _SECTION = re.compile(rb'\[([A-Za-z0-9.-]+)(?:[ \t]+"((?:[^"\\\n]|\\.)*)")?\]')
 _KEY = re.compile(rb"([A-Za-z][A-Za-z0-9-]*)[ \t]*(?:=[ \t]*(.*))?")
@@ -34,30 +36,47 @@ _PLAIN: dict[bytes, frozenset[bytes]] = {
 }
 
 
-def plain_git_config(content: bytes) -> bool:
-    """Whether a git configuration holds only sections and keys that run nothing and lead nowhere; what is not understood is not plain."""
+class Setting(NamedTuple):
+    """One line of a git configuration: a key (lower case) of a section (lower case), or a section alone when the key is empty."""
+
+    section: bytes
+    key: bytes = b""
+    value: bytes = b""
+    plain: bool = True
+    """It was written in the ordinary way: all of the line was understood."""
+
+
+def settings(content: bytes) -> Iterator[Setting]:
+    """The lines of a git configuration without comments and empty ones; what git would understand and this does not is not `plain`."""
     section = b""
     for line in content.replace(b"\r\n", b"\n").split(b"\n"):
         text = line.strip(b" \t")
         if not text or text[:1] in (b"#", b";"):
             continue
-        if b"\0" in text or text.endswith(b"\\"):
-            return False
+        plain = b"\0" not in text and not text.endswith(b"\\")
         if text.startswith(b"["):
             found = _SECTION.fullmatch(text)
-            if found is None:
-                return False
-            section = found[1].lower()
-            if section not in _PLAIN:
-                return False
-            continue
-        found = _KEY.fullmatch(text)
-        if found is None or not section:
+            head, _, rest = text.partition(b"]")
+            section = found[1].lower() if found is not None else head[1:].strip().lower()
+            yield Setting(section, plain=plain and found is not None)
+            text = rest.strip(b" \t") if found is None else b""
+            if not text:
+                continue
+        key = _KEY.fullmatch(text)
+        if key is None:
+            yield Setting(section, plain=False)
+        else:
+            yield Setting(section, key[1].lower(), key[2] or b"", plain and bool(section))
+
+
+def plain_git_config(content: bytes) -> bool:
+    """Whether a git configuration holds only sections and keys that run nothing and lead nowhere; what is not understood is not plain."""
+    for one in settings(content):
+        if not one.plain or one.section not in _PLAIN:
             return False
-        key = found[1].lower()
-        if section != b"advice" and key not in _PLAIN[section]:
+        if one.key and one.section != b"advice" and one.key not in _PLAIN[one.section]:
             return False
-        if key in (b"url", b"pushurl") and _ADDRESS.fullmatch((found[2] or b"").strip(b'" \t')) is None:
+        if one.key in (b"url", b"pushurl") and _ADDRESS.fullmatch(one.value.strip(b'" \t')) is None:
             return False
     return True
 
@@ -78,13 +97,5 @@ def plain_common_directory(content: bytes) -> bool:
 
 def hooks_path(content: bytes) -> bytes:
     """The last `core.hooksPath` of a configuration, as far as that is written in the ordinary way; empty without one."""
-    section, found = b"", b""
-    for line in content.replace(b"\r\n", b"\n").split(b"\n"):
-        text = line.strip(b" \t")
-        if text.startswith(b"["):
-            head, _, text = text.partition(b"]")
-            section = head[1:].strip().lower()
-            text = text.strip(b" \t")
-        if section == b"core" and (key := _KEY.fullmatch(text)) and key[1].lower() == b"hookspath":
-            found = (key[2] or b"").split(b" #")[0].strip(b'" \t')
-    return found
+    found = [one.value for one in settings(content) if (one.section, one.key) == (b"core", b"hookspath")]
+    return found[-1].split(b" #")[0].strip(b'" \t') if found else b""

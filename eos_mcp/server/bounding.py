@@ -21,8 +21,14 @@ log = logging.getLogger("eos.mcp")
 
 BOUND = frozenset({"create_sandbox", "export_changes", "list_workspace_directories"})
 """Operations that read or write directories of the machine."""
-FOR_A_PERSON = ("allow_sensitive", "allow_unsafe", "keep_setuid")
-"""Arguments that lower a guard: the server's command line may give them, a model may not."""
+FOR_A_PERSON = {
+    "allow_sensitive": "allow_sensitive",
+    "allow_unsafe": "allow_unsafe",
+    "keep_setuid": "keep_setuid",
+    "with_git": "with_git",
+    "on_conflict": "allow_overwrite",
+}
+"""Arguments that lower a guard, each with the flag of the server's command line that lets a model give it. Of `on_conflict` it is `overwrite` alone."""
 ASK_S = 5.0
 ROOTS_MAX = 256
 SEEN_MAX = 4096
@@ -37,12 +43,15 @@ def carried(options: Options, name: str, args: Mapping[str, Any], roots: Sequenc
     """
     if name not in BOUND:
         return dict(args)
-    for guard in FOR_A_PERSON:
-        if args.get(guard) and guard not in options.allowed:
-            hint = f"a person may start the server with --{guard.replace('_', '-')}, or make the call with the command line"
-            raise OperationError(
-                INVALID_REQUEST, f"{guard} is not for a model to give", {"argument": guard, "hint": hint}, reason="for_a_person"
-            )
+    for guard, flag in FOR_A_PERSON.items():
+        given = args.get(guard)
+        if not given or (guard == "on_conflict" and given != "overwrite") or flag in options.allowed:
+            continue
+        what = guard if given is True else f"{guard} {given}"
+        hint = f"a person may start the server with --{flag.replace('_', '-')}, or make the call with the command line"
+        raise OperationError(
+            INVALID_REQUEST, f"{what} is not for a model to give", {"argument": guard, "hint": hint}, reason="for_a_person"
+        )
     found = {**args, **({"allow_sensitive": True} if "allow_sensitive" in options.allowed else {})}
     return found if roots is None else {**found, "allowed_roots": list(roots)}
 

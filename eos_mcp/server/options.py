@@ -31,7 +31,7 @@ class Options(NamedTuple):
     timeout_s: float = 60.0
     roots: tuple[str, ...] = ()
     allowed: frozenset[str] = frozenset()
-    """Guards that the command line lowers: `allow_sensitive`, `allow_unsafe`, `keep_setuid`."""
+    """Guards that the command line lowers, by the names of their flags: `allow_sensitive`, `allow_overwrite`, ..."""
 
 
 class UsageError(Exception):
@@ -57,8 +57,9 @@ The MCP server of eos: layer-stacked sandboxes for coding agents. A client start
   --root DIR
         a directory below which create_sandbox may copy and export_changes may write; may be repeated
         (default: {"none named: everything but sensitive places" if demanded else "the roots that the client names, else the working directory"})
-  --allow-sensitive, --allow-unsafe, --keep-setuid
-        what a call of a model may not ask for by itself: homes, ~/.ssh, /etc and the like; exports that run by themselves; setuid bits
+  --allow-sensitive, --allow-unsafe, --keep-setuid, --allow-overwrite, --with-git
+        what a call of a model may not ask for by itself: homes, ~/.ssh, /etc and the like; exports that run by themselves; setuid bits;
+        exports over what was changed in their destination (on_conflict overwrite), or over its .git
   --gateway-endpoint URI, --gateway-socket URI
         unix:/path or tcp://host:port; default: the socket of this user's gateway, started when nobody listens
   --gateway-auth-token TOKEN
@@ -143,7 +144,9 @@ _FLAGS = {
     "--timeout-s": "timeout_s",
     "--root": "roots",
 }
-_GUARDS = {"--allow-sensitive": "allow_sensitive", "--allow-unsafe": "allow_unsafe", "--keep-setuid": "keep_setuid"}
+_GUARDS = {
+    f"--{name.replace('_', '-')}": name for name in ("allow_sensitive", "allow_unsafe", "keep_setuid", "allow_overwrite", "with_git")
+}
 
 
 def _choice(flag: str, value: str, choices: tuple[str, ...]) -> str:

@@ -190,18 +190,21 @@ def test_a_root_that_an_export_into_another_made_a_symlink_bounds_as_before(tmp_
         inner.mkdir()
 
 
-@pytest.mark.parametrize("guard", ["allow_sensitive", "allow_unsafe", "keep_setuid"])
+@pytest.mark.parametrize("guard", ["allow_sensitive", "allow_unsafe", "keep_setuid", "with_git", "on_conflict"])
 def test_a_model_cannot_lower_a_guard_and_the_command_line_can(guard: str) -> None:
+    value, lowers = ("overwrite", "allow_overwrite") if guard == "on_conflict" else (True, guard)
     options = Options(tool_set="all", roots=("/r",))
     name, args = ("export_changes", {"sandbox_id": "s", "dest": "/r/d"}) if guard != "allow_sensitive" else ("create_sandbox", {})
     gateway = ScriptedGateway(create_sandbox=REPLY, export_changes={"files_written": 0})
-    found = call(name, {**(CREATE if name == "create_sandbox" else {}), **args, guard: True}, gateway, options)
+    found = call(name, {**(CREATE if name == "create_sandbox" else {}), **args, guard: value}, gateway, options)
     assert found.is_error and found.structure["error"]["details"]["reason"] == "for_a_person"
     assert gateway.asked == []
-    flag = f"--{guard.replace('_', '-')}"
+    flag = f"--{lowers.replace('_', '-')}"
+    assert flag in found.structure["error"]["details"]["hint"]
     allowed = parse(EOS, [flag, "--root", "/"], version="1")
-    assert allowed.allowed == {guard}
-    assert sent(allowed._replace(tool_set="all"), name, **args, **{guard: True})[guard] is True
+    assert allowed.allowed == {lowers}
+    assert sent(allowed._replace(tool_set="all"), name, **args, **{guard: value})[guard] == value
+    assert sent(options, "export_changes", sandbox_id="s", dest="/r/d", on_conflict="keep", skip_unsafe=True)["on_conflict"] == "keep"
 
 
 def test_a_root_that_is_no_directory_is_a_usage_error(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ def test_each_way_in_which_the_person_differs_is_a_conflict_and_named(project: C
     (dest / "gone/mine").write_text("new below what is deleted")
     (dest / "gone/__pycache__").mkdir()
     (dest / "gone/__pycache__/f.cpython-311.pyc").write_bytes(b"made again by itself")
+    (dest / "gone/__pycache__/notes.txt").write_text("no program makes it again")
+    (dest / "gone/__pycache__/planned.py").write_text("nor this")
     (dest / "old/deep/mine").write_text("new below an opaque directory")
     (dest / "src/kept").write_text("edited, but the export leaves it alone")
     (dest / "linked").write_text("made by both")
@@ -130,6 +132,8 @@ def test_each_way_in_which_the_person_differs_is_a_conflict_and_named(project: C
     (dest / "was-link").unlink()
     (dest / "was-link").write_text("a file now")
     assert at.refused(*DELTA) == [
+        ("gone/__pycache__/notes.txt", "created"),
+        ("gone/__pycache__/planned.py", "created"),
         ("gone/f", "edited"),
         ("gone/mine", "created"),
         ("linked", "created"),

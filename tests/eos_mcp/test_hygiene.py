@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from eos_agent.protocol import OperationError
+from eos_mcp.manager.export_left_out import UNSAFE
 from eos_mcp.manager.export_rules import Rules
 from eos_mcp.manager.hygiene import HOME, RULES, Hygiene
 from eos_mcp.manager.hygiene_git import gitdir_is_plain, hooks_path, plain_git_config
 from layerstack import pax
 from tests.eos_mcp.test_export_apply import run
-from tests.exporting import directory, file, made_by_digests, symlink
+from tests.exporting import directory, file, gone, hard_link, made_by_digests, symlink
 
 PLAIN = b'[core]\n\trepositoryformatversion = 0\n\tbare = false\n[user]\n\tname = a\n[remote "origin"]\n\turl = https://x.org/y.git\n'
 RULES_OF_A_PERSON = Rules("auto", "fail", False)
@@ -60,6 +61,9 @@ REFUSED = (
     file(b".claude/settings.json", b"{}"),
     file(b".mcp.json", b"{}"),
     file(b".ENVRC"),
+    file(b"site/sitecustomize.pyc"),
+    file(b"src/app.pyc"),
+    file(b".helix/languages.toml"),
 )
 EVERYDAY = (
     file(b".github/workflows/x.yml"),
@@ -75,6 +79,18 @@ EVERYDAY = (
     file(b".bashrc"),
     file(b".venv/lib/python3/site-packages/new.pth", b"import x\n"),
     file(b"__pycache__/a.cpython-311.pyc"),
+    file(b".cargo/config.toml"),
+    file(b"mise.toml"),
+    file(b".run/app.run.xml"),
+    file(b".idea/workspace.xml"),
+    file(b".vscode/extensions.json", b"{}"),
+    file(b".gemini/commands/x.toml"),
+    file(b"sub/AGENTS.md"),
+    file(b".venv/bin/python", b"", 0o755),
+    file(b"node_modules/.bin/tsc", b"", 0o755),
+    file(b"tool", b"\x7fELF", 0o755),
+    file(b"lisp/init.elc"),
+    file(b"bare.git/info/attributes"),
 )
 
 
@@ -162,6 +178,46 @@ def test_a_planted_byte_code_file_does_not_come_where_there_is_something_and_all
     result = run(made_by_digests(directory(b"__pycache__"), planted[0], directory(b"pkg"), planted[1]), dest, rules=RULES_OF_A_PERSON)
     assert sorted(os.listdir(dest)) == ["app.py", "pkg"] and not os.listdir(dest / "pkg")
     assert result["left_out"]["count"] == 3 and result["left_out"]["paths"][0] == "__pycache__"
+
+
+def test_byte_code_runs_by_itself_where_its_source_is_gone(tmp_path: Path) -> None:
+    """N12: Python takes `app.pyc` where there is no `app.py` beside it, also when the session deleted that."""
+    dest = tmp_path / "d"
+    dest.mkdir()
+    (dest / "app.py").write_text("print(1)\n")
+    assert export(dest, file(b"app.pyc"))[1] == []
+    assert export(dest, gone(b"app.py"), file(b"app.pyc", b"2"), on_conflict="overwrite")[1] == ["app.pyc"]
+    assert export(dest, file(b"both.py"), file(b"both.pyc"))[1] == []
+    assert export(dest, file(b"old.pyo"))[1] == ["old.pyo"]
+
+
+def test_what_would_run_by_itself_can_be_left_out_and_is_named(tmp_path: Path) -> None:
+    dest, content = tmp_path / "d", b"[core]\nfsmonitor = evil\n"
+    delta = (
+        file(b".envrc", b"evil"),
+        directory(b".git"),
+        file(b".git/config", content),
+        directory(b".git/hooks"),
+        file(b".git/hooks/pre-commit", b"evil", 0o755),
+        symlink(b".vscode", b"elsewhere"),
+        file(b"a", b"a"),
+        hard_link(b"z", b".envrc"),
+    )
+    rules = RULES_OF_A_PERSON._replace(skip_unsafe=True)
+    for dry_run in (True, False):
+        result = run(made_by_digests(*delta), dest, rules=rules, dry_run=dry_run)
+        assert result["left_out"]["paths"] == [".envrc", ".git/config", ".git/hooks/pre-commit", ".vscode"]
+        assert result["left_out"]["why"] == [{"count": 4, "why": UNSAFE}] and not result.get("unsafe")
+    assert sorted(path.name for path in dest.rglob("*") if not path.is_dir()) == ["a", "z"] and (dest / "z").read_bytes() == b"evil"
+    (dest / ".envrc").write_text("mine")
+    assert run(made_by_digests(*delta), dest, rules=rules)["left_out"]["count"] >= 1 and (dest / ".envrc").read_text() == "mine"
+
+
+def test_the_classes_are_counted_however_many_files_there_are(tmp_path: Path) -> None:
+    programs = [file(b"bin/%03d" % n, b"#!/bin/sh\n", 0o755) for n in range(30)]
+    result = run(made_by_digests(directory(b"bin"), *programs, file(b"su", b"", 0o4755)), tmp_path / "d", keep_setuid=True)
+    assert result["hygiene_classes"] == {"program": 30, "setuid": 1}
+    assert len(result["hygiene"]) == 26 and result["hygiene_count"] == 31
 
 
 def test_a_git_configuration_is_plain_only_when_all_of_it_is_understood() -> None:
