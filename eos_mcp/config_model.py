@@ -290,7 +290,8 @@ class Daemon(Section):
 class Workspace(Section):
     """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference. `session_memory_bytes`: what has to be free for a session
     that is to be made. `max_terminals`: of one session, those of its commands included; `max_open_files`: of one process of a session;
-    `max_inotify_instances`: of one session."""
+    `max_inotify_instances`: of one session. `left_behind_grace_s`: what still runs at the end of a session has so long after SIGTERM, less when
+    it is gone before; 0: SIGKILL at once. `exit_grace_s` is the reference's, and means nothing here."""
 
     layer_stack_root: str = "/eos/layer-stack"
     scratch_root: str = "/eos/workspace"
@@ -298,6 +299,7 @@ class Workspace(Section):
     runner_answer_s: PositiveSeconds = 60
     recovery_timeout_s: PositiveSeconds = 60
     exit_grace_s: Annotated[float, Field(ge=0)] = 0.25
+    left_behind_grace_s: Annotated[float, Field(ge=0, le=60)] = 2
     max_sessions: Annotated[int, Field(ge=1, le=4096)] = 512
     session_memory_bytes: Annotated[int, Field(ge=MIB)] = 3 * MIB
     max_terminals: Annotated[int, Field(ge=1, le=4096)] = 64
@@ -340,7 +342,8 @@ class LayerStack(Section):
 
 
 class Command(Section):
-    """`max_active_per_session` None: three quarters of `max_active`. `max_kept_output_bytes`: on disk, of all commands that ended."""
+    """`max_active_per_session` None: three quarters of `max_active`. `max_kept_output_bytes`: on disk, of all commands that ended. `leader_grace_s`:
+    a call answers so long after the command itself ended, whatever it left in the background."""
 
     max_active: Annotated[int, Field(ge=1, le=1024)] = 32
     max_active_per_session: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -353,6 +356,7 @@ class Command(Section):
     stdin_control: Literal["exact", "anywhere"] = "exact"
     environment: Literal["image", "allow_list"] = "image"
     completion: Literal["process_group", "leader"] = "process_group"
+    leader_grace_s: Annotated[float, Field(ge=0)] = 0.5
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from layerstack import passing, stopping
+from layerstack import half_done, passing, stopping
 from layerstack.chain import Chain
 from layerstack.paths import join
 from layerstack.paths import parent as parent_of
@@ -23,7 +23,7 @@ SLACK = 8
 
 
 class Sealed(NamedTuple):
-    """What sealing left out: the paths of FIFOs, sockets and devices, and of what a killed process had half made (`passing`)."""
+    """What sealing left out: the paths of FIFOs, sockets and devices, and of what a killed process had half made (`passing`, `half_done`)."""
 
     dropped: tuple[str, ...]
 
@@ -48,6 +48,9 @@ class _Seal:
     def __init__(self, tree: Tree, chain: Chain, keep: Callable[[str], bool], slack: int) -> None:
         self.tree, self.chain, self.keep, self.slack = tree, chain, keep, slack
         self.dropped: list[str] = []
+        self.filled: set[str] = set()  # of names that are looked at: they came with a directory of the base that was renamed
+        self.cut: dict[str, bool] = {}  # of the directories that are being pruned: shows nothing of the base there?
+        self.git = half_done.GitDirectories(tree, chain, lambda path: self.cut[path])
 
     # pass 1: directories that were renamed become opaque directories holding what the old place held
 
@@ -101,6 +104,8 @@ class _Seal:
         if state is None:
             return
         self.tree.put(target, state)
+        if half_done.may_be(target.rpartition("/")[2]):
+            self.filled.add(target)
         if state.kind == DIRECTORY:
             for name in sorted(self.chain.names(source)):
                 self.fill(join(target, name), join(source, name))
@@ -129,12 +134,14 @@ class _Seal:
             if not gone or len(gone) <= len(here) + self.slack:
                 children = self._unopaque(path, children, names, gone)
                 marked, missing, moved = False, bool(gone), True
-        cut = inside or marked or not merges
+        cut = self.cut[path] = inside or marked or not merges
         alive = cut or missing or not equal(below, state)
         for name, kind in children:
             stopping.check()
             child = join(path, name)
-            if passing.may_be(name) and self._half_made(child, name, kind, cut=cut):
+            if (passing.may_be(name) and self._half_made(child, name, kind, cut=cut)) or (
+                half_done.may_be(name) and self._left_by_git(path, child, kind, cut=cut)
+            ):
                 self.dropped.append(child)
                 tree.remove(child)
                 moved = True
@@ -168,6 +175,7 @@ class _Seal:
                 alive = True
         if moved:
             tree.set_times(path, state.times)
+        del self.cut[path]
         return alive
 
     def _unopaque(self, path: str, children: Sequence[Child], names: set[str], gone: set[str]) -> list[Child]:
@@ -195,6 +203,13 @@ class _Seal:
             return False
         state = self.tree.state(path)
         return passing.is_place(name, state.meta[0]) if kind == DIRECTORY else passing.is_file(name, state.times[1])
+
+    def _left_by_git(self, directory: str, path: str, kind: str, *, cut: bool) -> bool:
+        """As `_half_made`, of git's own names in a git directory."""
+        if kind not in (FILE, DIRECTORY) or path in self.filled or not (cut or self.chain.holder(path) is None):
+            return False
+        git = self.git.around(directory)
+        return git is not None and half_done.is_named_so(path[len(git) :].lstrip("/"), kind)
 
     def _special(self, path: str, *, over: bool) -> None:
         """A FIFO, socket or device is left out; where it took the place of something of the base, that stays gone."""

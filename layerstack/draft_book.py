@@ -69,8 +69,8 @@ class DraftBook:
             base = store.layers.chain(manifest)
             assert isinstance(layer.tree, DiskTree)
             tree = MemoryTree.load(layer.tree)
-            seal(tree, base)
-            return preview(store, tree, base=base, version=manifest.version, dropped=(), leaving=holders(None, draft_id))
+            dropped = seal(tree, base).dropped
+            return preview(store, tree, base=base, version=manifest.version, dropped=dropped, leaving=holders(None, draft_id))
         finally:
             store.release(lease)
             self.leave(draft_id)

@@ -129,7 +129,8 @@ class LayerLimit(Busy):
 
 
 class QuotaExceeded(Busy):
-    """The publish would exceed a quota of this store. Nothing was written; `details` has limit, used and wanted, in the quota's unit."""
+    """The publish would exceed a quota of this store. Nothing was written; `details` has limit, used and wanted, in the quota's unit, and
+    `retryable` false for work that is larger than all of the quota."""
 
     kind = "operation_failed"
     reason = "quota_bytes"
@@ -138,7 +139,7 @@ class QuotaExceeded(Busy):
         super().__init__(
             f"quota of {limit} {quota}: {used} are used, this publish needs {wanted}",
             reason=f"quota_{quota}",
-            details={"limit": limit, "used": used, "wanted": wanted},
+            details={"limit": limit, "used": used, "wanted": wanted, **({} if wanted <= limit else {"retryable": False})},
         )
 
 

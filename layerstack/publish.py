@@ -52,7 +52,7 @@ class Published(NamedTuple):
     ignored_count: int
     notices: tuple[Notice, ...]
     dropped: tuple[str, ...]
-    """FIFOs, sockets and devices that were left out."""
+    """What was left out: FIFOs, sockets and devices, and what a killed process had half done."""
 
 
 class Preview(NamedTuple):

@@ -120,6 +120,11 @@ class Upper:
         return self._identity.rebased
 
     @property
+    def dropped(self) -> tuple[str, ...]:
+        """What sealing has left out so far."""
+        return self._dropped
+
+    @property
     def _leaving(self) -> tuple[str, ...]:
         return holders(self.session_id, self._identity.draft_id)
 
@@ -156,7 +161,7 @@ class Upper:
             if self._chain.private:
                 folded = MemoryTree(tree.state(""), store.form)
                 self._fold(tree, folded)
-                seal(folded, self._base)
+                dropped += seal(folded, self._base).dropped
                 tree = folded
             found = preview(
                 store, tree, base=self._base, version=self._manifest.version, dropped=self._dropped + dropped, leaving=self._leaving
@@ -352,15 +357,16 @@ class Upper:
             if error.errno == errno.ENAMETOOLONG and not changed:
                 self._sealed = sealed  # nothing was touched: whoever made that path can remove it
             raise
+        dropped = self._dropped
         with store.scrap.scrap() as scrap:
             if self._chain.private:
                 folded = DiskTree(scrap("fold"), store.form, aside=store.scrap.path, step=store.step)
                 make_directory(folded.root, tree.state(""))
                 self._fold(tree, folded)
-                seal(folded, self._base)
+                dropped += seal(folded, self._base).dropped
                 tree = folded
             try:
-                yield Work(tree, build(tree, self._base, leaving=True), self._manifest.version, self._base, self._dropped)
+                yield Work(tree, build(tree, self._base, leaving=True), self._manifest.version, self._base, dropped)
             except OSError as error:
                 if not isinstance(error, CommitUnsynced) and not os.path.isdir(self.upperdir):
                     self._ended = True  # a rename that could not be undone: the work lies in `layers/` or `drafts/`; the next open finds it

@@ -53,6 +53,7 @@ class Command:
         self.timed_out = self.cancelled = self.finished = False
         self.over = asyncio.Event()  # set with `finished`
         self.terminal = asyncio.Event()
+        self.answerable = asyncio.Event()  # it is terminal, or it has ended itself and what it left in its group lives on
         self.outcome: dict[str, Any] = {}  # what the settling of the session adds to the result
         self.lost: OperationError | None = None  # the session died under it: nobody knows an exit code
         self.output = Transcript(directory, "output", max_bytes)
@@ -60,6 +61,7 @@ class Command:
         self.directory = directory
         self.on_finished: Callable[[Command], None] = lambda _command: None
         self.completion = "process_group"
+        self.leader_grace_s = 0.0
         self.answer_bytes = ANSWER_MAX_BYTES
         self._group_gone = self._attached = self._killing = False
         self._loop = asyncio.get_running_loop()
@@ -71,6 +73,7 @@ class Command:
         self._cursor = self._cursor_errors = 0
         self._seen_open = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # Output
@@ -142,8 +145,15 @@ class Command:
                 self._gone([])
         elif kind == "waiting_on":
             self.waiting_on = list(event.get("processes", []))
+            if self._lingering is None:
+                self._lingering = self._loop.call_later(self.leader_grace_s, self._linger)
         elif kind == "group_gone" and not self._group_gone and not self._killing:  # what left the group has to go too
             self._gone(list(event.get("left_behind", [])))
+
+    def _linger(self) -> None:
+        """The command itself ended a while ago, and others of its group live: whoever waits for an answer gets it."""
+        if not self._group_gone:
+            self.answerable.set()
 
     def _gone(self, left_behind: list[dict[str, Any]]) -> None:
         self._group_gone = True
@@ -158,8 +168,9 @@ class Command:
         self.finished = True
         self.over.set()
         self.ended = time.monotonic()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._lingering):
+            if timer is not None:
+                timer.cancel()
         for fd in list(self._readers):
             self._end_of(fd)
         self._close_input()
@@ -326,6 +337,16 @@ class Command:
         """Until it is terminal, or the monotonic time `until`."""
         await _until(self.terminal, until)
 
+    async def wait_for_answer(self, until: float) -> None:
+        """As `wait`, but no longer than until the command itself has ended: what it left in the background may hold its output for days. Where
+        that was so before, whoever asks waits for what is in the background."""
+        await _until(self.terminal if self.answerable.is_set() else self.answerable, until)
+
+    def end_terminal(self) -> None:
+        """Its end may be reported."""
+        self.terminal.set()
+        self.answerable.set()
+
     async def wait_finished(self, until: float) -> None:
         """As `wait`, for the end of its processes: who holds the session's gate would wait in vain for the settling that follows."""
         await _until(self.over, until)
@@ -406,6 +427,8 @@ class Command:
             found["finalizing"] = True
         if running and not self.finished and self.leader_code is not None:
             found["leader_exit_code"], found["waiting_on"] = self.leader_code, self.waiting_on
+            if self.answerable.is_set():
+                found["left_behind"] = self.waiting_on
         if self.left_behind:
             found["left_behind"] = self.left_behind
         if not running:

@@ -100,6 +100,7 @@ class Commands:
         self._stdin_deadline: float = settings.get("runtime.namespace_execution.stdin_write_deadline_s", 2)
         self._control: str = settings.get("runtime.command.stdin_control", "exact")
         self._unknown: str = settings.get("runtime.command.unknown_id", "not_found")
+        self._leader_grace_s: float = settings.get("runtime.command.leader_grace_s", 0.5)
         self._completion: str = settings.get("runtime.command.completion", "process_group")
 
     def _read_counter(self) -> int:
@@ -133,7 +134,7 @@ class Commands:
     async def exec(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
         with self._cancellations.starting(request_id):
             command = await self.start(args, request_id)
-        await command.wait(command.started + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
+        await command.wait_for_answer(command.started + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
         return command.result(always_id=False, raw=args["raw"], encoding=args.get("encoding", UTF8))
 
     async def start(self, args: dict[str, Any], request_id: str) -> Command:
@@ -198,7 +199,7 @@ class Commands:
         command_id = self._new_id()
         directory = os.path.join(self._settings.transcripts, command_id)
         command = Command(command_id, session, text, request_id, directory, split=args["split_output"], max_bytes=self._transcript_bytes)
-        command.completion = self._completion
+        command.completion, command.leader_grace_s = self._completion, self._leader_grace_s
         command.answer_bytes = self._answer_bytes
         command.on_finished = self._finished
         session.commands[command_id] = command
@@ -259,7 +260,7 @@ class Commands:
         if command.terminal.is_set():
             return
         command.end_span()
-        command.terminal.set()
+        command.end_terminal()
         self._terminal[command.id] = None
         self._kept.add(command.id, command.session.id, command.disk_bytes)
         while len(self._terminal) > self._keep:
@@ -301,13 +302,13 @@ class Commands:
             await command.wait(time.monotonic() + CANCEL_WAIT_S)
             return command.result()
         await command.write(text, deadline_s=self._stdin_deadline)
-        await command.wait(time.monotonic() + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
+        await command.wait_for_answer(time.monotonic() + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
         return command.result()
 
     async def close_stdin(self, args: dict[str, Any]) -> dict[str, Any]:
         command = self._live(args["command_session_id"])
         await command.end_input()
-        await command.wait(time.monotonic() + DEFAULT_YIELD_MS / 1000)
+        await command.wait_for_answer(time.monotonic() + DEFAULT_YIELD_MS / 1000)
         return command.result()
 
     async def signal(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -318,7 +319,7 @@ class Commands:
                 OPERATION_FAILED, f"command already completed: {command.id}", {"command_session_id": command.id}, reason="command_finished"
             )
         if number not in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGSTOP, signal.SIGCONT):
-            await command.wait(time.monotonic() + DEFAULT_YIELD_MS / 1000)
+            await command.wait_for_answer(time.monotonic() + DEFAULT_YIELD_MS / 1000)
         return command.result()
 
     async def cancel_request(self, args: dict[str, Any]) -> dict[str, Any]:

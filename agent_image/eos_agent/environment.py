@@ -12,9 +12,12 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "
 ALLOWED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", *PROXIES)
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-GIT_CONFIG = (("safe.directory", "*"), ("core.checkStat", "minimal"))
+GIT_CONFIG = (("safe.directory", "*"), ("core.checkStat", "minimal"), ("gc.autoDetach", "false"), ("maintenance.autoDetach", "false"))
 """The files of a base belong to whoever made it, and git would refuse them all. They have the times and sizes that git's index knows, and other inodes:
-without `minimal` git reads each of them at every status, since it may not write the index then (GIT_OPTIONAL_LOCKS)."""
+without `minimal` git reads each of them at every status, since it may not write the index then (GIT_OPTIONAL_LOCKS). A gc in the background would be
+ended in its midst, with the session of the command that started it."""
+_COUNT, _KEY, _VALUE = "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_"
+_COUNT_DIGITS = 4
 
 
 def base_environment(settings: Settings) -> dict[str, str]:
@@ -35,11 +38,23 @@ def base_environment(settings: Settings) -> dict[str, str]:
     found.setdefault("PAGER", "cat")
     found.setdefault("GIT_PAGER", "cat")
     found["GIT_OPTIONAL_LOCKS"] = "0"
-    if "GIT_CONFIG_COUNT" not in found:
-        for number, (key, value) in enumerate(GIT_CONFIG):
-            found.update({f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value})
-        found["GIT_CONFIG_COUNT"] = str(len(GIT_CONFIG))
     found["EOS_WORKSPACE"] = settings.workspace_root
+    return with_git_config(found)
+
+
+def with_git_config(environment: dict[str, str]) -> dict[str, str]:
+    """GIT_CONFIG added behind what is configured so already. A key that is there keeps its value, and a count that is none stays as it is: git says so."""
+    text = environment.get(_COUNT) or "0"
+    if not (text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS):
+        return environment
+    count = int(text)
+    known = {environment.get(f"{_KEY}{number}", "").lower() for number in range(count)}
+    found = dict(environment)
+    for key, value in GIT_CONFIG:
+        if key.lower() not in known:
+            found.update({f"{_KEY}{count}": key, f"{_VALUE}{count}": value})
+            count += 1
+    found[_COUNT] = str(count)
     return found
 
 
@@ -70,6 +85,8 @@ def parse_env(items: Sequence[object]) -> dict[str, str]:
 def command_environment(base: dict[str, str], extra: dict[str, str], *, tty: bool) -> dict[str, str]:
     """`base` and what the caller adds; a terminal has a TERM."""
     found = {**base, **extra}
+    if _COUNT in extra:
+        found = with_git_config(found)
     if tty:
         found.setdefault("TERM", "xterm-256color")
     return found

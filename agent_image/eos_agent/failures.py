@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from eos_agent.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError, os_error
 from eos_agent.publication import rejection
-from layerstack.errors import Busy, LayerStackError, PublishRejected
+from layerstack.errors import Busy, LayerStackError, PublishRejected, QuotaExceeded
 
 QUOTA_HINT = "make room: squash_layerstacks, end sessions, drafts and pins that keep old layers; then repeat it. Another quota holds for new sandboxes"
+NEVER_HINT = (
+    "this work alone is larger than the quota, so that no room would be enough: remove files that need not be published from the session, then "
+    "repeat it. A larger quota (runtime.layerstack.quota_bytes) holds for new sandboxes"
+)
 HINTS = {
-    "quota_bytes": QUOTA_HINT,
-    "quota_layers": QUOTA_HINT,
     "version_not_found": "list_versions shows those that can be opened",
     "cancelled": "nothing was published and nothing is lost: the same request does it again",
     "draft_not_found": "list_drafts shows the ones that are kept",
 }
+
+
+def quota_hint(error: QuotaExceeded) -> str:
+    """What to do about it, where anything can be done."""
+    return NEVER_HINT if error.details.get("retryable") is False else QUOTA_HINT
 
 
 def operation_error(error: BaseException, request_id: str | None = None) -> OperationError:
@@ -28,7 +35,9 @@ def operation_error(error: BaseException, request_id: str | None = None) -> Oper
         details = {"reason": error.reason, **error.details}
         if isinstance(error, Busy):
             details.setdefault("retryable", True)
-        if error.reason in HINTS:
+        if isinstance(error, QuotaExceeded):
+            details.setdefault("hint", quota_hint(error))
+        elif error.reason in HINTS:
             details.setdefault("hint", HINTS[error.reason])
         found = OperationError(error.kind, error.message, details)
     elif isinstance(error, OSError):

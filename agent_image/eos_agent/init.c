@@ -106,6 +106,8 @@ static struct processes all;
 static struct command *commands;
 static struct left *lefts;
 static struct kill *kills;
+static long long *ends; /* requests that are answered once nothing lives in the session */
+static int end_count;
 static int *stopped, stopped_count, stopped_size;
 static long mark_top, mark_last;
 static rlim_t mark_hard;
@@ -955,9 +957,10 @@ static int reap(void) {
 }
 
 static void end_command(struct command *c, int listed) {
-    int count = 0, first = 1;
+    int count = 0, first = 1, living = 0;
     for (int n = 0; listed && n < all.count; n++) {
         struct process *p = &all.at[n];
+        living += alive(p);
         if (alive(p) && p->group != c->pid && bears(p, c->mark))
             all.at[count++] = *p;
     }
@@ -978,6 +981,8 @@ static void end_command(struct command *c, int listed) {
         begin_event(whole ? "ended" : "leader_exit", c->key);
         word(&out, ",\"status\":");
         number(&out, c->status);
+        if (whole && !living)
+            word(&out, ",\"alone\":true");
         end_event();
     }
     if (!whole) {
@@ -985,7 +990,7 @@ static void end_command(struct command *c, int listed) {
         word(&out, ",\"left_behind\":[");
         for (int n = 0; n < count; n++)
             put_process(&all.at[n], &first);
-        word(&out, "]");
+        word(&out, living ? "]" : "],\"alone\":true");
         end_event();
     }
     free(c);
@@ -1099,6 +1104,33 @@ static void look(int empty) {
     }
     if (looked)
         forget_processes();
+}
+
+static void all_ended(void) {
+    for (int n = 0; n < end_count; n++) {
+        begin_reply(ends[n]);
+        send_reply(NULL, 0);
+    }
+    free(ends);
+    ends = NULL;
+    end_count = 0;
+}
+
+static void end_all(long long id) {
+    /* SIGTERM to all but us, stopped ones too; the answer goes out once nobody is left. Whoever asks does not wait for ever. */
+    ends = realloc(ends, (size_t)(end_count + 1) * sizeof *ends);
+    if (!ends)
+        die();
+    ends[end_count++] = id;
+    send_signal(-1, SIGTERM);
+    send_signal(-1, SIGCONT);
+    free(stopped);
+    stopped = NULL;
+    stopped_count = stopped_size = 0;
+    if (reap()) {
+        look(1);
+        all_ended();
+    }
 }
 
 static void begin_kill(const char *key, long long id) {
@@ -1273,6 +1305,8 @@ static void answer(struct request *r) {
         spawn(r);
     else if (!strcmp(r->op, "kill_tree") && r->key)
         begin_kill(r->key, r->id);
+    else if (!strcmp(r->op, "end"))
+        end_all(r->id);
     else if (!strcmp(r->op, "signal") && r->key) {
         struct command *c = command_of(r->key);
         begin_reply(r->id);
@@ -1356,7 +1390,10 @@ static _Noreturn void serve(void) {
             struct signalfd_siginfo told;
             if (read(wake, &told, sizeof told) < 0 && errno != EAGAIN)
                 die();
-            look(reap());
+            int empty = reap();
+            look(empty);
+            if (empty)
+                all_ended();
         }
         if (ready > 0 && fds[0].revents)
             hear_agent();

@@ -52,7 +52,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             size = await _preview_frozen(sessions, session, request_id)
         session.ending = True
         session.state = "finalizing"
-        await session.runner.terminate()
+        await session.runner.end(sessions.grace_s, thaw=True)
         upper = session.upper
         try:
             with sessions.lifecycle.cleaning(), telemetry.span("workspace_session.publish", workspace_session_id=session_id):

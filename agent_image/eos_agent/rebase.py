@@ -42,7 +42,7 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
         session.ending = True
         session.state = "finalizing"
         with telemetry.span("workspace_session.remount", workspace_session_id=session_id):
-            await session.runner.terminate()
+            await session.runner.end(sessions.grace_s)
             try:
                 done = await sessions.captures.run(session.upper.rebase, request_id=request_id)
             except Exception as error:

@@ -59,6 +59,7 @@ class Resident:
         self._leaders: dict[int, _Command] = {}
         self._left: dict[str, int] = {}  # ended commands that left processes behind: key -> mark
         self._kills: list[Kill] = []
+        self._ends: list[int] = []  # requests that are answered once nothing lives in the session
         self._stopped: set[int] = set()
         self._asides: dict[int, Aside] = {}  # file operations in a child, by the descriptor that they answer on
         self._poll = select.poll()
@@ -73,7 +74,10 @@ class Resident:
             ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
             if self._wake in ready:
                 os.read(self._wake, SIGINFO_BYTES)
-                self._look(empty=self._reap())
+                empty = self._reap()
+                self._look(empty=empty)
+                if empty:
+                    self._all_ended()
             for fd in ready & self._asides.keys():
                 self._hear(self._asides[fd])
             if self._sock.fileno() in ready:
@@ -131,6 +135,9 @@ class Resident:
                 reply = {"result": result}
             elif op == "kill_tree":
                 self._kill_tree(message["key"], number)
+                return
+            elif op == "end":
+                self._end_all(number)
                 return
             elif op == "signal":
                 reply = {"sent": self._signal(message["key"], message["signum"])}
@@ -307,16 +314,33 @@ class Resident:
                 channel.send(self._sock, {"id": kill.number})
 
     def _end(self, command: _Command, processes: list[Process]) -> None:
+        alone = {} if any(p.alive for p in processes) else {"alone": True}
         left = [p for p in processes if p.alive and p.group != command.pid and bears(p, command.mark)]
         if left:
             self._left[command.key] = command.mark
         del self._commands[command.key]
         if not left and not command.told:
-            self._event("ended", command.key, status=command.status)
+            self._event("ended", command.key, status=command.status, **alone)
             return
         if not command.told:
             self._event("leader_exit", command.key, status=command.status)
-        self._event("group_gone", command.key, left_behind=_names(left))
+        self._event("group_gone", command.key, left_behind=_names(left), **alone)
+
+    def _end_all(self, number: int) -> None:
+        """SIGTERM to all but this process, stopped ones too; the answer goes out once nobody is left. Whoever asks does not wait for ever."""
+        self._ends.append(number)
+        for signum in (signal.SIGTERM, signal.SIGCONT):
+            send(-1, signum)
+        self._stopped.clear()
+        if self._reap():
+            self._look(empty=True)
+            self._all_ended()
+
+    def _all_ended(self) -> None:
+        self._flush()
+        for number in self._ends:
+            channel.send(self._sock, {"id": number})
+        self._ends.clear()
 
     def _kill_tree(self, key: str, number: int) -> None:
         command = self._commands.get(key)

@@ -64,6 +64,7 @@ class Runner:
         self.answer_s = ANSWER_S
         self.stuck = False  # it did not answer for `answer_s`, and was killed for that
         self.on_event: Callable[[dict[str, Any]], None] | None = None
+        self.alone = True  # as its pid 1 said when the last command ended: nothing lives beside it
         self.before_a_command: Callable[[], Awaitable[None]] | None = None
         self.native = False
         self._ask = ask
@@ -111,6 +112,7 @@ class Runner:
             self._environments += 1
         turn = self._environments
         self._born[key] = (0, 0)
+        self.alone = False
         try:
             frame = await self._call(message)
         except BaseException as error:
@@ -156,6 +158,20 @@ class Runner:
             await kill
         finally:
             kill.cancel()
+
+    async def end(self, grace_s: float, *, thaw: bool = False) -> None:
+        """The end of the session: SIGTERM to all that lives in it, up to `grace_s` for that to end, then as `terminate`. Where nothing was left
+        behind nobody is asked. thaw: it was frozen, and stays so if there is nobody to ask.
+        """
+        try:
+            if grace_s > 0 and (self._born or not self.alone) and not self.gone.done():
+                if thaw and self.group.can_freeze:
+                    self.group.thaw()
+                with contextlib.suppress(OperationError, TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        await self._call({"op": "end"}, patient=True)
+        finally:
+            await self.terminate()
 
     async def file_op(
         self, name: str, args: dict[str, Any], data: bytes | None = None, *, aside: bool = False, limit_s: float | None = None
@@ -318,6 +334,7 @@ class Runner:
         else:
             if event in ("group_gone", "ended"):
                 self._born.pop(str(message.get("key")), None)
+                self.alone = message.get("alone") is True
             if self.on_event is None:
                 return
             if event == "ended":  # leader and group at once, and nothing is left behind

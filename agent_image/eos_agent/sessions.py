@@ -59,6 +59,7 @@ class Sessions:
         self._counter = itertools.count(1)
         self.setup_timeout_s: float = settings.get("runtime.workspace.setup_timeout_s", 30)
         self.answer_s: float = settings.get("runtime.workspace.runner_answer_s", 60)
+        self.grace_s: float = settings.get("runtime.workspace.left_behind_grace_s", 2)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.expiry = Expiry(self._expire, self._task)
         self._draining = False
@@ -318,7 +319,7 @@ class Sessions:
         """Its time to live is over, and its gate is held: its work becomes a draft; there is none of a draft that it stands on as it was."""
         session.ending = True
         session.state = "finalizing"
-        await session.runner.terminate()
+        await session.runner.end(self.grace_s)
         if session.draft_id is not None and await self.captures.run(lambda: is_clean(session)):
             await self.pool.run(session.upper.discard)
             self.end(session)
@@ -366,7 +367,7 @@ class Sessions:
             session.ending = True
             session.state = "finalizing"
             with telemetry.span("workspace_session.finalize", workspace_session_id=session.id) as span:
-                await session.runner.terminate()
+                await session.runner.end(self.grace_s)
                 try:
                     with self.lifecycle.cleaning(), telemetry.span("workspace_session.publish"):
                         outcome = await self.captures.run(lambda: publish_or_keep(session), request_id=session.request_id)
@@ -403,7 +404,7 @@ class Sessions:
             if args.get("if_clean"):
                 await self._check_clean(session)
             session.ending = True
-            await session.runner.terminate()
+            await session.runner.end(0 if args.get("if_clean") else self.grace_s)  # what it writes on its way out would be lost unseen
 
             def discard() -> tuple[int, dict[str, Any]]:
                 discarded = unpublished(session.upper)
@@ -524,21 +525,24 @@ class Sessions:
     async def drain(self, timeout_s: float) -> None:
         """Before the agent ends: publications under way end, every runner is ended; uppers stay, and become drafts when the store is opened."""
         self._draining = True
+        by = time.monotonic() + timeout_s
         busy = [task for task in self._tasks if not task.done()]
         if busy:
             await asyncio.wait(busy, timeout=timeout_s)
         left = [session for session in self.live.values() if not session.ending]
         for session in left:
             session.ending = True
-        await asyncio.gather(*(session.runner.terminate() for session in left), return_exceptions=True)
-        for session in left:
-            for command in list(session.commands.values()):
+            for command in session.commands.values():  # whoever waits for it is not told how it took the signal
                 command.lost = OperationError(
                     SERVER_SHUTTING_DOWN,
                     "the agent is shutting down; the session's work becomes a draft at its next start",
                     {"workspace_session_id": session.id, "command_session_id": command.id, "retryable": True},
                     reason="draining",
                 )
+        grace_s = min(self.grace_s, by - time.monotonic())
+        await asyncio.gather(*(session.runner.end(grace_s) for session in left), return_exceptions=True)
+        for session in left:
+            for command in list(session.commands.values()):
                 command.lose()
             self.end(session)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import log, telemetry
-from eos_agent.failures import QUOTA_HINT, operation_error
+from eos_agent.failures import operation_error, quota_hint
 from eos_agent.publication import publish_json, rejection
+from layerstack.changes import path_json
 from layerstack.errors import PublishRejected, QuotaExceeded, Stopped
 from layerstack.publish import CommitUnsynced
 
@@ -65,7 +66,7 @@ def publish_or_keep(session: Session) -> dict[str, Any]:
         shown = operation_error(error)
         reason = "publish_error"
         if isinstance(error, QuotaExceeded):
-            hint = f"nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files; {QUOTA_HINT}"
+            hint = f"nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files; {quota_hint(error)}"
         refused = {"path": None, "reason": reason, "source_conflict": None, "protected_drop": None, "message": shown.message}
         refused |= {"conflict_count": 0, "conflicts": [], "error": {"kind": shown.kind, "details": shown.details}}
     else:
@@ -76,7 +77,8 @@ def publish_or_keep(session: Session) -> dict[str, Any]:
 
 def _kept(session: Session, reason: str, hint: str) -> dict[str, Any]:
     draft = session.upper.to_draft(reason=reason)
-    found: dict[str, Any] = {"publish": {"published": False, "no_op": False}}
+    left_out = {"dropped": [path_json(path) for path in session.upper.dropped]} if session.upper.dropped else {}
+    found: dict[str, Any] = {"publish": {"published": False, "no_op": False, **left_out}}
     return found if draft is None else {**found, "draft_id": draft.draft_id, "hint": hint}
 
 

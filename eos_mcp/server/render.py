@@ -137,7 +137,7 @@ def _command_notes(reply: Object, command_id: object, end: object, total: object
         notes.append(
             f"the command itself ended with exit code {reply['leader_exit_code']}; it waits for {compact(reply.get('waiting_on') or [])}"
         )
-    if reply.get("left_behind"):
+    if reply.get("left_behind") and reply["left_behind"] != reply.get("waiting_on"):
         notes.append(f"still running apart from the command, ended with its session: {compact(reply['left_behind'])}")
     publish = reply.get("publish")
     if is_object(publish) and not reply.get("publish_rejected"):
@@ -174,7 +174,7 @@ def _published(publish: Object) -> str:
     counts = f" ({routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths)" if is_object(routes) else ""
     text = f"published as version {version}{counts}"
     if publish.get("dropped"):
-        text += f"; sockets, pipes and devices were left out: {compact(publish['dropped'])}"
+        text += f"; left out (sockets, pipes, devices, what a killed process left half done): {compact(publish['dropped'])}"
     return text + ("; the disk refused the last sync: a power cut may still undo it" if publish.get("synced") is False else "")
 
 
