@@ -104,7 +104,9 @@ _COMMAND_RESULT = (
     ResultField("finalizing", "boolean", "the command ended, its session is being published", ours=True),
     ResultField("leader_exit_code", "integer", "the command itself ended, others of its group live", ours=True),
     ResultField("waiting_on", "array", "processes of the group that still run", ours=True),
-    ResultField("left_behind", "array", "processes that left the group; while running, those in the background that it waits for", ours=True),
+    ResultField(
+        "left_behind", "array", "processes that left the group; while running, those in the background that it waits for", ours=True
+    ),
     ResultField("oom_kills", "integer", "processes of the session that the kernel killed because its memory was used up", ours=True),
     ResultField("stderr", "string", "with split_output", ours=True),
     ResultField("stderr_end_offset", "integer", "as end_offset, of stderr", ours=True),
@@ -416,7 +418,11 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("updated", "integer", "paths that are now as others published them"),
             ResultField("merged", "integer", "paths that now show the changes of both sides"),
             ResultField("notices", "array", "ignored files that only one side keeps, as a publish tells them; absent when there are none"),
-            ResultField("dropped", "array", "sockets, pipes, devices and what a killed git left half done, which the session has no more; absent when there are none"),
+            ResultField(
+                "dropped",
+                "array",
+                "sockets, pipes, devices and what a killed git left half done, which the session has no more; absent when there are none",
+            ),
             ResultField("address", "string", "isolated: its address, which may be another one"),
         ),
         sets=RUNTIME_SETS,

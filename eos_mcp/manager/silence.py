@@ -55,7 +55,7 @@ class Silence:
             if ask_ready(target, timeout_s=ASK_S) is None:
                 return False
             found = manager.provider(record.provider).find(record)  # one that is dead is started again by the next call
-            return found is not None and found.running and found.daemon == record.daemon
+            return found is not None and (found.paused or (found.running and found.daemon == record.daemon))
 
         try:
             async with asyncio.timeout(2 * ASK_S):

@@ -292,7 +292,7 @@ class DockerProvider:
         if container is None:
             return None
         ports = self._ports(container)
-        return Found(False) if ports is None else Found(True, ports[0], ports[1])
+        return Found(False, paused=container.status == "paused") if ports is None else Found(True, ports[0], ports[1])
 
     def revive(self, record: Record) -> Found | None:
         container = self._container(record.id)

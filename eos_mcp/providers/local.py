@@ -28,7 +28,7 @@ from eos_mcp.config import Config
 from eos_mcp.gateway.log import log
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase, quota_of
 from eos_mcp.manager.ring import Sample
-from eos_mcp.providers import image_name, limits, local_probe, passed_on
+from eos_mcp.providers import freezer, image_name, limits, local_probe, passed_on
 from eos_mcp.providers.full_disk import disk_full, refused
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
 from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent, is_ours
@@ -181,7 +181,7 @@ class LocalProvider:
 
     def is_frozen(self, record: Record) -> bool:
         agent = self._agent(record.id)
-        return agent is not None and agent.is_stopped()
+        return agent is not None and (agent.is_stopped() or freezer.frozen(agent.pid) is not None)
 
     def _renew_hidden(self, sandbox_id: str) -> None:
         """What is hidden now: the configuration may have changed since the sandbox was made."""
@@ -416,11 +416,20 @@ class LocalProvider:
             warnings.append(f"the agent did not stop within {self.config.manager.local_daemon.stop_timeout_s:g} s and was killed")
         for process in tree.values():
             process.signal(signal.SIGKILL)
+        held: list[str] = []
+        for process in tree.values():
+            found = freezer.frozen(process.pid) if process.alive() else None
+            if found is not None and not found.killable and not freezer.thaw(found, tree.keys()):
+                held.append(found.by)
         if not _gone(lambda: any(process.alive() for process in tree.values()), 5.0, self._reap):
             left = [process.pid for process in tree.values() if process.alive()]
-            raise OperationError(
-                INTERNAL_ERROR, f"processes {left} of sandbox {sandbox_id} do not end", {"processes": left}, reason="processes_left"
-            )
+            details: dict[str, Any] = {"processes": left}
+            message = f"processes {left} of sandbox {sandbox_id} do not end"
+            if held:
+                hint = f"they are frozen: `echo THAWED > {held[0]}/freezer.state` as who may, then repeat the call"
+                details |= {"frozen_by": sorted(set(held)), "hint": hint, "retryable": True}
+                message += f": they are in a frozen cgroup, {held[0]}, with others or not ours to thaw"
+            raise OperationError(INTERNAL_ERROR, message, details, reason="processes_left")
         return warnings
 
     def _remove(self, sandbox_id: str) -> list[str]:

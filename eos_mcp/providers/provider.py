@@ -50,7 +50,7 @@ class Made(NamedTuple):
 class Found(NamedTuple):
     """A sandbox as it stands now. `running` False: it exists and its agent does not run.
 
-    `token` and `reach` (entries of the record's provider_data that say how its agent is reached) are None where the record's own hold.
+    `paused`: it is held as a whole, and goes on by `revive`. `token` and `reach` (entries of the record's provider_data that say how its agent is reached) are None where the record's own hold.
     """
 
     running: bool
@@ -58,6 +58,7 @@ class Found(NamedTuple):
     daemon_http: Endpoint | None = None
     token: str | None = None
     reach: dict[str, Any] | None = None
+    paused: bool = False
 
     def of(self, record: Record) -> Record:
         """The record of a sandbox that was found so."""

@@ -14,7 +14,7 @@ import pytest
 from layerstack import linux
 from tests import children
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.desk import Desk, Desks, Sandbox, assert_told
+from tests.end_to_end.desk import Desk, Desks, Sandbox, assert_told, docker
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 from tests.layerstack.test_power_cut import run
 from tests.people import Person
@@ -118,6 +118,59 @@ def test_a_frozen_agent_is_marked_after_a_missed_answer_and_start_sandbox_replac
     running = sandbox.agent()
     assert at.do("manager", "start_sandbox", "--sandbox-id", sandbox.id)["state"] == "ready"
     assert sandbox.agent() == running, "one that answers is left alone"
+
+
+def freezers() -> list[tuple[Path, str, str, str]]:
+    """A cgroup of this test's own in each hierarchy that can freeze one: its folder, the file to say so in, and what to write for both ways."""
+    name = f"eos-freeze-{os.getpid()}"
+    found: list[tuple[Path, str, str, str]] = []
+    for root, file, freeze, thaw in (
+        ("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"),
+        ("/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"),
+        ("/sys/fs/cgroup", "cgroup.freeze", "1", "0"),
+    ):
+        if any(line.split()[1] == root and line.split()[2].startswith("cgroup") for line in Path("/proc/mounts").read_text().splitlines()):
+            found.append((Path(root, name), file, freeze, thaw))
+    return found
+
+
+@in_places(ROOT)
+def test_an_agent_that_a_cgroup_holds_is_marked_and_replaced_and_its_sessions_work_is_kept(sandbox: Sandbox) -> None:
+    at, held = sandbox.desk, freezers()
+    assert held, "no hierarchy can freeze"
+    for n, (folder, file, freeze, thaw) in enumerate(held):
+        session = sandbox.session()
+        sandbox.write(f"mine{n}.txt", "unpublished\n", session)
+        before = sandbox.agent()
+        folder.mkdir()
+        try:
+            (folder / "cgroup.procs").write_text(str(before))
+            (folder / file).write_text(freeze)
+            assert at.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)["silent_since_unix_ms"] > 0
+            assert at.do("manager", "list_sandboxes")["sandboxes"][0]["silent_since_unix_ms"] > 0
+            assert at.do("manager", "start_sandbox", "--sandbox-id", sandbox.id)["state"] == "ready" and sandbox.agent() != before
+        finally:
+            (folder / file).write_text(thaw)
+            if Path(f"/proc/{before}").exists():
+                kill(before)
+            folder.rmdir()
+        assert "silent_since_unix_ms" not in at.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)
+        (draft,) = [one for one in sandbox.do("list_drafts")["drafts"] if one["origin"] == f"workspace_session:{session}"]
+        assert sandbox.read(f"mine{n}.txt", sandbox.session("--draft-id", draft["draft_id"])) == "unpublished"
+
+
+@in_places(DOCKER)
+def test_a_container_that_is_paused_is_marked_and_start_sandbox_lets_it_go_on(sandbox: Sandbox) -> None:
+    at = sandbox.desk
+    session = sandbox.session()
+    sandbox.write("mine.txt", "unpublished\n", session)
+    before = sandbox.agent()
+    docker("pause", sandbox.id)
+    assert at.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)["silent_since_unix_ms"] > 0
+    assert at.do("manager", "list_sandboxes")["sandboxes"][0]["silent_since_unix_ms"] > 0
+    assert at.do("manager", "start_sandbox", "--sandbox-id", sandbox.id)["state"] == "ready" and sandbox.agent() == before
+    assert "silent_since_unix_ms" not in at.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)
+    assert sandbox.read("mine.txt", session) == "unpublished", "nothing of it has ended"
 
 
 def on_a_small_ext4(at: Desk, body: Callable[[Desk], None]) -> None:

@@ -49,11 +49,11 @@ def test_what_ends_within_the_grace_is_waited_for(start_agent: Callable[..., Age
     agent = start_agent(runtime={"command": {"leader_grace_s": 60}})
     ran = agent.run("(sleep 0.3; echo done > done) & exit 4", yield_time_ms=LONG_MS)
     assert (ran["status"], ran["exit_code"]) == ("error", 4) and ran["publish"]["published"]
-    assert agent.read("done") == "done\n"
+    assert agent.read("done") == "done"
 
 
 def test_a_one_shot_publishes_when_its_background_has_ended(shared_agent: Agent) -> None:
     ran = shared_agent.run("(read x; echo $x > heard) < /dev/tty & echo up", yield_time_ms=LONG_MS)
     assert (ran["status"], ran["leader_exit_code"], ran["output"]) == ("running", 0, "up")
     ended = shared_agent.call("write_command_stdin", command_session_id=ran["command_session_id"], stdin="word\n", yield_time_ms=LONG_MS)
-    assert ended["status"] == "ok" and ended["publish"]["published"] and shared_agent.read("heard") == "word\n"
+    assert ended["status"] == "ok" and ended["publish"]["published"] and shared_agent.read("heard") == "word"

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from eos_agent.environment import with_git_config
 from eos_agent.protocol import encode_request
 from tests.children import ORDINARY_UID
 from tests.native import both as both
@@ -254,9 +255,24 @@ def test_the_working_directory_and_the_environment_are_arguments(here: In) -> No
     names = set(re.findall(r"(?m)^(\w+)=", here.run("env")["output"]))
     assert names <= {
         *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "PAGER", "GIT_PAGER", "GIT_OPTIONAL_LOCKS", "EOS_WORKSPACE"),
-        *("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0", "GIT_CONFIG_KEY_1", "GIT_CONFIG_VALUE_1"),
+        "GIT_CONFIG_COUNT",
+        *(f"GIT_CONFIG_{part}_{n}" for part in ("KEY", "VALUE") for n in range(4)),
         *("PWD", "OLDPWD", "SHLVL", "_"),
     }
+
+
+def test_git_keeps_to_the_foreground_and_what_a_caller_configures_counts(here: In) -> None:
+    ask = "; ".join(f"git config {key}" for key in ("gc.autoDetach", "maintenance.autoDetach", "safe.directory", "core.checkStat"))
+    assert here.run(ask)["output"].split() == ["false", "false", "*", "minimal"]
+    own = ("user.name", "me"), ("gc.autodetach", "true")
+    given = [f"GIT_CONFIG_{part}_{n}={text}" for n, pair in enumerate(own) for part, text in zip(("KEY", "VALUE"), pair, strict=True)]
+    ran = here.run(f"git config user.name; {ask}", env=["GIT_CONFIG_COUNT=2", *given])
+    assert ran["output"].split() == ["me", "true", "false", "*", "minimal"]
+    assert here.run("git config user.name || echo $?", env=["GIT_CONFIG_COUNT=none"])["output"].endswith("128")
+    image = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "image"}
+    found = with_git_config(image)
+    assert image.items() <= {**found, "GIT_CONFIG_COUNT": "1"}.items() and found["GIT_CONFIG_COUNT"] == "5"
+    assert with_git_config(found) == found
 
 
 def test_empty_and_overlong_commands_are_refused_before_anything_starts(here: In) -> None:

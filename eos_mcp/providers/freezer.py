@@ -1,0 +1,67 @@
+"""Processes that a cgroup holds still (freezer of version 1, cgroup.freeze of version 2): they answer nothing, and show no state of their own.
+
+One in a frozen cgroup of version 2 can be killed. In one of version 1 it dies when that is thawed, so what is to be killed has to be thawed too.
+Source: cgroups(7); the kernel's cgroup-v1/freezer-subsystem.rst and cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Container
+from typing import NamedTuple
+
+_V1 = "/sys/fs/cgroup/freezer"
+_V2 = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+
+
+class Frozen(NamedTuple):
+    """A cgroup that stands still, by its folder. `by`: the outermost folder above it, or itself, that was told to."""
+
+    folder: str
+    by: str
+    killable: bool
+
+
+def frozen(pid: int) -> Frozen | None:
+    """The frozen cgroup that a process is in, as far as that can be seen from here."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, hierarchy, path = line.rstrip("\n").split(":", 2)
+            if hierarchy == "freezer":
+                if _read(f"{_V1}{path}/freezer.state") in ("FROZEN", "FREEZING"):
+                    return Frozen(f"{_V1}{path}", _told(_V1, path, "freezer.self_freezing"), killable=False)
+            elif not hierarchy:
+                for root in _V2:
+                    if "frozen 1" in _read(f"{root}{path}/cgroup.events").splitlines():
+                        return Frozen(f"{root}{path}", _told(root, path, "cgroup.freeze"), killable=True)
+    return None
+
+
+def thaw(found: Frozen, own: Container[int]) -> bool:
+    """Let a frozen cgroup of version 1 go on, where nothing is in it but `own`, which has a SIGKILL pending. False: it stays as it is."""
+    if any(int(pid) not in own for folder, _, _ in os.walk(found.by) for pid in _read(f"{folder}/cgroup.procs").split()):
+        return False
+    try:
+        with open(f"{found.by}/freezer.state", "w", encoding="ascii") as file:
+            file.write("THAWED")
+    except OSError:
+        return False
+    return True
+
+
+def _told(root: str, path: str, name: str) -> str:
+    parts = path.strip("/").split("/")
+    for count in range(1, len(parts) + 1):
+        folder = "/".join([root, *parts[:count]])
+        if _read(f"{folder}/{name}") == "1":
+            return folder
+    return f"{root}{path}"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
