@@ -26,7 +26,7 @@ def test_a_commit_that_was_killed_in_its_editor_and_a_gc_in_the_background_leave
     for _ in range(TRIES):
         if sandbox.shell("test -e begun", session)["exit_code"] == 0:
             break
-    sandbox.do("signal_command", "--command-session-id", command, "KILL")
+    sandbox.do("signal_command", "--command-session-id", command, "--signal", "KILL")
     sandbox.do("wait_command", "--command-session-id", command, "--timeout-ms", "60000")
     assert [row["path"] for row in sandbox.do("preview_publish", "--workspace-session-id", session)["dropped"]] == [".git/index.lock"]
     published = sandbox.do("publish_workspace_session", "--workspace-session-id", session)["publish"]

@@ -60,6 +60,9 @@ def test_f9_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessi
         error = sandbox.refused("file_write", "--path", "more", "--content", "m" * 1000)
         assert refusal(error) == over and "squash_layerstacks" in error["details"]["hint"]
 
+        never = sandbox.refused("file_write", "--path", "more", "--content", "m" * 1501)["details"]
+        assert never["retryable"] is False and "squash_layerstacks" not in never["hint"]
+
         session = sandbox.session()
         sandbox.shell("setsid sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid; head -c 1000 /dev/zero > mine", session)
         assert sandbox.do("preview_publish", "--workspace-session-id", session)["refused"]["reason"] == "quota_bytes"

@@ -31,8 +31,11 @@ def refused(attempt: Callable[[], object]) -> dict[str, Any]:
         attempt()
     error = caught.value
     assert isinstance(error, LayerStackError) and error.kind == "operation_failed"
-    assert all(str(number) in error.message for number in error.details.values())
-    return {"reason": error.reason, **error.details}
+    found = dict(error.details)
+    never = found["wanted"] > found["limit"]
+    assert found.pop("retryable", None) == (False if never else None), "no room would be enough for it"
+    assert all(str(number) in error.message for number in found.values())
+    return {"reason": error.reason, **found}
 
 
 def on_disk(s: Stack) -> dict[str, list[str]]:
