@@ -145,13 +145,13 @@ class ModelStack:
     def tree(self) -> Tree:
         return self.versions[self.head]
 
-    def preview(self, base: int, ours: Tree) -> Verdict:
-        """What `publish` would answer."""
-        return publish(self.versions[base], ours, self.tree())
+    def preview(self, base: int, ours: Tree, *, on: int | None = None) -> Verdict:
+        """What `publish` would answer, on the head or on an earlier version."""
+        return publish(self.versions[base], ours, self.tree() if on is None else self.versions[on])
 
-    def publish(self, base: int, ours: Tree) -> Verdict:
+    def publish(self, base: int, ours: Tree, *, on: int | None = None) -> Verdict:
         """A conflict changes nothing, and what changes nothing makes no version."""
-        verdict = self.preview(base, ours)
-        if not verdict.conflicts and verdict.tree != self.tree():
+        verdict = self.preview(base, ours, on=on)
+        if on in (None, self.head) and not verdict.conflicts and verdict.tree != self.tree():
             self.versions[self.head + 1] = verdict.tree
         return verdict

@@ -31,6 +31,20 @@ class Entry(NamedTuple):
 
 Tree = dict[str, Entry]
 
+
+class Beside(NamedTuple):
+    """What a path has that is no part of its state: a version keeps it, and compares it never."""
+
+    mtime_ns: int
+    inode: tuple[int, int]
+    data: int
+    """Bytes of a file that are no holes; all of a small one."""
+
+
+Besides = dict[str, Beside]
+SMALL = 1 << 14
+"""A file of fewer bytes is not asked for holes."""
+
 XATTRS_LEFT_OUT = ("security.selinux",)
 
 
@@ -38,8 +52,24 @@ class GhostName(AssertionError):
     """A name is listed and cannot be opened: a whiteout shows in a directory that merges with nothing."""
 
 
-def read_tree(root: str) -> Tree:
-    """What stands at `root`. FIFOs, sockets and devices are left out: they are no state."""
+def data_of(full: str, size: int) -> int:
+    """Bytes of a file that are no holes."""
+    if size < SMALL:
+        return size
+    found, at = 0, 0
+    with open(full, "rb") as file:
+        while at < size:
+            try:
+                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:  # no data is left
+                break
+            end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+            found, at = found + end - at, end
+    return found
+
+
+def read_tree(root: str, besides: Besides | None = None) -> Tree:
+    """What stands at `root`. FIFOs, sockets and devices are left out: they are no state. `besides` is filled with what is no state either."""
     tree: Tree = {}
 
     def visit(path: str, full: str) -> None:
@@ -58,6 +88,9 @@ def read_tree(root: str) -> Tree:
         else:
             return
         names = [n for n in os.listxattr(full, follow_symlinks=False) if n not in XATTRS_LEFT_OUT]
+        if besides is not None:
+            data = data_of(full, status.st_size) if kind == FILE else 0
+            besides[path] = Beside(status.st_mtime_ns, (status.st_dev, status.st_ino), data)
         tree[path] = Entry(kind, meta, body, tuple(sorted((n, os.getxattr(full, n, follow_symlinks=False)) for n in names)))
         if kind == DIRECTORY:
             for name in sorted(os.listdir(full)):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import ClassVar
 
 import pytest
@@ -35,9 +36,11 @@ from layerstack.squash import Squashed
 from layerstack.store import Store
 from layerstack.upper import Upper
 from tests.hands import Hand, Op, few_ops
+from tests.layerstack import kept
+from tests.layerstack.kept import Side
 from tests.layerstack.tables import disagreement
 from tests.model import ModelStack, Verdict
-from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors, difference, names, read_tree, trees, write_tree
+from tests.trees import DIRECTORY, FILE, LINK, Besides, Entry, Tree, ancestors, difference, names, read_tree, trees, write_tree
 
 MOST_SESSIONS = 4
 MOST_DRAFTS = 4
@@ -63,12 +66,23 @@ class Session:
         linux.umount(self.mount)
 
 
+def digest_of(body: bytes) -> bytes:
+    """SHA-256 of the bytes; of bytes that have an aligned block of 64 KiB zeros, that of such a block and of the runs with and without them."""
+    block = 1 << 16
+    blocks = [body[at : at + block] for at in range(0, len(body), block)]
+    runs = [(zero, b"".join(run)) for zero, run in itertools.groupby(blocks, lambda part: part == bytes(block))]
+    if not any(zero for zero, _ in runs):
+        return hashlib.sha256(body).digest()
+    told = [b"z%d\n" % len(run) if zero else b"d%d\n%s" % (len(run), hashlib.sha256(run).digest()) for zero, run in runs]
+    return hashlib.sha256(bytes(block) + b"".join(told)).digest()
+
+
 def fingerprint(entry: Entry | None) -> Fingerprint:
     """What a conflict shows of a path, from the model's tree."""
     if entry is None:
         return Fingerprint("absent")
     if entry.kind == FILE:
-        return Fingerprint("file", hashlib.sha256(entry.body).hexdigest(), len(entry.body), entry.meta[0])
+        return Fingerprint("file", digest_of(entry.body).hex(), len(entry.body), entry.meta[0])
     if entry.kind == LINK:
         return Fingerprint("symlink", target=os.fsdecode(entry.body))
     return Fingerprint("directory", mode=entry.meta[0])
@@ -112,6 +126,8 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.consumed: dict[str, tuple[int, Tree]] = {}
         self.held: list[tuple[contextlib.ExitStack, Snapshot]] = []
         self.count = 0
+        self.besides: dict[int, Besides] = {}
+        self.check_head()
         self.tally["examples"] += 1
 
     def teardown(self) -> None:
@@ -126,13 +142,13 @@ class StackMatchesModel(RuleBasedStateMachine):
 
     # What is compared
 
-    def look(self, snapshot: Snapshot) -> Tree:
+    def look(self, snapshot: Snapshot, besides: Besides | None = None) -> Tree:
         """A version as the kernel shows it, without a session."""
         fd = overlay.create([*snapshot.lowerdirs, self.empty], form=self.form)
         linux.move_mount(fd, self.look_at)
         os.close(fd)
         try:
-            return read_tree(self.look_at)
+            return read_tree(self.look_at, besides)
         finally:
             linux.umount(self.look_at)
 
@@ -173,9 +189,14 @@ class StackMatchesModel(RuleBasedStateMachine):
             assert not disagreement(self.store)
 
     def check_head(self) -> None:
-        snapshot = self.store.snapshot()
-        same(f"head {self.model.head}", self.look(snapshot), self.model.tree())
+        snapshot, besides = self.store.snapshot(), Besides()
+        same(f"head {self.model.head}", self.look(snapshot, besides), self.model.tree())
         self.check_projection(snapshot, self.model.tree())
+        self.besides[self.model.head] = besides
+
+    def side(self, version: int) -> Side:
+        """A version with what stands beside it, as it was last looked at."""
+        return Side(self.model.versions[version], self.besides[version])
 
     # Steps shared by rules
 
@@ -201,15 +222,22 @@ class StackMatchesModel(RuleBasedStateMachine):
         same("session after a preview", read_tree(session.mount), ours)
         return ours, want
 
-    def finish(self, session: Session, *, previewed: bool, to_draft: bool) -> None:
-        """Publishes; rejected work is still in the session, or goes on as a draft."""
-        ours, want = self.preview_of(session) if previewed else (read_tree(session.mount), None)
-        want = self.model.preview(session.base, ours) if want is None else want
-        head = self.model.head
+    def finish(self, session: Session, *, previewed: bool, to_draft: bool, overtaken: tuple[str, Callable[[], object]] | None = None) -> None:
+        """Publishes; rejected work is still in the session, or goes on as a draft.
+
+        `overtaken`: the name of a step between its plan and its commit, and what somebody else does there.
+        """
+        if previewed:
+            self.preview_of(session)
+        besides = Besides()
+        ours = read_tree(session.mount, besides)
+        found = self.model.head
         session.hide()
         try:
-            published: Published = session.upper.publish(owner=session.upper.session_id, request_id=f"request-{self.count}")
+            with self.standing(*overtaken) if overtaken else contextlib.nullcontext():
+                published: Published = session.upper.publish(owner=session.upper.session_id, request_id=f"request-{self.count}")
         except PublishRejected as rejected:
+            head, want = self.model.head, self.model.preview(session.base, ours)
             self.tally["rejected"] += 1
             assert want.conflicts, f"rejected for {[(c.path, c.cls) for c in rejected.conflicts]}, the model publishes"
             self.check_conflicts("rejection", rejected.conflicts, want, session.base, ours)
@@ -221,17 +249,35 @@ class StackMatchesModel(RuleBasedStateMachine):
                 self.make_draft(session, ours, reason="source_conflict")
             return
         self.sessions.remove(session)
+        head = found if published.no_op else self.model.head  # what is found to change nothing is not compared with what comes in between
+        want = self.model.publish(session.base, ours, on=head)
         assert not want.conflicts, f"published, the model rejects {want.conflicts}"
-        self.model.publish(session.base, ours)
         self.tally["no-op" if published.no_op else "published on a moved head" if session.base < head else "published"] += 1
         self.tally["notices"] += bool(published.notices)
-        assert published.no_op == (self.model.head == head), (
-            f"no-op: got {published.no_op}, the model went from {head} to {self.model.head}"
-        )
-        assert published.manifest == self.store.head
+        assert published.no_op == (want.tree == self.model.versions[head]), f"no-op: got {published.no_op}, the model went from {head}"
+        assert published.manifest.version == (head if published.no_op else self.store.head.version)
         if session.draft_id in self.drafts and not published.no_op:
             self.consumed[session.draft_id] = self.drafts.pop(session.draft_id)
         self.check_head()
+        if not published.no_op:
+            lost = kept.broken(self.side(session.base), Side(ours, besides), self.side(head), self.side(self.model.head))
+            assert not lost, f"published from {session.base} onto {head}: {lost}"
+
+    @contextlib.contextmanager
+    def standing(self, at: str, act: Callable[[], object]) -> Generator[None]:
+        """When the block comes to step `at` for the first time it stands still until `act` is done."""
+
+        def step(name: str) -> None:
+            if name == at:
+                self.store.step = durable.no_step
+                self.tally["overtaken"] += 1
+                act()
+
+        self.store.step = step
+        try:
+            yield
+        finally:
+            self.store.step = durable.no_step
 
     def make_draft(self, session: Session, ours: Tree, *, reason: str) -> None:
         session.hide()
@@ -701,6 +747,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.store.gc()
         left = os.listdir(os.path.join(self.root, "staging"))
         assert not left, f"gc left {left} in staging"
+        assert not disagreement(self.store)
         self.check_head()
 
 
@@ -708,18 +755,25 @@ LAST: Counter[str] = Counter()
 """What happened in the last run of this process, also when it failed."""
 
 
+def in_memory(folder: str) -> str:
+    """A tmpfs in it, which waits for no disk; the folder itself where tmpfs holds no user xattrs (before Linux 6.6)."""
+    memory = os.path.join(folder, "memory")
+    os.mkdir(memory)
+    try:
+        linux.mount("tmpfs", memory, "tmpfs", 0, "mode=755")
+        os.setxattr(memory, "user.probe", b"")
+        os.removexattr(memory, "user.probe")
+    except OSError:
+        return folder
+    return memory
+
+
 def run(form_name: str, parent: str, *, examples: int, steps: int = 20, seed: int | None = None, shrink: bool = True) -> Counter[str]:
     """The machine, `examples` times; in a child that may mount. `parent` is a directory that this process may write to.
 
     Returns what happened, counted. Raises whatever the first failing example raises, after hypothesis has printed the shortest one that it found.
     """
-    memory = os.path.join(parent, "memory")
-    os.mkdir(memory)
-    with contextlib.suppress(OSError):  # where tmpfs holds no user xattrs, the disk does
-        linux.mount("tmpfs", memory, "tmpfs", 0, "mode=755")
-        os.setxattr(memory, "user.probe", b"")
-        os.removexattr(memory, "user.probe")
-        parent = memory
+    parent = in_memory(parent)
 
     class Machine(StackMatchesModel):
         pass

@@ -1,0 +1,182 @@
+"""A crowded tree: so few paths that sessions meet at nearly each of them, with what small trees seldom have.
+
+A directory with more names than sealing lists out when it is made anew, a file beyond the limit of texts, directories with xattrs, files that
+are alone in their directory, two names of one file, a file with holes. `Crowd` does to it what programs do, chosen by a random generator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from random import Random
+
+from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors
+
+LIMIT = 200
+"""Bytes that count as too many for a text, for the length of a run."""
+TEXT = b"".join(b"line %d\n" % n for n in range(14))
+LONG = b"".join(b"a long text %d\n" % n for n in range(20))
+MANY = tuple(f"big/n{n:02}" for n in range(14))
+FILES = ("a", "d/f", "d/g", "d/s/x", "d/s/u/v", "one/only", "big/s/x", "ig/o", "long", *MANY[:3])
+FOLDERS = ("", "d", "d/s", "d/s/u", "one", "big", "big/s", "ig")
+NEW = ("d/new", "one/new", "big/new", "d/s/new", "new/x", "ig/new", "d.o")
+LONG_AGO = 1_000_000_000_000_000_000
+"""2001, in ns: no clock of a test says so."""
+HOLE = 3 << 16
+
+
+def crowded(random: Random) -> Tree:
+    """One of them; a few paths are left out, a few have attributes of their own."""
+    owner = (os.geteuid(), os.getegid())
+    tree: Tree = {"": Entry(DIRECTORY, (0o755, *owner)), ".gitignore": Entry(FILE, (0o644, *owner), b"ig/\n*.o\n")}
+    bodies = {"long": LONG, "d/g": random.choice((TEXT, b"", b"binary\0one"))}
+    for path in (*FILES, *MANY):
+        if random.random() < 0.08:
+            continue
+        for above in ancestors(path):
+            tree.setdefault(above, Entry(DIRECTORY, (random.choice((0o755, 0o755, 0o700)), *owner), b"", some_xattrs(random)))
+        tree[path] = Entry(FILE, (0o644, *owner), bodies.get(path, TEXT), some_xattrs(random))
+    tree["l"] = Entry(LINK, (0o777, *owner), b"a")
+    return tree
+
+
+def some_xattrs(random: Random) -> tuple[tuple[str, bytes], ...]:
+    return (("user.a", b"0"),) if random.random() < 0.1 else ()
+
+
+class Crowd:
+    """Works on the crowded tree at `root`, or on what is left of it."""
+
+    def __init__(self, root: str, random: Random) -> None:
+        self.root, self.random = root, random
+
+    def work(self, most: int = 4) -> int:
+        """So many changes or fewer; what the file system refuses is not done. Returns how many were."""
+        done = 0
+        for _ in range(self.random.randint(1, most)):
+            with contextlib.suppress(OSError, shutil.Error):
+                self.random.choice(self.KINDS)(self)
+                done += 1
+        return done
+
+    def full(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def a_file(self) -> str:
+        return self.full(self.random.choice(FILES))
+
+    def a_folder(self) -> str:
+        return self.full(self.random.choice(FOLDERS))
+
+    def a_place(self) -> str:
+        return self.full(self.random.choice(FILES + FOLDERS[1:] + NEW))
+
+    @staticmethod
+    def put(full: str, body: bytes) -> None:
+        if os.path.isdir(full) or os.path.islink(full) or (os.path.lexists(full) and not os.path.isfile(full)):
+            raise FileExistsError(full)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "wb") as file:
+            file.write(body)
+
+    @staticmethod
+    def take(full: str) -> None:
+        if os.path.isdir(full) and not os.path.islink(full):
+            shutil.rmtree(full)
+        elif os.path.lexists(full):
+            os.unlink(full)
+
+    def edit(self) -> None:
+        full = self.a_file()
+        with open(full, "rb") as file:
+            lines = file.read().splitlines(keepends=True)
+        what = self.random.randrange(8)
+        if what < 5 and lines:
+            lines[self.random.choice((1, len(lines) - 2)) % len(lines)] = b"changed %d\n" % self.random.randrange(3)
+            self.put(full, b"".join(lines))
+        else:
+            self.put(full, (b"", b"short\n", b"binary\0two")[what % 3])
+
+    def shorten(self) -> None:
+        self.put(self.full("long"), b"short %d\n" % self.random.randrange(3))
+
+    def write_new(self) -> None:
+        self.put(self.full(self.random.choice(NEW)), self.random.choice((TEXT, b"", b"new\n")))
+
+    def chmod(self) -> None:
+        full = self.a_file()
+        os.chmod(full, self.random.choice((0o644, 0o600, 0o755)))
+
+    def chmod_folder(self) -> None:
+        os.chmod(self.a_folder(), self.random.choice((0o700, 0o755, 0o711)))
+
+    def xattr(self) -> None:
+        full = self.random.choice((self.a_folder, self.a_folder, self.a_file))()
+        if self.random.random() < 0.3:
+            os.removexattr(full, "user.a")
+        else:
+            os.setxattr(full, self.random.choice(("user.a", "user.b")), b"%d" % self.random.randrange(3))
+
+    def remove(self) -> None:
+        full = self.a_place()
+        if not os.path.lexists(full):
+            raise FileNotFoundError(full)
+        self.take(full)
+
+    def make_anew(self) -> None:
+        """rm -r, mkdir, and a name or two of what was there: with many names missing the kernel's mark stays."""
+        full = self.full(self.random.choice(FOLDERS[1:]))
+        status, names = os.stat(full), sorted(os.listdir(full))
+        shutil.rmtree(full)
+        os.mkdir(full)
+        if self.random.random() < 0.7:
+            os.chmod(full, status.st_mode & 0o7777)
+        for name in self.random.sample(names, min(len(names), self.random.randrange(3))):
+            self.put(f"{full}/{name}", self.random.choice((TEXT, b"again\n")))
+
+    def fifo(self) -> None:
+        full = self.a_place()
+        self.take(full)
+        os.mkfifo(full)
+
+    def other_kind(self) -> None:
+        full = self.a_place()
+        was_folder = os.path.isdir(full) and not os.path.islink(full)
+        self.take(full)
+        what = self.random.randrange(3)
+        if what == 0:
+            os.symlink(self.random.choice(("a", "b")), full)
+        elif was_folder:
+            self.put(full, self.random.choice((TEXT, b"a file now\n")))
+        else:
+            self.put(f"{full}/{self.random.choice(('x', 'new'))}", b"inside\n")
+
+    def link(self) -> None:
+        os.link(self.a_file(), self.a_place())
+
+    def rename(self) -> None:
+        os.rename(self.a_place(), self.a_place())
+
+    def touch(self) -> None:
+        """A file or a directory gets a time of its own choice, long ago: nothing else that happens can give it."""
+        full = self.random.choice((self.a_folder, self.a_file))()
+        os.utime(full, ns=(LONG_AGO, LONG_AGO + self.random.randrange(1 << 40)))
+
+    def age_folders(self) -> None:
+        """All directories that there are."""
+        for path in FOLDERS:
+            with contextlib.suppress(OSError):
+                os.utime(self.full(path), ns=(LONG_AGO, LONG_AGO + self.random.randrange(1 << 40)))
+
+    def sparse(self) -> None:
+        full = self.a_file()
+        self.put(full, b"head\n")
+        with open(full, "r+b") as file:
+            file.seek(HOLE)
+            file.write(b"tail %d\n" % self.random.randrange(3))
+
+    KINDS = (
+        edit, edit, edit, edit, shorten, write_new, write_new, chmod, chmod, chmod_folder, chmod_folder, xattr, xattr, xattr, remove, remove,
+        make_anew, make_anew, make_anew, fifo, other_kind, link, rename, touch, age_folders, sparse,
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Meetings: short histories on a crowded tree (tests/crowd.py), each drawn from one number, compared with the model as the state machine's are.
+
+Three sessions on one version change what they meet at; one of them commits while another one's publish stands at a named step; then the head is
+folded and swept under a session that lives on, and reshaped without one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from layerstack import capture, rules, seen_tree
+from layerstack.form import FORMS
+from tests import crowd, model
+from tests.layerstack.machine import Session, StackMatchesModel, in_memory
+
+STANDING = ("publish.clone", "publish.write.index", "publish.write.json", "publish.sync_layer")
+"""Steps of a publish between its plan and its commit: somebody else commits there."""
+
+
+class Meeting(StackMatchesModel):
+    """One history; `number` draws it."""
+
+    def meet(self, number: int) -> None:
+        random = Random(number)
+        self.begin(crowd.crowded(random), random.choice((capture.SLACK, capture.SLACK, -1000)), random.choice((seen_tree.SEEN_MAX, 5)))
+        sessions = [self.add_session() for _ in range(3)]
+        for session in sessions:
+            self.tweak(session, random)
+        self.settle(sessions[0], random)
+        if random.random() < 0.7:
+            self.finish(sessions[1], previewed=False, to_draft=False, overtaken=(random.choice(STANDING), lambda: self.settle(sessions[2], random)))
+        for session in sessions[1:]:
+            if session in self.sessions:
+                self.settle(session, random)
+        self.look_back(random)
+
+    def tweak(self, session: Session, random: Random) -> None:
+        self.tally["edits"] += crowd.Crowd(session.mount, random).work()
+
+    def settle(self, session: Session, random: Random) -> None:
+        """Publish it, perhaps carried over to the head first; what is rejected goes on once more on the head if it can, else is thrown away."""
+        if random.random() < 0.3:
+            self.carry_over(session)
+        self.finish(session, previewed=random.random() < 0.3, to_draft=False)
+        if session in self.sessions:
+            self.drop(session)
+
+    def look_back(self, random: Random) -> None:
+        """Layers that a live session stands on are folded, and what was folded is swept, while it lives."""
+        for n in range(2):
+            self.update_file(random.randrange(8), 1 + n)
+        late = self.add_session()
+        self.tweak(late, random)
+        self.squash("")
+        self.gc()
+        if random.random() < 0.5:
+            self.move_path(random.randrange(8), random.randrange(8), random.choice(("m", "a", "d")), overwrite=random.random() < 0.5)
+        else:
+            self.delete_path(random.randrange(8))
+        self.tweak(late, random)
+        self.settle(late, random)
+        self.check_versions()
+
+
+def run(form: str, folder: str, first: int, meetings: int) -> Counter[str]:
+    """So many of them, from number `first` on; in a child that may mount. What happened, counted; a failure names its number."""
+    rules.TEXT_MAX = model.TEXT_MAX = crowd.LIMIT
+    Meeting.form, Meeting.parent, Meeting.tally = FORMS[form], in_memory(folder), Counter()
+    for number in range(first, first + meetings):
+        meeting = Meeting()
+        try:
+            meeting.meet(number)
+        except BaseException as error:
+            error.add_note(f"meeting {number}")
+            raise
+        finally:
+            meeting.teardown()
+    return Meeting.tally
