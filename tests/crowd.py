@@ -21,6 +21,8 @@ MANY = tuple(f"big/n{n:02}" for n in range(14))
 FILES = ("a", "d/f", "d/g", "d/s/x", "d/s/u/v", "one/only", "big/s/x", "ig/o", "long", *MANY[:3])
 FOLDERS = ("", "d", "d/s", "d/s/u", "one", "big", "big/s", "ig")
 NEW = ("d/new", "one/new", "big/new", "d/s/new", "new/x", "ig/new", "d.o")
+FOCUS = ("", "", "d", "d/s", "big", "big", "one", "ig")
+"""Where the sessions of one history meet: everywhere, or in and at one directory."""
 LONG_AGO = 1_000_000_000_000_000_000
 """2001, in ns: no clock of a test says so."""
 HOLE = 3 << 16
@@ -46,10 +48,16 @@ def some_xattrs(random: Random) -> tuple[tuple[str, bytes], ...]:
 
 
 class Crowd:
-    """Works on the crowded tree at `root`, or on what is left of it."""
+    """Works on the crowded tree at `root`, or on what is left of it; mostly at and below the directory `focus`."""
 
-    def __init__(self, root: str, random: Random) -> None:
+    def __init__(self, root: str, random: Random, focus: str = "") -> None:
         self.root, self.random = root, random
+        self.files, self.folders, self.new = (
+            [path for path in some if not focus or path == focus or path.startswith(focus + "/")] for some in (FILES, FOLDERS, NEW)
+        )
+        for some, rest in ((self.files, FILES), (self.folders, FOLDERS), (self.new, NEW)):
+            if not some or random.random() < 0.2:
+                some.append(random.choice(rest))
 
     def work(self, most: int = 4) -> int:
         """So many changes or fewer; what the file system refuses is not done. Returns how many were."""
@@ -64,13 +72,13 @@ class Crowd:
         return f"{self.root}/{path}" if path else self.root
 
     def a_file(self) -> str:
-        return self.full(self.random.choice(FILES))
+        return self.full(self.random.choice(self.files))
 
     def a_folder(self) -> str:
-        return self.full(self.random.choice(FOLDERS))
+        return self.full(self.random.choice(self.folders))
 
     def a_place(self) -> str:
-        return self.full(self.random.choice(FILES + FOLDERS[1:] + NEW))
+        return self.full(self.random.choice([path for path in self.files + self.folders + self.new if path]))
 
     @staticmethod
     def put(full: str, body: bytes) -> None:
@@ -89,6 +97,8 @@ class Crowd:
 
     def edit(self) -> None:
         full = self.a_file()
+        if not os.path.isfile(full):
+            raise FileNotFoundError(full)
         with open(full, "rb") as file:
             lines = file.read().splitlines(keepends=True)
         what = self.random.randrange(8)
@@ -102,7 +112,7 @@ class Crowd:
         self.put(self.full("long"), b"short %d\n" % self.random.randrange(3))
 
     def write_new(self) -> None:
-        self.put(self.full(self.random.choice(NEW)), self.random.choice((TEXT, b"", b"new\n")))
+        self.put(self.full(self.random.choice(self.new)), self.random.choice((TEXT, b"", b"new\n")))
 
     def chmod(self) -> None:
         full = self.a_file()
@@ -126,7 +136,9 @@ class Crowd:
 
     def make_anew(self) -> None:
         """rm -r, mkdir, and a name or two of what was there: with many names missing the kernel's mark stays."""
-        full = self.full(self.random.choice(FOLDERS[1:]))
+        full = self.a_folder()
+        if full == self.root:
+            raise OSError
         status, names = os.stat(full), sorted(os.listdir(full))
         shutil.rmtree(full)
         os.mkdir(full)

@@ -68,3 +68,37 @@ def filled_holes(base: Side, ours: Side, head: Side, result: Side) -> str:
         if entry.kind == FILE and held and result.besides[path].data > max(held):
             return f"{path!r} holds {result.besides[path].data} bytes, where it came from {held}"
     return ""
+
+
+TICK_NS = 50_000_000
+"""By so much the time of a new entry may be before that of the clock: the kernel's own advances in ticks."""
+
+
+def reshaped(old: Side, new: Side, began_ns: int, written: str | None = None, moved: tuple[str, str] | None = None) -> str:
+    """What an act without a session should have kept of times and did not, or ''. A directory that gets or loses a name has its time from now,
+    so has a file that was written; all else keeps the time that it had, also at another path.
+
+    Args:
+        began_ns: the clock before the act.
+        moved: the path that was given another name, and that name.
+    """
+    parents = {path.rpartition("/")[0] for path in moved or ()}
+    for path, entry in sorted(new.tree.items()):
+        source = path
+        if moved is not None and (path == moved[1] or path.startswith(moved[1] + "/")):
+            source = moved[0] + path[len(moved[1]) :]
+        got = new.besides[path].mtime_ns
+        touched = path == written or source not in old.tree or path in parents
+        if entry.kind == DIRECTORY and source == path:
+            touched = touched or names_in(old.tree, path) != names_in(new.tree, path)
+        if touched and got < began_ns - TICK_NS:
+            return f"{path!r} was touched at {began_ns}, and has the time {got}"
+        if not touched and got != old.besides[source].mtime_ns:
+            return f"{path!r} was not touched, and has the time {got}, not {old.besides[source].mtime_ns}"
+    return ""
+
+
+def names_in(tree: Tree, path: str) -> set[str]:
+    """The names in a directory."""
+    prefix = path + "/" if path else ""
+    return {p[len(prefix) :].partition("/")[0] for p in tree if p and p.startswith(prefix)}

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -47,6 +48,10 @@ MOST_DRAFTS = 4
 MOST_HELD = 2
 REFUSED = ("squash.close_versions", "squash.rename_version", "squash.drafts", "squash.remove_layers")
 """Steps after the commit of a squash: a disk that refuses one of them leaves it to the next gc, squash or open to finish."""
+
+
+STANDING = ("publish.clone", "publish.write.index", "publish.write.json", "publish.sync_layer")
+"""Steps of a publish between its plan and its commit: somebody else commits there."""
 
 
 class Session:
@@ -127,6 +132,8 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.held: list[tuple[contextlib.ExitStack, Snapshot]] = []
         self.count = 0
         self.besides: dict[int, Besides] = {}
+        self.standing_still = 0
+        """Publishes that wait at a step for another one."""
         self.check_head()
         self.tally["examples"] += 1
 
@@ -222,7 +229,9 @@ class StackMatchesModel(RuleBasedStateMachine):
         same("session after a preview", read_tree(session.mount), ours)
         return ours, want
 
-    def finish(self, session: Session, *, previewed: bool, to_draft: bool, overtaken: tuple[str, Callable[[], object]] | None = None) -> None:
+    def finish(
+        self, session: Session, *, previewed: bool, to_draft: bool, overtaken: tuple[str, Callable[[], object]] | None = None
+    ) -> None:
         """Publishes; rejected work is still in the session, or goes on as a draft.
 
         `overtaken`: the name of a step between its plan and its commit, and what somebody else does there.
@@ -271,7 +280,9 @@ class StackMatchesModel(RuleBasedStateMachine):
             if name == at:
                 self.store.step = durable.no_step
                 self.tally["overtaken"] += 1
+                self.standing_still += 1
                 act()
+                self.standing_still -= 1
 
         self.store.step = step
         try:
@@ -340,12 +351,21 @@ class StackMatchesModel(RuleBasedStateMachine):
         aim=st.none() | st.integers(0, 15),
         inside=st.none() | st.integers(0, 15),
         carried=st.booleans(),
+        between=st.none() | st.sampled_from(STANDING),
     )
     def at_once(
-        self, one: list[Op], two: list[Op], three: list[list[Op]], turned: bool, aim: int | None, inside: int | None, carried: bool
+        self,
+        one: list[Op],
+        two: list[Op],
+        three: list[list[Op]],
+        turned: bool,
+        aim: int | None,
+        inside: int | None,
+        carried: bool,
+        between: str | None,
     ) -> None:
         """Two or three sessions on one version, published one after the other; what is rejected becomes a draft or is thrown away. `carried`:
-        each goes over to the head first.
+        each goes over to the head first. `between`: each but the first commits while the publish before it stands at that step.
 
         With an `aim` all of them choose the same path, as far as their trees let them; with `inside` all work in one directory.
         """
@@ -355,12 +375,19 @@ class StackMatchesModel(RuleBasedStateMachine):
         for edits in (one, two, *three):
             sessions.append(self.add_session())
             self.work(sessions[-1], edits if aim is None else [op.aimed(aim) for op in edits], within)
-        for session in reversed(sessions) if turned else sessions:
+        waiting = list(reversed(sessions) if turned else sessions)
+
+        def settle() -> None:
+            session = waiting.pop(0)
             if carried:
                 self.carry_over(session)
-            self.finish(session, previewed=False, to_draft=len(self.drafts) < MOST_DRAFTS)
+            overtaken = (between, settle) if between is not None and waiting else None
+            self.finish(session, previewed=False, to_draft=len(self.drafts) < MOST_DRAFTS, overtaken=overtaken)
             if session in self.sessions:
                 self.drop(session)
+
+        while waiting:
+            settle()
 
     def drop(self, session: Session) -> None:
         session.hide()
@@ -433,7 +460,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         assert not want.conflicts, f"carried over, the model finds {want.conflicts}"
         assert (done.from_version, done.to_version) == (session.base, self.model.head)
         session.base = session.upper.snapshot.version
-        assert session.base == self.model.head and not os.listdir(f"{self.root}/staging")
+        assert session.base == self.model.head and (self.standing_still or not os.listdir(f"{self.root}/staging"))
         session.show()
         shown = read_tree(session.mount)
         same("session on the head", shown, want.tree)
@@ -471,12 +498,14 @@ class StackMatchesModel(RuleBasedStateMachine):
             return
         path = files[which % len(files)]
         added = b"updated %d\n" % line if line else b""
+        before, began = self.side(self.model.head), time.time_ns()
         published = self.store.update_file(path, lambda old: (old or b"") + added, owner="update", request_id=f"update-{self.count}")
         assert published.no_op == (not added)
         if added:
             entry = tree[path]
             self.model.versions[self.model.head + 1] = {**tree, path: entry._replace(body=entry.body + added)}
         self.check_head()
+        self.check_reshaped(before, began, written=path if added else None)
 
     @rule(which=which)
     def delete_path(self, which: int) -> None:
@@ -486,11 +515,17 @@ class StackMatchesModel(RuleBasedStateMachine):
         if not paths:
             return
         path = paths[which * 7 % len(paths)]
+        before, began = self.side(self.model.head), time.time_ns()
         done = reshape.delete_path(self.store, path, Author("delete", f"delete-{self.count}", None), recursive=True)
         assert not done.published.no_op and done.kind == tree[path].kind
         self.model.versions[self.model.head + 1] = {p: e for p, e in tree.items() if not within(p, path)}
         self.tally["deleted"] += 1
         self.check_head()
+        self.check_reshaped(before, began)
+
+    def check_reshaped(self, before: Side, began_ns: int, written: str | None = None, moved: tuple[str, str] | None = None) -> None:
+        lost = kept.reshaped(before, self.side(self.model.head), began_ns, written, moved)
+        assert not lost, f"without a session: {lost}"
 
     @rule(which=which, where=which, name=names, overwrite=st.booleans())
     def move_path(self, which: int, where: int, name: str, overwrite: bool) -> None:
@@ -519,12 +554,14 @@ class StackMatchesModel(RuleBasedStateMachine):
             with pytest.raises(refused):
                 move()
             return
+        before, began = self.side(self.model.head), time.time_ns()
         assert not move().published.no_op
         rest = {p: e for p, e in tree.items() if not within(p, source) and not within(p, target)}
         moved = {target + p[len(source) :]: e for p, e in tree.items() if within(p, source)}
         self.model.versions[self.model.head + 1] = {**rest, **moved}
         self.tally["moved"] += 1
         self.check_head()
+        self.check_reshaped(before, began, moved=(source, target))
 
     @rule()
     def reopen(self) -> None:
@@ -552,14 +589,17 @@ class StackMatchesModel(RuleBasedStateMachine):
             self.discard_draft(0)
         self.check_head()
 
-    @rule(cut=st.sampled_from(("", "", "", "squash.close_versions", "squash.drafts", "squash.remove_layers")))
-    def squash(self, cut: str) -> None:
-        """No tree shows it: not the head's, not an earlier version's, not a session's, not a draft's. With a `cut` it is left there for the next open."""
+    @rule(cut=st.sampled_from(("", "", "", "squash.close_versions", "squash.drafts", "squash.remove_layers")), swept=st.booleans())
+    def squash(self, cut: str, swept: bool = False) -> None:
+        """No tree shows it: not the head's, not an earlier version's, not a session's, not a draft's. With a `cut` it is left there for the next
+        open; `swept`: what was folded is collected at once."""
         views = [(session, read_tree(session.mount)) for session in self.sessions]
         done = self.squash_until(cut)
         if done is None or done.blocks:
             self.model.versions[self.model.head + 1] = self.model.tree()
             self.tally["squashes"] += 1
+        if swept and done is not None:
+            self.gc()
         for session, tree in views:
             same("session after a squash", read_tree(session.mount), tree)
         if done is None:

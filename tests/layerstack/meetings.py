@@ -11,32 +11,42 @@ from random import Random
 
 from layerstack import capture, rules, seen_tree
 from layerstack.form import FORMS
+from layerstack.projection import Snapshot
 from tests import crowd, model
-from tests.layerstack.machine import Session, StackMatchesModel, in_memory
-
-STANDING = ("publish.clone", "publish.write.index", "publish.write.json", "publish.sync_layer")
-"""Steps of a publish between its plan and its commit: somebody else commits there."""
+from tests.layerstack.machine import STANDING, Session, StackMatchesModel, in_memory
+from tests.trees import Tree
 
 
 class Meeting(StackMatchesModel):
     """One history; `number` draws it."""
 
+    looks = 0
+
     def meet(self, number: int) -> None:
         random = Random(number)
         self.begin(crowd.crowded(random), random.choice((capture.SLACK, capture.SLACK, -1000)), random.choice((seen_tree.SEEN_MAX, 5)))
+        focus = random.choice(crowd.FOCUS)
         sessions = [self.add_session() for _ in range(3)]
         for session in sessions:
-            self.tweak(session, random)
+            self.tweak(session, random, focus)
         self.settle(sessions[0], random)
         if random.random() < 0.7:
-            self.finish(sessions[1], previewed=False, to_draft=False, overtaken=(random.choice(STANDING), lambda: self.settle(sessions[2], random)))
+            self.finish(
+                sessions[1], previewed=False, to_draft=False, overtaken=(random.choice(STANDING), lambda: self.settle(sessions[2], random))
+            )
         for session in sessions[1:]:
             if session in self.sessions:
                 self.settle(session, random)
         self.look_back(random)
 
-    def tweak(self, session: Session, random: Random) -> None:
-        self.tally["edits"] += crowd.Crowd(session.mount, random).work()
+    def check_projection(self, snapshot: Snapshot, want: Tree) -> None:
+        """Now and then: there is more to read than to decide here."""
+        self.looks += 1
+        if self.looks % 5 == 0:
+            super().check_projection(snapshot, want)
+
+    def tweak(self, session: Session, random: Random, focus: str) -> None:
+        self.tally["edits"] += crowd.Crowd(session.mount, random, focus).work()
 
     def settle(self, session: Session, random: Random) -> None:
         """Publish it, perhaps carried over to the head first; what is rejected goes on once more on the head if it can, else is thrown away."""
@@ -51,14 +61,13 @@ class Meeting(StackMatchesModel):
         for n in range(2):
             self.update_file(random.randrange(8), 1 + n)
         late = self.add_session()
-        self.tweak(late, random)
-        self.squash("")
-        self.gc()
+        self.tweak(late, random, "")
+        self.squash("", swept=True)
         if random.random() < 0.5:
             self.move_path(random.randrange(8), random.randrange(8), random.choice(("m", "a", "d")), overwrite=random.random() < 0.5)
         else:
             self.delete_path(random.randrange(8))
-        self.tweak(late, random)
+        self.tweak(late, random, "")
         self.settle(late, random)
         self.check_versions()
 

@@ -15,7 +15,9 @@ def main(names: list[str]) -> int:
         return 0
     unknown = set(names) - {mutant.name for mutant in MUTANTS}
     if unknown:
-        print(f"no mutant is called {', '.join(sorted(unknown))}; there are {', '.join(mutant.name for mutant in MUTANTS)}", file=sys.stderr)
+        print(
+            f"no mutant is called {', '.join(sorted(unknown))}; there are {', '.join(mutant.name for mutant in MUTANTS)}", file=sys.stderr
+        )
         return 2
     worst = 0
     with copied() as copy:
@@ -28,7 +30,9 @@ def main(names: list[str]) -> int:
                 print(f"{mutant.name:4} NO VERDICT {error}", flush=True)
                 worst = 2
                 continue
-            print(f"{mutant.name:4} {'noticed' if outcome.noticed else 'SURVIVED'} after {outcome.seconds:.1f} s: {mutant.what}", flush=True)
+            print(
+                f"{mutant.name:4} {'noticed' if outcome.noticed else 'SURVIVED'} after {outcome.seconds:.1f} s: {mutant.what}", flush=True
+            )
             worst = max(worst, int(not outcome.noticed))
     return worst
 

@@ -129,7 +129,10 @@ MUTANTS: tuple[Mutant, ...] = (
 
 def page() -> str:
     """The rows of the table in docs/testing.md."""
-    rows = [f"| {m.name} | `{m.file}` | {m.what} | {'soak' if m.soak else 'gate'}: {', '.join(_short(test) for test in m.noticed_by)} |\n" for m in MUTANTS]
+    rows = [
+        f"| {m.name} | `{m.file}` | {m.what} | {'soak' if m.soak else 'gate'}: {', '.join(_short(test) for test in m.noticed_by)} |\n"
+        for m in MUTANTS
+    ]
     return "".join(["| mutant | file | what it breaks | noticed by |\n", "|---|---|---|---|\n", *rows])
 
 
