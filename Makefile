@@ -17,7 +17,7 @@ endif
 # The tests start thousands of processes: each would compile our sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint bench soak bare vm lock
+.PHONY: help demo test lint bench soak mutants bare vm lock
 
 help:
 	@echo "make demo    three agents work on one project in one sandbox (30 s after set-up)"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint    ruff, mypy, pyright"
 	@echo "make bench   figures of this machine, each beside its baseline"
 	@echo "make soak    thousands of random histories, every durable act, every refused call: an hour or two"
+	@echo "make mutants each single fault of tests/mutants in a copy of the packages: which tests notice it"
 	@echo "make bare    make demo and make test on a machine with nothing on it, as root and as an ordinary user"
 	@echo "make vm      limits, sessions and both providers on a machine with Debian's kernel and cgroups of version 2 (qemu)"
 	@echo "make lock    resolve the dependencies again into requirements.lock"
@@ -57,6 +58,9 @@ bench: .venv/dev.stamp
 
 soak: .venv/dev.stamp
 	$(PY) -m pytest --soak --timeout=7200 -o faulthandler_timeout=7100 $(ARGS)
+
+mutants: .venv/dev.stamp
+	$(PY) -m tests.mutants $(ARGS)
 
 bare:
 	.ci/bare

@@ -20,7 +20,7 @@ LONG = b"".join(b"a long text %d\n" % n for n in range(20))
 MANY = tuple(f"big/n{n:02}" for n in range(14))
 FILES = ("a", "d/f", "d/g", "d/s/x", "d/s/u/v", "one/only", "big/s/x", "ig/o", "long", *MANY[:3])
 FOLDERS = ("", "d", "d/s", "d/s/u", "one", "big", "big/s", "ig")
-NEW = ("d/new", "one/new", "big/new", "d/s/new", "new/x", "ig/new", "d.o")
+NEW = ("d/new", "one/new", "big/new", "d/s/new", "d/s/u/new", "big/s/new", "new/x", "ig/new", "d.o")
 FOCUS = ("", "", "d", "d/s", "big", "big", "one", "ig")
 """Where the sessions of one history meet: everywhere, or in and at one directory."""
 LONG_AGO = 1_000_000_000_000_000_000

@@ -211,7 +211,8 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.count += 1
         mount = os.path.join(self.folder, f"m{self.count}")
         os.mkdir(mount)
-        name = f"session-{self.count}"
+        taken = {session.upper.session_id for session in self.sessions}
+        name = next(name for name in (f"session-{n}" for n in itertools.count(1)) if name not in taken)  # those of ended ones come again
         upper = self.store.open_upper(name, origin=f"workspace_session:{name}", draft_id=draft_id, version=version, draft_base=draft_base)
         session = Session(upper, mount, upper.snapshot.version, draft_id)
         session.show()
@@ -258,13 +259,14 @@ class StackMatchesModel(RuleBasedStateMachine):
                 self.make_draft(session, ours, reason="source_conflict")
             return
         self.sessions.remove(session)
-        head = found if published.no_op else self.model.head  # what is found to change nothing is not compared with what comes in between
+        head = published.manifest.version if published.no_op else self.model.head  # a no-op says which head has it all
         want = self.model.publish(session.base, ours, on=head)
         assert not want.conflicts, f"published, the model rejects {want.conflicts}"
         self.tally["no-op" if published.no_op else "published on a moved head" if session.base < head else "published"] += 1
         self.tally["notices"] += bool(published.notices)
         assert published.no_op == (want.tree == self.model.versions[head]), f"no-op: got {published.no_op}, the model went from {head}"
-        assert published.manifest.version == (head if published.no_op else self.store.head.version)
+        assert published.no_op or published.manifest == self.store.head
+        assert found <= head <= self.store.head.version
         if session.draft_id in self.drafts and not published.no_op:
             self.consumed[session.draft_id] = self.drafts.pop(session.draft_id)
         self.check_head()

@@ -26,8 +26,11 @@ class Meeting(StackMatchesModel):
         random = Random(number)
         self.begin(crowd.crowded(random), random.choice((capture.SLACK, capture.SLACK, -1000)), random.choice((seen_tree.SEEN_MAX, 5)))
         focus = random.choice(crowd.FOCUS)
+        alike = random.getrandbits(32)
         sessions = [self.add_session() for _ in range(3)]
         for session in sessions:
+            if random.random() < 0.5:  # what several of them do alike
+                self.tweak(session, Random(alike), focus)
             self.tweak(session, random, focus)
         self.settle(sessions[0], random)
         if random.random() < 0.7:

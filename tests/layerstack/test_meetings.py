@@ -11,7 +11,7 @@ from tests import children
 from tests.layerstack import meetings
 from tests.layerstack.stack import FORM_PARAMS
 
-IN_THE_GATE = 40
+IN_THE_GATE = 30
 IN_A_SOAK, PARTS = 500, 10
 """So many in each of so many parts, in each form."""
 MET = ("published", "published on a moved head", "rejected", "overtaken", "squashes", "sessions rebased", "deleted", "moved")

@@ -54,7 +54,7 @@ class Copy:
                 os.makedirs(self.root, exist_ok=True)
                 shutil.copy2(source, target)
 
-    def pytest(self, tests: Iterable[str]) -> tuple[int, str]:
+    def pytest(self, tests: Iterable[str], *, soak: bool = False) -> tuple[int, str]:
         """(exit code, what was printed) of the tests in the copy, with no compiled byte code of another state."""
         scratch = tempfile.mkdtemp(prefix="t", dir=self.folder)
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "EOS_"))}
@@ -63,8 +63,8 @@ class Copy:
             "PYTHONDONTWRITEBYTECODE": "1",
             "EOS_TEST_DIR": scratch,
         }
-        options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--soak", f"--timeout={TIMEOUT_S}")
-        argv = [sys.executable, "-m", "pytest", *options, "-o", "faulthandler_timeout=0", *tests]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={TIMEOUT_S}", "-o", "faulthandler_timeout=0"]
+        argv = [sys.executable, "-m", "pytest", *options, *(["--soak"] if soak else []), *tests]
         running = subprocess.Popen(
             argv, cwd=self.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -79,11 +79,11 @@ class Copy:
             shutil.rmtree(scratch, ignore_errors=True)
         return running.returncode, printed.decode(errors="replace")
 
-    def check_sound(self, tests: tuple[str, ...]) -> None:
+    def check_sound(self, tests: tuple[str, ...], *, soak: bool) -> None:
         """They pass without a mutant, against this copy. Raises NoVerdict."""
         if tests in self._sound:
             return
-        code, printed = self.pytest(tests)
+        code, printed = self.pytest(tests, soak=soak)
         if code != PASSED or " passed" not in printed or " skipped" in printed:
             raise NoVerdict(f"{' '.join(tests)} without a mutant: exit code {code}\n{printed[-4000:]}")
         self._sound.add(tests)
@@ -104,10 +104,10 @@ class Copy:
 
     def run(self, mutant: Mutant) -> Outcome:
         """Raises NoVerdict: the tests fail without it, or end otherwise than by passing or failing."""
-        self.check_sound(mutant.noticed_by)
+        self.check_sound(mutant.noticed_by, soak=mutant.soak)
         began = time.monotonic()
         with self.with_mutant(mutant):
-            code, printed = self.pytest(mutant.noticed_by)
+            code, printed = self.pytest(mutant.noticed_by, soak=mutant.soak)
         if code not in (PASSED, FAILED):
             raise NoVerdict(f"{mutant.name}: exit code {code} of pytest\n{printed[-4000:]}")
         return Outcome(mutant, code == FAILED, time.monotonic() - began, printed[-4000:])
@@ -116,7 +116,7 @@ class Copy:
 @contextlib.contextmanager
 def copied() -> Generator[Copy]:
     """A copy that is removed afterwards. Its path is short: unix sockets of tests lie below."""
-    folder = tempfile.mkdtemp(prefix="eos-m-", dir=os.environ.get("EOS_TEST_DIR") or None)
+    folder = tempfile.mkdtemp(prefix="eos-mutant-", dir=os.environ.get("EOS_TEST_DIR") or None)
     os.chmod(folder, 0o755)
     try:
         yield Copy(folder)

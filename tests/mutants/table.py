@@ -106,15 +106,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "if name not in keep and not store.damaged and owner_of(store.root, name) is None:",
         "if name not in keep and not store.damaged:",
         "a sweep takes the only copy of work whose commit failed and could not be undone",
-        ("tests/layerstack/test_disk_faults.py::test_a_disk_that_refuses_any_call_loses_nothing_and_a_retry_succeeds_as_root",),
+        (
+            "tests/layerstack/test_dead_disk.py::test_work_whose_publish_no_disk_would_undo_is_published_or_kept_whatever_comes_next[trusted]",
+        ),
     ),
     Mutant(
         "s31",
         "layerstack/gc.py",
         'return home if documents.read(f"{home}/session.json")["token"] == about["upper"] else None',
         "return home",
-        "an unnamed layer goes into the folder of another session of the same name",
-        (),
+        "a folded layer is kept for a later session of the name of the one that wrote it",
     ),
     Mutant(
         "s39",
@@ -122,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'durable.fsync_dir(f"{store.root}/drafts")',
         "pass",
         "the name of a draft is not synced",
-        ("tests/layerstack/test_durable_names.py",),
+        ("tests/layerstack/test_durable_names.py::test_each_new_name_is_synced_before_what_rests_on_it_is_acknowledged",),
     ),
 )
 

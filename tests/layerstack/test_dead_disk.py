@@ -1,0 +1,102 @@
+"""A disk that refuses everything from one step of a publish on, the undoing too, and is sound again: life goes on before anybody opens the store again.
+
+Others publish, fold and collect; then the store is opened again, and the work of the publish that failed is published or in a draft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Generator
+
+from layerstack import durable, linux
+from layerstack.errors import Invalid
+from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
+from tests.layerstack.tables import disagreement
+from tests.layerstack.test_crash import tapped
+
+BASE: Base = {"f": "".join(f"line {n}\n" for n in range(20)), "d/g": "g\n"}
+STEPS_AT_LEAST = 9
+
+
+def write(s: Stack, text: str) -> None:
+    s.store.update_file("d/g", lambda _: text.encode(), owner="o", request_id="r")
+
+
+def begin(s: Stack) -> Session:
+    """A session with work that is merged by lines, or not, with what comes meanwhile."""
+    session = s.session()
+    put(session.at("f"), get(session.at("f")).replace("line 3\n", "work\n"))
+    put(session.at("new/w"), "work\n")
+    session.umount()
+    return session
+
+
+def publish(session: Session) -> None:
+    session.upper.publish(owner="o", request_id="r")
+
+
+def steps_of_a_publish(s: Stack) -> list[str]:
+    found: list[str] = []
+    session = begin(s)
+    s.store.step = found.append
+    publish(session)
+    s.store.step = durable.no_step
+    return list(dict.fromkeys(found))
+
+
+@contextlib.contextmanager
+def small(s: Stack, name: str) -> Generator[Stack]:
+    folder = f"{s.folder}/{name}"
+    os.mkdir(folder)
+    linux.mount("none", folder, "tmpfs", 0, "mode=755")
+    try:
+        with contextlib.closing(Stack(s.form.name, BASE, folder=folder)) as stack:
+            yield stack
+    finally:
+        linux.umount(folder)
+
+
+@on_a_stack({**BASE})
+def test_work_whose_publish_no_disk_would_undo_is_published_or_kept_whatever_comes_next(s: Stack) -> None:
+    dead = ""
+
+    def tick(name: str) -> None:
+        if dead == "now":
+            raise OSError(errno.EIO, "injected", name)
+
+    steps = steps_of_a_publish(s)
+    assert len(steps) >= STEPS_AT_LEAST, steps
+    tapped(tick)
+    for number, step in enumerate(steps):
+        with small(s, f"n{number}") as stack:
+            write(stack, "1\n")
+            session = begin(stack)
+
+            def stepped(name: str, step: str = step) -> None:
+                nonlocal dead
+                if name == step:
+                    dead = "now"
+
+            stack.store.step = stepped
+            with contextlib.suppress(OSError):
+                publish(session)
+            dead, stack.store.step = "", durable.no_step
+            assert disagreement(stack.store) == "", step
+            write(stack, "2\n")
+            write(stack, "3\n")
+            stack.store.squash()
+            stack.store.gc()
+            with contextlib.suppress(Invalid):  # left to the next open
+                publish(session)
+            stack.store.gc()
+            stack.reopen()
+            assert not stack.store.unrecovered, step
+            if "new/w" not in stack.shows():
+                (draft,) = stack.store.drafts()
+                again = stack.session(draft_id=draft.draft_id)
+                assert (get(again.at("new/w")), "work\n" in get(again.at("f"))) == ("work\n", True), step
+            assert stack.shows()["d/g"] == "3\n", step
+            stack.store.gc()
+            assert os.listdir(f"{stack.root}/staging") == [], step

@@ -1,0 +1,158 @@
+"""Units and derived files on plain trees, as publish-rules 15 and the ADRs 0046 and 0047 have it: what a version means, restated.
+
+A unit is the paths that are one value to the program that writes them. A side changed it when a member has another content, kind or presence than
+in the base; *helpers* (locks, caches, logs that are made again) count for nothing but go with the side whose the unit is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from tests.trees import DIRECTORY, FILE, Entry, Tree, ancestors
+
+HEADER = b"SQLite format 3\0"
+MAGIC = b"\xde\xc0\xef\xbe"
+BESIDE = ("-wal", "-journal", "-shm")
+LEVELDB = re.compile(r"CURRENT|MANIFEST-\d+|IDENTITY|LOCK|LOG(\.old.*)?|OPTIONS-\d+|\d+\.(log|ldb|sst|blob|dbtmp)")
+BOX = "box"
+"""Directories of this name are units by the configuration of the tests, with all that is in them."""
+CONFLICT, OURS, HEAD = "conflict", "ours", "head"
+
+
+class Unit(NamedTuple):
+    """One of them: its root, its members that some tree has, and which of these are helpers."""
+
+    root: str
+    members: frozenset[str]
+    helpers: frozenset[str] = frozenset()
+
+
+class Decided(NamedTuple):
+    """What becomes of it: one conflict at its root, or the members that are one side's whatever the table says."""
+
+    unit: Unit
+    whose: str
+    forced: frozenset[str] = frozenset()
+
+
+def parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def differs(one: Entry | None, other: Entry | None) -> bool:
+    """Another content, kind or presence; attributes aside."""
+    if one is None or other is None:
+        return one is not other
+    return (one.kind, one.body) != (other.kind, other.body)
+
+
+def body(tree: Tree, path: str) -> bytes | None:
+    entry = tree.get(path)
+    return entry.body if entry is not None and entry.kind == FILE else None
+
+
+def is_database(path: str, trees: Sequence[Tree]) -> bool:
+    """One of the trees has a file with the header there, or all that have a file have an empty one."""
+    found = [text[: len(HEADER)] for tree in trees if (text := body(tree, path)) is not None]
+    return HEADER in found or (bool(found) and not any(found))
+
+
+def units_in(trees: Sequence[Tree], *, boxes: bool) -> list[Unit]:
+    """Those that any of the trees has; a database without files beside it is none that its name tells."""
+    paths = {path for tree in trees for path in tree}
+    found: set[Unit] = set()
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        for end in BESIDE:
+            root = path.removesuffix(end)
+            if root != path and name != end and is_database(root, trees):
+                found.add(few(root, [root, *(root + e for e in BESIDE)], [root + "-shm"], trees))
+        if name in ("data.mdb", "lock.mdb") and any(
+            (text := body(tree, join(folder, "data.mdb"))) and text[16:20] == MAGIC for tree in trees
+        ):
+            found.add(few(folder, [join(folder, "data.mdb"), join(folder, "lock.mdb")], [join(folder, "lock.mdb")], trees))
+        if name == "CURRENT" and any(names_its_manifest(tree, folder) for tree in trees):
+            inside = {p for p in paths if parent(p) == folder and LEVELDB.fullmatch(p.rpartition("/")[2])}
+            helpers = {p for p in inside if re.fullmatch(r"LOCK|LOG(\.old.*)?", p.rpartition("/")[2])}
+            found.add(Unit(folder, frozenset(inside), frozenset(helpers)))
+    if boxes:
+        for root in {path for path in paths if path.rpartition("/")[2] == BOX}:
+            found.add(Unit(root, frozenset(p for p in paths if p.startswith(root + "/"))))
+    return sorted((unit for unit in found if unit.members), key=lambda unit: unit.root)
+
+
+def few(root: str, members: Iterable[str], helpers: Iterable[str], trees: Sequence[Tree]) -> Unit:
+    """One of few members, which are files: with a directory among them it is none."""
+    there = [path for path in members if any(path in tree for tree in trees)]
+    if any(path in tree and tree[path].is_dir for path in there for tree in trees):
+        there = []
+    return Unit(root, frozenset(there), frozenset(set(there).intersection(helpers)))
+
+
+def names_its_manifest(tree: Tree, folder: str) -> bool:
+    text = body(tree, join(folder, "CURRENT"))
+    return text is not None and re.fullmatch(rb"MANIFEST-\d+\n?", text) is not None and join(folder, text.decode().strip()) in tree
+
+
+def decide(unit: Unit, base: Tree, ours: Tree, head: Tree, loose: Callable[[str], bool], derived: Callable[[str], bool]) -> Decided | None:
+    """None: the table has the last word on each member."""
+
+    def state(tree: Tree, path: str) -> Entry | None:
+        entry = tree.get(path)
+        return None if entry is not None and entry.is_dir and path not in base else entry
+
+    own = {path for path in unit.members if differs(base.get(path), state(ours, path))}
+    other = {path for path in unit.members if differs(base.get(path), state(head, path))}
+    unlike = {path for path in unit.members if differs(state(ours, path), state(head, path))}
+    true = own - unit.helpers, other - unit.helpers
+    if true[0] and true[1] and (true[0] | true[1]) & unlike:
+        if derived(unit.root):
+            return Decided(unit, HEAD, frozenset(own & unlike))
+        if all(loose(path) for path in unit.members - unit.helpers) and all(loose(path) for path in true[0] | true[1]):
+            return Decided(unit, OURS, frozenset(other & unlike))
+        return Decided(unit, CONFLICT)
+    if true[0] and not true[1]:
+        return Decided(unit, OURS, frozenset(other & unlike))
+    return Decided(unit, HEAD, frozenset((own if true[1] and not true[0] else own & other) & unit.helpers & unlike))
+
+
+# Derived files
+
+CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".sass-cache", ".parcel-cache")
+TAG = b"Signature: 8a477f597d28d172789f06886806bc55"
+
+
+def derived_by(trees: Sequence[Tree]) -> Callable[[str], bool]:
+    """Is the path in a directory that is known to be a tool's cache, byte code that is compared with its source, or such a directory itself?"""
+
+    def tagged(folder: str) -> bool:
+        having = [tree for tree in trees if folder in tree and tree[folder].kind == DIRECTORY]
+        return bool(having) and all((body(tree, f"{folder}/CACHEDIR.TAG") or b"").startswith(TAG) for tree in having)
+
+    def within(folder: str) -> bool:
+        return any(
+            at.rpartition("/")[2] in CACHES or at.endswith("node_modules/.cache") or tagged(at)
+            for at in (*ancestors(folder)[1:], folder)
+            if at
+        )
+
+    def compared(entry: Entry) -> bool:
+        return entry.kind == FILE and len(entry.body) >= 8 and entry.body[2:4] == b"\r\n" and entry.body[4:8] in (bytes(4), b"\3\0\0\0")
+
+    def derived(path: str) -> bool:
+        there = [tree[path] for tree in trees if path in tree]
+        folder, _, name = path.rpartition("/")
+        if there and all(entry.is_dir for entry in there):
+            return name == "__pycache__" or within(path)
+        if re.fullmatch(r"\.eslintcache|\.stylelintcache|.*\.tsbuildinfo", name):
+            return True
+        byte_code = re.fullmatch(r".*\.pyc(\.\d+)?", name) is not None and folder.rpartition("/")[2] == "__pycache__"
+        return (byte_code and all(map(compared, there))) or within(folder)
+
+    return derived
