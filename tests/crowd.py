@@ -134,6 +134,21 @@ class Crowd:
             raise FileNotFoundError(full)
         self.take(full)
 
+    def remove_folder(self) -> None:
+        full = self.a_folder()
+        if full == self.root:
+            raise OSError
+        shutil.rmtree(full)
+
+    def scatter(self) -> None:
+        """Something here and there at and below a directory."""
+        for folder, folders, _ in os.walk(self.a_folder()):
+            folders.sort()
+            if self.random.random() < 0.6:
+                os.chmod(folder, self.random.choice((0o700, 0o711)))
+            if self.random.random() < 0.6:
+                self.put(f"{folder}/scattered", b"%d\n" % self.random.randrange(3))
+
     def make_anew(self) -> None:
         """rm -r, mkdir, and a name or two of what was there: with many names missing the kernel's mark stays."""
         full = self.a_folder()
@@ -190,5 +205,5 @@ class Crowd:
 
     KINDS = (
         edit, edit, edit, edit, shorten, write_new, write_new, chmod, chmod, chmod_folder, chmod_folder, xattr, xattr, xattr, remove, remove,
-        make_anew, make_anew, make_anew, fifo, other_kind, link, rename, touch, age_folders, sparse,
+        remove_folder, remove_folder, scatter, scatter,        make_anew, make_anew, make_anew, fifo, other_kind, link, rename, touch, age_folders, sparse,
     )  # fmt: skip

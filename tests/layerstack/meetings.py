@@ -25,18 +25,17 @@ class Meeting(StackMatchesModel):
     def meet(self, number: int) -> None:
         random = Random(number)
         self.begin(crowd.crowded(random), random.choice((capture.SLACK, capture.SLACK, -1000)), random.choice((seen_tree.SEEN_MAX, 5)))
-        focus = random.choice(crowd.FOCUS)
-        alike = random.getrandbits(32)
-        sessions = [self.add_session() for _ in range(3)]
-        for session in sessions:
-            if random.random() < 0.5:  # what several of them do alike
-                self.tweak(session, Random(alike), focus)
-            self.tweak(session, random, focus)
+        focus, alike = random.choice(crowd.FOCUS), random.getrandbits(32)
+        sessions = [self.a_tweaked(random, focus, alike) for _ in range(2)]
+        early = random.random() < 0.5
+        if early:
+            sessions.append(self.a_tweaked(random, focus, alike))
         self.settle(sessions[0], random)
-        if random.random() < 0.7:
-            self.finish(
-                sessions[1], previewed=False, to_draft=False, overtaken=(random.choice(STANDING), lambda: self.settle(sessions[2], random))
-            )
+        if not early:  # it undoes what was just published, say, while the second one publishes the same
+            sessions.append(self.a_tweaked(random, focus, alike))
+        if random.random() < 0.8:
+            at = random.choice(STANDING), lambda: self.settle(sessions[2], random)
+            self.finish(sessions[1], previewed=False, to_draft=False, overtaken=at)
         for session in sessions[1:]:
             if session in self.sessions:
                 self.settle(session, random)
@@ -47,6 +46,14 @@ class Meeting(StackMatchesModel):
         self.looks += 1
         if self.looks % 5 == 0:
             super().check_projection(snapshot, want)
+
+    def a_tweaked(self, random: Random, focus: str, alike: int) -> Session:
+        """A session on the head; half of them do what others do as well, and all something of their own."""
+        session = self.add_session()
+        if random.random() < 0.5:
+            self.tweak(session, Random(alike), focus)
+        self.tweak(session, random, focus)
+        return session
 
     def tweak(self, session: Session, random: Random, focus: str) -> None:
         self.tally["edits"] += crowd.Crowd(session.mount, random, focus).work()

@@ -57,6 +57,7 @@ class Copy:
     def pytest(self, tests: Iterable[str], *, soak: bool = False) -> tuple[int, str]:
         """(exit code, what was printed) of the tests in the copy, with no compiled byte code of another state."""
         scratch = tempfile.mkdtemp(prefix="t", dir=self.folder)
+        os.chmod(scratch, 0o1777)  # some of the tests become an ordinary user
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "EOS_"))}
         env |= {
             "PYTHONPATH": os.pathsep.join((self.root, os.path.join(self.root, "agent_image"))),
