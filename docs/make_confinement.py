@@ -55,6 +55,11 @@ keys, tokens and histories; `eos doctor` prints the list that holds on this mach
 behind it: on each mount that shows it, also below a `rootfs:`. Limits: a second hard link of a hidden file shows it under that other name; an overlay mount
 of somebody else whose layers lie in a hidden folder shows them; what is mounted after the sandbox was started is not seen at all; a file system that no overlay
 can be made of (vfat, for one) is bound as it is, and of the sockets there those that the machine lists are hidden when a session is made.
+
+A gateway that begins later, with another `EOS_STATE_DIR`, notes what it keeps in `~/.local/state/eos/gateways`; sessions that are open lose sight of it before their next
+command begins, and at the latest about a second after the note. Until then, its first second, they can read it; what a process has opened or stands in by then it keeps, and a folder that holds
+the session's own workspace is not hidden from it (the agent's log says `neighbours_uncovered`). Who needs more starts the second gateway first, or names its folder in
+`hidden_paths`.
 """
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import cgroups, headroom, init_program, log, namespaces, oom, settings, telemetry, zygote
+from eos_agent import cgroups, headroom, init_program, log, namespaces, neighbours, oom, settings, telemetry, zygote
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -96,6 +96,7 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
         found.get("runtime.workspace.max_open_files", 65536),
         init_program.find() if found.get("runner.init", "auto") == "auto" else None,
     )
+    news = neighbours.News() if found.local else None
     zygote_pid, zygote_socket = zygote.fork_zygote(host, groups)
     oom.take(oom.Scores.here().agent)  # refused to whoever may not lower it: all else is above it anyway
     store = open_store(found, ordinary)
@@ -105,7 +106,7 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
         if swept:
             log.line(f"boot reap removed {swept} cgroups of an earlier agent")
         groups.record(record)
-        code = asyncio.run(_run(found, token, store, zygote_pid, zygote_socket, groups, room))
+        code = asyncio.run(_run(found, token, store, zygote_pid, zygote_socket, groups, room, news))
         groups.close()
         room.close()
         with contextlib.suppress(FileNotFoundError):
@@ -214,6 +215,7 @@ async def _run(
     zygote_socket: socket.socket,
     groups: cgroups.Groups,
     room: headroom.Headroom,
+    news: neighbours.News | None,
 ) -> int:
     from eos_agent import apart, proof
     from eos_agent.commands import Commands
@@ -226,7 +228,7 @@ async def _run(
     from eos_agent.squash import Policy
     from layerstack import durable
 
-    forker = zygote.Zygote(zygote_pid, zygote_socket, groups, local=found.local)
+    forker = zygote.Zygote(zygote_pid, zygote_socket, groups, news=news)
     forker.inotify_most = found.get("runtime.workspace.max_inotify_instances", forker.inotify_most)
     await forker.start()
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)

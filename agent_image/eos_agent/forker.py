@@ -17,7 +17,7 @@ import socket
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from eos_agent import cgroups, channel, children, helper, init_program, network, oom, runner, view
+from eos_agent import cgroups, channel, children, helper, init_program, machine_view, network, oom, runner, view
 from eos_agent.harden import Hardening
 from layerstack import linux
 
@@ -149,6 +149,8 @@ class _Zygote:
         self.plans: dict[int, runner.Plan] = {}  # of each that lives and is the native one
         self.program_fd = program_fd
         self.home: _Home | None = None
+        self.home_of_covers: _Home | None = None
+        self.known: set[str] = set()  # folders of other gateways that the overlays were made to look for
         if program_fd >= 0:
             with contextlib.suppress(OSError, view.SetupFailed):
                 self.home = _Home()
@@ -173,7 +175,7 @@ class _Zygote:
                 if not raw:
                     return
                 for frame in decoder.feed(raw, fds):
-                    self.create(frame) if frame.message["op"] == "create" else self.help(frame)
+                    {"create": self.create, "cover": self.cover}.get(frame.message["op"], self.help)(frame)
             elif moment and self.wanted:
                 self.make_spare(min(self.wanted))
             if self.emptied:
@@ -236,6 +238,7 @@ class _Zygote:
             _, reach, rootfs_mode = frame.message["spec"]
             plan = self.plan(self.scene, reach, rootfs_mode)
             sockets = view.listening_sockets() if self.scene.sockets_show and (plan.read_only or plan.isolated) else []
+            self.look_again(frame.message["covered"])
             order = runner.Order(mount_fd, theirs, [*sockets, *frame.message["covered"]], None)
             pid, pidfd, leaf = self.start(plan, order)
             channel.send(self.sock, {"event": "started", "id": number, "pid": pid, "leaf": leaf}, fds=[pidfd])
@@ -248,6 +251,36 @@ class _Zygote:
         finally:
             os.close(mount_fd)
             os.close(theirs)
+
+    def look_again(self, paths: list[str]) -> None:
+        """An overlay remembers of a folder that came up since that it is not there: it could not be hidden, and would show a moment later."""
+        if not self.known.issuperset(paths):
+            self.known.update(paths)
+            machine_view.refresh(os.getpid())
+
+    def cover(self, frame: channel.Frame) -> None:
+        """Hide folders that came up since in every session that is there. What a process of it has open, or stands in, it keeps."""
+        paths: list[str] = frame.message["paths"]
+        failed: list[str] = []
+        self.look_again(paths)
+        for pid, plan in list(self.plans.items()):
+            if not plan.read_only:
+                continue
+            try:
+                if self.home is None:
+                    self.home_of_covers = self.home_of_covers or _Home()
+                home = self.home or self.home_of_covers
+                assert home is not None
+                pidfd = os.pidfd_open(pid)
+                try:
+                    with home.left_for(pidfd):
+                        failed += view.cover(paths, plan.scene.workspace_root)
+                finally:
+                    os.close(pidfd)
+            except (OSError, view.SetupFailed) as error:
+                if not isinstance(error, ProcessLookupError):
+                    failed += paths
+        channel.send(self.sock, {"event": "covered", "id": frame.message["id"], "failed": sorted(set(failed))})
 
     def start(self, plan: runner.Plan, order: runner.Order) -> tuple[int, int, str]:
         """Pid, pidfd and leaf of a runner with that order; while an isolated one sets up what it sees, it is connected from here."""

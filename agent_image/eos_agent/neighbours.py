@@ -3,7 +3,7 @@
     <home>/.local/state/eos/gateways/<name>.json   {"format": 1, "folders": ["/abs/state", "/abs/cache"]}, 0600
 
 The home is that of the user data base, whatever HOME says, so that gateways of one person find each other; a gateway of root reads everybody's. A note
-counts for folders that belong to the same user as the note, and is removed by the next gateway when none of them is left.
+counts for folders that are there and belong to the same user as the note, and is removed by the next gateway when none of them is left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import stat
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +21,11 @@ FORMAT = 1
 REGISTER = ".local/state/eos/gateways"
 NOTES_MAX = 4096
 NOTE_BYTES_MAX = 65536
-_BEGUN_NS = time.time_ns()
 
 
 def note(home: str, folders: Sequence[str]) -> None:
-    """Note our own. Nothing is changed where the note says so already.
+    """Note our own, again at each start and when one of them is made: who looks for news sees that the register changed. Notes go of
+    which nothing is left, or nothing but what we note too.
 
     Raises:
         OSError: the register cannot be written; other gateways do not hide these folders then.
@@ -39,24 +38,23 @@ def note(home: str, folders: Sequence[str]) -> None:
     name = hashlib.sha256(text).hexdigest()[:16] + ".json"
     for other in os.listdir(register)[:NOTES_MAX]:
         named = _named(os.path.join(register, other)) if other != name and other.endswith(".json") else None
-        if named is not None and not any(map(os.path.lexists, named[1])):
+        if named is not None and not any(os.path.lexists(folder) for folder in named[1] if folder not in folders):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(register, other))
     path = os.path.join(register, name)
-    if not os.path.exists(path):
-        fd = os.open(f"{path}.{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(text)
-        os.rename(f"{path}.{os.getpid()}", path)
+    fd = os.open(f"{path}.{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(text)
+    os.rename(f"{path}.{os.getpid()}", path)
 
 
-def folders(since_ns: int = 0) -> list[str]:
-    """Of every gateway that this user can know of, noted since then."""
+def folders() -> list[str]:
+    """Of every gateway that this user can know of."""
     found: dict[str, None] = {}
     for register in registers():
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(register))[:NOTES_MAX]:
-                if name.endswith(".json") and _changed(os.path.join(register, name)) >= since_ns:
+                if name.endswith(".json"):
                     found.update(dict.fromkeys(_folders(os.path.join(register, name))))
     return list(found)
 
@@ -66,18 +64,19 @@ def registers() -> list[str]:
 
 
 class News:
-    """What gateways noted since this process began, the last second before included: the zygote, which it forks later, knows what was there by then."""
+    """What gateways keep on this machine and did not when this process began. The zygote, which it forks later, knows what was there by then."""
 
     def __init__(self) -> None:
         self._registers = registers()
         self._times: list[int] = []
         self._late: list[str] = []
+        self._known = frozenset(folders())
 
     def late(self) -> list[str]:
         """Cost: a stat(2) for each home."""
         times = [_changed(path) for path in self._registers]
         if times != self._times:
-            self._late, self._times = folders(since_ns=_BEGUN_NS - 1_000_000_000), times
+            self._late, self._times = [folder for folder in folders() if folder not in self._known], times
         return self._late
 
 

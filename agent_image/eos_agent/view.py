@@ -353,6 +353,20 @@ def _run() -> None:
                 os.close(kept)
 
 
+def cover(paths: Iterable[str], workspace_root: str) -> list[str]:
+    """In a session that is there already, what came up since: hide it. What it cannot be done for: what holds the workspace, or is in use as it is."""
+    failed: list[str] = []
+    for path in paths:
+        try:
+            if is_below(workspace_root, path):  # a mask would hide the workspace, which is mounted already
+                failed.append(path)
+            else:
+                _cover(path, workspace_root)
+        except OSError:
+            failed.append(path)
+    return failed
+
+
 def _cover(path: str, workspace_root: str) -> None:
     if is_below(path, workspace_root):
         return

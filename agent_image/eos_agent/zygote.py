@@ -11,6 +11,7 @@ resolved pid 1 was reaped, nothing of the session lives and the upperdir is free
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -18,7 +19,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from eos_agent import channel
+from eos_agent import channel, log
 from eos_agent.cgroups import NONE, Groups
 from eos_agent.freshness import Freshness
 from eos_agent.inotify import INSTANCES
@@ -26,6 +27,10 @@ from eos_agent.link import Link, resolve
 from eos_agent.neighbours import News
 from eos_agent.session_group import SessionGroup
 from eos_agent.session_runner import Runner, SessionSpec, Spawned, setup_failed
+
+NEWS_S = 1.0
+"""Between two looks for other gateways while sessions are open; before each command there is one too."""
+COVER_S = 10.0
 
 
 class HostSpec(NamedTuple):
@@ -63,16 +68,20 @@ def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.sock
 class Zygote:
     """The agent's handle of the forker."""
 
-    def __init__(self, pid: int, sock: socket.socket, groups: Groups = NONE, *, local: bool = False) -> None:
+    def __init__(self, pid: int, sock: socket.socket, groups: Groups = NONE, *, news: News | None = None) -> None:
+        """`news`: of the local provider alone; made before the zygote was forked, so that it misses nothing that this one does not know."""
         self.pid = pid
-        self._freshness = Freshness(pid) if local else None
-        self._news = News() if local else None
+        self._freshness = None if news is None else Freshness(pid)
+        self._news = news
         self.groups = groups
         self.inotify_most = INSTANCES
         self.lost: asyncio.Future[str]
         self._sock = sock
         self._link: Link | None = None
         self._last_id = 0
+        self._covered: set[str] = set()
+        self._covering: dict[int, asyncio.Future[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
         self._creating: dict[int, Runner] = {}
         self._runners: dict[int, Runner] = {}
 
@@ -80,6 +89,40 @@ class Zygote:
         """Attach to the running loop. `lost` resolves when the forker died: no session survives it, and the agent should end."""
         self.lost = asyncio.get_running_loop().create_future()
         self._link = Link(self._sock, self._on_frame, self._on_end)
+        if self._news is not None:
+            self._looking = asyncio.create_task(self._look_for_news())
+
+    async def _look_for_news(self) -> None:
+        """Sessions that are open hear of gateways that begin meanwhile, whether or not a command begins."""
+        while not self.lost.done():
+            await asyncio.sleep(NEWS_S)
+            if self._runners:
+                with contextlib.suppress(OSError):
+                    await self._cover_news()
+
+    async def _cover_news(self) -> None:
+        """Have what other gateways keep hidden in the sessions that are there; what is hidden already is not told again."""
+        late = [] if self._news is None else self._news.late()
+        fresh = [folder for folder in late if folder not in self._covered]
+        if not fresh or self._link is None:
+            return
+        self._covered.update(fresh)
+        self._last_id += 1
+        number, done = self._last_id, asyncio.get_running_loop().create_future()
+        self._covering[number] = done
+        try:
+            await self._link.send({"op": "cover", "id": number, "paths": fresh})
+            async with asyncio.timeout(COVER_S):
+                await done
+        except TimeoutError:
+            log.log("neighbours_uncovered", paths=fresh)
+        finally:
+            self._covering.pop(number, None)
+
+    async def _before_a_command(self) -> None:
+        if self._freshness is not None:
+            await self._freshness.before_a_command()
+        await self._cover_news()
 
     async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> Runner:
         """Make a session on a detached overlay mount. The caller closes `mount_fd` afterwards, whatever happened.
@@ -96,7 +139,7 @@ class Zygote:
         runner = Runner(spec, ours, self._ask)
         runner.inotify_most = self.inotify_most
         if self._freshness is not None:
-            runner.before_a_command = self._freshness.before_a_command
+            runner.before_a_command = self._before_a_command
         self._creating[number] = runner
         try:
             async with asyncio.timeout(timeout_s):
@@ -123,6 +166,8 @@ class Zygote:
 
     async def close(self) -> None:
         """End every session and the zygote; returns when it was reaped."""
+        if self._looking is not None:
+            self._looking.cancel()
         for runner in list(self._runners.values()):
             await runner.terminate()
         if self._link is not None:
@@ -159,6 +204,12 @@ class Zygote:
             runner = self._creating.pop(message["id"], None)
             if runner is not None:
                 runner.reaped(str(message.get("message")), failed_step=str(message["step"]), code=message.get("errno"))
+        elif event == "covered":
+            waiting = self._covering.get(message["id"])
+            if waiting is not None:
+                resolve(waiting)
+            if message["failed"]:
+                log.log("neighbours_uncovered", paths=message["failed"])
         elif event == "exited":
             runner = self._runners.pop(message["pid"], None)
             if runner is not None:
@@ -171,6 +222,8 @@ class Zygote:
             runner.reaped("was lost with the zygote")
         for runner in self._runners.values():
             runner.orphaned()
+        for waiting in self._covering.values():
+            resolve(waiting)
         self._creating.clear()
         self._runners.clear()
 

@@ -9,8 +9,9 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import protocol
+from eos_agent import private_dirs, protocol
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError
+from eos_mcp import places
 from eos_mcp.config import ConfigError, agent_config, check_profile_fits
 from eos_mcp.gateway import caller
 from eos_mcp.gateway.log import log
@@ -83,6 +84,15 @@ class Creation:
         finally:
             self._under_way -= 1
 
+    def _make_caches(self) -> None:
+        """Before anything lies in them: what is not there cannot be hidden by other gateways."""
+        missing = [path for path in (places.cache_dir(), self.manager.bases) if not os.path.isdir(path)]
+        if missing:
+            with contextlib.suppress(OSError):  # the copy says what is wrong with them
+                for path in missing:
+                    private_dirs.make(path)
+                self.manager.tell_neighbours()
+
     def _make_room(self, count: int) -> None:
         limit, there = self.manager.config.manager.max_sandboxes, len(self.manager.registry) + self._to_come
         if there + count > limit:
@@ -111,6 +121,7 @@ class Creation:
         await manager.run(provider.check_image, image)
         yaml, sections = self._agent_sections(provider)
         progress(f"building base of {workspace}")
+        await manager.run(self._make_caches)
         async with self._copying.setdefault(os.path.realpath(workspace), asyncio.Lock()):
             tree = await manager.run(
                 lambda: base.prepare(

@@ -17,7 +17,7 @@ from eos_mcp.manager.export_guard import Guard, guarding
 from eos_mcp.manager.export_owner import owned_by_folder
 from eos_mcp.manager.export_preview import Preview, check_home
 from eos_mcp.manager.export_receive import Progress, Receiver
-from eos_mcp.manager.export_recover import check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
+from eos_mcp.manager.export_recover import TRY_AGAIN, check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
 from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import Stage, StepHook, no_step
 from eos_mcp.manager.export_stream import ExportStream, refused
@@ -139,7 +139,7 @@ def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:
             stage.kept = True
             stage.leave()
             code = errno.errorcode.get(second.errno or 0, "EIO") if isinstance(second, OSError) else "EIO"
-            details = {"path": dest, "staging": stage.path, "errno": code}
+            details = {"path": dest, "staging": stage.path, "errno": code, "hint": TRY_AGAIN}
             raise OperationError(
                 OPERATION_FAILED,
                 f"export: {error}; taking it back failed as well: {second}. The next export to {dest} tries again",

@@ -17,6 +17,11 @@ from eos_mcp.manager.export_stream import refused
 from eos_mcp.manager.export_tree import Tree
 from eos_mcp.manager.export_voucher import Said, Voucher
 
+TRY_AGAIN = (
+    "see to it that the destination can be written and has space, then repeat the call: it takes that export back first. What it moved out of "
+    "the way lies in the directory that staging names, which is kept until then"
+)
+
 
 def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
     """Take back what a killed export left half done in `dest` (resolved, absolute), in it or above it; its staging directories are removed.
@@ -69,7 +74,7 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
     except OSError as error:
         voucher.close()
         said = voucher.said
-        details: dict[str, Any] = {"path": said.dest, "staging": os.path.join(said.home, os.fsdecode(said.name))}
+        details: dict[str, Any] = {"path": said.dest, "staging": os.path.join(said.home, os.fsdecode(said.name)), "hint": TRY_AGAIN}
         message = f"export: an earlier export to {said.dest} was interrupted and cannot be taken back: {error}"
         if error.errno == errno.ENODEV:
             where = os.path.join(said.dest, os.fsdecode(error.filename))

@@ -157,6 +157,8 @@ class Stage:
             try:
                 stage = cls(home, tree, voucher, step, create=False, form=state["format"])
             except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
+                    raise  # a disk that is read-only now, no descriptor left: what can be written again is still that export's
                 raise NotVouched from error
             stack.callback(stage._close_files)
             stage._read_plan(state)
@@ -486,10 +488,13 @@ def state_of(tree: Tree, said: Said) -> dict[str, Any]:
     """The state file of a staging directory; empty when there is none: it was just made, or it is half removed.
 
     Raises:
-        NotVouched: that export has not written it.
+        NotVouched: that export has not written it. OSError: it cannot be read now.
     """
     fd = tree.open_file(b"state")
     if fd is None:
+        found = tree.lstat(b"state")
+        if found is not None and stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EIO, "the state of an earlier export cannot be read", b"state")
         return {}
     with os.fdopen(fd, "rb") as file:
         try:
@@ -499,8 +504,8 @@ def state_of(tree: Tree, said: Said) -> dict[str, Any]:
             raise NotVouched from error
     if not known:
         raise NotVouched
-    found: dict[str, Any] = value
-    return found
+    state: dict[str, Any] = value
+    return state
 
 
 def clear_away(home: Tree, voucher: Voucher, step: StepHook = no_step) -> None:

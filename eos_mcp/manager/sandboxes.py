@@ -118,20 +118,25 @@ class Manager:
             raise OperationError(INTERNAL_ERROR, str(error), {"path": self.registry.path}, reason="registry_unreadable") from error
         except OSError as error:
             raise OperationError(INTERNAL_ERROR, f"{error.filename}: {error.strerror}", reason="state_dir_unusable") from error
-        await self.run(self._tell_neighbours)
+        await self.run(self.tell_neighbours)
         for name in self.providers:
             self._reconciling[name] = asyncio.create_task(self._reconcile(name))
         self.metrics.watch()
 
-    def _tell_neighbours(self) -> None:
+    def tell_neighbours(self) -> None:
         """Other gateways of this machine hide what is ours from their sessions."""
         if sys.platform == "linux":
             import pwd
 
-            try:
-                neighbours.note(pwd.getpwuid(os.getuid()).pw_dir, self.own)
-            except (OSError, KeyError) as error:
-                log("neighbours_untold", error=str(error))
+            homes = [os.path.expanduser("~")]  # for a container that is run as some uid: it has no entry, or one without a home
+            with contextlib.suppress(KeyError):
+                homes.insert(0, pwd.getpwuid(os.getuid()).pw_dir)
+            for home in homes:
+                try:
+                    neighbours.note(home, self.own)
+                    break
+                except OSError as error:
+                    log("neighbours_untold", error=str(error))
 
     async def close(self) -> None:
         """Keep what is only in memory; sandboxes live on."""

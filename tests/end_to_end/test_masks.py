@@ -99,19 +99,23 @@ def test_what_the_configuration_hides_is_hidden_and_the_answer_says_what_can_be_
 def test_a_second_gateway_of_the_same_person_is_hidden_from_the_sessions_of_the_first(user: User) -> None:
     """With a state directory of its own: its token, its records, its sandboxes."""
 
-    async def scenario(place: Place) -> tuple[str, str]:
+    async def scenario(place: Place) -> tuple[str, str, str]:
         other = f"{place.root}/other"
         os.mkdir(other)
         Path(f"{other}/gateway.token").write_text("secret")
         async with place.host() as host:
             record = await host.do("create_sandbox", image="host", workspace_root=place.workspace)
-            before = await host.run(record["id"], f"cat {other}/gateway.token")
+            made = await host.ask(record["id"], "create_workspace_session")
+            before = await host.run(record["id"], f"cat {other}/gateway.token", workspace_session_id=made["workspace_session_id"])
             os.environ["EOS_STATE_DIR"] = other
             async with hosting(other, backend="local", bundle=place.bundle):
                 pass
-            found = before, await seen(host, record["id"], [other, f"{other}/gateway.token"])
+            look = f"cat {other}/gateway.token; echo end"
+            opened = await host.run(record["id"], look, workspace_session_id=made["workspace_session_id"])
+            found = before, opened, await seen(host, record["id"], [other, f"{other}/gateway.token"])
             await host.do("destroy_sandbox", sandbox_id=record["id"])
             return found
 
-    before, after = user.play(scenario)
-    assert before == "secret" and (after == "end" or user.form is not None)  # that uid has no home to note it in
+    before, opened, after = user.play(scenario)
+    assert before == "secret" and after == "end"
+    assert opened.endswith("end") and "secret" not in opened

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
+from eos_agent.neighbours import News
 from eos_agent.zygote import HostSpec, Runner, SessionSpec, Zygote, fork_zygote
 from layerstack import form, overlay
 from tests import children, leftovers, native, probes
@@ -211,10 +212,11 @@ def in_box(
             program = native.program()
             private = [store, f"{top}/private"] if provider == "local" else []
             host = HostSpec(provider, place, [h.replace("TOP", top) for h in hidden] or [store], private, shown, "", init=program)
+            news = News() if provider == "local" else None
             pid, sock = fork_zygote(host)
 
             async def main() -> T:
-                zygote = Zygote(pid, sock, local=provider == "local")
+                zygote = Zygote(pid, sock, news=news)
                 await zygote.start()
                 try:
                     return await scenario(Box(top, place, zygote, form == "user"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -59,15 +60,42 @@ def test_sessions_see_no_folder_of_a_gateway_that_was_there_before_or_comes_late
         Path(f"{top}/{name}/token").write_text("secret")
         neighbours.note(f"{top}/home", [f"{top}/{name}"])
 
-    async def scenario(box: Box) -> tuple[str, str]:
+    async def scenario(box: Box) -> list[str]:
         first = await box.session()
         look = f"cat {box.top}/before/token {box.top}/later/token; echo end"
-        seen = (await first.run(look)).out
+        seen = [(await first.run(look)).out]
+        neighbours.note(f"{box.top}/home", [f"{box.top}/long-gone", f"{box.top}/later"])  # of a gateway that ran here before
+        seen.append((await first.run(look)).out)
+        running = await first.start(f"while ! [ -e go ]; do sleep 0.1; done; {look}")
         gateway(box.top, "later")
-        return seen, (await (await box.session()).run(look)).out
+        seen.append((await (await box.session()).run(look)).out)
+        seen.append((await first.run(look)).out)
+        await first.run("touch go")
+        seen.append((await running.ended()).out)
+        shutil.rmtree(f"{box.top}/later")
+        gateway(box.top, "later")
+        seen.append((await (await box.session()).run(look)).out)
+        seen.append((await first.run(look)).out)
+        return seen
 
     for found in in_box(scenario, form=form, parent="/var/tmp", before_fork=lambda top: gateway(top, "before")):
         assert "secret" not in found and found.endswith("end\n")
+
+
+@pytest.mark.needs("root", "overlay")
+def test_a_command_that_runs_on_hears_of_a_gateway_that_begins_meanwhile() -> None:
+    """Without any other command or session."""
+
+    async def scenario(box: Box) -> str:
+        os.mkdir(f"{box.top}/later")
+        Path(f"{box.top}/later/token").write_text("secret")
+        token = f"{box.top}/later/token"
+        running = await (await box.session()).start(f"cat {token}; while [ -e {token} ]; do sleep 0.05; done; echo hidden")
+        await running.saw("secret")
+        neighbours.note(f"{box.top}/home", [f"{box.top}/later"])
+        return (await running.ended()).out
+
+    assert in_box(scenario, form="trusted", parent="/var/tmp") == "secrethidden\n"
 
 
 def test_the_data_of_engines_is_where_their_configuration_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
