@@ -204,6 +204,31 @@ def test_a_state_directory_that_holds_other_things_or_is_shared_is_refused_and_n
         assert mode(f"{path}/eos") == 0o700 and mode(path) == more
 
 
+@pytest.mark.parametrize("name", sorted(private_dirs.COMMON_NAMES))
+def test_a_name_that_others_have_too_makes_no_shared_directory_ours(short_dir: str, name: str) -> None:
+    """As /srv/nfs with `exports`, or a site with `index`: nobody else could enter it any more."""
+    path = f"{short_dir}/shared"
+    os.makedirs(f"{path}/{name}")
+    Path(path, "site.html").touch()
+    os.chmod(path, 0o755)
+    with pytest.raises(private_dirs.NotPrivate, match=rf"holds what is not ours.*chmod 700 {path}"):
+        private_dirs.make(path)
+    assert mode(path) == 0o755
+    os.unlink(f"{path}/site.html")
+    assert private_dirs.make(path) == 0o055 and mode(path) == 0o700
+
+
+def test_the_advice_to_close_a_directory_is_enough(short_dir: str) -> None:
+    path = f"{short_dir}/state"
+    os.mkdir(path)
+    Path(path, "eos.yml").touch()
+    os.chmod(path, 0o755)
+    with pytest.raises(private_dirs.NotPrivate):
+        private_dirs.make(path)
+    os.chmod(path, 0o700)
+    assert private_dirs.make(path) == 0
+
+
 def test_a_state_directory_of_an_older_version_is_closed(short_dir: str, umask: int) -> None:
     path = f"{short_dir}/a/b/state"
     assert private_dirs.make(path) == 0

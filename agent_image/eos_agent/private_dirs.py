@@ -10,26 +10,12 @@ import errno
 import os
 import stat
 
-OWN_NAMES = frozenset(
-    {
-        "registry.json",
-        "gateway.pid",
-        "gateway.lock",
-        "gateway.token",
-        "gateway.log",
-        "exports",
-        "export-records",
-        "gateway.sock",
-        "instance_id",
-        "sandboxes",
-        "bundles",
-        "bases",
-        "index",
-    }
-)
+OWN_NAMES = frozenset({"registry.json", "gateway.pid", "gateway.lock", "gateway.token", "gateway.log", "export-records", "gateway.sock"})
 _OF_A_CACHE = ("key-", ".building-", ".torn-", ".pruned-", ".unpacking-", "eos-rt-", "eos-shared-base-")
 _LENGTH_OF_A_HASH = 64
-"""What tells that a directory is ours: one that is found open, is not empty and has none of these is another's, and stays as it is."""
+"""What tells that a directory is ours, whatever else is in it."""
+COMMON_NAMES = frozenset({"exports", "instance_id", "sandboxes", "bundles", "bases", "index"})
+"""What we have too, and others may: a directory that is found open and holds something else beside these is another's, and stays as it is."""
 OTHERS = 0o077
 MAY_WRITE = 0o022
 LINKS_MAX = 40
@@ -87,11 +73,15 @@ def _missing(path: str) -> list[str]:
 def _check_ours(path: str, fd: int, found: os.stat_result) -> None:
     names = set(os.listdir(fd)) - {"lost+found"}
     home = os.path.realpath(os.path.expanduser("~"))
-    if found.st_mode & stat.S_ISVTX or os.path.realpath(path) in ("/", home) or (names and not any(map(_is_our_name, names))):
+    if found.st_mode & stat.S_ISVTX or os.path.realpath(path) in ("/", home) or not _are_ours(names):
         shown = ", ".join(sorted(names)[:3])
-        hint = f"name an empty directory, or {os.path.join(path, 'eos')}, which is made when needed"
+        hint = f"name an empty directory, or {os.path.join(path, 'eos')}, which is made when needed; or close it: chmod 700 {path}"
         mode = stat.S_IMODE(found.st_mode)
         raise NotPrivate(path, f"is open to other users (mode {mode:04o}) and holds what is not ours ({shown}): it is not closed", hint)
+
+
+def _are_ours(names: set[str]) -> bool:
+    return names <= COMMON_NAMES or any(map(_is_our_name, names))
 
 
 def _is_our_name(name: str) -> bool:

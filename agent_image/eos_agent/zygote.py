@@ -104,6 +104,8 @@ class Zygote:
         """Have what other gateways keep hidden in the sessions that are there; what is hidden already is not told again."""
         late = [] if self._news is None else self._news.late()
         fresh = [folder for folder in late if folder not in self._covered]
+        if self._covering:  # somebody else's look: what it found has to be hidden as well before a command begins
+            await asyncio.wait(list(self._covering.values()), timeout=COVER_S)
         if not fresh or self._link is None:
             return
         self._covered.update(fresh)

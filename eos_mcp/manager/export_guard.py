@@ -27,6 +27,9 @@ UNRECORDED = (
 )
 
 
+_OTHERS = 0o077
+
+
 class Guard:
     """Asked by the receiver. `target` is the destination before the export, None while it does not exist."""
 
@@ -89,6 +92,14 @@ class Guard:
         """Permission bits of the directory that the base has there; None: not known, or there is none."""
         found = None if self.copy is None else self.copy.lstat(path)
         return None if found is None or not stat.S_ISDIR(found.st_mode) else stat.S_IMODE(found.st_mode)
+
+    def closed(self, header: pax.Header, old: os.stat_result) -> pax.Header:
+        """Without what the person took away from group and others of a file or directory since the copy was made: it is not opened again."""
+        lost = header.mode & ~old.st_mode & _OTHERS
+        was = self.copy.lstat(header.path) if lost and self.copy is not None else None
+        if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(old.st_mode):
+            return header
+        return header._replace(mode=header.mode & ~(lost & was.st_mode))
 
     # before and after the destination changes
 

@@ -265,6 +265,8 @@ class Receiver:
 
     def _directory(self, n: int, header: pax.Header) -> None:
         old = self._old(header.path)
+        if old is not None and stat.S_ISDIR(old.st_mode):
+            header = self.guard.closed(header, old)
         mode = header.mode if self.carried else 0o700
         if old is not None and stat.S_ISDIR(old.st_mode):
             self._watch(header.path, old)
@@ -406,6 +408,8 @@ class Receiver:
     def _file(self, n: int, header: pax.Header, told: pax.Header) -> None:
         """Args: told: the entry as it came, with the bits that are left out."""
         old = self._old(header.path)
+        if old is not None:
+            header = self.guard.closed(header, old)
         compared: int | None = None  # a descriptor of the destination's file while it is equal so far
         if old is not None and self.target is not None and _may_be_equal(old, header):
             compared = self.target.open_file(header.path)

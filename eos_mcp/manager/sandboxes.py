@@ -131,12 +131,16 @@ class Manager:
             homes = [os.path.expanduser("~")]  # for a container that is run as some uid: it has no entry, or one without a home
             with contextlib.suppress(KeyError):
                 homes.insert(0, pwd.getpwuid(os.getuid()).pw_dir)
+            problems: list[str] = []
             for home in homes:
                 try:
                     neighbours.note(home, self.own)
-                    break
                 except OSError as error:
-                    log("neighbours_untold", error=str(error))
+                    problems.append(str(error))
+                else:
+                    break
+            else:
+                log("neighbours_untold", error="; ".join(problems))
 
     async def close(self) -> None:
         """Keep what is only in memory; sandboxes live on."""

@@ -124,6 +124,31 @@ class LocalProvider:
     def log_tail(self, record: Record) -> list[str]:
         return self._log(record.id)
 
+    def _lies_elsewhere(self, sandbox_id: str) -> str | None:
+        """Where the sandbox was made, if that is not here: the state directory was copied or moved. Its agent, if it has one, is not ours to speak to or to end."""
+        folder = self.folder(sandbox_id)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(os.path.join(folder, "agent.json"), encoding="utf-8") as file:
+                made_at = os.path.dirname(str(json.load(file)["layer_stack_root"]))
+            try:
+                return None if os.path.samefile(made_at, folder) else made_at
+            except FileNotFoundError:
+                return made_at if os.path.isdir(folder) else None
+        return None
+
+    def _check_place(self, sandbox_id: str) -> None:
+        made_at = self._lies_elsewhere(sandbox_id)
+        if made_at is not None:
+            folder = self.folder(sandbox_id)
+            here, there = (os.path.dirname(os.path.dirname(path)) for path in (folder, made_at))
+            hint = f"use the state directory under its own name again: move it back to {there}, or export from there; a copy can only be looked at and destroyed"
+            raise OperationError(
+                INTERNAL_ERROR,
+                f"sandbox {sandbox_id} was made in {made_at} and lies in {folder} now: it works at its own place alone",
+                {"sandbox_id": sandbox_id, "state_dir": here, "made_in": there, "hint": hint},
+                reason="state_dir_moved",
+            )
+
     def find(self, record: Record) -> Found | None:
         if not os.path.exists(os.path.join(self.folder(record.id), "agent.json")):
             return None
@@ -134,6 +159,7 @@ class LocalProvider:
         found = self.find(record)
         if found is None or found.running:
             return found
+        self._check_place(record.id)
         with self._starting:
             found = self.find(record)  # another thread may have done it
             if found is None or found.running:
@@ -372,6 +398,8 @@ class LocalProvider:
             tcp, http = (Endpoint(host=str(value[key][0]), port=int(value[key][1])) for key in ("tcp", "http"))
         except (OSError, ValueError, KeyError, TypeError, IndexError):
             return None
+        if self._lies_elsewhere(sandbox_id) is not None:
+            return None
         listens = Listens(tcp, http, value.get("proof") == proof.FORMAT, number, started if isinstance(started, int) else None)
         if pid is not None:
             return listens if number == pid else None
@@ -435,12 +463,13 @@ class LocalProvider:
     def _remove(self, sandbox_id: str) -> list[str]:
         folder = self.folder(sandbox_id)
         warnings = self._stop(sandbox_id)
-        self._reap_cgroups(folder)
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            with open(f"{folder}/agent.json", encoding="utf-8") as file:
-                socket_dir = os.path.dirname(str(json.load(file)["socket_path"]))
-            if not socket_dir.startswith(folder):
-                durable.remove_tree(socket_dir)
+        if self._lies_elsewhere(sandbox_id) is None:  # else what its files name is that of the one at its own place
+            self._reap_cgroups(folder)
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                with open(f"{folder}/agent.json", encoding="utf-8") as file:
+                    socket_dir = os.path.dirname(str(json.load(file)["socket_path"]))
+                if not socket_dir.startswith(folder):
+                    durable.remove_tree(socket_dir)
         try:
             local_probe.remove_tree(folder, self._python)
         except OSError as error:

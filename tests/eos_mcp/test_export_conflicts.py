@@ -159,6 +159,20 @@ def test_a_file_that_the_person_deleted_is_a_conflict_in_the_workspace_and_writt
     assert at.export(directory(b"src"), file(b"src/a", b"new"))["files_written"] == 1
 
 
+def test_what_the_person_closed_to_others_stays_closed(project: Callable[..., Project]) -> None:
+    """Content comes, permissions of group and others that they took away do not."""
+    at = project()
+    (at.dest / "src").chmod(0o700)
+    (at.dest / "src/a").chmod(0o600)
+    (at.dest / "was-file").chmod(0o640)
+    entries = (directory(b"src", 0o755), file(b"src/a", b"new", 0o755), file(b"src/fresh", b"", 0o644), file(b"was-file", b"other", 0o644))
+    at.export(*entries)
+    at.export(*entries)
+    modes = {name: stat.S_IMODE(os.lstat(at.dest / name).st_mode) for name in ("src", "src/a", "src/fresh", "was-file")}
+    assert modes == {"src": 0o700, "src/a": 0o711, "src/fresh": 0o644, "was-file": 0o640}
+    assert (at.dest / "src/a").read_text() == "new"
+
+
 @KNOWN
 def test_the_same_change_made_by_both_is_none(project: Callable[..., Project], known: str) -> None:
     at = project(known)
