@@ -326,6 +326,15 @@ class AutosquashPolicies(Section):
     squash_at_shared_directory_layers: Annotated[int, Field(ge=2)] | None = None
 
 
+class UnitOfFiles(Section):
+    """Paths that are one value to their program: below each directory that `root` matches (`.`: the workspace), what one of `members` matches.
+    Both are patterns over whole paths, as in `.gitignore`."""
+
+    name: NonEmpty
+    root: NonEmpty
+    members: Annotated[list[NonEmpty], Field(min_length=1)] = Field(default_factory=lambda: ["**"])
+
+
 class LayerStack(Section):
     """Where a value is called `reference`, `conflict`, `merge` or false, it restores what the reference does."""
 
@@ -335,6 +344,7 @@ class LayerStack(Section):
     autosquash_policies: AutosquashPolicies | None = None
     quota_bytes: Positive | None = None
     quota_layers: Positive | None = None
+    units: Annotated[list[UnitOfFiles], Field(max_length=64)] = Field(default_factory=lambda: list[UnitOfFiles]())
     reserved_names: Literal["none", "reference"] = "none"
     remount_rescue_cwd: bool = True
     merge_adjacent: Literal["conflict", "merge"] = "conflict"

@@ -6,6 +6,9 @@ import base64
 import os
 from typing import Any, NamedTuple
 
+MEMBERS_SHOWN = 50
+"""Of a unit, in one conflict."""
+
 
 def path_json(path: str) -> dict[str, str]:
     """`{"path": ...}`, with `path_b64` of the true bytes beside it when they are not UTF-8."""
@@ -71,18 +74,49 @@ class TheirsLayer(NamedTuple):
         return {"layer_id": self.layer_id, "manifest_version": self.manifest_version, "owner": self.owner, "agent": self.agent}
 
 
+class Renamed(NamedTuple):
+    """Where a side has what the base had at another path."""
+
+    to: str
+    by: str
+    """`ours` or `theirs`."""
+
+
+class TornUnit(NamedTuple):
+    """The unit that a conflict is about: both sides changed it, and none of its members is merged alone."""
+
+    name: str
+    """sqlite, lmdb, leveldb, git, or a name of the configuration."""
+    members: tuple[str, ...]
+    """Those that one side changed, or both, in byte order."""
+    base_commit: str | None = None
+    """Of a git repository: what both sides started from, in hex."""
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"name": self.name, "members": [path_json(path) for path in self.members[:MEMBERS_SHOWN]]}
+        if len(self.members) > MEMBERS_SHOWN:
+            found["member_count"] = len(self.members)
+        if self.base_commit is not None:
+            found["base_commit"] = self.base_commit
+        return found
+
+
 class Conflict(NamedTuple):
     """One path that cannot be decided: ours is the session, theirs the head."""
 
     path: str
     cls: str
-    """delete_modify, modify_delete, type, symlink, content, binary, add_add, mode, xattr, parent; several joined by `+`."""
+    """delete_modify, modify_delete, type, symlink, content, binary, add_add, mode, xattr, parent; several joined by `+`; or unit."""
     base: Fingerprint
     ours: Fingerprint
     theirs: Fingerprint
     theirs_layer: TheirsLayer | None = None
     hunks: tuple[Hunk, ...] = ()
     hunks_truncated: bool = False
+    unit: TornUnit | None = None
+    """Of the class `unit`: the path is its root."""
+    renamed: Renamed | None = None
+    """Where one side has it now, when it only renamed it."""
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {
@@ -97,15 +131,46 @@ class Conflict(NamedTuple):
             out["hunks"] = [hunk.to_json() for hunk in self.hunks]
         if self.hunks_truncated:
             out["hunks_truncated"] = True
+        if self.unit is not None:
+            out["unit"] = self.unit.to_json()
+        if self.renamed is not None:
+            out["renamed_to"], out["renamed_by"] = path_json(self.renamed.to), self.renamed.by
         return out
 
 
 class Notice(NamedTuple):
-    """A decision of a publish about one path: `kept` (the head's, in a directory that ours made again), `dropped` with such a directory, or
-    `rules_refused` (a `.gitignore` of the base version beyond the limits: its paths count as source)."""
+    """What a publication decided about a path without asking. Kinds:
+
+    kept            the head's, in a directory that ours made again
+    dropped         the head's, with a directory that ours removed
+    replaced        an ignored path, or unit, that both sides changed: ours stays, what `theirs` made of it is in earlier versions only
+    derived         byte code or a tool's cache that both sides changed: the head's stays; `number` of such paths, the first is named
+    rename_rename   both renamed what the base had there, `renamed` says where to: the head has both
+    split_link      one of the names of a hard link got a content of its own; `others` have the old one
+    rules_refused   a `.gitignore` of the base version beyond the limits: its paths count as source
+    """
 
     kind: str
     path: str
+    theirs: TheirsLayer | None = None
+    unit: str | None = None
+    """The name of the unit whose root the path is."""
+    number: int | None = None
+    """Of the paths that it stands for; `count` on the wire."""
+    more: int | None = None
+    """On the last one of a kind: so many more are not listed."""
+    renamed: tuple[Renamed, ...] = ()
+    others: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, **path_json(self.path)}
+        out: dict[str, Any] = {"kind": self.kind, **path_json(self.path)}
+        if self.theirs is not None:
+            out["theirs_layer"] = self.theirs.to_json()
+        for key, value in (("unit", self.unit), ("count", self.number), ("more", self.more)):
+            if value is not None:
+                out[key] = value
+        for renamed in self.renamed:
+            out[renamed.by] = path_json(renamed.to)
+        if self.others:
+            out["others"] = [path_json(path) for path in self.others]
+        return out

@@ -32,6 +32,7 @@ from layerstack.resolve import Edit, Ignored, Plan, plan
 from layerstack.staging import Names
 from layerstack.states import DIRECTORY, WHITEOUT
 from layerstack.tree import DiskTree, Tree, clone
+from layerstack.unit_plan import meet
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -154,7 +155,7 @@ def _preview(
     """The answer without limits, and how to learn the size of the layer."""
     ignored = store.routes.ignored(version)
     indexed = build(tree, base, hashes=False)
-    planned = _plan(store, tree, indexed, base, version, head, ignored)
+    planned = _plan(store, tree, indexed, base, version, head)
     if planned.conflicts:
         source, other = count_routes(indexed, base, ignored)
         return Preview(False, False, head.version, source, other, planned.conflicts, planned.notices, dropped), int
@@ -169,9 +170,10 @@ def _preview(
     return Preview(not no_op, no_op, head.version, source, other, (), planned.notices, dropped), lambda: size_of(tree, indexed)
 
 
-def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest, ignored: Ignored) -> Plan:
+def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest) -> Plan:
     if head.version == version:
         return Plan((), (), ())
+    ignored = store.routes.for_merge(version, head.version)
     return plan(
         tree, indexed.records, base=base, head=store.chain(head), version=version, ignored=ignored, describe=describe, rules=store.rules
     )
@@ -229,9 +231,8 @@ class _Ready(NamedTuple):
 
 
 def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _Ready:
-    ignored = store.routes.ignored(work.version)
     store.step("publish.plan")
-    planned = _plan(store, work.tree, work.indexed, work.base, work.version, head, ignored)
+    planned = _plan(store, work.tree, work.indexed, work.base, work.version, head)
     if not merge and (planned.conflicts or planned.edits):
         raise HeadMoved
     if planned.conflicts:
@@ -319,7 +320,8 @@ def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: b
                 planned_on = ready.head.version
                 newer = [moved for moved in store.layers.of(head) if moved.version > planned_on]
                 lost = any(moved.first_version <= planned_on for moved in newer)  # squashed: what happened since cannot be told any more
-                if lost or any(moved.meets(index) for moved in newer for index in (ready.indexed.records, work.indexed.records)):
+                own = (ready.indexed.records, work.indexed.records)
+                if lost or any(moved.meets(index) for moved in newer for index in own) or meet(own, newer, store.rules.units):
                     assert not final
                     return None
                 store.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)

@@ -88,7 +88,7 @@ def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str)
     below, over = store.layers.chain(base), store.chain(head)
     assert work.index is not None and isinstance(work.tree, DiskTree)
     store.step("rebase.plan")
-    ignored = store.routes.ignored(base.version)
+    ignored = store.routes.for_merge(base.version, head.version)
     planned = plan(
         work.tree, work.index, base=below, head=over, version=base.version, ignored=ignored, describe=describe, rules=store.rules
     )

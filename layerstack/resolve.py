@@ -10,18 +10,27 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from layerstack.chain import Chain
-from layerstack.changes import ABSENT, Conflict, Hunk, Notice, TheirsLayer
+from layerstack.changes import ABSENT, Conflict, Hunk, Notice, TheirsLayer, TornUnit
+from layerstack.derived import Derived
+from layerstack.git_unit import commit_of
+from layerstack.ignore import FILE_MAX, IgnoreRules
 from layerstack.index import Index, Layer, Record
+from layerstack.manifest import LayerId
 from layerstack.packed_index import PackedIndex
-from layerstack.paths import ancestors
+from layerstack.paths import ancestors, byte_order
 from layerstack.paths import parent as parent_of
 from layerstack.rules import DEFAULT, Rules, Verdict, decide
-from layerstack.states import DIRECTORY, WHITEOUT, State, equal, fingerprint
+from layerstack.states import DIRECTORY, FILE, WHITEOUT, State, equal, fingerprint
 from layerstack.tree import Tree
+from layerstack.unit_plan import decided_units, unit_at
+from layerstack.units import CONFLICT, HEAD, OURS, Decided, Sides, differs
 
 Ignored = Callable[[str, bool], bool]
 """(path, is it a directory?) -> is it on the ignored route?"""
 
+NOTICE_LIMIT = 100
+"""Replaced paths that are named; of more the last notice has the number."""
+UNIT = "unit"
 HUNK_LIMIT = 100
 """Hunks named per conflict; more are cut and said to be."""
 
@@ -69,6 +78,15 @@ class Write(NamedTuple):
         tree.replace(self.path, self.state)
 
 
+class Whiteout(NamedTuple):
+    """Hide what the head has at the path."""
+
+    path: str
+
+    def apply(self, tree: Tree) -> None:
+        tree.whiteout(self.path)
+
+
 class Look(NamedTuple):
     """Nothing to edit, but the directory must be sealed once more, against the head."""
 
@@ -78,7 +96,7 @@ class Look(NamedTuple):
         return
 
 
-Edit = Drop | Bring | Attributes | Write | Look
+Edit = Drop | Bring | Attributes | Write | Whiteout | Look
 
 
 class Plan(NamedTuple):
@@ -111,21 +129,53 @@ def plan(
     """
     merge = _Merge(tree, index, base, head, version, ignored, rules)
     merge.visit("", inside=False, gone=False, covered=False)
-    return Plan(merge.listed_conflicts(describe), tuple(merge.edits), tuple(merge.notices))
+    merge.place_forced()
+    return Plan(merge.listed_conflicts(describe), tuple(merge.edits), merge.listed_notices(describe))
 
 
 class _Merge:
     def __init__(self, tree: Tree, index: Index, base: Chain, head: Chain, version: int, ignored: Ignored, rules: Rules) -> None:
-        self.tree, self.index, self.B, self.H, self.version, self.ignored = tree, index, base, head, version, ignored
+        self.tree, self.index, self.B, self.H, self.version = tree, index, base, head, version
+        self._both_ignore, self._own_rules = ignored, IgnoreRules(self._own_gitignore)
         self.shelf, self.rules = head.shelf, rules
         self.newer = [layer for layer in head.published if not layer.is_base and layer.version > version]
         self.edits: list[Edit] = []
         self.conflicts: dict[str, tuple[str, tuple[Hunk, ...]]] = {}
         self.notices: list[Notice] = []
         self.taken: set[str] = set()  # ignored directories of ours that win over what the head has there
+        self.replaced: list[str] = []  # ignored paths of the head whose change is lost
+        self.left: list[str] = []  # derived paths where ours gives way
         self._children: dict[str, list[str]] | None = None
+        own = Layer(LayerId("ours"), tree, version, index)
+        self.O = Chain(base.published, base.shelf, base.form, (own,))
+        self.derived = Derived((base.find, self.O.find, head.find))
+        self.units = decided_units(own, self.newer, rules.units, self.sides)
+        self.forced = {path: unit.whose for unit in self.units for path in unit.forced}
+        unlisted = [path for path in self.forced if path not in index]
+        self.filled = {above for path in unlisted for above in ancestors(path)}
+        """Directories that `place_forced` brings something into."""
 
     # look-ups
+
+    def sides(self) -> Sides:
+        """The three trees, as the rule for units wants them."""
+
+        def unmoved(path: str) -> bool:
+            return self.B.holder(path) is self.H.holder(path)
+
+        def loose(path: str) -> bool:
+            o, h = self.O.find(path), self.H.find(path)
+            return self.last_writer_wins(path, o if o is not None else self.B.find(path), h)
+
+        return Sides(self.B.find, self.O.find, self.H.find, unmoved, loose, self.derived.within)
+
+    def _own_gitignore(self, path: str) -> bytes | None:
+        state = self.O.find(path)
+        return state.data(FILE_MAX + 1) if state is not None and state.kind == FILE else None
+
+    def ignored(self, path: str, is_directory: bool) -> bool:
+        """By the `.gitignore` files of all three trees: what a side has taken out of them is checked for conflicts."""
+        return self._both_ignore(path, is_directory) and self._own_rules.ignored(path, is_directory)
 
     def children(self, path: str) -> Iterable[str]:
         if isinstance(self.index, PackedIndex):
@@ -172,7 +222,17 @@ class _Merge:
 
     def combine(self, path: str, b: State | None, o: State, h: State) -> State:
         """The merge of the two; what is there afterwards."""
-        verdict = self.decided(path, b, o, h)
+        return self.merged(path, self.decided(path, b, o, h), o, h)
+
+    def combine_ignored(self, path: str, b: State | None, o: State, h: State) -> State:
+        """The same on the ignored route: what does not merge is ours."""
+        verdict = decide(b, o, h, self.rules)
+        if verdict.conflict is not None:
+            self.replaced.append(path)
+        return self.merged(path, verdict, o, h)
+
+    def merged(self, path: str, verdict: Verdict, o: State, h: State) -> State:
+        """Ours where there is a conflict."""
         if verdict.conflict is not None:
             return o
         content, meta, xattrs = verdict.content, verdict.meta, dict(verdict.xattrs)
@@ -192,10 +252,12 @@ class _Merge:
         """Ours has nothing below `path` any more. Source changes of the head there conflict; ignored ones go with the directory."""
         for q in self.below(path):
             h = self.H.find(q)
-            if h is None:
+            if h is None or q in self.forced:
                 continue
             b = self.B.find(q)
-            if self.last_writer_wins(q, b, h) if b is not None else self.ignored(q, h.kind == DIRECTORY):
+            if self.derived(q, b, h):
+                self.left.append(q)
+            elif self.last_writer_wins(q, b, h) if b is not None else self.ignored(q, h.kind == DIRECTORY):
                 self.notices.append(Notice("dropped", q))
             elif b is None:
                 self.conflict(q, "parent")
@@ -207,6 +269,8 @@ class _Merge:
     def visit(self, path: str, *, inside: bool, gone: bool, covered: bool) -> bool:
         """`inside`: an opaque directory of ours is above; `gone`: the parent is no directory in H; `covered`: something newer covers an
         ancestor. -> is the path in the resulting layer?"""
+        if path in self.forced:
+            return self.visit_forced(path, inside=inside, gone=gone)
         if not gone and not covered and not self.shelf.touched(path, self.version):
             return True
         covered = covered or self.shelf.covered(path, self.version)
@@ -222,14 +286,21 @@ class _Merge:
         if h is None:
             self.edits.append(Drop(path))
             return False
-        if not self.last_writer_wins(path, b, h) and not self.unmoved(path, b, h):
-            self.decided(path, b, None, h)
+        if not self.unmoved(path, b, h):
+            if h.kind != DIRECTORY and self.derived(path, b, h):
+                return self.leave(path, None)
+            if self.last_writer_wins(path, b, h):
+                self.replaced.append(path)
+            elif not self.derived(path, b, h):
+                self.decided(path, b, None, h)
         if h.kind == DIRECTORY:
             self.hidden(path)
         return True
 
     def visit_file(self, path: str, b: State | None, o: State, h: State | None, *, inside: bool, gone: bool) -> bool:
         unmoved = self.unmoved(path, b, h)
+        if (gone or not unmoved) and self.derived(path, b, o, h) and not equal(b, o) and not equal(o, h):
+            return self.leave(path, h if inside else None)
         if h is not None and h.kind == DIRECTORY:
             self.hidden(path)
         if equal(b, o):  # inside opaque directories only
@@ -249,6 +320,8 @@ class _Merge:
         if self.last_writer_wins(path, o, h):
             if gone and self.blocked(path):
                 self.conflict(path, "parent")
+            elif h is not None:
+                self.combine_ignored(path, b, o, h)
             return True
         if gone or h is None:
             if gone and b is None:
@@ -263,6 +336,8 @@ class _Merge:
         self, path: str, rec: Record, b: State | None, o: State, h: State | None, *, inside: bool, gone: bool, covered: bool
     ) -> bool:
         if b is None or b.kind != DIRECTORY:  # ours made this directory
+            if (gone or (not self.unmoved(path, b, h) and (h is None or h.kind != DIRECTORY))) and self.derived(path, b, o, h):
+                return self.leave_directory(path, h, inside=inside, gone=gone, covered=covered)
             if gone:
                 if self.last_writer_wins(path, o, h):
                     if self.blocked(path):
@@ -277,18 +352,20 @@ class _Merge:
             if h is None or h.kind != DIRECTORY:
                 if not self.last_writer_wins(path, o, h):
                     self.decided(path, b, o, h)
+                elif h is not None:
+                    self.replaced.append(path)
                 return True
         elif h is None or h.kind != DIRECTORY:  # the head took this directory away
             return self.visit_taken(path, rec, b, o, h, inside=inside, covered=covered)
         # a directory on both sides: attributes first, then what is in it
         now = o
-        if equal(b, o) and not equal(o, h):
+        if not equal(o, h) and (equal(b, o) or (not equal(b, h) and self.derived(path, b, o, h))):
             now = o.changed(meta=h.meta, xattrs=dict(h.xattrs))
             self.edits.append(Attributes(path, now))
-        elif not equal(o, h) and not equal(b, h) and not self.last_writer_wins(path, o, h):
-            now = self.combine(path, b, o, h)
+        elif not equal(o, h) and not equal(b, h):
+            now = (self.combine_ignored if self.last_writer_wins(path, o, h) else self.combine)(path, b, o, h)
         cut = inside or rec.opaque
-        left = False
+        left = path in self.filled
         for child in self.children(path):
             left = self.visit(child, inside=cut, gone=False, covered=covered) or left
         if rec.opaque and not inside:
@@ -303,15 +380,17 @@ class _Merge:
 
     def visit_taken(self, path: str, rec: Record, b: State, o: State, h: State | None, *, inside: bool, covered: bool) -> bool:
         ours_stays = False
-        if not equal(b, o):
+        if not equal(b, o) and not self.derived(path, b, o, h):
             if self.last_writer_wins(path, o, h):
                 ours_stays = True
+                if h is not None:
+                    self.replaced.append(path)
                 self.taken.add(path)
                 if self.blocked(path):
                     self.conflict(path, "parent")
             else:
                 self.decided(path, b, o, h)
-        left = False
+        left = path in self.filled
         for child in self.children(path):
             left = self.visit(child, inside=inside or rec.opaque, gone=not ours_stays, covered=covered) or left
         if ours_stays or left:
@@ -334,18 +413,77 @@ class _Merge:
             if h is None:
                 continue
             b = self.B.find(q)
-            ignored = self.last_writer_wins(q, b if b is not None else h, h)
-            if b is not None:  # ours removed it
-                if not ignored and not self.unmoved(q, b, h):
-                    self.decided(q, b, None, h)
+            ignored, derived = self.last_writer_wins(q, b if b is not None else h, h), self.derived(q, b, h)
+            if self.forced.get(q) == OURS:
+                continue
+            if (q in self.forced or (b is not None and derived and not self.unmoved(q, b, h))) and h.kind != DIRECTORY:
+                if is_directory(parent_of(q)):
+                    self.edits.append(Bring(q, h))
+                    brought[q] = False
+                self.left.append(q)
+            elif b is not None:  # ours removed it
+                if not self.unmoved(q, b, h):
+                    if ignored:
+                        self.replaced.append(q)
+                    elif not derived:
+                        self.decided(q, b, None, h)
             elif is_directory(parent_of(q)):
                 self.edits.append(Bring(q, h))
                 brought[q] = h.kind == DIRECTORY
                 self.notices.append(Notice("kept", q))
-            elif ignored:
+            elif ignored or derived:
                 self.notices.append(Notice("dropped", q))
             else:
                 self.conflict(q, "parent")
+
+    # derived paths and units
+
+    def leave(self, path: str, h: State | None) -> bool:
+        """Ours gives way to the head's: to what shows there, or, in a directory that hides that, to `h`."""
+        self.left.append(path)
+        self.edits.append(Drop(path) if h is None else Bring(path, h))
+        return h is not None
+
+    def leave_directory(self, path: str, h: State | None, *, inside: bool, gone: bool, covered: bool) -> bool:
+        """The same of a directory that ours made where the head has none; what is in it and not derived is judged by itself."""
+        stays = False
+        for child in self.children(path):
+            stays = self.visit(child, inside=inside, gone=True, covered=covered) or stays
+        if stays and not gone:
+            self.decided(path, self.B.find(path), self.tree.state(path), h)
+        return stays or self.leave(path, h if inside else None)
+
+    def visit_forced(self, path: str, *, inside: bool, gone: bool) -> bool:
+        """A member of a unit that is one side's as a whole."""
+        h = self.H.find(path)
+        if self.forced[path] == HEAD:
+            self.edits.append(Bring(path, h) if inside and h is not None else Drop(path))
+            return inside and h is not None
+        if self.index[path].kind == WHITEOUT and h is None:
+            self.edits.append(Drop(path))
+            return False
+        if gone and self.blocked(path):
+            self.conflict(path, "parent")
+        return True
+
+    def place_forced(self) -> None:
+        """Of units that are ours as a whole, the members that ours left as they were in the base and the head did not."""
+        for path in sorted(path for path, whose in self.forced.items() if whose == OURS and path not in self.index):
+            o = self.O.find(path)
+            if self.blocked(path):
+                self.conflict(path, "parent")
+                continue
+            if o is None:
+                if not any((rec := self.index.get(above)) is not None and rec.covers for above in ancestors(path)):
+                    self.edits.append(Whiteout(path))
+                continue
+            for above in ancestors(path):
+                if above not in self.index and above not in self.taken:
+                    container = self.H.find(above) or self.O.find(above)
+                    assert container is not None
+                    self.edits.append(Bring(above, container))
+                    self.taken.add(above)
+            self.edits.append(Bring(path, o))
 
     # the report
 
@@ -360,13 +498,64 @@ class _Merge:
                 return layer
         return None
 
+    def theirs_of(self, paths: Iterable[str]) -> Layer | None:
+        """The newest layer that changed one of them."""
+        found = [layer for path in paths if (layer := self.theirs(path)) is not None]
+        return max(found, key=lambda layer: layer.version, default=None)
+
+    def _with_units(self) -> dict[str, tuple[str, tuple[Hunk, ...]]]:
+        """The conflicts, those about members of a unit put together at its root."""
+        torn = [unit.unit for unit in self.units if unit.whose == CONFLICT]
+        found: dict[str, tuple[str, tuple[Hunk, ...]]] = {unit.root: (UNIT, ()) for unit in torn}
+        for path, (kind, hunks) in self.conflicts.items():
+            if any(unit.holds(path) for unit in torn):
+                continue
+            alone = unit_at(path, self.rules.units, self.sides()) if differs(self.B.find(path), self.H.find(path)) else None
+            if alone is None or alone.root in found:
+                if alone is None:
+                    found[path] = kind, hunks
+                continue
+            if differs(self.B.find(path), self.O.find(path)):
+                found[alone.root] = UNIT, ()
+                torn.append(alone)
+                self.units.append(Decided(alone, CONFLICT, (path,)))
+            else:
+                found[path] = kind, hunks
+        return found
+
+    def _torn(self, unit: Decided) -> TornUnit:
+        commit = commit_of(unit.unit.root, self.B.find) if unit.unit.kind.name == "git" else None
+        return TornUnit(unit.unit.kind.name, unit.changed, commit)
+
+    def listed_notices(self, describe: Callable[[Layer], TheirsLayer]) -> tuple[Notice, ...]:
+        def by(layer: Layer | None) -> TheirsLayer | None:
+            return None if layer is None else describe(layer)
+
+        found = list(self.notices)
+        for unit in self.units:
+            if unit.replaced and unit.whose == OURS:
+                found.append(Notice("replaced", unit.unit.root, by(self.theirs_of(unit.changed)), unit.unit.kind.name))
+            elif unit.replaced and unit.whose == HEAD:
+                self.left += unit.forced
+        replaced = sorted(self.replaced, key=byte_order)
+        for n, path in enumerate(replaced[:NOTICE_LIMIT], 1):
+            more = len(replaced) - n if n == NOTICE_LIMIT and len(replaced) > n else None
+            found.append(Notice("replaced", path, by(self.theirs(path)), more=more))
+        if self.left:
+            left = set(self.left)
+            found.append(Notice("derived", min(left, key=byte_order), number=len(left)))
+        return tuple(found)
+
     def listed_conflicts(self, describe: Callable[[Layer], TheirsLayer]) -> tuple[Conflict, ...]:
         listed: list[Conflict] = []
+        self.conflicts = self._with_units()
+        torn = {unit.unit.root: unit for unit in self.units if unit.whose == CONFLICT}
         for path in sorted(self.conflicts):
             kind, hunks = self.conflicts[path]
             if kind == "parent" and any(a in self.conflicts for a in ancestors(path)):
                 continue  # one conflict per lost subtree
-            layer = self.theirs(path)
+            unit = torn.get(path) if kind == UNIT else None
+            layer = self.theirs(path) if unit is None else self.theirs_of(unit.changed)
             listed_here = path in self.index and self.index[path].kind != WHITEOUT
             listed.append(
                 Conflict(
@@ -378,6 +567,7 @@ class _Merge:
                     None if layer is None else describe(layer),
                     hunks[:HUNK_LIMIT],
                     len(hunks) > HUNK_LIMIT,
+                    None if unit is None else self._torn(unit),
                 )
             )
         listed.sort(key=lambda c: c.path.encode("utf-8", "surrogateescape"))

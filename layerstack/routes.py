@@ -35,6 +35,12 @@ class Routes:
             kept[version] = rules
         return rules.ignored
 
+    def for_merge(self, version: int, head: int) -> Ignored:
+        """The same for work of one version that meets the other: a path is ignored where both ignore it, so that what one of them has taken out
+        of `.gitignore` is checked for conflicts."""
+        one, other = self.ignored(version), self.ignored(head)
+        return one if version == head else lambda path, is_directory: one(path, is_directory) and other(path, is_directory)
+
     def refused(self, version: int) -> list[str]:
         """The `.gitignore` files beyond the limits that paths of this version met so far, sorted."""
         rules = self._rules.get(version)

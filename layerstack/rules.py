@@ -13,6 +13,7 @@ from layerstack.changes import Hunk
 from layerstack.lines import TEXT_MAX, is_text
 from layerstack.merge import merge
 from layerstack.states import FILE, LINK, Meta, State, same
+from layerstack.units import Kind
 
 T = TypeVar("T")
 
@@ -22,6 +23,8 @@ class Rules(NamedTuple):
 
     merge_adjacent: bool = False
     """Edits of neighbouring lines merge; without, they are a conflict."""
+    units: tuple[Kind, ...] = ()
+    """Units beside those that are built in."""
 
 
 DEFAULT = Rules()

@@ -91,7 +91,12 @@ def ignore_of(tree: Tree) -> Ignored:
 
 def publish(base: Tree, ours: Tree, head: Tree) -> Verdict:
     """Every path by the table, then: is what comes out still a tree?"""
-    ignored = ignore_of(base)
+    rules = [ignore_of(tree) for tree in (base, ours, head)]
+
+    def ignored(path: str, is_directory: bool) -> bool:
+        """What one side has taken out of `.gitignore` is checked for conflicts."""
+        return all(rule(path, is_directory) for rule in rules)
+
     out: Tree = {}
     conflicts: dict[str, str] = {}
     from_ours: set[str] = set()
@@ -101,12 +106,15 @@ def publish(base: Tree, ours: Tree, head: Tree) -> Verdict:
         ours_wins = path != "" and shown is not None and ignored(path, shown.is_dir) and (h is None or ignored(path, h.is_dir))
         if o == b:
             entry = h
-        elif h == b or o == h or ours_wins:
+        elif h == b or o == h:
             entry = o
             from_ours.add(path)
         else:
             wrong, entry = decide(b, o, h)
-            if wrong:
+            if ours_wins:  # what does not merge is the last writer's
+                entry = o if wrong else entry
+                from_ours.add(path)
+            elif wrong:
                 conflicts[path] = wrong
         if entry is not None:
             out[path] = entry

@@ -141,6 +141,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     from layerstack.form import TRUSTED, USER
     from layerstack.rules import Rules
     from layerstack.store import Store
+    from layerstack.units import Named
 
     log.line("live remount kernel gate: NOT PROVEN (live remount is not part of this version)")
     reaped = _sweep_scratch(found)
@@ -153,7 +154,8 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     store = _opened(found.layer_stack_root)
     store.quota.bytes = found.get("runtime.layerstack.quota_bytes", None)
     store.quota.layers = found.get("runtime.layerstack.quota_layers", None)
-    store.rules = Rules(merge_adjacent=found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge")
+    units = [Named(**unit) for unit in found.get("runtime.layerstack.units", ())]
+    store.rules = Rules(found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge", tuple(units))
     log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
     if not any(not session.quarantined for session in store.dead.all()):  # else when they are, behind the start
         log.line(SWEPT.format(0))

@@ -1,0 +1,73 @@
+"""Find the units that a publication bears on, where both sides may have changed one, and let `units` decide each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from layerstack.index import Layer
+from layerstack.record import Index
+from layerstack.states import DIRECTORY
+from layerstack.units import BUILT_IN, SQLITE, Candidates, Decided, Kind, Sides, Unit, decide, named_in, units_of
+
+
+def named_by(layer: Layer, kinds: Sequence[Kind]) -> frozenset[Unit]:
+    """The units that the paths of a layer may be members of; found once per layer."""
+    known = layer.named_units
+    if known is None or known[0] is not kinds:
+        known = layer.named_units = kinds, named_in(layer.index or {}, kinds)
+    return known[1]
+
+
+def decided_units(own: Layer, newer: Sequence[Layer], kinds: Sequence[Kind], sides: Callable[[], Sides]) -> list[Decided]:
+    """The units that one side's publication of a part would tear, each with what becomes of it.
+
+    Args:
+        own: the sealed work. newer: the layers of the head since its base.
+    Cost: a search of the names, once per layer; the rest only where something looks like a member.
+    """
+    named = named_in(own.index or {}, kinds).union(*(named_by(layer, kinds) for layer in newer))
+    if not named:
+        return []
+    found = [decide(unit, _candidates(unit, own, newer), sides()) for unit in sorted(named, key=lambda unit: (unit.root, unit.kind.name))]
+    return [one for one in found if one is not None]
+
+
+def _candidates(unit: Unit, own: Layer, newer: Sequence[Layer]) -> Candidates:
+    if unit.kind.members(unit.root) is not None:
+        return Candidates(())
+    ours, again_ours = _listed(own, unit.root)
+    theirs, again_theirs = set[str](), set[str]()
+    for layer in newer:
+        paths, again = _listed(layer, unit.root)
+        theirs |= paths
+        again_theirs |= again
+    return Candidates(ours | theirs, again_ours, again_theirs)
+
+
+def _listed(layer: Layer, root: str) -> tuple[set[str], set[str]]:
+    """What a layer has at and below a path, and which of these are directories that were made again; containers are left out."""
+    paths = {path for path in (root, *layer.under(root)) if (rec := layer.get(path)) is not None and not rec.quiet}
+    return paths, {path for path in paths if (rec := layer.get(path)) is not None and rec.kind == DIRECTORY and rec.opaque}
+
+
+def meet(own: Iterable[Index], newer: Sequence[Layer], kinds: Sequence[Kind]) -> bool:
+    """May a newer layer bear on a unit that the work bears on, though they have no path in common? False is certain."""
+    for index in own:
+        named = named_in(index, kinds)
+        for layer in newer:
+            theirs = named_by(layer, kinds)
+            if not named.isdisjoint(theirs):
+                return True
+            if any(path in index for unit in theirs for path in unit.kind.members(unit.root) or ()):
+                return True
+            if any(layer.get(path) is not None for unit in named for path in unit.kind.members(unit.root) or ()):
+                return True
+    return False
+
+
+def unit_at(path: str, kinds: Sequence[Kind], sides: Sides) -> Unit | None:
+    """The unit that the path is a member of, if it is one in any of the trees; also of a database file alone, which no name tells."""
+    for unit in (*units_of(path, (*kinds, *BUILT_IN)), Unit(SQLITE, path)):
+        if unit.holds(path) and unit.kind.is_there(unit.root, sides.trees):
+            return unit
+    return None

@@ -1,0 +1,335 @@
+"""Units: what a program keeps in several files is one side's as a whole, or one conflict. With SQLite's own library and git."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+
+import pytest
+
+from layerstack.changes import Conflict
+from layerstack.errors import PublishRejected
+from layerstack.publish import Published
+from layerstack.rules import Rules
+from layerstack.units import Named
+from tests import children
+from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
+
+
+def make(path: str, *statements: str) -> None:
+    db = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        db.execute(statement)
+    db.close()
+
+
+def leave_open(path: str, *statements: str) -> None:
+    """A process writes to the database and dies without closing it: what it committed lies in the -wal."""
+    pid = children.fork()
+    if pid == 0:
+        signal.alarm(60)
+        db = sqlite3.connect(path, isolation_level=None)
+        for statement in statements:
+            db.execute(statement)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def ask(path: str, question: str) -> list[tuple[object, ...]]:
+    db = sqlite3.connect(path)
+    try:
+        assert db.execute("pragma integrity_check").fetchall() == [("ok",)]
+        return db.execute(question).fetchall()
+    finally:
+        db.close()
+
+
+def with_database(stack: Stack) -> None:
+    session = stack.session()
+    make(session.at("app.db"), "pragma journal_mode=wal", "create table t (n)", "insert into t values (1)")
+    session.publish()
+
+
+MANY = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 5000) insert into t select i from n"
+COUNT = "select count(*) from t"
+
+
+def the_conflict(session: Session) -> Conflict:
+    """The only one, as a preview, a rebase and a publication tell it alike."""
+    told = session.upper.preview().conflicts
+    for attempt in (session.upper.rebase, session.publish):
+        session.umount()
+        with pytest.raises(PublishRejected) as caught:
+            attempt()
+        assert caught.value.conflicts == told and len(told) == 1
+    session.mount()
+    return told[0]
+
+
+@on_a_stack({"x": "x\n"})
+def test_a_database_that_one_side_wrote_and_the_other_has_in_its_wal_is_one_conflict(stack: Stack) -> None:
+    with_database(stack)
+    a, b = stack.session(), stack.session()
+    make(a.at("app.db"), MANY)
+    leave_open(b.at("app.db"), "update t set n = 7")
+    assert os.path.getsize(b.at("app.db-wal")) > 0, "it is there that b's work lies"
+    a.publish()
+    conflict = the_conflict(b)
+    assert (conflict.path, conflict.cls) == ("app.db", "unit") and conflict.unit is not None
+    assert conflict.unit.name == "sqlite" and conflict.unit.members == ("app.db", "app.db-wal")
+    assert conflict.theirs_layer is not None and conflict.theirs_layer.owner == "s1"
+    assert ask(b.at("app.db"), "select n from t") == [(7,)], "nothing of it is lost"
+    with stack.mounted() as view:
+        shutil.copytree(view, f"{stack.folder}/copy")
+    assert ask(f"{stack.folder}/copy/app.db", COUNT) == [(5001,)]
+
+
+@on_a_stack({"x": "x\n"})
+def test_it_is_the_other_way_round_as_well_and_so_it_is_for_a_draft(stack: Stack) -> None:
+    with_database(stack)
+    a, b = stack.session(), stack.session()
+    make(a.at("app.db"), MANY)
+    leave_open(b.at("app.db"), "update t set n = 7")
+    b.publish()
+    draft = a.keep()
+    told = stack.store.preview_draft(draft.draft_id).conflicts
+    assert [(conflict.path, conflict.cls) for conflict in told] == [("app.db", "unit")]
+    with pytest.raises(PublishRejected) as caught:
+        stack.session(draft_id=draft.draft_id, draft_base="head")
+    assert caught.value.conflicts == told
+    os.rmdir(f"{stack.folder}/s{len(stack.sessions)}")
+    again = stack.session(draft_id=draft.draft_id)
+    assert again.rejected() == {"app.db": "unit"}
+
+
+@on_a_stack({"x": "x\n"})
+def test_an_open_wal_is_carried_whole_where_the_other_side_wrote_elsewhere(stack: Stack) -> None:
+    with_database(stack)
+    a, b = stack.session(), stack.session()
+    put(a.at("x"), "y\n")
+    leave_open(b.at("app.db"), "update t set n = 7")
+    a.publish()
+    b.publish()
+    c = stack.session()
+    assert sorted(name for name in os.listdir(c.view) if name != "x") == ["app.db", "app.db-shm", "app.db-wal"]
+    assert ask(c.at("app.db"), "select n from t") == [(7,)]
+
+
+@on_a_stack({"x": "x\n", ".gitignore": "app.db*\n"})
+def test_an_ignored_database_is_the_last_writers_as_a_whole_and_that_is_told(stack: Stack) -> None:
+    with_database(stack)
+    a, b = stack.session(), stack.session()
+    make(a.at("app.db"), MANY)
+    leave_open(b.at("app.db"), "update t set n = 7")
+    a.publish()
+    told = b.upper.preview().notices
+    done = b.publish()
+    assert done.notices == told and [(notice.kind, notice.path, notice.unit) for notice in told] == [("replaced", "app.db", "sqlite")]
+    assert told[0].theirs is not None and told[0].theirs.owner == "s1"
+    c = stack.session()
+    assert ask(c.at("app.db"), "select n from t") == [(7,)], "the whole of b's, though b's app.db is the base's"
+
+
+@on_a_stack({"x": "x\n", ".gitignore": "app.db*\n"})
+def test_an_ignored_database_whose_last_writer_wrote_the_file_has_no_wal_of_the_other(stack: Stack) -> None:
+    with_database(stack)
+    a, b = stack.session(), stack.session()
+    make(a.at("app.db"), MANY)
+    leave_open(b.at("app.db"), "update t set n = 7")
+    b.publish()
+    done: Published = a.publish()
+    assert [(notice.kind, notice.path) for notice in done.notices] == [("replaced", "app.db")]
+    assert sorted(name for name in stack.shows() if name.startswith("app")) == ["app.db"]
+    c = stack.session()
+    assert ask(c.at("app.db"), COUNT) == [(5001,)]
+
+
+@on_a_stack({"x": "x\n"})
+def test_who_only_read_a_database_takes_the_others(stack: Stack) -> None:
+    with_database(stack)
+    for first in (0, 1):
+        sides = stack.session(), stack.session()
+        before = ask(sides[0].at("app.db"), COUNT)[0][0]
+        assert isinstance(before, int)
+        put(sides[0].at(f"mine-{first}"), "x\n")
+        make(sides[1].at("app.db"), MANY)
+        for n in (first, 1 - first):
+            sides[n].publish()
+        c = stack.session()
+        assert ask(c.at("app.db"), COUNT) == [(before + 5000,)]
+
+
+@on_a_stack({"x": "x\n"})
+def test_a_database_changed_by_both_is_named_as_such_also_without_a_wal(stack: Stack) -> None:
+    with_database(stack)
+    a, b, c = stack.session(), stack.session(), stack.session()
+    make(a.at("app.db"), MANY)
+    make(b.at("app.db"), "delete from t")
+    os.unlink(c.at("app.db"))
+    a.publish()
+    assert b.rejected() == {"app.db": "unit"} and c.rejected() == {"app.db": "unit"}
+
+
+@on_a_stack({"x": "x\n", "d/app.db": b"", "d/x": "x\n"})
+def test_a_hot_journal_goes_with_its_database(stack: Stack) -> None:
+    a, b = stack.session(), stack.session()
+    make(a.at("d/app.db"), "create table t (n)", MANY)
+    a.publish()
+    put(b.at("d/app.db-journal"), b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(504))
+    assert b.rejected() == {"d/app.db": "unit"}
+
+
+LEVEL = {"db/CURRENT": "MANIFEST-000002\n", "db/MANIFEST-000002": b"m\0", "db/000003.log": b"l\0", "db/LOCK": "", "db/LOG": "opened\n"}
+
+
+@on_a_stack(LEVEL)
+def test_a_leveldb_is_one_value_and_its_log_of_what_it_did_is_none_of_it(stack: Stack) -> None:
+    a, b, reader = stack.session(), stack.session(), stack.session()
+    put(a.at("db/000003.log"), b"l\0put a")
+    put(b.at("db/MANIFEST-000004"), b"m\0")
+    put(b.at("db/CURRENT"), "MANIFEST-000004\n")
+    os.unlink(b.at("db/MANIFEST-000002"))
+    put(reader.at("db/LOG"), "opened to read\n")
+    put(a.at("db/LOG"), "opened by a\n")
+    a.publish()
+    conflict = the_conflict(b)
+    assert (conflict.path, conflict.cls) == ("db", "unit") and conflict.unit is not None and conflict.unit.name == "leveldb"
+    assert reader.publish().no_op, "a's database, with a's log"
+    assert stack.shows()["db/LOG"] == "opened by a\n"
+
+
+@on_a_stack({"index/a": "a\n", "index/b": "b\n", "index/notes.txt": "n\n", "else": "e\n"})
+def test_units_of_the_configuration_are_kept_whole_too(stack: Stack) -> None:
+    stack.store.rules = Rules(units=(Named("search", "index", ["?"]),))
+    a, b, c = stack.session(), stack.session(), stack.session()
+    put(a.at("index/a"), "A\n")
+    put(b.at("index/b"), "B\n")
+    put(c.at("index/notes.txt"), "N\n")
+    a.publish()
+    conflict = the_conflict(b)
+    assert conflict.unit is not None and (conflict.path, conflict.unit.name, conflict.unit.members) == (
+        "index",
+        "search",
+        ("index/a", "index/b"),
+    )
+    c.publish()
+
+
+def git(where: str, *words: str) -> str:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@x", "-c", "gc.auto=0", "-c", "safe.directory=*"]
+    done = subprocess.run(["git", "-C", where, *identity, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (words, done.stdout, done.stderr)
+    return done.stdout
+
+
+def with_repository(stack: Stack) -> str:
+    """-> its first commit."""
+    session = stack.session()
+    git(session.view, "init", "-q", "-b", "main")
+    git(session.view, "add", ".")
+    git(session.view, "commit", "-q", "-m", "first")
+    session.publish()
+    return git(session_view(stack), "rev-parse", "HEAD").strip()
+
+
+def session_view(stack: Stack) -> str:
+    return stack.session().view
+
+
+def commit(session: Session, path: str, text: str) -> None:
+    put(session.at(path), text)
+    git(session.view, "add", path)
+    git(session.view, "commit", "-q", "-m", f"write {path}")
+
+
+def whole(view: str) -> None:
+    assert git(view, "fsck", "--full", "--strict") == ""
+    assert git(view, "status", "--porcelain") == ""
+
+
+@on_a_stack({"f": "f\n", "g": "g\n"})
+def test_commits_of_two_sessions_are_one_conflict_and_what_it_advises_brings_both_together(stack: Stack) -> None:
+    first = with_repository(stack)
+    a, b = stack.session(), stack.session()
+    commit(a, "f", "A\n")
+    commit(b, "g", "B\n")
+    commit(b, "new", "new\n")
+    a.publish()
+    conflict = the_conflict(b)
+    assert (conflict.path, conflict.cls) == (".git", "unit") and conflict.unit is not None
+    assert conflict.unit.base_commit == first and ".git/index" in conflict.unit.members
+    patches = git(b.view, "format-patch", "--stdout", f"{first}..")
+    c = stack.session()
+    put(f"{stack.folder}/patches", patches)
+    git(c.view, "am", "-q", f"{stack.folder}/patches")
+    c.publish()
+    d = stack.session()
+    whole(d.view)
+    assert git(d.view, "log", "--format=%s").split("\n")[:3] == ["write new", "write g", "write f"]
+    assert [get(d.at(path)) for path in ("f", "g", "new")] == ["A\n", "B\n", "new\n"]
+
+
+@on_a_stack({"f": "f\n", "g": "g\n"})
+def test_worktrees_of_one_repository_are_published_side_by_side_and_beside_commits(stack: Stack) -> None:
+    with_repository(stack)
+    sessions = [stack.session() for _ in range(3)]
+    for n, session in enumerate(sessions[:2], 1):
+        git(session.view, "worktree", "add", "-q", f"wt{n}", "-b", f"w{n}")
+        put(session.at(f"wt{n}/f"), f"by {n}\n")
+        git(session.at(f"wt{n}"), "commit", "-q", "-a", "-m", f"by {n}")
+    commit(sessions[2], "g", "main\n")
+    for session in sessions:
+        session.publish()
+    view = session_view(stack)
+    assert git(view, "fsck", "--full", "--strict") == ""
+    assert [git(view, "log", "-1", "--format=%s", branch).strip() for branch in ("w1", "w2", "main")] == ["by 1", "by 2", "write g"]
+
+
+@on_a_stack({"f": "f\n"})
+def test_an_object_that_one_side_counts_on_is_not_taken_away_by_the_other(stack: Stack) -> None:
+    with_repository(stack)
+    session = stack.session()
+    put(f"{stack.folder}/blob", "unreachable\n")
+    git(session.view, "hash-object", "-w", f"{stack.folder}/blob")
+    session.publish()
+    a, b = stack.session(), stack.session()
+    commit(a, "h", "unreachable\n")
+    git(b.view, "prune", "--expire=now")
+    a.publish()
+    assert b.rejected() == {".git": "unit"}
+    whole(session_view(stack))
+
+
+@on_a_stack({"f": "f\n"})
+def test_a_branch_that_one_side_checked_out_is_not_taken_away_or_moved_by_the_other(stack: Stack) -> None:
+    with_repository(stack)
+    session = stack.session()
+    git(session.view, "branch", "other")
+    git(session.view, "pack-refs", "--all")
+    session.publish()
+    a, b, c = stack.session(), stack.session(), stack.session()
+    git(a.view, "checkout", "-q", "other")
+    git(b.view, "branch", "-q", "-D", "other")
+    git(c.view, "worktree", "add", "-q", "wt", "other")
+    put(c.at("wt/f"), "moved\n")
+    git(c.at("wt"), "commit", "-q", "-a", "-m", "moved")
+    a.publish()
+    assert b.rejected() == {".git": "unit"} and c.rejected() == {".git": "unit"}
+    whole(session_view(stack))
+
+
+@on_a_stack({".gitignore": ".*\n", "f": "f\n", "g": "g\n"})
+def test_a_repository_that_is_ignored_is_no_last_writers(stack: Stack) -> None:
+    session = stack.session()
+    git(session.view, "init", "-q", "-b", "main")
+    git(session.view, "add", "f", "g")
+    git(session.view, "commit", "-q", "-m", "first")
+    session.publish()
+    a, b = stack.session(), stack.session()
+    commit(a, "f", "A\n")
+    commit(b, "g", "B\n")
+    a.publish()
+    assert b.rejected() == {".git": "unit"}
