@@ -15,7 +15,7 @@ from layerstack import half_done, passing, stopping
 from layerstack.chain import Chain
 from layerstack.paths import join
 from layerstack.paths import parent as parent_of
-from layerstack.states import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, equal
+from layerstack.states import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, State, equal
 from layerstack.tree import Child, Tree
 
 SLACK = 8
@@ -26,6 +26,8 @@ class Sealed(NamedTuple):
     """What sealing left out: the paths of FIFOs, sockets and devices, and of what a killed process had half made (`passing`, `half_done`)."""
 
     dropped: tuple[str, ...]
+    linked: tuple[str, ...] = ()
+    """Files that differ from what the chain has there, which is one of several names of a file."""
 
 
 def seal(tree: Tree, chain: Chain, *, keep: Callable[[str], bool] | None = None, slack: int = SLACK) -> Sealed:
@@ -41,13 +43,14 @@ def seal(tree: Tree, chain: Chain, *, keep: Callable[[str], bool] | None = None,
     if keep is None:
         worker.expand("", "")
     worker.prune("", inside=False)
-    return Sealed(tuple(worker.dropped))
+    return Sealed(tuple(worker.dropped), tuple(worker.linked))
 
 
 class _Seal:
     def __init__(self, tree: Tree, chain: Chain, keep: Callable[[str], bool], slack: int) -> None:
         self.tree, self.chain, self.keep, self.slack = tree, chain, keep, slack
         self.dropped: list[str] = []
+        self.linked: list[str] = []
         self.filled: set[str] = set()  # of names that are looked at: they came with a directory of the base that was renamed
         self.cut: dict[str, bool] = {}  # of the directories that are being pruned: shows nothing of the base there?
         self.git = half_done.GitDirectories(tree, chain, lambda path: self.cut[path])
@@ -135,7 +138,7 @@ class _Seal:
                 children = self._unopaque(path, children, names, gone)
                 marked, missing, moved = False, bool(gone), True
         cut = self.cut[path] = inside or marked or not merges
-        alive = cut or missing or not equal(below, state)
+        alive = cut or missing or not equal(below, state) or (below is not None and self._retimed(path, state, below))
         for name, kind in children:
             stopping.check()
             child = join(path, name)
@@ -166,11 +169,13 @@ class _Seal:
                 if own.hides:
                     tree.whiteout(child)
                     alive, moved = True, True
-                elif equal(under, own):
+                elif equal(under, own) and not self._retimed(child, own, under):
                     tree.unlink(child)
                     moved = True
                 else:
                     alive = True
+                    if under.links > 1 and under.kind == FILE == own.kind:
+                        self.linked.append(child)
             else:
                 alive = True
         if moved:
@@ -196,6 +201,11 @@ class _Seal:
                     tree.mark_opaque(join(path, name))
         tree.unmark_opaque(path)
         return left
+
+    def _retimed(self, path: str, own: State, below: State) -> bool:
+        """Has an entry of unpublished work another time now? It is the work's own, and goes where that goes."""
+        private = self.chain.private
+        return bool(private) and own.times[1] != below.times[1] and self.chain.holder(path) in private
 
     def _half_made(self, path: str, name: str, kind: str, *, cut: bool) -> bool:
         """What the base has of such a name is no work of this session's: somebody meant it."""

@@ -245,7 +245,7 @@ class Dead:
         store.draft_book.leave(session.draft_id)
 
     def attempt(self, session_id: str) -> Draft | None:
-        """Make a draft of its work in this process; None when nothing was unpublished.
+        """Make a draft of its work in this process; None when nothing was unpublished that the draft has not which it stood on.
 
         Raises:
             NotFound, StoreCorrupt, OSError: it failed, and that was counted unless the disk was full.
@@ -274,10 +274,11 @@ class Dead:
         if session.draft_id is not None:
             store.draft_book.claim(session.draft_id)  # the upper's end leaves it
         try:
-            return dead_upper(store, session.session_id, body, session.lease._replace(number=0)).to_draft(reason="recovered")
+            draft = dead_upper(store, session.session_id, body, session.lease._replace(number=0)).to_draft(reason="recovered")
         except BaseException:
             store.draft_book.leave(session.draft_id)
             raise
+        return None if draft is not None and draft.draft_id == session.draft_id else draft
 
     def refused(self, session_id: str, error: BaseException) -> None:
         """It could not even be tried."""

@@ -9,6 +9,7 @@ from layerstack import drafts, durable
 from layerstack.capture import seal
 from layerstack.drafts import Draft
 from layerstack.errors import Busy, NotFound, StoreCorrupt
+from layerstack.hard_links import split_links
 from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.lease import READER, Lease
@@ -69,8 +70,9 @@ class DraftBook:
             base = store.layers.chain(manifest)
             assert isinstance(layer.tree, DiskTree)
             tree = MemoryTree.load(layer.tree)
-            dropped = seal(tree, base).dropped
-            return preview(store, tree, base=base, version=manifest.version, dropped=dropped, leaving=holders(None, draft_id))
+            dropped, linked = seal(tree, base)
+            found = preview(store, tree, base=base, version=manifest.version, dropped=dropped, leaving=holders(None, draft_id))
+            return found._replace(notices=(*found.notices, *split_links(tree, base, linked)))
         finally:
             store.release(lease)
             self.leave(draft_id)

@@ -31,6 +31,8 @@ class Layer:
         self.about: Mapping[str, Any] = about or {}  # the layer's metadata: owner, agent, request_id, base_version, bytes
         self.gone = False
         """Nothing names it any more, its tree may be removed: whoever still looks for it must be told."""
+        self.names_of: dict[tuple[int, int], list[str]] | None = None
+        """By inode the names of files that have several; `hard_links` alone writes it."""
         self.named_units: tuple[object, frozenset[Any]] | None = None
         """For whom, and which: see `unit_plan.named_by`, which alone writes it."""
         self._keys: list[str] | None = None

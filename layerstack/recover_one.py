@@ -31,7 +31,7 @@ class Beside:
         self._store.scrap = Staging(staging)
 
     def recover(self, session_id: str, version: int, layer_ids: Sequence[str]) -> Draft | None:
-        """Make the draft; None when nothing was unpublished.
+        """Make the draft; None when nothing was unpublished that the draft has not which it stood on.
 
         Args:
             version, layer_ids: what its lease is on.
@@ -42,4 +42,5 @@ class Beside:
         store.become(Manifest(version, tuple(reference(LayerId(layer_id)) for layer_id in layer_ids)))
         body = documents.read(f"{store.root}/sessions/{session_id}/session.json")
         lease = Lease(0, f"session {session_id}", version, tuple(layer_ids))
-        return dead_upper(store, session_id, body, lease).to_draft(reason="recovered")
+        draft = dead_upper(store, session_id, body, lease).to_draft(reason="recovered")
+        return None if draft is not None and draft.draft_id == body["draft_id"] else draft

@@ -6,11 +6,11 @@ The outcome is a function of three trees, base B, ours O, head H, alone. Which p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from layerstack.chain import Chain
-from layerstack.changes import ABSENT, Conflict, Hunk, Notice, TheirsLayer, TornUnit
+from layerstack.changes import ABSENT, Conflict, Hunk, Notice, Renamed, TheirsLayer, TornUnit
 from layerstack.derived import Derived
 from layerstack.git_unit import commit_of
 from layerstack.ignore import FILE_MAX, IgnoreRules
@@ -19,6 +19,7 @@ from layerstack.manifest import LayerId
 from layerstack.packed_index import PackedIndex
 from layerstack.paths import ancestors, byte_order
 from layerstack.paths import parent as parent_of
+from layerstack.renames import Renames
 from layerstack.rules import DEFAULT, Rules, Verdict, decide
 from layerstack.states import DIRECTORY, FILE, WHITEOUT, State, equal, fingerprint
 from layerstack.tree import Tree
@@ -30,6 +31,8 @@ Ignored = Callable[[str, bool], bool]
 
 NOTICE_LIMIT = 100
 """Replaced paths that are named; of more the last notice has the number."""
+RENAMES_MAX = 100
+"""Paths that both sides removed about which it is looked where they went."""
 UNIT = "unit"
 HUNK_LIMIT = 100
 """Hunks named per conflict; more are cut and said to be."""
@@ -127,17 +130,27 @@ def plan(
         All conflicts in byte order of paths, none left out; or the edits in the order to apply.
     Cost: O(newer records that meet ours) look-ups; content is read for paths in doubt only.
     """
-    merge = _Merge(tree, index, base, head, version, ignored, rules)
+    merge = _Merge(tree, index, base, head, version, ignored, describe, rules)
     merge.visit("", inside=False, gone=False, covered=False)
     merge.place_forced()
-    return Plan(merge.listed_conflicts(describe), tuple(merge.edits), merge.listed_notices(describe))
+    return Plan(merge.listed_conflicts(), tuple(merge.edits), merge.listed_notices())
 
 
 class _Merge:
-    def __init__(self, tree: Tree, index: Index, base: Chain, head: Chain, version: int, ignored: Ignored, rules: Rules) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        index: Index,
+        base: Chain,
+        head: Chain,
+        version: int,
+        ignored: Ignored,
+        describe: Callable[[Layer], TheirsLayer],
+        rules: Rules,
+    ) -> None:
         self.tree, self.index, self.B, self.H, self.version = tree, index, base, head, version
         self._both_ignore, self._own_rules = ignored, IgnoreRules(self._own_gitignore)
-        self.shelf, self.rules = head.shelf, rules
+        self.shelf, self.rules, self.describe = head.shelf, rules, describe
         self.newer = [layer for layer in head.published if not layer.is_base and layer.version > version]
         self.edits: list[Edit] = []
         self.conflicts: dict[str, tuple[str, tuple[Hunk, ...]]] = {}
@@ -145,9 +158,14 @@ class _Merge:
         self.taken: set[str] = set()  # ignored directories of ours that win over what the head has there
         self.replaced: list[str] = []  # ignored paths of the head whose change is lost
         self.left: list[str] = []  # derived paths where ours gives way
+        self.both_removed: list[str] = []
         self._children: dict[str, list[str]] | None = None
         own = Layer(LayerId("ours"), tree, version, index)
         self.O = Chain(base.published, base.shelf, base.form, (own,))
+        self.renames = {
+            "ours": Renames(base, self.O.find, lambda: iter(index)),
+            "theirs": Renames(base, head.find, lambda: (path for layer in self.newer for path in layer.under(""))),
+        }
         self.derived = Derived((base.find, self.O.find, head.find))
         self.units = decided_units(own, self.newer, rules.units, self.sides)
         self.forced = {path: unit.whose for unit in self.units for path in unit.forced}
@@ -284,6 +302,8 @@ class _Merge:
 
     def visit_whiteout(self, path: str, b: State | None, h: State | None) -> bool:
         if h is None:
+            if b is not None:
+                self.both_removed.append(path)
             self.edits.append(Drop(path))
             return False
         if not self.unmoved(path, b, h):
@@ -523,30 +543,46 @@ class _Merge:
                 found[path] = kind, hunks
         return found
 
+    def _renamed(self, path: str, kind: str) -> Renamed | None:
+        """Where the side that has nothing at the path any more has it now."""
+        if kind not in ("delete_modify", "modify_delete", "parent"):
+            return None
+        by = "ours" if self.O.find(path) is None else "theirs"
+        to = self.renames[by].find(path)
+        return None if to is None else Renamed(to, by)
+
+    def _renamed_twice(self) -> Iterator[Notice]:
+        """What both sides removed at a path, and have at different ones."""
+        for path in self.both_removed[:RENAMES_MAX]:
+            ours, theirs = (self.renames[by].find(path) for by in ("ours", "theirs"))
+            if ours is not None and theirs is not None and ours != theirs:
+                yield Notice("rename_rename", path, self.by(self.theirs(path)), renamed=(Renamed(ours, "ours"), Renamed(theirs, "theirs")))
+
     def _torn(self, unit: Decided) -> TornUnit:
         commit = commit_of(unit.unit.root, self.B.find) if unit.unit.kind.name == "git" else None
         return TornUnit(unit.unit.kind.name, unit.changed, commit)
 
-    def listed_notices(self, describe: Callable[[Layer], TheirsLayer]) -> tuple[Notice, ...]:
-        def by(layer: Layer | None) -> TheirsLayer | None:
-            return None if layer is None else describe(layer)
+    def by(self, layer: Layer | None) -> TheirsLayer | None:
+        """Who published it."""
+        return None if layer is None else self.describe(layer)
 
-        found = list(self.notices)
+    def listed_notices(self) -> tuple[Notice, ...]:
+        found = [*self.notices, *self._renamed_twice()]
         for unit in self.units:
             if unit.replaced and unit.whose == OURS:
-                found.append(Notice("replaced", unit.unit.root, by(self.theirs_of(unit.changed)), unit.unit.kind.name))
+                found.append(Notice("replaced", unit.unit.root, self.by(self.theirs_of(unit.changed)), unit.unit.kind.name))
             elif unit.replaced and unit.whose == HEAD:
                 self.left += unit.forced
         replaced = sorted(self.replaced, key=byte_order)
         for n, path in enumerate(replaced[:NOTICE_LIMIT], 1):
             more = len(replaced) - n if n == NOTICE_LIMIT and len(replaced) > n else None
-            found.append(Notice("replaced", path, by(self.theirs(path)), more=more))
+            found.append(Notice("replaced", path, self.by(self.theirs(path)), more=more))
         if self.left:
             left = set(self.left)
             found.append(Notice("derived", min(left, key=byte_order), number=len(left)))
         return tuple(found)
 
-    def listed_conflicts(self, describe: Callable[[Layer], TheirsLayer]) -> tuple[Conflict, ...]:
+    def listed_conflicts(self) -> tuple[Conflict, ...]:
         listed: list[Conflict] = []
         self.conflicts = self._with_units()
         torn = {unit.unit.root: unit for unit in self.units if unit.whose == CONFLICT}
@@ -564,10 +600,11 @@ class _Merge:
                     fingerprint(self.B.find(path)),
                     fingerprint(self.tree.state(path)) if listed_here else ABSENT,
                     fingerprint(self.H.find(path)),
-                    None if layer is None else describe(layer),
+                    self.by(layer),
                     hunks[:HUNK_LIMIT],
                     len(hunks) > HUNK_LIMIT,
                     None if unit is None else self._torn(unit),
+                    self._renamed(path, kind),
                 )
             )
         listed.sort(key=lambda c: c.path.encode("utf-8", "surrogateescape"))

@@ -20,8 +20,9 @@ from layerstack.chain import Chain
 from layerstack.changes import Notice
 from layerstack.drafts import Draft, keep
 from layerstack.durable import Step
-from layerstack.errors import Invalid, PublishRejected
+from layerstack.errors import Invalid, NotFound, PublishRejected, StoreCorrupt
 from layerstack.fold import fold
+from layerstack.hard_links import split_links
 from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.lease import Lease
@@ -79,6 +80,7 @@ class Upper:
         self._ended = False
         self._late: CommitUnsynced | None = None
         self._dropped: tuple[str, ...] = ()
+        self._split: tuple[Notice, ...] = ()  # hard links that this session parted
         self._told = 0  # so many of these were told by `rebase`
         self.notices: tuple[Notice, ...] = ()
         """Of what was carried over to the head: its publication, and a preview of that, tell them before their own."""
@@ -157,12 +159,14 @@ class Upper:
             store = self._store
             self._renew()
             tree = MemoryTree.load(self._tree())
-            dropped = seal(tree, self._chain).dropped
+            dropped, linked = seal(tree, self._chain)
             if self._chain.private:
                 folded = MemoryTree(tree.state(""), store.form)
                 self._fold(tree, folded)
-                dropped += seal(folded, self._base).dropped
+                left_out, linked = seal(folded, self._base)
+                dropped += left_out
                 tree = folded
+            self._split = split_links(tree, self._base, linked)
             found = preview(
                 store, tree, base=self._base, version=self._manifest.version, dropped=self._dropped + dropped, leaving=self._leaving
             )
@@ -170,7 +174,8 @@ class Upper:
 
     def _notices(self, found: tuple[Notice, ...]) -> tuple[Notice, ...]:
         refused = self._store.routes.refused(self._manifest.version)
-        return (*self.notices, *found, *(Notice("rules_refused", path) for path in refused))
+        all_of_them = (*self.notices, *found, *self._split, *(Notice("rules_refused", path) for path in refused))
+        return tuple(dict.fromkeys(all_of_them))
 
     def publish(self, *, owner: str, request_id: str, agent: str | None = None) -> Published:
         """Publish everything since the base version as one layer. The upper ends; its lease is given back.
@@ -243,6 +248,7 @@ class Upper:
             left, self._lease = self._lease, lease
             store.release(left)
             self.notices += notices
+            notices += self._split
             dropped, self._told = self._dropped[self._told :], len(self._dropped)
             return Rebased(before, head.version, updated, merged, notices, dropped)
 
@@ -271,7 +277,8 @@ class Upper:
         return seen - merged, merged, notices
 
     def to_draft(self, *, reason: str) -> Draft | None:
-        """Keep the work as a draft and end the upper; None when nothing was changed that is not published.
+        """Keep the work as a draft and end the upper; None when nothing was changed that is not published. Work that the draft has which the
+        session stands on stays that draft.
 
         Raises:
             OSError: the disk refused; the upper is as before.
@@ -284,11 +291,22 @@ class Upper:
                 return None
             draft = None
             with self._work() as work:
-                if work.indexed.changes:
+                if (own := self._own_draft()) is not None:
+                    draft = own
+                elif work.indexed.changes:
                     draft = keep(store, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token)
                     store.draft_book.adopt(draft)
             self._end()
             return draft
+
+    def _own_draft(self) -> Draft | None:
+        """The draft that the session stands on, when it has all that the session has; after sealing."""
+        store, draft_id = self._store, self._identity.draft_id
+        if draft_id is None or len(self._chain.private) != 1 or build(self._tree(), self._chain, hashes=False).changes:
+            return None
+        with contextlib.suppress(NotFound, StoreCorrupt):
+            return store.draft_book.get(draft_id)
+        return None
 
     def abandon(self) -> Lease:
         """End the upper here and leave on disk all that it has: it is as if its process had died. The lease is the caller's from now on."""
@@ -352,7 +370,8 @@ class Upper:
         tree: DiskTree = self._tree(step)
         self._sealed = True
         try:
-            self._dropped += seal(tree, self._chain).dropped
+            left_out, linked = seal(tree, self._chain)
+            self._dropped += left_out
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG and not changed:
                 self._sealed = sealed  # nothing was touched: whoever made that path can remove it
@@ -363,8 +382,10 @@ class Upper:
                 folded = DiskTree(scrap("fold"), store.form, aside=store.scrap.path, step=store.step)
                 make_directory(folded.root, tree.state(""))
                 self._fold(tree, folded)
-                dropped += seal(folded, self._base).dropped
+                left_out, linked = seal(folded, self._base)
+                dropped += left_out
                 tree = folded
+            self._split = split_links(tree, self._base, linked)
             try:
                 yield Work(tree, build(tree, self._base, leaving=True), self._manifest.version, self._base, dropped)
             except OSError as error:
