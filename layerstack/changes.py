@@ -92,13 +92,24 @@ class TornUnit(NamedTuple):
     base_commit: str | None = None
     """Of a git repository: what both sides started from, in hex."""
 
+    @property
+    def hint(self) -> str:
+        """What can be done about it: none of its files is to be redone by itself."""
+        if self.name != "git":
+            return "make your changes again in a new session, with the program that wrote them; yours stay readable where they are"
+        span = "--root HEAD" if self.base_commit is None else f"{self.base_commit}.."
+        return (
+            f"commit all of yours where it is, then `git format-patch --stdout {span} > mine.mbox`; bring that file into a new session (file_read"
+            " in yours, file_write there), which has theirs: `git am mine.mbox`, delete the file, publish; or commit in a `git worktree` of your own"
+        )
+
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"name": self.name, "members": [path_json(path) for path in self.members[:MEMBERS_SHOWN]]}
         if len(self.members) > MEMBERS_SHOWN:
             found["member_count"] = len(self.members)
         if self.base_commit is not None:
             found["base_commit"] = self.base_commit
-        return found
+        return found | {"hint": self.hint}
 
 
 class Conflict(NamedTuple):

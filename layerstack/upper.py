@@ -301,8 +301,12 @@ class Upper:
 
     def _own_draft(self) -> Draft | None:
         """The draft that the session stands on, when it has all that the session has; after sealing."""
-        store, draft_id = self._store, self._identity.draft_id
-        if draft_id is None or len(self._chain.private) != 1 or build(self._tree(), self._chain, hashes=False).changes:
+        store, draft_id, only = self._store, self._identity.draft_id, len(self._chain.private) == 1
+        if (
+            draft_id is None or not only or self._number > int(self._identity.rebased)
+        ):  # a session that rebased itself holds more: see `carried`
+            return None
+        if build(self._tree(), self._chain, hashes=False).changes:
             return None
         with contextlib.suppress(NotFound, StoreCorrupt):
             return store.draft_book.get(draft_id)

@@ -42,7 +42,7 @@ def error(failure: Object, name: str) -> str:
     details.pop("request_id", None)
     if is_object(rejection):
         lines += render_conflicts.rejection(rejection)
-        lines.append(render_conflicts.next_step(details))
+        lines.append(render_conflicts.next_step({**details, "publish_rejection": rejection}))
         hint = None  # said with the names in it
     details.pop("session_retained", None)
     if name == "export_changes":

@@ -6,6 +6,7 @@ from eos_mcp.server.replies import Object, is_object, items, rows
 
 SHOWN = 20
 HUNKS = 5
+MEMBERS = 8
 
 
 def rejection(found: Object) -> list[str]:
@@ -27,8 +28,14 @@ def next_step(around: Object) -> str:
     """What to do after a rejection; `around` is the details or the result that it stands in."""
     redo = "redo the listed paths on the newest version (file_read without a session shows it; file_edit without a session, or a new session, changes it)"
     draft, session = around.get("draft_id"), around.get("workspace_session_id")
+    units = _units(around)
+    only_units = bool(units) and all(conflict.get("class") == "unit" for conflict in _conflicts(around))
+    if units:
+        redo = "; ".join(units if only_units else [*units, redo])
     if draft:
         return f"next: {redo}; your version is readable in create_workspace_session draft_id={draft}; the draft may stay (discard_draft deletes it)"
+    if session and around.get("stage") == "rebase" and only_units:
+        return f"next: nothing has happened to session {session}; {redo}"
     if session and around.get("stage") == "rebase":
         return f"next: nothing has happened to session {session}; undo its changes of those lines or paths (file_read without a session shows theirs) and rebase again, or {redo}"
     if session:
@@ -36,9 +43,30 @@ def next_step(around: Object) -> str:
     return f"next: {redo}"
 
 
+def _conflicts(around: Object) -> list[Object]:
+    rejected = around.get("publish_rejection")
+    return rows(rejected.get("conflicts") if is_object(rejected) else around.get("conflicts"))
+
+
+def _units(around: Object) -> list[str]:
+    """What can be done about each unit that both sides changed: none of its files may be redone by itself."""
+    units = [(conflict.get("path"), conflict.get("unit")) for conflict in _conflicts(around)]
+    return [f"{path}: {unit.get('hint')}" for path, unit in units if is_object(unit)]
+
+
 def _conflict(conflict: Object) -> list[str]:
     states = "; ".join(f"{name} {_state(conflict.get(name))}" for name in ("base", "ours", "theirs"))
     lines = [f"- {conflict.get('path')} [{conflict.get('class')}]: {states}"]
+    unit = conflict.get("unit")
+    if is_object(unit):
+        members = [str(row.get("path")) for row in rows(unit.get("members"))]
+        more = unit.get("member_count", len(members)) - MEMBERS
+        lines.append(
+            f"  {unit.get('name')}, one value in several files: {', '.join(members[:MEMBERS])}" + (f" and {more} more" if more > 0 else "")
+        )
+    renamed = conflict.get("renamed_to")
+    if is_object(renamed):
+        lines.append(f"  {conflict.get('renamed_by')} has it at {renamed.get('path')}")
     layer = conflict.get("theirs_layer")
     if is_object(layer):
         who = layer.get("agent") or layer.get("owner") or "somebody"
