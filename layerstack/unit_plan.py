@@ -67,7 +67,7 @@ def meet(own: Iterable[Index], newer: Sequence[Layer], kinds: Sequence[Kind]) ->
 
 def unit_at(path: str, kinds: Sequence[Kind], sides: Sides) -> Unit | None:
     """The unit that the path is a member of, if it is one in any of the trees; also of a database file alone, which no name tells."""
-    for unit in (*units_of(path, (*kinds, *BUILT_IN)), Unit(SQLITE, path)):
+    for unit in units_of(path, (*kinds, *BUILT_IN)):
         if unit.holds(path) and unit.kind.is_there(unit.root, sides.trees):
             return unit
-    return None
+    return Unit(SQLITE, path) if SQLITE.begins(path, sides.trees) else None

@@ -94,6 +94,13 @@ class _Sqlite(Kind):
         found = [head for tree in trees if (head := _head(tree(root), len(self.HEADER))) is not None]
         return self.HEADER in found or (bool(found) and not any(found))
 
+    def begins(self, path: str, trees: Sequence[Find]) -> bool:
+        """Whether one of the trees has a database there that is not empty, and none a directory."""
+        states = [tree(path) for tree in trees]
+        return all(state is None or state.kind != DIRECTORY for state in states) and any(
+            _head(state, 16) == self.HEADER for state in states
+        )
+
 
 class _Lmdb(Kind):
     """A directory with data.mdb, and the helper lock.mdb, which is made again by the first that opens it."""
