@@ -1,12 +1,13 @@
-# `make demo` and `make test` are all that a newcomer types. Each makes .venv first.
+# `make demo` and `make test` are all that a newcomer types. Each makes .venv first; where the checkout cannot be written, or EOS_VENV names a
+# folder, that is elsewhere (.ci/venv).
 
 SHELL := /bin/sh
-PY := .venv/bin/python
+PY = "$(shell .ci/venv where dev)/bin/python"
 DEPENDS := pyproject.toml requirements.lock .ci/venv
 
-# An ordinary user in a tree that somebody else installed: leave it as it is, keep the caches elsewhere.
+# A tree that cannot be written: leave it as it is, keep the caches beside the environment, or where somebody else made that, apart from both.
 ifneq ($(shell test -w . && echo yes),yes)
-CACHES := $(shell mktemp -d)
+CACHES := $(shell .ci/venv caches)
 export RUFF_CACHE_DIR := $(CACHES)/ruff
 export MYPY_CACHE_DIR := $(CACHES)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHES)/hypothesis
@@ -18,6 +19,11 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint bench soak mutants bare vm lock
+
+# Whether an environment elsewhere is whole, .ci/venv knows and make does not.
+ifneq ($(EOS_VENV),)
+.PHONY: .venv/runtime.stamp .venv/dev.stamp
+endif
 
 help:
 	@echo "make demo    three agents work on one project in one sandbox (30 s after set-up)"
@@ -32,14 +38,12 @@ help:
 
 .venv/runtime.stamp: $(DEPENDS)
 	@.ci/venv runtime
-	@touch $@
 
 .venv/dev.stamp: $(DEPENDS)
 	@.ci/venv dev
-	@touch .venv/runtime.stamp $@
 
 demo: .venv/runtime.stamp
-	@.venv/bin/eos demo $(ARGS)
+	@"$$(.ci/venv where runtime)/bin/eos" demo $(ARGS)
 
 # Most of the tests of whole sandboxes wait, so there is one process more than processors; a file stays in one, in the order of the folders.
 JOBS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)

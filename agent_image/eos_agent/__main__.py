@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import cgroups, headroom, init_program, log, namespaces, neighbours, oom, settings, telemetry, zygote
+from eos_agent import cgroups, headroom, init_program, log, namespaces, neighbours, oom, open_files, settings, telemetry, zygote
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -98,6 +98,7 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
     )
     news = neighbours.News() if found.local else None
     zygote_pid, zygote_socket = zygote.fork_zygote(host, groups)
+    open_files.take_all()
     oom.take(oom.Scores.here().agent)  # refused to whoever may not lower it: all else is above it anyway
     store = open_store(found, ordinary)
     try:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import resource
 import select
 import signal
 import socket
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from eos_agent import cgroups, channel, children, helper, init_program, machine_view, network, oom, runner, view
+from eos_agent import cgroups, channel, children, helper, init_program, machine_view, network, oom, open_files, runner, view
 from eos_agent.harden import Hardening
+from eos_agent.open_files import OpenFiles
 from layerstack import linux
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()
-    _limit_open_files(host.open_files)
-    _Zygote(sock, wake, scene, hardening, groups, scores, host.terminals, program_fd).serve()
+    files = open_files.divide(host.open_files)
+    _Zygote(sock, wake, scene, hardening, groups, scores, host.terminals, files, program_fd).serve()
 
 
 def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1) -> tuple[socket.socket, int]:
@@ -74,14 +74,6 @@ def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1)
     fd, *others = runner.keep(sock.detach(), *parts, *(() if program_fd < 0 else (program_fd,)))
     groups.inherit(others[: len(parts)])
     return socket.socket(fileno=fd), others[len(parts)] if program_fd >= 0 else -1
-
-
-def _limit_open_files(most: int) -> None:
-    """Of this process and of all sessions, which inherit it and may not raise it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    hard = most if hard == unlimited else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft == unlimited else min(soft, hard), hard))
 
 
 def _prepare(host: HostSpec) -> view.Scene | view.SetupFailed:
@@ -141,9 +133,10 @@ class _Zygote:
         groups: cgroups.Groups,
         scores: oom.Scores,
         terminals: int,
+        files: OpenFiles,
         program_fd: int,
     ) -> None:
-        self.terminals = terminals
+        self.terminals, self.files = terminals, files
         self.sock, self.wake, self.scene, self.hardening, self.groups, self.scores = sock, wake, scene, hardening, groups, scores
         self.leaves: dict[int, str] = {}  # of each pid 1 that lives
         self.plans: dict[int, runner.Plan] = {}  # of each that lives and is the native one
@@ -214,6 +207,7 @@ class _Zygote:
             self.groups,
             self.scores,
             self.terminals,
+            self.files,
             program_fd=-1 if self.home is None else self.program_fd,
         )
 
@@ -369,7 +363,15 @@ class _Zygote:
             root, own = plan.scene.workspace_root, plan.isolated
             with contextlib.suppress(OSError):  # it is gone, and will be reaped: whoever waits for the session hears of that
                 init_program.give_order(
-                    spare.control, plan.hardening, plan.scores, order.sock_fd, rules, own_network=own, root=root, address=address
+                    spare.control,
+                    plan.hardening,
+                    plan.scores,
+                    plan.files,
+                    order.sock_fd,
+                    rules,
+                    own_network=own,
+                    root=root,
+                    address=address,
                 )
         except view.SetupFailed as failed:
             with socket.socket(fileno=os.dup(order.sock_fd)) as told, contextlib.suppress(OSError):

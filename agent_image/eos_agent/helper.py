@@ -84,5 +84,5 @@ def _live(errand: Errand, sock: socket.socket) -> int:
         channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
         return 1
     channel.send(sock, {"event": "ready"})
-    Resident(sock, errand.scene.workspace_root, OomScore(errand.scores)).serve()
+    Resident(sock, errand.scene.workspace_root, OomScore(errand.scores), None).serve()
     return 0

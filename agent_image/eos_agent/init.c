@@ -55,7 +55,7 @@ struct order { /* little endian, as init_program.ORDER */
     uint32_t magic, flags;
     uint64_t capabilities;
     int32_t own_score, command_score;
-    uint32_t program_bytes, root_bytes, ready_bytes, unused;
+    uint32_t program_bytes, root_bytes, ready_bytes, files_soft, files_hard, unused;
 };
 
 struct buffer {
@@ -422,7 +422,8 @@ static void end_frame(uint32_t fds) {
     memcpy(out.at + frame, head, 12);
 }
 
-static void flush_with(const int *fds, int count) {
+static int flush_with(const int *fds, int count) {
+    /* Nothing is sent and -1 returned when the kernel takes no descriptors: too many of our user are in flight (open_files.py). */
     size_t done = 0;
     while (done < out.used) {
         union {
@@ -444,11 +445,16 @@ static void flush_with(const int *fds, int count) {
         ssize_t sent = sendmsg(agent, &message, MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR)
             continue;
+        if (sent < 0 && errno == ETOOMANYREFS && count && done == 0) {
+            drop(&out);
+            return -1;
+        }
         if (sent <= 0)
             die();
         done += (size_t)sent;
     }
     drop(&out);
+    return 0;
 }
 
 static void flush(void) { flush_with(NULL, 0); }
@@ -459,7 +465,7 @@ static void begin_reply(long long id) {
     number(&out, id);
 }
 
-static void send_reply(const int *fds, int count) {
+static int send_reply(const int *fds, int count) {
     /* descriptors ride on the first byte of their frame: what was written before goes first */
     word(&out, "}");
     end_frame((uint32_t)count);
@@ -475,7 +481,7 @@ static void send_reply(const int *fds, int count) {
         put(&out, own.at, own.used);
         munmap(own.at, own.size);
     }
-    flush_with(fds, count);
+    return flush_with(fds, count);
 }
 
 static void refuse(long long id, const char *why, int code) {
@@ -785,6 +791,7 @@ static int plumb(struct plumbing *p, const struct request *r) {
 }
 
 static volatile int child_error;
+static struct rlimit files; /* how many a command may have: fewer than we may (open_files.py) */
 
 static _Noreturn void become(const char *program, char **argv, char **env, const struct plumbing *p, long uid, long gid) {
     /* In the child of vfork(2), on our memory: nothing here changes any of it but the stack below us and child_error. */
@@ -822,6 +829,8 @@ static _Noreturn void become(const char *program, char **argv, char **env, const
     }
     sigemptyset(&none);
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, 8);
+    if (syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, &files, NULL))
+        goto failed;
     execve(program, argv, env);
 failed:
     child_error = errno ? errno : EIO;
@@ -918,7 +927,12 @@ static void spawn(struct request *r) {
     word(&out, p.tty ? ",\"fds\":[\"tty\"" : r->input ? ",\"fds\":[\"stdin\",\"stdout\"" : ",\"fds\":[\"stdout\"");
     word(&out, r->split && !p.tty ? ",\"stderr\"],\"mark\":" : "],\"mark\":");
     number(&out, mark);
-    send_reply(p.ours, p.count);
+    if (send_reply(p.ours, p.count)) { /* nobody will hear of it: what it has done in its first moment, a killed one may have done too */
+        *last = NULL;
+        free(c);
+        kill(-pid, SIGKILL);
+        refuse(r->id, "in_flight", ETOOMANYREFS);
+    }
     close_all(p.ours, p.count);
     drop(&place);
 }
@@ -1264,7 +1278,8 @@ static void sockets(struct request *r) {
         number(&out, found[n] ? r->families[n] : -1);
     }
     word(&out, "]");
-    send_reply(fds, count);
+    if (send_reply(fds, count))
+        refuse(r->id, "in_flight", ETOOMANYREFS);
     close_all(fds, count);
 }
 
@@ -1283,7 +1298,8 @@ static void namespaces(long long id) {
         }
     }
     begin_reply(id);
-    send_reply(fds, count);
+    if (send_reply(fds, count))
+        refuse(id, "in_flight", ETOOMANYREFS);
     close_all(fds, count);
 }
 
@@ -1501,6 +1517,8 @@ int main(int argc, char **argv) {
 
     prepare_score(order.own_score, order.command_score);
     prepare_marks();
+    files.rlim_cur = order.files_soft;
+    files.rlim_max = order.files_hard;
     harden(&order, order.flags & FLAG_RULESET ? fds[1] : -1, program.at);
     munmap(program.at, program.size);
     if (fds[1] >= 0)

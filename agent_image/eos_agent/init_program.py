@@ -16,10 +16,11 @@ from typing import NoReturn
 from eos_agent import channel
 from eos_agent.harden import Hardening
 from eos_agent.oom import Scores
+from eos_agent.open_files import OpenFiles
 from layerstack import linux
 
 NAME = f"eos-init-{linux.MACHINE}"
-ORDER = struct.Struct("<IIQiiIIII")  # struct order of init.c
+ORDER = struct.Struct("<IIQiiIIIIII")  # struct order of init.c
 _MAGIC, _HAS_RULESET = 0x31494F45, 1
 STAGED = b"1"
 """What the program says on its control socket before it waits for its order."""
@@ -87,6 +88,7 @@ def give_order(
     control: socket.socket,
     hardening: Hardening,
     scores: Scores,
+    files: OpenFiles,
     sock_fd: int,
     ruleset: int,
     *,
@@ -102,7 +104,8 @@ def give_order(
     program = hardening.program_of_own_network if own_network else hardening.program
     place, ready = os.fsencode(root), json.dumps(address).encode()
     flags = _HAS_RULESET if ruleset >= 0 else 0
-    head = ORDER.pack(_MAGIC, flags, hardening.capabilities, scores.init, scores.command, len(program), len(place), len(ready), 0)
+    sizes = len(program), len(place), len(ready)
+    head = ORDER.pack(_MAGIC, flags, hardening.capabilities, scores.init, scores.command, *sizes, *files, 0)
     raw = head + program + place + ready
     sent = control.sendmsg([raw], channel.rights([sock_fd] if ruleset < 0 else [sock_fd, ruleset]))
     if sent < len(raw):

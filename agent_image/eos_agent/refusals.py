@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
-from eos_agent.spawn import cwd_not_found, exec_failed
+from eos_agent.spawn import cwd_not_found, exec_failed, too_many_in_flight
 
 
 def refusal(request: Mapping[str, Any], answer: Mapping[str, Any]) -> Exception:
@@ -30,6 +30,8 @@ def refusal(request: Mapping[str, Any], answer: Mapping[str, Any]) -> Exception:
     if word == "freeze_failed":
         moving = list(answer["processes"])
         return OperationError(OPERATION_FAILED, f"cannot freeze: {moving}", {"processes": moving}, reason="freeze_failed")
+    if word == "in_flight":
+        return too_many_in_flight()
     if word in ("no_pipe", "no_socket", "no_namespace"):
         return os_error(error)
     return RuntimeError(f"{request.get('op')} in the native init: {word} {code}")

@@ -22,9 +22,10 @@ from eos_agent.aside import Aside, Undo, Work
 from eos_agent.children import SIGINFO_BYTES, hear_of_children
 from eos_agent.kill import Kill, send, send_to_group
 from eos_agent.oom import OomScore
+from eos_agent.open_files import OpenFiles
 from eos_agent.processes import FREEZE_LIMIT_S, Marks, Process, alone, bears, list_processes
 from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError, os_error
-from eos_agent.spawn import cwd_not_found, exec_failed, find_program, plumb, start
+from eos_agent.spawn import cwd_not_found, exec_failed, find_program, plumb, start, too_many_in_flight
 from layerstack import passing
 from layerstack.errors import LayerStackError
 
@@ -48,8 +49,10 @@ class _Command:
 class Resident:
     """The loop of a session's pid 1."""
 
-    def __init__(self, sock: socket.socket, workspace_root: str, oom_score: OomScore) -> None:
+    def __init__(self, sock: socket.socket, workspace_root: str, oom_score: OomScore, files: OpenFiles | None) -> None:
+        """files: of commands; None for one that gets none to start."""
         self._sock = sock
+        self._files = files
         self._root = workspace_root
         self._wake = hear_of_children()
         self._environment: dict[str, str] = {}  # of the last command that brought one
@@ -160,9 +163,22 @@ class Resident:
         except Exception as error:
             reply = {"error": _envelope(error)}
         self._flush()
-        channel.send(self._sock, {"id": number, **reply}, data, fds)
+        try:
+            channel.send(self._sock, {"id": number, **reply}, data, fds)
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            if op == "spawn":
+                self._take_back(message["key"])
+            channel.send(self._sock, {"id": number, "error": _envelope(too_many_in_flight())})
         for fd in fds:
             os.close(fd)
+
+    def _take_back(self, key: str) -> None:
+        """End a command that nobody will hear of: what it had done in its first moment, a killed one may have done too."""
+        command = self._commands.pop(key)
+        del self._leaders[command.pid]
+        send_to_group(command.pid, signal.SIGKILL)
 
     def _event(self, event: str, key: str, **values: Any) -> None:
         self._events += channel.encode({"event": event, "key": key, **values})
@@ -238,7 +254,7 @@ class Resident:
                 raise cwd_not_found(message["cwd"], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
             try:
                 with self._oom_score.raised():
-                    pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"))
+                    pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"), files=self._files)
             except OSError as error:
                 raise exec_failed(argv[0], error) from None
             except ValueError as error:  # a NUL in an argument, `=` in the name of a variable

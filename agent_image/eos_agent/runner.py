@@ -17,6 +17,7 @@ from eos_agent.cgroups import Groups
 from eos_agent.harden import Hardening
 from eos_agent.namespaces import bring_up_loopback
 from eos_agent.oom import OomScore, Scores
+from eos_agent.open_files import OpenFiles
 from eos_agent.protocol import OperationError
 from eos_agent.resident import Resident
 from layerstack import linux
@@ -32,6 +33,7 @@ class Plan(NamedTuple):
     groups: Groups
     scores: Scores
     terminals: int
+    files: OpenFiles
     leaf: str = ""
     program_fd: int = -1
     """Of the native pid 1, or -1: then this process is it."""
@@ -126,7 +128,7 @@ def _rehearse(plan: Plan) -> None:
             os.close(rules)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, theirs:
-            Resident(ours, "/", OomScore(plan.scores)).rehearse(theirs)
+            Resident(ours, "/", OomScore(plan.scores), plan.files).rehearse(theirs)
     signal.set_wakeup_fd(-1)
 
 
@@ -161,7 +163,7 @@ def _live(plan: Plan, order: Order, staged: view.SetupFailed | None) -> int:
         channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
         return 1
     channel.send(sock, {"event": "ready", "address": address, "namespaces": _namespaces()})
-    Resident(sock, plan.scene.workspace_root, oom_score).serve()
+    Resident(sock, plan.scene.workspace_root, oom_score, plan.files).serve()
     return 0
 
 
@@ -211,7 +213,8 @@ def _become(plan: Plan, sock_fd: int, address: str | None) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         root = plan.scene.workspace_root
-        init_program.give_order(ours, plan.hardening, plan.scores, sock_fd, rules, own_network=plan.isolated, root=root, address=address)
+        own = plan.isolated
+        init_program.give_order(ours, plan.hardening, plan.scores, plan.files, sock_fd, rules, own_network=own, root=root, address=address)
         try:
             init_program.become(plan.program_fd, theirs.fileno())
         finally:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import signal
 import struct
 import termios
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
+from eos_agent import open_files
 from eos_agent.account import primary_group
+from eos_agent.open_files import OpenFiles
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 
 Action: TypeAlias = "tuple[Any, ...]"
@@ -65,7 +68,9 @@ def _terminal() -> tuple[list[str], list[int], list[int], list[Action]]:
     return ["tty"], [master], [], [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
 
 
-def start(program: str, argv: list[str], env: dict[str, str], actions: list[Action], *, tty: bool, uid: int | None) -> int:
+def start(
+    program: str, argv: list[str], env: dict[str, str], actions: list[Action], *, tty: bool, uid: int | None, files: OpenFiles | None
+) -> int:
     """Start `program` as the leader of a new session, in the present working directory, with default signals. Returns its pid.
 
     On a terminal SIGHUP stays ignored, as under nohup(1): when a session leader ends, the kernel hangs up on the foreground group of its
@@ -76,12 +81,20 @@ def start(program: str, argv: list[str], env: dict[str, str], actions: list[Acti
     """
     defaults = _SIGNALS_BUT_HUP if tty else _SIGNALS
     if uid is None:
-        return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=defaults)
+        pid = None
+        if files is not None:
+            open_files.begin(files)
+        try:
+            pid = os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=defaults)
+        finally:
+            if files is not None:
+                open_files.done(files, pid)
+        return pid
     gid = primary_group(uid)
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become_and_exec(program, argv, env, actions, defaults, uid, gid, writable)
+        _become_and_exec(program, argv, env, actions, defaults, uid, gid, files, writable)
     os.close(writable)
     failed = os.read(readable, 16)
     os.close(readable)
@@ -92,7 +105,15 @@ def start(program: str, argv: list[str], env: dict[str, str], actions: list[Acti
 
 
 def _become_and_exec(
-    program: str, argv: list[str], env: dict[str, str], actions: list[Action], defaults: Sequence[int], uid: int, gid: int, report_fd: int
+    program: str,
+    argv: list[str],
+    env: dict[str, str],
+    actions: list[Action],
+    defaults: Sequence[int],
+    uid: int,
+    gid: int,
+    files: OpenFiles | None,
+    report_fd: int,
 ) -> NoReturn:
     try:
         os.setsid()
@@ -107,6 +128,8 @@ def _become_and_exec(
                 os.dup2(action[1], action[2])
         if os.isatty(0):
             os.fchown(0, uid, -1)
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
         os.setgroups([gid])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
@@ -134,6 +157,17 @@ def find_program(name: str, path: str) -> str:
 def cwd_not_found(cwd: str, error: OSError) -> OperationError:
     details = {"cwd": cwd, "errno": errno.errorcode.get(error.errno or 0, "EIO")}
     return OperationError(OPERATION_FAILED, f"cannot enter the working directory {cwd}: {error.strerror}", details, reason="cwd_not_found")
+
+
+def too_many_in_flight() -> OperationError:
+    """Programs of this user left so many descriptors lying in unix sockets that the kernel takes no more; the command was not run, or was killed."""
+    details = {
+        "errno": "ETOOMANYREFS",
+        "retryable": True,
+        "hint": "end the programs that send descriptors and do not receive them, then repeat the call",
+    }
+    message = "the output of the command cannot be handed over: too many descriptors of this user are in flight"
+    return OperationError(OPERATION_FAILED, message, details, reason="too_many_in_flight")
 
 
 def exec_failed(program: str, error: OSError) -> OperationError:
