@@ -5,7 +5,7 @@ SHELL := /bin/sh
 PY = "$(shell .ci/venv where dev)/bin/python"
 DEPENDS := pyproject.toml requirements.lock .ci/venv
 
-# A tree that cannot be written: leave it as it is, keep the caches beside the environment, or where somebody else made that, apart from both.
+# A tree that cannot be written: leave it as it is, keep the caches beside the environment, or where somebody else made that, in a folder that is new each time.
 ifneq ($(shell test -w . && echo yes),yes)
 CACHES := $(shell .ci/venv caches)
 export RUFF_CACHE_DIR := $(CACHES)/ruff
