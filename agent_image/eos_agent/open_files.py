@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from collections.abc import Generator
 from typing import NamedTuple
 
 MORE = 4096
@@ -40,15 +41,21 @@ def divide(most: int) -> OpenFiles:
     return OpenFiles(of_commands if soft == unlimited else min(soft, of_commands), of_commands)
 
 
-def begin(files: OpenFiles) -> None:
-    """Until `done`, a child of this process has the soft limit of a command."""
+@contextlib.contextmanager
+def for_a_command(files: OpenFiles | None) -> Generator[list[int]]:
+    """A child that is started in the block has the soft limit of a command; its pid, which the block puts into the list, gets the hard one at the end (None: neither):
+    posix_spawn(3) has no way to say it before.
+    """
+    pids: list[int] = []
+    if files is None:
+        yield pids
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(files.soft, hard), hard))
-
-
-def done(files: OpenFiles, pid: int | None) -> None:
-    """Give a command that runs its hard limit too: posix_spawn(3) has no way to say it before."""
-    take_all()
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (files.soft, files.hard))
+    try:
+        yield pids
+    finally:
+        take_all()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (files.soft, files.hard))

@@ -81,15 +81,9 @@ def start(
     """
     defaults = _SIGNALS_BUT_HUP if tty else _SIGNALS
     if uid is None:
-        pid = None
-        if files is not None:
-            open_files.begin(files)
-        try:
-            pid = os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=defaults)
-        finally:
-            if files is not None:
-                open_files.done(files, pid)
-        return pid
+        with open_files.for_a_command(files) as pids:
+            pids.append(os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=defaults))
+        return pids[0]
     gid = primary_group(uid)
     readable, writable = os.pipe()
     pid = os.fork()

@@ -238,7 +238,7 @@ def scenario(cut: bool) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
         servers = [socket.create_server((GATEWAY, 7000)), socket.create_server((GATEWAY_6, 7000), family=socket.AF_INET6)]
         one.run("serve", one.address)
         other.run("serve", other.address)
-        networks = one.run("cut_off") if cut else []
+        networks: list[str] = one.run("cut_off") if cut else []
         timeout_s = WAIT_S if cut else LONG_S
         try:
             return networks, tried(one, other, timeout_s), tried(other, one, timeout_s)
