@@ -1,4 +1,4 @@
-"""The hash of a base, as the store was told it when it was made: over kind, path, permission bits, size and content of all entries."""
+"""The hash of a base, as the store was told it when it was made: over kind, path, permission bits, size, content and attributes of all entries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Generator
 
-from layerstack import content
+from layerstack import base_xattrs, content
 from layerstack.fsck_tree import in_byte_order
 
 
@@ -29,12 +29,14 @@ def tree_hash(root: str, failed: Callable[[OSError], None], *, plain: bool = Fal
         try:
             status = os.lstat(full)
             bits = stat.S_IMODE(status.st_mode)
+            more = b"" if stat.S_ISLNK(status.st_mode) else base_xattrs.hashed(base_xattrs.digest(base_xattrs.read(os.fsdecode(full))))
             if stat.S_ISDIR(status.st_mode):
-                total.update(b"directory\0%s\0%o\0" % (name, bits))
+                total.update(b"directory\0%s\0%o\0%s" % (name, bits, more))
             elif stat.S_ISLNK(status.st_mode):
                 total.update(b"symlink\0%s\0%s\0" % (name, os.readlink(full)))
             elif stat.S_ISREG(status.st_mode):
-                total.update(b"file\0%s\0%o\0%d\0%s\0" % (name, bits, status.st_size, content.digest_at(full, plain=plain).hex().encode()))
+                told = content.digest_at(full, plain=plain).hex().encode()
+                total.update(b"file\0%s\0%o\0%d\0%s\0%s" % (name, bits, status.st_size, told, more))
         except OSError as error:
             failed(error)
     return total.hexdigest()

@@ -150,6 +150,7 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
                 "secret_paths",
             )
         ),
+        "layerstack.base_xattrs",
         "layerstack.content",
         "layerstack.durable",
         *(f"layerstack.{name}" for name in PURE),

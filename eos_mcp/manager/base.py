@@ -5,7 +5,7 @@
     <cache>/index/<hash of the workspace's path>  what each file looked like (lstat) and what it held (SHA-256) at the last copy
 
 An unchanged workspace is recognised by its lstat results alone, as git does; a workspace with few changes is linked from the copy before
-and only the changed files are read. Times, permission bits, symlinks and hard links are kept, owners are not.
+and only the changed files are read. Times, permission bits, symlinks, hard links, `user.` attributes and access control lists are kept, owners are not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from typing import NamedTuple
 from eos_agent import private_dirs
 from eos_agent.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
 from eos_mcp.manager.boot import boot_id
+from eos_mcp.manager.export_mounts import mounts_below
+from eos_mcp.manager.export_names import NAMED_MAX
 from eos_mcp.manager.tree_index import Index, Listing, Stat, load_index, look, racy, root_hash_of, save_index, tree_hash, unchanged
-from layerstack import durable
+from layerstack import base_xattrs, durable
+from layerstack.base_xattrs import ALL, Keeping
 from layerstack.content import ContentHash, data_ranges
 
 BASE_LAYER = "B000001-base"
@@ -91,12 +94,14 @@ def prepare(
     cache: str,
     *,
     special_files: str = "skip",
+    keeping: Keeping = ALL,
     settled: Callable[[], None] = lambda: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BaseTree:
     """The base of `workspace` as it is now.
 
     Args:
+        keeping: which attributes the store over it can have, and how.
         settled: called before the copy and after it; raises OperationError while an export changes the workspace.
     Returns:
         A complete tree; `reused` when its content was there already. A thread makes it durable in the background: after a power cut before
@@ -108,7 +113,7 @@ def prepare(
     """
     try:
         settled()
-        tree = _prepare(os.path.realpath(workspace), cache, special_files, progress)
+        tree = _prepare(os.path.realpath(workspace), cache, special_files, keeping, progress)
         settled()
         return tree
     except private_dirs.NotPrivate as error:
@@ -129,7 +134,7 @@ def prepare(
         raise OperationError(OPERATION_FAILED, message, refused.details) from error
 
 
-def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[[str], None]) -> BaseTree:
+def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, progress: Callable[[str], None]) -> BaseTree:
     _make_cache(cache)
     index_path = os.path.join(cache, "index", hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32])
     listing = look(workspace)
@@ -138,14 +143,25 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
         message = f"workspace preparation failed: the base must be a full copy: special={len(listing.special)} [{shown}] unstable=0 []"
         raise OperationError(OPERATION_FAILED, message, {"special": list(listing.special[:50])}, reason="special_files")
     index = load_index(index_path)
+    if index is not None and index.varies and index.keeping != keeping:
+        index = None
+    mounted = _mounted(workspace, listing)
     if index is not None and unchanged(index, listing) and usable(cache, index.root_hash):
-        return BaseTree(os.path.join(cache, index.root_hash, "base"), index.root_hash, True, index.size_bytes, _left_out(listing))
+        return BaseTree(
+            os.path.join(cache, index.root_hash, "base"),
+            index.root_hash,
+            True,
+            index.size_bytes,
+            (*mounted, *_left_out(listing), *index.warnings),
+        )
     progress(f"copying {len(listing.entries)} entries of {workspace}")
     staging = os.path.join(cache, f".building-{os.getpid()}-{os.urandom(4).hex()}")
     target = os.path.join(staging, "base", BASE_LAYER)
     try:
         private_dirs.make(target)
-        copy = _Copy(workspace, target, index, os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index else None)
+        linked = index is not None and not index.warnings  # else all are looked at, so that what is not kept is told again
+        previous = os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index is not None and linked else None
+        copy = _Copy(workspace, target, keeping, index, previous)
         for _ in range(ROUNDS):
             copy.bring_to(listing)
             again = look(workspace)
@@ -161,9 +177,10 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
                 OPERATION_FAILED, message, {"unstable": sorted(copy.unstable)[:50], "retryable": True}, reason="workspace_changing"
             )
         copy.settle(listing)
-        warnings = _left_out(listing)
+        warnings = copy.warnings()
         size = sum(entry[1] for entry in listing.entries.values() if stat.S_ISREG(entry[0]))
-        root_hash = root_hash_of((path, entry[0], entry[1], copy.content[path]) for path, entry in listing.entries.items())
+        entries_of = ((path, entry[0], entry[1], copy.content[path]) for path, entry in listing.entries.items())
+        root_hash = root_hash_of(entries_of, copy.xattrs)
         path = os.path.join(cache, root_hash)
         reused = usable(cache, root_hash)
         if not reused:
@@ -177,8 +194,8 @@ def _prepare(workspace: str, cache: str, special_files: str, progress: Callable[
             else:
                 threading.Thread(target=_make_durable, args=(path,), name="base-durable", daemon=True).start()
         entries = {path_: (entry, copy.content[path_]) for path_, entry in listing.entries.items()}
-        save_index(index_path, Index(root_hash, listing.looked_ns, size, warnings, entries))
-        return BaseTree(os.path.join(path, "base"), root_hash, reused, size, warnings)
+        save_index(index_path, Index(root_hash, listing.looked_ns, size, warnings, entries, copy.xattrs, keeping, copy.varies))
+        return BaseTree(os.path.join(path, "base"), root_hash, reused, size, (*mounted, *_left_out(listing), *warnings))
     finally:
         durable.remove_tree(staging)
 
@@ -209,6 +226,18 @@ def _left_out(listing: Listing) -> tuple[str, ...]:
         *(f"left out, no regular file, directory or symlink: {path}" for path in listing.special),
         *(f"left out, a name that exports use themselves: {path}" for path in listing.staging),
     )
+
+
+def _mounted(workspace: str, listing: Listing) -> tuple[str, ...]:
+    """File systems, and single files, that are mounted below a workspace are copied with the rest."""
+    fd = os.open(workspace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        points = [os.fsdecode(point) for point in mounts_below(fd)]
+    finally:
+        os.close(fd)
+    found = [point for point in points if point in listing.entries]
+    more = (f"mounted there, and copied with the rest: {len(found) - NAMED_MAX} more",) if len(found) > NAMED_MAX else ()
+    return (*(f"mounted there, and copied with the rest: {point}" for point in found[:NAMED_MAX]), *more)
 
 
 def usable(cache: str, root_hash: str) -> bool:
@@ -243,9 +272,13 @@ def _make_durable(path: str) -> None:
 class _Copy:
     """A copy on its way. `content` holds what was read of each path, `unstable` the paths that changed while they were read."""
 
-    def __init__(self, workspace: str, target: str, index: Index | None, previous: str | None) -> None:
-        self.workspace, self.target = workspace, target
+    def __init__(self, workspace: str, target: str, keeping: Keeping, index: Index | None, previous: str | None) -> None:
+        self.workspace, self.target, self._keeping = workspace, target, keeping
         self.content: dict[str, str] = {}
+        self.xattrs: dict[str, str] = {}
+        self.varies = False
+        self._of_directories: dict[str, dict[str, bytes]] = {}
+        self._lost: dict[str, dict[str, None]] = {}
         self.unstable: set[str] = set()
         self._done: dict[str, Stat] = {}
         self._index = index
@@ -265,6 +298,7 @@ class _Copy:
                     os.mkdir(os.path.join(self.target, path), 0o700)
                 self.content[path] = ""
                 self._done[path] = entry
+                self._look_at_directory(path)
         links: dict[int, list[str]] = {}
         alone: list[str] = []
         for path, entry in changed.items():
@@ -290,17 +324,58 @@ class _Copy:
                 else:
                     os.link(os.path.join(self.target, first), os.path.join(self.target, path), follow_symlinks=False)
                     self.content[path], self._done[path] = self.content[first], changed[path]
+                    if first in self.xattrs:
+                        self.xattrs[path] = self.xattrs[first]
 
     def settle(self, listing: Listing) -> None:
         """Directories get their modes and times when nothing is written below them any more."""
         for path, entry in sorted(listing.entries.items(), key=lambda item: item[0], reverse=True):
             if stat.S_ISDIR(entry[0]):
                 where = os.path.join(self.target, path) if path else self.target
+                if path in self._of_directories:
+                    self._keep(path, where, self._of_directories[path])
                 os.utime(where, ns=(entry[2], entry[2]))
                 os.chmod(where, stat.S_IMODE(entry[0]))
 
+    def warnings(self) -> tuple[str, ...]:
+        """What was not kept of the attributes, by name."""
+        return tuple(
+            f"left out, {name} of {min(paths) or '.'}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: the copy cannot have it here"
+            for name, paths in sorted(self._lost.items())
+        )
+
+    def _look_at_directory(self, path: str) -> None:
+        self._of_directories.pop(path, None)
+        try:
+            found = base_xattrs.read(os.path.join(self.workspace, path) if path else self.workspace)
+        except FileNotFoundError:
+            return
+        if found:
+            self._of_directories[path] = found
+
+    def _keep(self, path: str, where: str | int, found: dict[str, bytes]) -> None:
+        """Give a copy the attributes of its original, as far as its store and this file system can have them."""
+        kept: dict[str, bytes] = {}
+        self.varies = self.varies or base_xattrs.varies(found)
+        wanted = base_xattrs.stored(found, self._keeping)
+        for name in found:
+            if name in base_xattrs.ACLS and name not in wanted:
+                self._lost.setdefault("the access control list", {})[path] = None
+        for name, value in wanted.items():
+            try:
+                os.setxattr(where, name, value)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG, errno.ERANGE, errno.EPERM, errno.EINVAL):
+                    raise
+                self._lost.setdefault(name, {})[path] = None
+            else:
+                kept[name] = value
+        if told := base_xattrs.digest(kept):
+            self.xattrs[path] = told
+
     def _drop(self, path: str) -> None:
         """Take one entry out; what a directory held was taken out before."""
+        self.xattrs.pop(path, None)
         where = os.path.join(self.target, path)
         if stat.S_ISDIR(self._done.pop(path)[0]):
             os.rmdir(where)
@@ -333,6 +408,9 @@ class _Copy:
                         raise
                 else:
                     self.content[path], self._done[path] = known[1], entry
+                    self.varies = self.varies or self._index.varies
+                    if path in self._index.xattrs:
+                        self.xattrs[path] = self._index.xattrs[path]
                     return
         digest = self._read(path, where, entry)
         if digest is None:
@@ -370,9 +448,12 @@ class _Copy:
                     digest.skip(entry[1] - size)
                     size = entry[1]
                     os.ftruncate(target, size)
+                found = base_xattrs.read(source)
                 after = os.fstat(source)
                 if (after.st_mode, after.st_size, after.st_mtime_ns, after.st_ctime_ns, after.st_ino) != entry[:5] or size != entry[1]:
                     return None
+                if found:
+                    self._keep(path, target, found)
                 os.fchmod(target, stat.S_IMODE(entry[0]))
                 os.utime(target, ns=(entry[2], entry[2]))
             finally:

@@ -128,6 +128,7 @@ class Creation:
                     workspace,
                     manager.bases,
                     special_files=manager.config.manager.base.special_files,
+                    keeping=provider.keeping(),
                     settled=lambda: self._settle(workspace),
                     progress=progress,
                 )

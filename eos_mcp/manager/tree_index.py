@@ -8,15 +8,16 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from eos_agent import private_dirs
 from eos_mcp.manager.export_names import PREFIX
-from layerstack import durable
+from layerstack import base_xattrs, durable
+from layerstack.base_xattrs import Keeping, hashed
 from layerstack.content import digest_at
 
-INDEX_FORMAT = 2
+INDEX_FORMAT = 3
 RACY_NS = 100_000_000
 RACY_COARSE_NS = 2_100_000_000
 """A file that changed so shortly before it was looked at may change again without a sign: its content is read again next time.
@@ -36,6 +37,11 @@ class Index(NamedTuple):
     size_bytes: int
     warnings: tuple[str, ...]
     entries: dict[str, tuple[Stat, str]]
+    xattrs: dict[str, str]
+    """Digests (`layerstack.base_xattrs`) of the attributes in the copy, of the paths that have any."""
+    keeping: Keeping
+    varies: bool
+    """Another kind of keeping would have stored them in another way."""
 
 
 class Listing(NamedTuple):
@@ -85,10 +91,11 @@ def look(workspace: str) -> Listing:
     return Listing(looked, entries, tuple(sorted(special)), tuple(sorted(staging)))
 
 
-def root_hash_of(entries: Iterable[tuple[str, int, int, str]]) -> str:
+def root_hash_of(entries: Iterable[tuple[str, int, int, str]], xattrs: Mapping[str, str] = {}) -> str:
     """SHA-256 over (path, mode, size, content) entries in byte order of paths; content is a file's digest (`layerstack.content`) or a symlink's target.
 
-    Each entry gives kind, path, permission bits, and for files size and digest, for symlinks the target, each ended by NUL.
+    Each entry gives kind, path, permission bits, and for files size and digest, for symlinks the target, each ended by NUL; then, where it has
+    attributes, `xattrs` and their digest.
     """
     digest = hashlib.sha256()
     for path, mode, size, content in sorted(entries, key=lambda entry: os.fsencode(entry[0])):
@@ -99,6 +106,8 @@ def root_hash_of(entries: Iterable[tuple[str, int, int, str]]) -> str:
             digest.update(b"symlink\0%s\0%s\0" % (name, os.fsencode(content)))
         else:
             digest.update(b"file\0%s\0%o\0%d\0%s\0" % (name, stat.S_IMODE(mode), size, content.encode()))
+        if path in xattrs:
+            digest.update(hashed(xattrs[path]))
     return digest.hexdigest()
 
 
@@ -124,14 +133,17 @@ def unchanged(index: Index, listing: Listing) -> bool:
 def tree_hash(tree: str) -> str:
     """The root hash of a tree as it is on disk, every file read."""
     entries: list[tuple[str, int, int, str]] = []
+    xattrs: dict[str, str] = {}
     for path, entry in look(tree).entries.items():
         content = ""
+        if not stat.S_ISLNK(entry[0]) and (told := base_xattrs.digest(base_xattrs.read(os.path.join(tree, path) if path else tree))):
+            xattrs[path] = told
         if stat.S_ISLNK(entry[0]):
             content = os.readlink(os.path.join(tree, path))
         elif stat.S_ISREG(entry[0]):
             content = digest_at(os.path.join(tree, path)).hex()
         entries.append((path, entry[0], entry[1], content))
-    return root_hash_of(entries)
+    return root_hash_of(entries, xattrs)
 
 
 def load_index(path: str) -> Index | None:
@@ -144,7 +156,10 @@ def load_index(path: str) -> Index | None:
         numbers = iter(raw["numbers"])
         stats = zip(*[numbers] * 6, strict=True)
         entries: dict[str, tuple[Stat, str]] = dict(zip(raw["paths"], zip(stats, raw["content"], strict=True), strict=True))
-        return Index(raw["root_hash"], raw["looked_ns"], raw["size_bytes"], tuple(raw["warnings"]), entries)
+        keeping = Keeping(*raw["keeping"])
+        return Index(
+            raw["root_hash"], raw["looked_ns"], raw["size_bytes"], tuple(raw["warnings"]), entries, raw["xattrs"], keeping, raw["varies"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -161,5 +176,8 @@ def save_index(path: str, index: Index) -> None:
         "paths": list(index.entries),
         "numbers": list(itertools.chain.from_iterable(entry[0] for entry in known)),
         "content": [entry[1] for entry in known],
+        "xattrs": index.xattrs,
+        "keeping": index.keeping,
+        "varies": index.varies,
     }
     durable.write_file(path, json.dumps(value, separators=(",", ":")).encode(), mode=0o600)

@@ -26,6 +26,7 @@ from eos_mcp.manager.ring import Sample
 from eos_mcp.providers import bundle_image, contents, engine, image_name, limits
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress
 from eos_mcp.providers.volumes import Volumes, read_file
+from layerstack.base_xattrs import Keeping
 
 Client = Any
 Container = Any
@@ -90,6 +91,12 @@ class DockerProvider:
             if isinstance(error, RequestException) and not isinstance(error.__cause__, OSError) and "Connection" not in str(error):
                 raise OperationError(INTERNAL_ERROR, f"{what}: {error}", reason="docker_failed") from error
             engine.unreachable(self._choice, error)
+
+    def keeping(self) -> Keeping:
+        """An engine in a user namespace cannot write lists that name users who are not in it."""
+        self.client()
+        options = [str(option) for option in self._info.get("SecurityOptions") or []]
+        return Keeping(acls=not any(name in option for option in options for name in ("rootless", "userns")))
 
     def check_image(self, image: str) -> None:
         self._looked[image] = self._image(image)

@@ -34,6 +34,7 @@ from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
 from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent, is_ours
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, new_token, told_by_log
 from layerstack import durable
+from layerstack.base_xattrs import Keeping
 
 SOCKET_PATH_MAX = 100
 START_POLL_S = 0.003
@@ -77,6 +78,11 @@ class LocalProvider:
             refused = local_probe.rootfs_problem(rootfs, self._hidden(), self._python())
             if refused is not None:
                 raise OperationError(INVALID_REQUEST, f"image {image}: {refused.message}", refused.details, reason=refused.reason)
+
+    def keeping(self) -> Keeping:
+        """The stores of an ordinary user have their overlays in a user namespace."""
+        ordinary = os.geteuid() != 0
+        return Keeping(escape=ordinary, acls=not ordinary)
 
     def _hidden(self) -> list[str]:
         """Our own files and directories and what the configuration adds; the agent knows the rest."""

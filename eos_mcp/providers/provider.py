@@ -15,6 +15,7 @@ from eos_mcp.gateway.lines import check_owner
 from eos_mcp.manager.base import BaseTree
 from eos_mcp.manager.registry import Endpoint, Record, SharedBase, Target
 from eos_mcp.manager.ring import Sample
+from layerstack.base_xattrs import Keeping
 
 Progress = Callable[[str], None]
 LOG_LINES = 200
@@ -78,6 +79,10 @@ class Provider(Protocol):
         Raises:
             OperationError: internal_error, reason image_not_found, or the provider cannot work on this machine at all.
         """
+        ...
+
+    def keeping(self) -> Keeping:
+        """Which attributes of a workspace its stores can have, and how."""
         ...
 
     def images(self) -> list[str]:

@@ -19,7 +19,7 @@ from agent_image import build
 from eos_agent import private_dirs
 from eos_mcp.manager.base import BASE_LAYER
 from eos_mcp.manager.tree_index import look
-from layerstack import pax
+from layerstack import base_xattrs, pax
 
 MARKER = ".eos-complete"
 RUNTIME_PREFIX = "eos-rt-"
@@ -139,7 +139,7 @@ def _marker() -> bytes:
 
 
 def base_archive(path: str) -> Iterator[bytes]:
-    """The base as a tar: modes, times in ns, symlinks, hard links; owner is root. One piece is in memory at a time."""
+    """The base as a tar: modes, times in ns, symlinks, hard links, attributes; owner is root. One piece is in memory at a time."""
     root = os.path.join(path, BASE_LAYER)
     seen: dict[int, bytes] = {}
     held: list[bytes] = []
@@ -149,14 +149,14 @@ def base_archive(path: str) -> Iterator[bytes]:
         name = os.fsencode(os.path.join(BASE_LAYER, relative) if relative else BASE_LAYER)
         mode, length, mtime_ns, inode, links = entry[0], entry[1], entry[2], entry[4], entry[5]
         if stat.S_ISDIR(mode):
-            held.append(pax.encode(pax.Header(name, pax.DIRECTORY, stat.S_IMODE(mode), mtime_ns=mtime_ns)))
+            held.append(pax.encode(pax.Header(name, pax.DIRECTORY, stat.S_IMODE(mode), mtime_ns=mtime_ns, xattrs=_xattrs(where))))
         elif stat.S_ISLNK(mode):
             held.append(pax.encode(pax.Header(name, pax.SYMLINK, 0o777, mtime_ns=mtime_ns, target=os.fsencode(os.readlink(where)))))
         elif links > 1 and inode in seen:
             held.append(pax.encode(pax.Header(name, pax.HARD_LINK, stat.S_IMODE(mode), mtime_ns=mtime_ns, target=seen[inode])))
         else:
             seen[inode] = name
-            held.append(pax.encode(pax.Header(name, pax.FILE, stat.S_IMODE(mode), length, mtime_ns)))
+            held.append(pax.encode(pax.Header(name, pax.FILE, stat.S_IMODE(mode), length, mtime_ns, xattrs=_xattrs(where))))
             with open(where, "rb") as file:
                 while data := file.read(PIECE):
                     held.append(data)
@@ -170,6 +170,10 @@ def base_archive(path: str) -> Iterator[bytes]:
             yield b"".join(held)
             held, size = [], 0
     yield b"".join([*held, pax.END])
+
+
+def _xattrs(path: str) -> dict[bytes, bytes]:
+    return {os.fsencode(name): value for name, value in base_xattrs.read(path).items()}
 
 
 def files_archive(files: dict[str, tuple[int, bytes | None]]) -> bytes:
