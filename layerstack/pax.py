@@ -160,7 +160,7 @@ def _ustar(name: bytes, kind: bytes, mode: int, size: int, seconds: int, target:
 
 
 def is_ours(block: bytes) -> bool:
-    """Whether `encode` wrote this header, of an entry or of records; other programs leave owners, names and numbers in other forms."""
+    """Tell if `encode` wrote this header, of an entry or of records; other programs leave owners, names and numbers in other forms."""
     if len(block) != BLOCK:
         return False
     try:

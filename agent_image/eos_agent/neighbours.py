@@ -49,7 +49,7 @@ def note(home: str, folders: Sequence[str]) -> None:
 
 
 def folders() -> list[str]:
-    """Of every gateway that this user can know of."""
+    """List those of every gateway that this user can know of."""
     found: dict[str, None] = {}
     for register in registers():
         with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ def registers() -> list[str]:
 
 
 class News:
-    """What gateways keep on this machine and did not when this process began. The zygote, which it forks later, knows what was there by then."""
+    """Folders of gateways that were not noted when this process began. The zygote, which it forks later, knows what was there by then."""
 
     def __init__(self) -> None:
         self._registers = registers()

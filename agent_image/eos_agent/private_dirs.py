@@ -13,9 +13,9 @@ import stat
 OWN_NAMES = frozenset({"registry.json", "gateway.pid", "gateway.lock", "gateway.token", "gateway.log", "export-records", "gateway.sock"})
 _OF_A_CACHE = ("key-", ".building-", ".torn-", ".pruned-", ".unpacking-", "eos-rt-", "eos-shared-base-")
 _LENGTH_OF_A_HASH = 64
-"""What tells that a directory is ours, whatever else is in it."""
+"""Signs that a directory is ours, whatever else is in it."""
 COMMON_NAMES = frozenset({"exports", "instance_id", "sandboxes", "bundles", "bases", "index"})
-"""What we have too, and others may: a directory that is found open and holds something else beside these is another's, and stays as it is."""
+"""Names that we have too, and others may: a directory that is found open and holds something else beside these is another's, and stays as it is."""
 OTHERS = 0o077
 MAY_WRITE = 0o022
 LINKS_MAX = 40

@@ -101,10 +101,10 @@ class Zygote:
                     await self._cover_news()
 
     async def _cover_news(self) -> None:
-        """Have what other gateways keep hidden in the sessions that are there; what is hidden already is not told again."""
+        """Have what other gateways keep hidden in the sessions that are there; folders that are hidden already are left out."""
         late = [] if self._news is None else self._news.late()
         fresh = [folder for folder in late if folder not in self._covered]
-        if self._covering:  # somebody else's look: what it found has to be hidden as well before a command begins
+        if self._covering:  # another look is under way: the folders that it found have to be hidden as well before a command begins
             await asyncio.wait(list(self._covering.values()), timeout=COVER_S)
         if not fresh or self._link is None:
             return

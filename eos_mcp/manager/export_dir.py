@@ -122,7 +122,7 @@ def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:
                 os.mkdir(name, dir_fd=stage.home.fd)
             except FileExistsError:
                 stage.created = False
-                message = f"{dest} was made by somebody else while it was exported"
+                message = f"{dest} was made by another program, or another export, in the meantime"
                 raise refused(message, "destination_changed", path=dest, retryable=True) from None
             target = opened = stage.home.below(name)
             owned_by_folder(target.fd, stage.home.fd)

@@ -1,4 +1,4 @@
-"""Files and directories that nobody may change, whatever their modes: immutable ones and those that are only appended to (chattr(1))."""
+"""Files and directories that no user may change, whatever their modes: immutable ones and those that are only appended to (chattr(1))."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0
 
 
 def fixed(tree: Tree, path: bytes) -> bool:
-    """Whether what lies at `path` has such a flag; False where it cannot be asked."""
+    """Look for such a flag at `path`; False where it cannot be asked."""
     try:
         import fcntl
     except ImportError:

@@ -1,4 +1,4 @@
-"""What lies where an archive is to be written: an archive of an earlier export makes room, a person's own work does not."""
+"""The file in the place of an archive that is to be written: an archive of an earlier export makes room, a person's own work does not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check(dest: str, *, overwrite: bool) -> None:
 
 
 def _first_block(path: str) -> tuple[bool, bytes]:
-    """Whether it is compressed with zstd, and the first 512 bytes of the content, fewer where there are fewer or they cannot be read."""
+    """Read if it is compressed with zstd, and the first 512 bytes of the content, fewer where there are fewer or they cannot be read."""
     with _opened(path) as fd:
         head = os.read(fd, pax.BLOCK)
         if not head.startswith(_ZSTD):

@@ -12,7 +12,7 @@ What goes to another file system that is mounted in the destination has its `new
 
 From `ready` on the destination changes by rename, link and chmod only, and each of them can be told from what lies in `new` and `undo`:
 a later export, or `recover`, takes the steps back in reverse. Every rollback step can be repeated, so a kill in the middle of it is fine too.
-What lies at a path with another size or time than was put there is work of somebody who came after the kill: it stays.
+A path that has another size or time than what was put there was written after the kill: it stays as it is.
 
 Anybody may have put a directory of such a name there, so a voucher in the gateway's state directory says which one it is (`export_voucher`),
 and `mac` is the HMAC, by the voucher's key, of the state with the HMACs of plan and clears in it: another journal is never carried out.
@@ -78,7 +78,7 @@ class Step(NamedTuple):
     """With `size`: of a file or a link that is put in place."""
 
     def put_there(self, found: os.stat_result) -> bool:
-        """Whether what lies at the path is what this step put there. File systems that keep whole seconds may have rounded its time."""
+        """Tell by size and time if the path still has what this step put there. File systems that keep whole seconds may have rounded its time."""
         if self.letter == b"d":
             return stat.S_ISDIR(found.st_mode)
         kind = stat.S_IFLNK if self.letter == b"l" else stat.S_IFREG
@@ -433,7 +433,7 @@ class Stage:
     def _take_back(self, target: Tree, n: int, what: Step) -> None:
         """First the new one out, then the old one in: what lies in `new` says how far this came.
 
-        What somebody else put or saved there meanwhile stays, and what the export had moved out of the way for its own is not put back then:
+        Files that others put or saved there meanwhile stay, and what the export had moved out of the way for its own is not put back then:
         that was a version that they had before theirs.
         """
         new, undo, stage = b"new/%d" % n, b"undo/%d" % n, self.annexes.of(what.path)

@@ -131,7 +131,7 @@ class LocalProvider:
         return self._log(record.id)
 
     def _lies_elsewhere(self, sandbox_id: str) -> str | None:
-        """Where the sandbox was made, if that is not here: the state directory was copied or moved. Its agent, if it has one, is not ours to speak to or to end."""
+        """Name the folder that the sandbox was made in, if it is not this one: the state directory was copied or moved. Its agent, if it has one, is not ours to speak to or to end."""
         folder = self.folder(sandbox_id)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(os.path.join(folder, "agent.json"), encoding="utf-8") as file:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from eos_agent.protocol import OperationError
 from eos_mcp.manager import export_stage
 from eos_mcp.manager.export import recover
 from tests.eos_mcp.test_export_apply import fill, killed_at, run, shape
@@ -68,12 +69,30 @@ def test_what_was_edited_after_a_kill_stays_and_all_else_is_taken_back(tmp_path:
     assert run(made(file(b"f", b"1")), dest)["files_written"] == 1, "nothing holds up a later export"
 
 
+def test_a_destination_that_appears_during_the_export_is_left_alone_and_the_caller_is_asked_to_repeat(tmp_path: Path) -> None:
+    """As of two gateways that export to one new directory: neither knows of the other."""
+    dest = tmp_path / "d"
+
+    def appear(name: str) -> None:
+        if name == "export.ready":
+            dest.mkdir()
+            (dest / "theirs").write_text("theirs")
+
+    with pytest.raises(OperationError) as refused:
+        run(made(file(b"f", b"1")), dest, step=appear)
+    assert refused.value.details["reason"] == "destination_changed" and refused.value.details["retryable"]
+    assert os.listdir(tmp_path) == ["d"] and os.listdir(dest) == ["theirs"] and os.listdir(journals()) == []
+    assert run(made(file(b"f", b"1")), dest)["files_written"] == 1
+
+
 def test_a_journal_of_the_form_before_is_taken_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dest = tmp_path / "d"
     fill(dest)
     before = shape(dest)
+    usual = export_stage.Stage.__init__.__kwdefaults__
+    assert usual is not None and usual["form"] == export_stage.FORMAT
     with monkeypatch.context() as patch:
-        patch.setitem(export_stage.Stage.__init__.__kwdefaults__, "form", 2)
+        patch.setitem(usual, "form", 2)
         assert killed_at(HALF_WAY, 1, dest)
     (staging,) = dest.glob(".eos-export-*")
     assert '"format": 2' in (staging / "state").read_text()
