@@ -8,7 +8,19 @@ import platform
 import sys
 import time
 
-from benchmarks import bulk_rows, history_rows, mcp_rows, merge_rows, network_rows, rows, session_rows, store_rows, telemetry_rows
+from benchmarks import (
+    bulk_rows,
+    growth_rows,
+    history_rows,
+    mcp_rows,
+    merge_rows,
+    network_rows,
+    rows,
+    session_rows,
+    small_file_rows,
+    store_rows,
+    telemetry_rows,
+)
 from benchmarks.disk import journaled
 from benchmarks.harness import Row, table
 from benchmarks.place import place
@@ -22,6 +34,10 @@ STORE = {
     "blame": history_rows.blame,
     "merge": merge_rows.merge,
     "export": bulk_rows.export,
+    "small_files": small_file_rows.export,
+    "growth": growth_rows.growth,
+    "sparse": growth_rows.sparse,
+    "manifests": growth_rows.manifests,
 }
 """These run on a disk with a journal."""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from layerstack.errors import NotFound
 from layerstack.form import Form
 from layerstack.index import Layer, Shelf
-from layerstack.paths import join, parent
-from layerstack.states import DIRECTORY, WHITEOUT, State
+from layerstack.packed_index import PackedIndex
+from layerstack.paths import byte_order, join, parent
+from layerstack.states import DIRECTORY, SPECIAL, WHITEOUT, State
 
 TOPS_KEPT = 50_000
 """Directories of which a chain remembers what covers them."""
@@ -166,6 +170,14 @@ class Chain:
                     return seen
         return seen
 
+    def ordered(self, path: str) -> Iterator[str]:
+        """The paths directly in the directory `path`, in byte order. Those of large layers come from their indexes, one after the other."""
+        last: bytes | None = None
+        for name, _, shown in heapq.merge(*(_listed(rank, layer, path) for rank, layer in enumerate(self.directories(path)))):
+            if name != last and shown:
+                yield join(path, os.fsdecode(name))
+            last = name
+
     def walk(self, path: str = "") -> Iterator[str]:
         """Visible paths strictly below `path`, a directory before what is in it."""
         for name in sorted(self.names(path)):
@@ -174,3 +186,14 @@ class Chain:
             state = self.find(child)
             if state is not None and state.kind == DIRECTORY:
                 yield from self.walk(child)
+
+
+def _listed(rank: int, layer: Layer, path: str) -> Iterator[tuple[bytes, int, bool]]:
+    """(name, rank, is it no whiteout?) of what one layer has in a directory, in byte order of the names."""
+    if isinstance(layer.index, PackedIndex):
+        skip = len(byte_order(path)) + 1 if path else 0
+        for child in layer.index.children(path):
+            yield byte_order(child)[skip:], rank, layer.index[child].kind != WHITEOUT
+        return
+    found = [(byte_order(name), rank, kind not in (WHITEOUT, SPECIAL)) for name, kind in layer.tree.scan(path)]
+    yield from found if all(one[0] < other[0] for one, other in itertools.pairwise(found)) else sorted(found)

@@ -9,7 +9,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from layerstack import drafts, durable
+from layerstack import documents, drafts, durable, versions
+from layerstack.errors import StoreCorrupt
 from layerstack.index import Layer
 from layerstack.manifest import Manifest, reference
 from layerstack.staging import Names
@@ -47,16 +48,31 @@ def settle(store: Store, squashed: Sequence[Layer], rewritten: Sequence[tuple[st
 
 
 def write_anew(store: Store, layers: Sequence[Layer], squashed: Sequence[Layer], last: int, scrap: Names) -> list[tuple[str, str]]:
-    """Write the manifests of the versions up to `last` that hold a squashed block to staging, by the layers of now. Not synced."""
+    """Write the files of the versions up to `last` that name what was folded to staging, by the layers of now. Not synced.
+
+    These are the versions that end with a block, and files of before, which name each layer.
+    """
     lowest = min(layer.version for layer in squashed)
     written: list[tuple[str, str]] = []
     for version in _versions(store):
-        if lowest <= version <= last and not _is_inside(version, squashed):
+        at = versions.place(layers, version)
+        if not lowest <= version <= last or at is None:
+            continue
+        path, data = f"{store.root}/manifests/{version}.json", versions.dump(version, layers[at].id)
+        if _content(path) != data:
             store.step("squash.rewrite_version")
             new = scrap("manifest")
-            durable.write_new(new, version_of(layers, version).dump(), sync=False)
-            written.append((new, f"{store.root}/manifests/{version}.json"))
+            durable.write_new(new, data, sync=False)
+            written.append((new, path))
     return written
+
+
+def _content(path: str) -> bytes | None:
+    """Of a file that will be replaced if it is not as it should be: that it cannot be read is nothing to stop for."""
+    try:
+        return documents.content(path)
+    except (OSError, StoreCorrupt):
+        return None
 
 
 def version_of(layers: Sequence[Layer], version: int) -> Manifest:
@@ -66,7 +82,7 @@ def version_of(layers: Sequence[Layer], version: int) -> Manifest:
 
 def is_closed(stack: Stack, version: int) -> bool:
     """Does the version lie inside a squashed block?"""
-    return _is_inside(version, [layer for layer in stack.layers.of(stack.head) if layer.id.startswith("S")])
+    return versions.place(stack.layers.of(stack.head), version) is None
 
 
 def finish(store: Store) -> None:

@@ -7,16 +7,17 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from layerstack import durable, gc
+from layerstack import durable, gc, versions
 from layerstack.index import Layer
 from layerstack.manifest import Manifest
-from layerstack.tree import discard
 
 if TYPE_CHECKING:
     from layerstack.publish import Published
     from layerstack.store import Store
 
 METADATA_SUFFIXES = (".json", ".index", ".digest")
+HEAD, NUMBERED = ".manifest", ".version"
+"""Suffixes of what becomes manifest.json and manifests/<version>.json."""
 
 
 class CommitUnsynced(OSError):
@@ -36,16 +37,22 @@ class Arrival(NamedTuple):
     suffixes: tuple[str, ...] = METADATA_SUFFIXES
 
 
-def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], prepared: str, *, written: bool) -> None:
+def write_new(stem: str, manifest: Manifest) -> None:
+    """The two files of a version that is to be the head, their bytes only on their way. Raises OSError."""
+    durable.write_new(stem + HEAD, manifest.dump(), sync=False)
+    durable.write_new(stem + NUMBERED, versions.dump(manifest.version, manifest.layers[0].layer_id), sync=False)
+
+
+def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], stem: str, *, written: bool) -> None:
     """Rename prepared layers in and make `manifest` the head; the caller holds the store's lock. On an error everything is renamed back.
 
     Args:
-        prepared: a path in staging for the bytes of the manifest.
-        written: they are there; else they are written here.
+        stem: a path in staging, with HEAD and NUMBERED for the files that `write_new` writes.
+        written: they are there, synced; else they are written here.
     Raises:
         CommitUnsynced: the head has changed; only its last fsync failed.
         OSError: the disk refused; the head is as before.
-    Cost: three renames and links, four more per layer, and on ext4 one fsync.
+    Cost: three renames, four more per layer, and on ext4 one fsync.
     """
     root, step = store.root, store.step
     temporary = f"{root}/.manifest.json.tmp"
@@ -67,17 +74,17 @@ def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], prepar
             undo.callback(_back, f"{root}/layers/{layer.id}", tree_root)
         if not written:
             step("commit.write_manifest")
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(prepared)
-            durable.write_before(prepared, manifest.dump(), root=root)
-        step("commit.link_manifest")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        os.link(prepared, temporary)
-        undo.callback(discard, temporary)
+            for suffix in (HEAD, NUMBERED):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(stem + suffix)
+            write_new(stem, manifest)
+            durable.sync_files(root, [stem + HEAD, stem + NUMBERED], (), followed=True)
+        step("commit.place_manifest")
+        os.rename(stem + HEAD, temporary)
+        undo.callback(_back, temporary, stem + HEAD)
         step("commit.number_manifest")
-        os.rename(prepared, numbered)
-        undo.callback(_back, numbered, prepared)
+        os.rename(stem + NUMBERED, numbered)
+        undo.callback(_back, numbered, stem + NUMBERED)
         step("commit.fsync_layer")
         durable.fsync_dirs(root, [f"{root}/layers", f"{root}/manifests"], followed=True)
         step("commit.rename_manifest")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from layerstack import drafts, durable
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 
+LAYERS_KEPT = 2
+"""Drafts whose list of paths is remembered, so that the pages of a comparison do not look at each entry again."""
+
+
 class DraftBook:
     """Changed and read under the store's lock; its methods may be called from any thread."""
 
@@ -31,6 +36,7 @@ class DraftBook:
         self._users: dict[str, int] = {}
         self._leases: dict[str, Lease] = {}
         self._consumed: set[str] = set()
+        self._layers: OrderedDict[tuple[str, ...], Layer] = OrderedDict()
 
     def all(self) -> list[Draft]:
         """Every draft, oldest first."""
@@ -127,11 +133,20 @@ class DraftBook:
             raise
 
     def layer_of(self, draft: Draft, manifest: Manifest) -> Layer:
-        """Its work as a private layer on `manifest`, its base. Cost: O(entries of the draft)."""
-        store = self._store
+        """Its work as a private layer on `manifest`, its base. Cost: O(entries of the draft), but for the last few that were asked for."""
+        store, key = self._store, (draft.draft_id, *manifest.layer_ids)
+        with store.lock:
+            layer = self._layers.get(key)
+        if layer is not None:
+            return layer
         tree = DiskTree(f"{drafts.folder_of(store, draft.draft_id)}/layer", store.form)
         index = build(tree, store.layers.chain(manifest), hashes=False).records
-        return Layer(LayerId(draft.draft_id), tree, draft.base_version, index)
+        layer = Layer(LayerId(draft.draft_id), tree, draft.base_version, index)
+        with store.lock:
+            self._layers[key] = layer
+            while len(self._layers) > LAYERS_KEPT:
+                self._layers.popitem(last=False)
+        return layer
 
     def claim(self, draft_id: str) -> None:
         """One user more stands on it, who does not read it now: a dead session. Until `leave`."""

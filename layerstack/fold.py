@@ -18,7 +18,7 @@ Listed = tuple[int, Layer, Record]
 """A record of a path: the rank of its layer in the block, 0 the newest; the layer; the record."""
 
 
-class _Block:
+class Block:
     """What the layers of a block list, by path. Those with packed indexes are asked where they are: the memory of such a fold is that of the others."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -71,7 +71,7 @@ def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Callable[[str], 
         Stopped, at any entry.
     Cost: O(entries of the block); names come from the indexes, not from the disk.
     """
-    listed = _Block(block)
+    listed = Block(block)
 
     def go(path: str, last: int, *, cut: bool) -> bool:
         """What is in a directory. Layers older than rank `last` have nothing to say; `cut`: nothing of `below` shows here."""

@@ -53,7 +53,7 @@ def _versions(look: Look, head: Manifest | None) -> Iterator[Damage]:
             look.note("left_over", file, "of a version that never became the head; the next open removes it")
             continue
         try:
-            found = look.manifest(file)
+            found = look.version(file)
         except (StoreCorrupt, OSError) as error:
             seen_head = seen_head or (head is not None and int(stem) == head.version)
             yield from look.corrupt(error, file)
@@ -62,17 +62,18 @@ def _versions(look: Look, head: Manifest | None) -> Iterator[Damage]:
             yield Damage(file, f"is of version {found.version}", "its name")
         if head is not None and found.version == head.version:
             seen_head = True
-            if found != head:
+            if found.top != head.layers[0].layer_id or found.layers not in (None, head.layers):
                 yield Damage(file, "names other layers than manifest.json, of the same version", "comparing the two")
                 continue
         if any(int(about["first_version"]) <= int(stem) < int(about["version"]) for about in blocks):
             look.note("left_over", file, "of a version inside a squashed block; the next open removes it")
             continue
-        for layer_id in found.layer_ids:
+        layer_ids = [found.top] if found.layers is None else [layer.layer_id for layer in found.layers]
+        for layer_id in layer_ids:
             if layer_id not in there and layer_id not in told:
                 told.add(layer_id)
                 yield Damage(reference(layer_id).path, f"is missing; {file} names it", "the manifest")
-        if look.other_layers(found.version, found.layer_ids):
+        if look.another_top(found.version, found.top) if found.layers is None else look.other_layers(found.version, layer_ids):
             yield Damage(file, f"names other layers than version {found.version} has", "comparing it with manifest.json")
     if not seen_head and head is not None:
         yield Damage(f"manifests/{head.version}.json", "is missing, the head is that version", "the manifest")

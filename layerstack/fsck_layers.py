@@ -13,6 +13,7 @@ from layerstack.fsck_look import Damage, Look
 from layerstack.gc import owner_of
 from layerstack.index_file import PLAIN_FORMAT
 from layerstack.manifest import BASE_ID, squashed_id
+from layerstack.versions import Named
 
 PER_TREE = 100
 """So many lines about one tree; the last one counts the rest."""
@@ -95,14 +96,18 @@ def _is_named(look: Look, layer_id: str) -> bool:
     """Does the head, a version or a draft name it? One that cannot be read may."""
     if look.head is None or layer_id in look.head.layer_ids or look.store is not None:
         return True
-    versions = [name for name in look.names("manifests") if name.endswith(".json") and name[:-5].isdecimal()]
+    numbered = [name for name in look.names("manifests") if name.endswith(".json") and name[:-5].isdecimal()]
     drafts = [name for name in look.names("drafts") if os.path.isdir(f"{look.root}/drafts/{name}/layer")]
     try:
-        return any(
-            layer_id in look.manifest(f"manifests/{name}").layer_ids for name in versions if int(name[:-5]) <= look.head.version
-        ) or any(layer_id in look.document(f"drafts/{name}/draft.json").get("layer_ids", ()) for name in drafts)
+        return any(_names(look.version(f"manifests/{name}"), layer_id) for name in numbered if int(name[:-5]) <= look.head.version) or any(
+            layer_id in look.document(f"drafts/{name}/draft.json").get("layer_ids", ()) for name in drafts
+        )
     except (StoreCorrupt, OSError):
         return True
+
+
+def _names(version: Named, layer_id: str) -> bool:
+    return version.top == layer_id or any(layer.layer_id == layer_id for layer in version.layers or ())
 
 
 def draft(look: Look, name: str) -> Iterator[Damage | None]:

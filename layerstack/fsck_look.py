@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerstack import documents
+from layerstack import documents, versions
 from layerstack.errors import StoreCorrupt
 from layerstack.form import FORMS, Form
 from layerstack.manifest import BASE_ID, Manifest
@@ -123,6 +123,14 @@ class Look:
         except FileNotFoundError:
             raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 
+    def version(self, name: str) -> versions.Named:
+        """The file of a version at a path below the store. Raises StoreCorrupt, OSError."""
+        path = f"{self.root}/{name}"
+        try:
+            return versions.load(documents.content(path), source=path)
+        except FileNotFoundError:
+            raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
+
     def document(self, name: str) -> dict[str, Any]:
         """The body of the document at a path below the store. Raises StoreCorrupt, OSError."""
         return documents.read(f"{self.root}/{name}")
@@ -144,6 +152,15 @@ class Look:
             return False
         now, then = self._published(self.head.layer_ids), self._published(layer_ids)
         return now is not None and then is not None and [one for one in now if one[0] <= version] != then
+
+    def another_top(self, version: int, layer_id: str) -> bool:
+        """Is the layer, or what it is made of, another one than the newest of the version? False where it cannot be told."""
+        if self.head is None or version > self.head.version:
+            return False
+        now, then = self._published(self.head.layer_ids), self._published([layer_id])
+        if now is None or then is None:
+            return False
+        return [one for one in now if one[0] <= version][:1] != then[:1]
 
     def _published(self, layer_ids: Iterable[str]) -> list[tuple[int, str]] | None:
         """The publications in these layers, newest first, each with its version; the base aside."""

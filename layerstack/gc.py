@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from layerstack import documents, durable
+from layerstack import documents, durable, versions
 from layerstack.errors import StoreCorrupt
-from layerstack.manifest import Manifest, listed, lists_the_end_of
+from layerstack.manifest import listed, lists_the_end_of
 from layerstack.tree import discard
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def named_by_history(store: Store) -> set[str]:
         try:
             data = documents.content(path)
             if not lists_the_end_of(data, layers):
-                named.update(Manifest.load(data, source=path).layer_ids)
+                found = versions.load(data, source=path)
+                named.update([found.top] if found.layers is None else [layer.layer_id for layer in found.layers])
         except StoreCorrupt as error:
             store.set_apart(error)
     return named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack.chain import Chain
@@ -15,7 +15,7 @@ from layerstack.lease import READER
 from layerstack.patch import PATCH_LIMIT, Patch, patch
 from layerstack.paths import check
 from layerstack.projection import Snapshot
-from layerstack.states import State, equal, fingerprint
+from layerstack.states import State, fingerprint
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -120,12 +120,12 @@ def diff_versions(store: Store, old: int, new: int, *, under: str = "", start: i
 
     Raises:
         NotFound: one of them cannot be opened (version_not_found). InvalidPath: `under` is no path of a tree.
-    Cost: O(records of the layers that only one has), once; then that of the page.
+    Cost: that of the page, and of finding its paths: those before it if the page before was not asked for a little earlier.
     """
     check(under)
     with opened(store, old) as before, opened(store, new) as after:
-        paths = store.deltas.paths(before.chain, after.chain, under)
-        return _page(paths, start, under, lambda path: _three(before.chain, after.chain, path))
+        with store.deltas.paths(before.chain, after.chain, under, start) as paths:
+            return _page(paths, start, under, lambda path: _three(before.chain, after.chain, path))
 
 
 def diff_draft(store: Store, draft_id: str, *, against: str = "base", under: str = "", start: int = 0) -> Page:
@@ -137,13 +137,12 @@ def diff_draft(store: Store, draft_id: str, *, against: str = "base", under: str
     """
     check(under)
     with _draft_opened(store, draft_id) as (base, work):
-        paths = store.deltas.paths(base, work, under)
         if against == "base":
-            return _page(paths, start, under, lambda path: _three(base, work, path))
-        with store.reading() as now:
+            with store.deltas.paths(base, work, under, start) as paths:
+                return _page(paths, start, under, lambda path: _three(base, work, path))
+        with store.reading() as now, store.deltas.paths(base, work, under, start, but=now.chain) as paths:
             head = now.chain
-            left = [path for path in paths if not equal(head.find(path), work.find(path))]
-            return _page(left, start, under, lambda path: (base.find(path), head.find(path), work.find(path)))
+            return _page(paths, start, under, lambda path: (base.find(path), head.find(path), work.find(path)))
 
 
 @contextlib.contextmanager
@@ -163,11 +162,11 @@ def _three(old: Chain, new: Chain, path: str) -> tuple[State | None, State | Non
     return before, before, new.find(path)
 
 
-def _page(paths: list[str], start: int, under: str, states: Callable[[str], tuple[State | None, State | None, State | None]]) -> Page:
+def _page(paths: Iterator[str], start: int, under: str, states: Callable[[str], tuple[State | None, State | None, State | None]]) -> Page:
+    """`paths`: those from number `start` on; only those of the page, and one more, are asked for."""
     found: list[Change] = []
     size = 0
-    for at in range(start, len(paths)):
-        path = paths[at]
+    for at, path in enumerate(paths, start):
         base, old, new = states(path)
         made = patch(path, old, new, limit=ONE_PATCH_LIMIT if path == under else PATCH_LIMIT)
         size += len(made.data) if made is not None else 0

@@ -25,6 +25,11 @@ _WRITTEN = re.compile(rb'\{"schema_version":1,"version":([1-9][0-9]{0,17}),"laye
 _WRITTEN_LAYER = re.compile(r'\{"layer_id":"(B000001-base|[LS][0-9]{6,}-[0-9a-f]{8})","path":"[^"]*"\}')
 
 
+def is_layer_id(value: object) -> bool:
+    """May a layer be called so?"""
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
 class LayerRef(NamedTuple):
     """One layer of a manifest."""
 

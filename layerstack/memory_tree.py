@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Protocol
 
 from layerstack.form import Form
 from layerstack.paths import parent as parent_of
 from layerstack.states import DIRECTORY, WHITEOUT, State
-from layerstack.tree import LARGE, Child, Children, DiskTree
+from layerstack.tree import LARGE, Child, Children
 
 
 class _Node:
@@ -26,16 +27,28 @@ class _Node:
         self.foreign = self.redirect = disk  # has it those of the disk?
 
 
+class Source(Protocol):
+    """What a tree of names is laid over: it is only read."""
+
+    form: Form
+
+    def scan(self, path: str) -> Sequence[Child]: ...
+    def state(self, path: str) -> State: ...
+    def opaque(self, path: str) -> bool: ...
+    def foreign(self, path: str) -> list[str] | None: ...
+    def redirect(self, path: str) -> str | None: ...
+
+
 class MemoryTree:
     """A tree of names; changing it changes no file. Memory: that of the changes. What is not changed is read where it lies, each time."""
 
-    def __init__(self, root: State, form: Form, source: DiskTree | None = None) -> None:
+    def __init__(self, root: State, form: Form, source: Source | None = None) -> None:
         self.form = form
         self._source = source
         self._root = _Node(DIRECTORY, root, disk=source is not None)
 
     @classmethod
-    def load(cls, source: DiskTree) -> MemoryTree:
+    def load(cls, source: Source) -> MemoryTree:
         """The tree at `source`, which nobody else may change meanwhile.
 
         Of a live upper the files may not be linked from anywhere: a hard link changes what the session sees.
@@ -70,7 +83,7 @@ class MemoryTree:
                 node = child
         return node
 
-    def _disk(self) -> DiskTree:
+    def _disk(self) -> Source:
         assert self._source is not None
         return self._source
 

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import Any
 
-from layerstack import documents, durable
+from layerstack import documents, durable, versions
 from layerstack.durable import Step
 from layerstack.errors import Invalid, StoreBusy, StoreCorrupt, Unsupported
 from layerstack.form import FORMS, Form
@@ -49,11 +49,12 @@ def create(root: str, *, workspace_root: str, base_root_hash: str, form: Form, s
     with durable.suppress_errno(*_READ_ONLY):
         os.makedirs(f"{root}/base/{BASE_ID}", exist_ok=True)
     documents.write(f"{root}/{WORKSPACE}", body, step=step, name="create.workspace.json")
-    data = Manifest(FIRST_VERSION, (reference(BASE_ID),)).dump()
-    durable.write_file(f"{root}/manifests/{FIRST_VERSION}.json", data, step=step, name="create.manifests")
+    numbered = versions.dump(FIRST_VERSION, BASE_ID)
+    durable.write_file(f"{root}/manifests/{FIRST_VERSION}.json", numbered, step=step, name="create.manifests")
     step("create.fsync_root")
     durable.fsync_dir(root)
     durable.fsync_dir(os.path.dirname(root) or "/")
+    data = Manifest(FIRST_VERSION, (reference(BASE_ID),)).dump()
     durable.write_file(f"{root}/{MANIFEST}", data, step=step, name="create.manifest.json")
 
 

@@ -18,8 +18,9 @@ from layerstack import documents, durable
 from layerstack.capture import seal
 from layerstack.chain import Chain
 from layerstack.changes import Conflict, Notice, TheirsLayer
-from layerstack.commit import METADATA_SUFFIXES, Arrival, commit
+from layerstack.commit import HEAD, METADATA_SUFFIXES, NUMBERED, Arrival, commit
 from layerstack.commit import CommitUnsynced as CommitUnsynced
+from layerstack.commit import write_new as write_manifest
 from layerstack.errors import LayerStackError, PublishRejected
 from layerstack.index import Layer
 from layerstack.index_file import Indexed, build, known_digests
@@ -37,7 +38,7 @@ from layerstack.unit_plan import meet
 if TYPE_CHECKING:
     from layerstack.store import Store
 
-SUFFIXES = (*METADATA_SUFFIXES, ".manifest")
+SUFFIXES = (*METADATA_SUFFIXES, HEAD, NUMBERED)
 
 ROUNDS = 3
 """Optimistic rounds before the lock is held from plan to commit."""
@@ -293,9 +294,11 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
     manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
     store.step("publish.write.index")
     about["index_sha256"] = write_index(f"{stem}.index", indexed)
-    for suffix, data in ((".json", documents.dump(about)), (".digest", indexed.digest.encode() + b"\n"), (".manifest", manifest.dump())):
+    for suffix, data in ((".json", documents.dump(about)), (".digest", indexed.digest.encode() + b"\n")):
         store.step(f"publish.write{suffix}")
         durable.write_new(stem + suffix, data, sync=False)
+    store.step("publish.write.manifest")
+    write_manifest(stem, manifest)
     return Metadata(stem, about)
 
 
@@ -333,7 +336,7 @@ def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: b
             published = Published(False, manifest, layer.id, source, other, ready.planned.notices, work.dropped)
             try:
                 stem = ready.metadata.stem
-                commit(store, manifest, [Arrival(layer, ready.tree.root, stem)], f"{stem}.manifest", written=head is ready.head)
+                commit(store, manifest, [Arrival(layer, ready.tree.root, stem)], stem, written=head is ready.head)
             except CommitUnsynced as error:
                 error.published, named = published, True
                 raise

@@ -11,6 +11,7 @@ With `fold_at` the head is folded when it has grown too long, before it is refus
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ from layerstack.index_file import Indexed
 from layerstack.manifest import LOWER_LIMIT, Manifest
 from layerstack.overlay import check_count
 from layerstack.squash import Squashed
+from layerstack.states import State
 from layerstack.tree import Tree
 
 if TYPE_CHECKING:
@@ -181,15 +183,34 @@ def holders(session_id: str | None, draft_id: str | None) -> tuple[str, ...]:
     return tuple(f"{kind} {name}" for kind, name in (("session", session_id), ("draft", draft_id)) if name is not None)
 
 
+class Sizes:
+    """Bytes of files, several names of one file once. Memory: 16 bytes for each name of a file that has several."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._inodes, self._sizes = array("Q"), array("Q")
+
+    def add(self, state: State) -> None:
+        if state.links <= 1:
+            self._total += state.size
+        else:
+            self._inodes.append(state.inode[1])
+            self._sizes.append(state.size)
+
+    def total(self) -> int:
+        last, total = -1, self._total
+        for at in sorted(range(len(self._inodes)), key=self._inodes.__getitem__):
+            total += self._sizes[at] if self._inodes[at] != last else 0
+            last = self._inodes[at]
+        return total
+
+
 def size_of(tree: Tree, indexed: Indexed) -> int:
     """Bytes of the regular files of a sealed tree, several names of one file once."""
-    total, several = 0, dict[tuple[int, int], int]()
+    sizes = Sizes()
     for state in map(tree.state, indexed.files()):
-        if state.links > 1:
-            several[state.inode] = state.size
-        else:
-            total += state.size
-    return total + sum(several.values())
+        sizes.add(state)
+    return sizes.total()
 
 
 def _sum(layers: Iterable[Layer]) -> int:

@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from layerstack import closing, documents, drafts, gc, overlay
+from layerstack import closing, documents, drafts, gc, overlay, versions
 from layerstack.drafts import Draft
 from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
 from layerstack.index import Layer
@@ -47,12 +47,10 @@ def load_all(store: Store) -> Manifest:
 
 
 def _check_versions(store: Store, head: Manifest) -> None:
-    """Each earlier version names the layers of the head that are not newer, unless a squash was cut short: what it must say is known, so
-    reading all of them takes no longer than comparing them. Any other one is read by itself."""
+    """What the file of each earlier version must say is known, unless a squash was cut short, so reading all of them takes no longer than
+    comparing them; those of before name the end of the head's list of layers. Any other one is read by itself."""
     layers = store.layers.of(head)
-    lengths = [len(listed([ref])) + 1 for ref in head.layers]
-    starts = list(itertools.accumulate(lengths, initial=0))
-    whole = listed(head.layers)
+    before = _Before(head)
     for name in os.listdir(f"{store.root}/manifests"):
         stem, _, suffix = name.partition(".")
         if not stem.isdecimal() or suffix != "json" or int(stem) > head.version:
@@ -61,12 +59,29 @@ def _check_versions(store: Store, head: Manifest) -> None:
         at = bisect.bisect_left(layers, -version, key=lambda layer: -layer.version)
         try:
             data = documents.content(path)
-            if data == dump_listed(version, whole[starts[at] :]):
+            if data == versions.dump(version, layers[at].id) or before.lists(data, version, at):
                 continue
-            if Manifest.load(data, source=path).version != version:
+            found = versions.load(data, source=path)
+            if found.version != version:
                 raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
+            if found.layers is None and not layers[at].id.startswith("S") and versions.place(layers, version) is not None:
+                text = f"{path}: names {found.top} as its newest layer, the head has {layers[at].id}"
+                raise StoreCorrupt(text, details={"file": path})
         except StoreCorrupt as error:
             store.set_apart(error)
+
+
+class _Before:
+    """What files of versions said before they named one layer alone."""
+
+    def __init__(self, head: Manifest) -> None:
+        lengths = [len(listed([ref])) + 1 for ref in head.layers]
+        self._starts = list(itertools.accumulate(lengths, initial=0))
+        self._whole = listed(head.layers)
+
+    def lists(self, data: bytes, version: int, at: int) -> bool:
+        """Is that a whole manifest of the version, whose layers begin with number `at` of the head's?"""
+        return len(data) > self._starts[-1] - self._starts[at] and data == dump_listed(version, self._whole[self._starts[at] :])
 
 
 def _session(store: Store, name: str) -> dict[str, Any] | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layerstack.chain import Chain
-from layerstack.delta import at, delta
+from layerstack.delta import tops
 from layerstack.index_file import build
-from layerstack.paths import ancestors
-from layerstack.projection import Snapshot
+from layerstack.paths import ancestors, byte_order
 from layerstack.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
+from layerstack.quota import Sizes
 from layerstack.states import DIRECTORY, FILE, State, make_directory
-from layerstack.tree import DiskTree
+from layerstack.tree import PATH_MAX, DiskTree
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -35,66 +35,60 @@ def _rounds(store: Store, version: int, author: Author) -> Published:
 def _once(store: Store, version: int, author: Author) -> Published:
     with store.lease(version) as wanted, store.reading() as now, store.scrap.scrap() as scrap:
         store.step("rollback.compare")
-        paths = delta(now.chain, wanted.chain)
-        if not paths:
+        if next(tops(now.chain, wanted.chain), None) is None:
             return Published(True, now.manifest, None, 0, 0, (), ())
-        store.quota.admit(now.manifest, lambda: _copied(paths, now.chain, wanted.chain))
+        store.quota.admit(now.manifest, lambda: _copied(now.chain, wanted.chain))
         store.step("rollback.build")
         tree = DiskTree(scrap("rollback"), store.form, aside=store.scrap.path)
-        linked = _write(tree, paths, now.chain, wanted)
+        linked = _write(tree, now.chain, wanted.chain)
         work = Work(tree, build(tree, now.chain), now.version, now.chain, (), linked)
         return publish(store, work, author, merge=False, exact=True)
 
 
-def _copied(paths: list[str], now: Chain, target: Chain) -> int:
+def _copied(now: Chain, target: Chain) -> int:
     """Bytes of the files that will be copied: those of the base. The others are links to what is there."""
-    sizes: dict[tuple[int, int], int] = {}
-    for path in paths:
-        difference = at(now, target, path)
-        new = None if difference is None else difference.new
+    sizes = Sizes()
+    for _, _, new in tops(now, target):
         if new is not None and new.kind == FILE and not new.linkable:
-            sizes[new.inode] = new.size
-    return sum(sizes.values())
+            sizes.add(new)
+    return sizes.total()
 
 
-def _write(tree: DiskTree, paths: list[str], now: Chain, wanted: Snapshot) -> dict[str, int]:
-    """The layer that on top of `now` shows `wanted`: hard links to its files, copies of those of the base, whiteouts.
+def _write(tree: DiskTree, now: Chain, target: Chain) -> dict[str, int]:
+    """The layer that on top of `now` shows `target`: hard links to its files, copies of those of the base, whiteouts.
 
     Returns:
         Bytes of the linked files, by the layer that holds them.
     """
-    target = wanted.chain
-    inodes: dict[str, dict[tuple[int, int], int]] = {}
-    folders: dict[str, State] = {}
+    linked: dict[str, Sizes] = {}
+    open_now: dict[str, State] = {}  # directories that were made and may still get entries
 
     def folder(path: str) -> None:
-        if path not in folders:
+        if path not in open_now:
             state = target.find(path)
             assert state is not None and state.kind == DIRECTORY
             make_directory(tree.full(path), state)
-            folders[path] = state
+            open_now[path] = state
 
-    folder("")
-    hidden = ""  # the last path below which nothing is left to say
-    for path in paths:
-        if hidden and path.startswith(hidden + "/"):
-            continue
-        difference = at(now, target, path)
-        assert difference is not None
+    def close(before: bytes) -> None:
+        """Give their times to directories whose whole content sorts before a path; "0" is the byte behind "/"."""
+        for known in [known for known in open_now if known and byte_order(known) + b"0" <= before]:
+            tree.set_times(known, open_now.pop(known).times)
+
+    for path, _, new in tops(now, target):
+        close(byte_order(path))
         for ancestor in ancestors(path):
             folder(ancestor)
-        if difference.new is None:
+        if new is None:
             tree.whiteout(path)
-            hidden = path
-        elif difference.new.kind == DIRECTORY:
+        elif new.kind == DIRECTORY:
             folder(path)
         else:
-            tree.put(path, difference.new)
-            hidden = path
-            if difference.new.linkable and difference.new.kind == FILE:
+            tree.put(path, new)
+            if new.linkable and new.kind == FILE:
                 holder = target.holder(path)
                 assert holder is not None
-                inodes.setdefault(holder.id, {})[difference.new.inode] = difference.new.size
-    for path, state in reversed(folders.items()):
-        tree.set_times(path, state.times)
-    return {layer_id: sum(sizes.values()) for layer_id, sizes in inodes.items()}
+                linked.setdefault(holder.id, Sizes()).add(new)
+    close(b"\xff" * PATH_MAX)
+    tree.set_times("", open_now.pop("").times)
+    return {layer_id: sizes.total() for layer_id, sizes in linked.items()}

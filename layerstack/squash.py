@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerstack import blame, blame_file, closing, documents, durable
 from layerstack.chain import Chain
-from layerstack.commit import Arrival, CommitUnsynced, commit
+from layerstack.commit import HEAD, NUMBERED, Arrival, CommitUnsynced, commit
+from layerstack.commit import write_new as write_manifest
 from layerstack.errors import SquashInFlight, StoreCorrupt
 from layerstack.fold import fold
 from layerstack.fsck_tree import check_index
@@ -194,7 +195,8 @@ class _Named(NamedTuple):
     fit: list[_Ready]
     names: list[LayerId]
     manifest: Manifest
-    prepared: str
+    stem: str
+    """Of the manifest's two files."""
     rewritten: list[tuple[str, str]]
     """Of earlier versions: where it lies, and the path that it is for."""
 
@@ -208,11 +210,11 @@ def _name(store: Store, fit: list[_Ready], head: Manifest, scrap: Names) -> _Nam
         at = layers.index(one.run.layers[0])
         layers[at : at + len(replaced)] = [store.layers.new(names[-1], one.run.version, one.indexed.records, one.about)]
     manifest = closing.version_of(layers, version)
-    prepared = scrap("manifest")
+    stem = scrap("manifest", HEAD, NUMBERED)
     rewritten = closing.write_anew(store, layers, [layer for layer in layers if layer.id in names], head.version, scrap)
-    durable.write_new(prepared, manifest.dump(), sync=False)
-    durable.sync_files(store.root, [prepared, *(new for new, _ in rewritten)], (), followed=True)
-    return _Named(head, fit, names, manifest, prepared, rewritten)
+    write_manifest(stem, manifest)
+    durable.sync_files(store.root, [stem + HEAD, stem + NUMBERED, *(new for new, _ in rewritten)], (), followed=True)
+    return _Named(head, fit, names, manifest, stem, rewritten)
 
 
 def _commit(store: Store, ready: list[_Ready], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _Ready]], bool]:
@@ -235,7 +237,7 @@ def _commit(store: Store, ready: list[_Ready], scrap: Names) -> tuple[Manifest, 
         late: CommitUnsynced | None = None
         try:
             arrivals = [Arrival(layer, one.tree.root, one.stem, SUFFIXES) for layer, one in folded]
-            commit(store, named.manifest, arrivals, named.prepared, written=True)
+            commit(store, named.manifest, arrivals, named.stem, written=True)
         except CommitUnsynced as error:
             late = error
         except BaseException:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from layerstack import closing, documents, durable
+from layerstack import closing, documents, durable, versions
 from layerstack.chain import Chain
 from layerstack.durable import Step
 from layerstack.errors import NotFound, StoreCorrupt
@@ -64,9 +64,12 @@ class Stack:
             return head
         path = f"{self.root}/manifests/{version}.json"
         try:
-            if version > head.version or (self.unsettled and closing.is_closed(self, version)):
+            at = None if version > head.version else versions.place(self.chain(head).published, version)
+            if at is None:
                 raise FileNotFoundError
-            return Manifest.load(documents.content(path), source=path)
+            if versions.load(documents.content(path), source=path).version != version:
+                raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
+            return Manifest(version, head.layers[at:])
         except FileNotFoundError:
             text = f"version {version} cannot be opened (head is {head.version})"
             raise NotFound(text, reason="version_not_found", details={"version": version}) from None

@@ -22,6 +22,7 @@ from layerstack.drafts import Draft, keep
 from layerstack.durable import Step
 from layerstack.errors import Invalid, NotFound, PublishRejected, StoreCorrupt
 from layerstack.fold import fold
+from layerstack.folded_tree import FoldedTree
 from layerstack.hard_links import split_links
 from layerstack.index import Layer
 from layerstack.index_file import build
@@ -161,11 +162,9 @@ class Upper:
             tree = MemoryTree.load(self._tree())
             dropped, linked = seal(tree, self._chain)
             if self._chain.private:
-                folded = MemoryTree(tree.state(""), store.form)
-                self._fold(tree, folded)
-                left_out, linked = seal(folded, self._base)
+                tree = MemoryTree.load(FoldedTree(self._block(tree), self._base))
+                left_out, linked = seal(tree, self._base)
                 dropped += left_out
-                tree = folded
             self._split = split_links(tree, self._base, linked)
             found = preview(
                 store, tree, base=self._base, version=self._manifest.version, dropped=self._dropped + dropped, leaving=self._leaving
@@ -355,9 +354,10 @@ class Upper:
         room = len(os.fsencode(store.root)) + place - len(os.fsencode(self.upperdir)) - 1
         return SeenTree(self.upperdir, store.form, aside=store.scrap.path, step=step or store.step, room=room)
 
-    def _fold(self, top: MemoryTree | DiskTree, target: MemoryTree | DiskTree) -> None:
+    def _block(self, top: MemoryTree | DiskTree) -> list[Layer]:
+        """What is unpublished, newest first: the sealed writes, and the private layers below them."""
         layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records)
-        fold([layer, *self._chain.private], self._base, target)
+        return [layer, *self._chain.private]
 
     @contextlib.contextmanager
     def _work(self) -> Generator[Work]:
@@ -385,7 +385,7 @@ class Upper:
             if self._chain.private:
                 folded = DiskTree(scrap("fold"), store.form, aside=store.scrap.path, step=store.step)
                 make_directory(folded.root, tree.state(""))
-                self._fold(tree, folded)
+                fold(self._block(tree), self._base, folded)
                 left_out, linked = seal(folded, self._base)
                 dropped += left_out
                 tree = folded

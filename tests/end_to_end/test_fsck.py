@@ -65,7 +65,7 @@ def test_a_store_is_checked_while_it_is_served_and_while_it_is_not(sandbox: Sand
     if not isinstance(sandbox, Container):
         assert fsck(sandbox, "--base", os.path.dirname(store), status=0)["store"] == store
         manifest = sandbox.store / "manifest.json"
-        aside = manifest.rename(sandbox.desk.state / "aside")  # it is the same file as manifests/3.json
+        aside = manifest.rename(sandbox.desk.state / "aside")
         manifest.write_bytes(aside.read_bytes()[:-10])
         error = fsck(sandbox, sandbox.id, status=2)["error"]
         assert os.path.dirname(store) in error["details"]["hint"], "an agent that does not start is no dead end"

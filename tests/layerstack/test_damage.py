@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from layerstack import blame_file, documents, index_file
+from layerstack import blame_file, documents, index_file, versions
 from layerstack.durable import no_step
 from layerstack.errors import Invalid, NotFound, StoreCorrupt
 from layerstack.fsck import check
@@ -83,7 +83,7 @@ def one_of_each(stack: Stack) -> Files:
 
 
 def parts(path: str) -> tuple[bytes, str]:
-    """The bytes of a file, which is then one of its own: manifest.json is a second name of the newest in manifests/."""
+    """The bytes of a file, which is then one of its own."""
     with open(path, "rb") as file:
         data = file.read()
     os.unlink(path)
@@ -101,6 +101,8 @@ def reader(name: str) -> Callable[[bytes, str], object]:
     """What reads such a file, as a function of its bytes."""
     if name.endswith(".index"):
         return lambda data, source: index_file.load(data, source=source)
+    if name.startswith("manifests/"):
+        return lambda data, source: versions.load(data, source=source)
     if name.startswith("manifest"):
         return lambda data, source: Manifest.load(data, source=source)
     return documents.parse

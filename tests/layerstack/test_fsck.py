@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 import pytest
 
-from layerstack import documents, durable, fsck, fsck_base, fsck_layers
+from layerstack import documents, durable, fsck, fsck_base, fsck_layers, versions
 from layerstack.errors import StoreBusy, StoreCorrupt
 from layerstack.fsck import Damage, check
 from layerstack.manifest import BASE_ID, Manifest, reference
 from layerstack.store import Store
+from layerstack.versions import Named
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n", "d/h": "h\n", "e/one": "1\n", "e/two": "2\n"}
@@ -328,7 +329,9 @@ def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one
     for name in (f"manifests/{last}.json", f"drafts/{draft_id}/draft.json"):
         good = get(f"{stack.root}/{name}")
         if name.startswith("manifests"):
-            wrong = Manifest(last, (reference(newest), reference(BASE_ID))).dump()
+            wrong = versions.dump(last, BASE_ID)
+            put(f"{stack.root}/{name}", Manifest(last, (reference(newest), reference(BASE_ID))).dump())
+            assert found(stack.root)[name].startswith("names other layers than version"), "a whole manifest, as of before"
         else:
             wrong = documents.dump({**documents.read(f"{stack.root}/{name}"), "layer_ids": [newest, BASE_ID]})
             put(f"{stack.root}/{name}", documents.dump({**documents.read(f"{stack.root}/{name}"), "base_version": 99}))
@@ -467,14 +470,13 @@ def test_what_changes_between_two_looks_is_no_damage(stack: Stack) -> None:
         stack.store.update_file(f"s{n}", lambda old: b"s\n", owner="o", request_id="r")
     with stack.store.checking() as looking:
         stack.store.update_file("t", lambda old: b"t\n", owner="o", request_id="r")
-        read = looking.manifest
+        read = looking.version
 
-        def late(name: str) -> Manifest:
-            if name.startswith("manifests/"):
-                stack.store.squash()
+        def late(name: str) -> Named:
+            stack.store.squash()
             return read(name)
 
-        looking.manifest = late  # type: ignore[method-assign]
+        looking.version = late  # type: ignore[method-assign]
         assert list(looking) == []
         assert not os.path.exists(f"{stack.root}/manifests/2.json"), "nothing was closed"
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from layerstack import documents
+from layerstack import documents, versions
 from layerstack.errors import InvalidPath, StoreCorrupt
 from layerstack.manifest import BASE_ID, Manifest, listed, lists_the_end_of, published_id, reference
 from layerstack.paths import ancestors, check
@@ -107,3 +107,19 @@ def test_a_path_that_is_none_of_a_tree_is_refused(path: str) -> None:
 
 def test_ancestors_go_from_the_root_down() -> None:
     assert ancestors("a/b/c") == ["", "a", "a/b"] and ancestors("a") == [""] and ancestors("") == []
+
+
+def test_the_file_of_a_version_names_its_newest_layer_and_comes_back_and_one_of_before_does_too() -> None:
+    data = versions.dump(3, THIRD.layer_ids[0])
+    assert len(data) < 200 and json.loads(data)["schema_version"] == 2
+    assert versions.load(data, source="v") == versions.Named(3, THIRD.layer_ids[0], None)
+    assert versions.load(THIRD.dump(), source="v") == versions.Named(3, THIRD.layer_ids[0], THIRD.layers)
+    for at in range(len(data) - 1):
+        broken = bytearray(data)
+        broken[at] ^= 1
+        with pytest.raises(StoreCorrupt) as caught:
+            versions.load(bytes(broken), source="/store/manifests/3.json")
+        assert caught.value.details["file"] == "/store/manifests/3.json"
+    for wrong in (b"", data[:40], b"[]", b'"x"', data[:-1], data + b" ", versions.dump(0, BASE_ID), versions.dump(3, "../x")):
+        with pytest.raises(StoreCorrupt):
+            versions.load(wrong, source="v")

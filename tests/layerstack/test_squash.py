@@ -459,7 +459,7 @@ def test_two_blocks_of_equal_content_are_two_layers(s: Stack) -> None:
 def test_a_full_disk_leaves_the_head_and_a_retry_works(s: Stack) -> None:
     publish(s, a="a\n")
     publish(s, b="b\n")
-    for where in ("squash.fold", "squash.write", "squash.sync", "commit.rename_layer", "commit.link_manifest", "commit.rename_manifest"):
+    for where in ("squash.fold", "squash.write", "squash.sync", "commit.rename_layer", "commit.place_manifest", "commit.rename_manifest"):
 
         def step(name: str, where: str = where) -> None:
             if name == where:
