@@ -136,6 +136,11 @@ class Chain:
         who = self.holder(path)
         return None if who is None else who.tree.state(path)
 
+    def hidden_from(self, directory: str) -> int:
+        """The lowest rank of a layer whose entries in a directory do not show, because it or a newer one has taken their place."""
+        best, ends = self._top(directory)
+        return best if ends else best + 1
+
     def directories(self, path: str) -> list[Layer]:
         """The layers that merge into the directory `path`, newest first; empty when it is none."""
         top = self._top(parent(path))[0] if path else len(self.layers)

@@ -7,6 +7,7 @@
 
 In format 2 each file has its SHA-256 in the record `EOS.sha256`, as it was when it was published, and the trailer's is that of the tar without
 the content of files: nothing of them is read to be hashed, and large ones go from the file to the socket by sendfile(2). Format 1 hashes all.
+Format 4 is format 3 with runs of small plain files (`layerstack.export_runs`), for who has nothing to compare them with.
 Format 3 is format 2 with holes: digests are those of `layerstack.content`, which are the SHA-256 of the bytes where there are no 64 KiB of zeros, and
 a file with holes (`EOS.sparse`, its size) has a map in front of its data, in the form of GNU tar 1.0.
 
@@ -25,11 +26,13 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from layerstack import content, pax
+from layerstack import content, export_runs, pax
 from layerstack.errors import LayerStackError, StoreCorrupt
+from layerstack.export_runs import Decided, Run
 from layerstack.manifest import Manifest
+from layerstack.projection import Snapshot
 
-FORMAT, FORMAT_OF_DIGESTS, FORMAT_OF_HOLES = 1, 2, 3
+FORMAT, FORMAT_OF_DIGESTS, FORMAT_OF_HOLES, FORMAT_OF_RUNS = 1, 2, 3, 4
 FRAME_BYTES = 1 << 20
 RANGE_BYTES, RANGE_MAX = 1 << 18, 1 << 24
 """From format 2 on a file of so many bytes is not read here but given as ranges, and how long one of them is at most."""
@@ -90,13 +93,23 @@ class ExportEntry(NamedTuple):
     real_path: str | None
     ranges: Sequence[tuple[int, int]] | None = None
     """Of a file that is sent with its holes: (offset, size) of its data."""
+    run: Run | None = None
+    """Several entries in one."""
 
 
 def fold(
-    version: Version, *, xattrs: bool = False, digests: Digests | None = None, earlier: Earlier | None = None, holes: bool = False
+    version: Version,
+    *,
+    xattrs: bool = False,
+    digests: Digests | None = None,
+    earlier: Earlier | None = None,
+    holes: bool = False,
+    changed: Iterator[Decided | Run] | None = None,
 ) -> Iterator[ExportEntry]:
     """The delta above the base in byte order of paths, one winner per path; a deletion only where its directory still is one.
 
+    Args:
+        changed: `version.changed()`, with runs in it.
     Memory: a few thousand paths, and one name for each file that has several.
     Raises:
         StoreCorrupt: the root is opaque, or a layer holds what no layer may hold.
@@ -118,7 +131,12 @@ def fold(
     def before(path: str) -> bytes:
         return b"" if earlier is None else b" ".join(b"%d:%d" % pair for pair in earlier(path))
 
-    for path, entry, opaque in version.changed():
+    for found in version.changed() if changed is None else changed:
+        if isinstance(found, Run):
+            size = len(found.table) + len(found.data)
+            yield ExportEntry(pax.Header(pax.RUN, pax.FILE, 0o644, size, kind=pax.RUN, table=len(found.table)), None, run=found)
+            continue
+        path, entry, opaque = found
         raw = os.fsencode(path)
         if not path:
             if opaque:
@@ -236,6 +254,12 @@ class _Count:
         self.numbers: dict[str, int] = dict.fromkeys(_NUMBERS, 0)
         self.digest = hashlib.sha256()
 
+    def run(self, run: Run) -> None:
+        self.numbers["entries"] += run.files + run.directories
+        self.numbers["files"] += run.files
+        self.numbers["directories"] += run.directories
+        self.numbers["content_bytes"] += len(run.data)
+
     def entry(self, header: pax.Header) -> None:
         names = {pax.FILE: "files", pax.HARD_LINK: "hard_links", pax.SYMLINK: "symlinks", pax.DIRECTORY: "directories"}
         self.numbers["entries"] += 1
@@ -274,8 +298,15 @@ def tar(entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: b
         if not whole:
             count.digest.update(data)
 
-    for header, real_path, ranges in entries:
+    for header, real_path, ranges, run in entries:
         frame(pax.encode(header))
+        if run is not None:
+            count.run(run)
+            frame(run.table)
+            waiting += run.data
+            frame(pax.padding(header.size))
+            yield full()
+            continue
         count.entry(header)
         if real_path is not None and header.size:
             if ranges is not None:
@@ -328,6 +359,7 @@ def stream(
     earlier: Earlier | None = None,
     holes: bool = False,
     base: bool = False,
+    root: str | None = None,
 ) -> Iterator[bytes | FileRange]:
     """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
@@ -336,6 +368,7 @@ def stream(
         offset: bytes of the tar that the other side has; they are made and hashed again, but not sent.
         digests: those of files; with them it is format 2, without format 1.
         holes: with digests: it is format 3.
+        root: of the store, with holes, and without xattrs and earlier: small plain files come in runs; it is format 4.
         earlier: what older layers have; each file and deletion then says so in the record `EOS.earlier`, for who compares.
         base: before all else, what the base has where the delta decides (`states_of_base`).
     Yields:
@@ -343,8 +376,9 @@ def stream(
         so that the other side never takes a part for the whole.
     """
     manifest = version.manifest
+    runs = root is not None and holes and digests is not None and earlier is None and not xattrs and isinstance(version, Snapshot)
     header: dict[str, Any] = {
-        "format": FORMAT if digests is None else FORMAT_OF_HOLES if holes else FORMAT_OF_DIGESTS,
+        "format": FORMAT if digests is None else FORMAT_OF_RUNS if runs else FORMAT_OF_HOLES if holes else FORMAT_OF_DIGESTS,
         "manifest_version": manifest.version,
         "root_hash": manifest.root_hash,
         "layers_exported": [layer.layer_id for layer in manifest.layers[:-1]],
@@ -360,7 +394,8 @@ def stream(
     skip = offset
     trailer: dict[str, Any]
     try:
-        entries = fold(version, xattrs=xattrs, digests=digests, earlier=earlier, holes=holes and digests is not None)
+        changed = export_runs.changed(version, root) if runs and root is not None and isinstance(version, Snapshot) else None
+        entries = fold(version, xattrs=xattrs, digests=digests, earlier=earlier, holes=holes and digests is not None, changed=changed)
         if base:
             entries = itertools.chain(states_of_base(version), entries)
         for piece in tar(entries, count, whole=digests is None):

@@ -6,6 +6,8 @@ no UTF-8. What tar has no type for (`EOS.kind` = whiteout, opaque) is a record t
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,6 +26,8 @@ KIND = b"EOS.kind"
 WHITEOUT = b"whiteout"
 OPAQUE = b"opaque"
 BASE = b"base"
+RUN = b"run"
+RUN_OF = b"EOS.run"
 OF_BASE = b"EOS.base"
 SHA256 = b"EOS.sha256"
 EARLIER = b"EOS.earlier"
@@ -51,7 +55,7 @@ class Header(NamedTuple):
     mtime_ns: int = 0
     target: bytes = b""
     kind: bytes = b""
-    """`whiteout` or `base` on an empty file, `opaque` on a directory, else empty."""
+    """`whiteout` or `base` on an empty file, `opaque` on a directory, `run` on several entries that come as one file, else empty."""
     xattrs: Mapping[bytes, bytes] = {}
     sha256: bytes = b""
     """The digest of a file's content, 64 hex digits; or empty."""
@@ -61,6 +65,8 @@ class Header(NamedTuple):
     """The size of a file with holes: what follows is `sparse_map` and the bytes that it names, `size` bytes of both. 0: it has none."""
     of_base: bytes = b""
     """Of kind `base`: `d`, `f:SIZE:MTIME_NS:SHA256` or `l:SHA256 of the target`: what the base has there."""
+    table: int = 0
+    """Of kind `run`: how many bytes of the content are rows (`layerstack.export_runs`); the others are those of the files."""
 
     @property
     def length(self) -> int:
@@ -111,6 +117,8 @@ def encode(header: Header, *, gnu: bool = False) -> bytes:
         records[SPARSE] = b"%d" % header.sparse
     if header.of_base:
         records[OF_BASE] = header.of_base
+    if header.table:
+        records[RUN_OF] = b"%d" % header.table
     for key in sorted(header.xattrs):
         records[XATTR + key] = header.xattrs[key]
     plain = _ustar(name, header.type, header.mode, header.size, header.mtime_ns // _BILLION, header.target)
@@ -119,7 +127,26 @@ def encode(header: Header, *, gnu: bool = False) -> bytes:
     if not all(_is_utf8(records[key]) for key in (b"path", b"linkpath", b"GNU.sparse.name") if key in records):
         records = {b"hdrcharset": b"BINARY", **records}
     body = b"".join(_record(key, value) for key, value in records.items())
-    return _ustar(_RECORDS_NAME, _EXTENDED, 0o644, len(body), 0, b"") + body + padding(len(body)) + plain
+    return _records_block(len(body)) + body + padding(len(body)) + plain
+
+
+@functools.lru_cache(maxsize=256)
+def _records_block(size: int) -> bytes:
+    return _ustar(_RECORDS_NAME, _EXTENDED, 0o644, size, 0, b"")
+
+
+def encode_file(path: bytes, mode: int, size: int, mtime_ns: int) -> bytes:
+    """As `encode` of a file that has nothing but these; in a third of the time where its name is short."""
+    seconds, rest = divmod(mtime_ns, _BILLION)
+    if len(path) > 100 or not 0 <= seconds <= _MAX_OCTAL_11 or size > _MAX_OCTAL_11:
+        return encode(Header(path, FILE, mode, size, mtime_ns))
+    head = b"%s%07o\0000000000\0000000000\000%011o\0%011o\0" % (path.ljust(100, b"\0"), mode & 0o7777, size, seconds)
+    block = b"%s%06o\0 0%s" % (head, (zlib.adler32(head) - 1 + _FILE_REST) & 0xFFFF, _FILE_TAIL)
+    if not rest:
+        return block
+    body = b"mtime=%d.%09d\n" % (seconds, rest)
+    body = b"%d %s" % (len(body) + 3, body)
+    return b"%s%s%s%s" % (_records_block(len(body)), body, padding(len(body)), block)
 
 
 def _time(ns: int) -> bytes:
@@ -157,6 +184,11 @@ def _ustar(name: bytes, kind: bytes, mode: int, size: int, seconds: int, target:
     )
     block = (fields + b"ustar\x0000").ljust(BLOCK, b"\0")
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+_FILE_TAIL = (b"\0" * 100 + b"ustar\x0000").ljust(BLOCK - 157, b"\0")
+_FILE_REST = 8 * 32 + ord("0") + sum(_FILE_TAIL)
+"""What the fields behind the check sum, and the sum's own place, add to it. The sum of a header with a name of 100 bytes fits into 16 bits."""
 
 
 def is_ours(block: bytes) -> bool:
@@ -218,9 +250,10 @@ class Decoder:
             size = _decimal(records[b"size"])
         tag = records.get(KIND, b"")
         if (
-            tag not in (b"", WHITEOUT, OPAQUE, BASE)
+            tag not in (b"", WHITEOUT, OPAQUE, BASE, RUN)
             or (tag in (WHITEOUT, BASE) and (kind != FILE or size))
             or (tag == OPAQUE and kind != DIRECTORY)
+            or (tag == RUN and kind != FILE)
         ):
             raise Malformed(f"entry of unknown kind {tag!r}")
         if size and kind != FILE:
@@ -237,11 +270,14 @@ class Decoder:
         of_base = records.get(OF_BASE, b"")
         if (tag == BASE) != bool(of_base) or (of_base and not _is_state(of_base)):
             raise Malformed("a state of the base that is none, or of what has none")
+        table = _decimal(records[RUN_OF]) if RUN_OF in records else 0
+        if (tag == RUN) != bool(table) or table > size:
+            raise Malformed("rows of what has none")
         xattrs = {key[len(XATTR) :]: value for key, value in records.items() if key.startswith(XATTR)}
         if kind == DIRECTORY:
             name = name[:-1] if name.endswith(b"/") else name
         mode = _octal(block[100:108]) & 0o7777
-        return Header(name, kind, mode, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse, of_base)
+        return Header(name, kind, mode, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse, of_base, table)
 
     def records(self, data: bytes) -> None:
         """The records that the last block announced.

@@ -13,7 +13,7 @@ from layerstack.chain import Chain
 from layerstack.errors import NotAFile, NotFound
 from layerstack.index import Layer
 from layerstack.manifest import Manifest
-from layerstack.packed_index import PackedIndex
+from layerstack.packed_index import SMALL, PackedIndex
 from layerstack.paths import ancestors, byte_order, check, join
 from layerstack.states import DIRECTORY, FILE, LINK, State, equal
 from layerstack.tree import DiskTree
@@ -157,7 +157,8 @@ class Snapshot:
         in listed directories. Opaque: the base has a directory of that name, and nothing of its content shows unless it is listed here
         too. Paths below a deleted one are not listed.
         """
-        if any(isinstance(layer.index, PackedIndex) for layer in self.chain.layers[:-1]):
+        layers = self.chain.layers[:-1]
+        if any(isinstance(layer.index, PackedIndex) for layer in layers) or sum(len(layer.index or ()) for layer in layers) > SMALL:
             yield from self._changed_one_by_one()
             return
         chain = self.chain
@@ -186,14 +187,19 @@ class Snapshot:
         for raw in heapq.merge(*(_raw_paths(layer) for layer in self.chain.layers[:-1])):
             if raw == last:
                 continue
-            last, path = raw, os.fsdecode(raw)
-            verdict = self._verdict(path)
-            if verdict == _CONTAINER:
-                inside = itertools.chain.from_iterable(layer.under(path) for layer in self.chain.layers[:-1])
-                if all(self._verdict(each) in (None, _CONTAINER) for each in inside):
-                    continue
-            if verdict is not None:
-                yield self._decided(path, verdict)
+            last = raw
+            found = self.decided(os.fsdecode(raw))
+            if found is not None:
+                yield found
+
+    def decided(self, path: str) -> tuple[str, Entry | None, bool] | None:
+        """What `changed` says of a path that a layer above the base lists; None: nothing."""
+        verdict = self._verdict(path)
+        if verdict == _CONTAINER:
+            inside = itertools.chain.from_iterable(layer.under(path) for layer in self.chain.layers[:-1])
+            if all(self._verdict(each) in (None, _CONTAINER) for each in inside):
+                return None
+        return None if verdict is None else self._decided(path, verdict)
 
     def _verdict(self, path: str) -> str | None:
         """What the layers above the base made of a path that one of them lists; None: nothing that shows."""

@@ -263,6 +263,7 @@ class Handlers:
             args.get("earlier") is True,
             args.get("sparse") is True,
             args.get("base") is True,
+            args.get("runs") is True,
         )
         return self._export_pieces(*given, span)
 
@@ -275,6 +276,7 @@ class Handlers:
         older: bool,
         holes: bool,
         base: bool,
+        runs: bool,
         span: telemetry.Span | telemetry.Nothing,
     ) -> AsyncGenerator[bytes | FileRange]:
         from layerstack import export, index_cursor
@@ -298,6 +300,7 @@ class Handlers:
                     earlier=earlier,
                     holes=holes,
                     base=base,
+                    root=self.store.root if runs else None,
                 )
                 while piece := await self.exports.run(lambda: next(pieces, b"")):
                     yield piece

@@ -21,7 +21,7 @@ from eos_mcp.manager.export_dir import disk_refused
 from eos_mcp.manager.export_preview import LISTED_MAX, check_home, check_room
 from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import StepHook, no_step
-from eos_mcp.manager.export_stream import ExportStream, shown
+from eos_mcp.manager.export_stream import ExportStream, Run, shown
 from eos_mcp.manager.export_tree import Tree
 from eos_mcp.manager.export_voucher import Voucher
 from eos_mcp.manager.hygiene import Hygiene
@@ -64,7 +64,11 @@ def apply_archive(
             late = stack.enter_context(tempfile.SpooledTemporaryFile(max_size=1 << 20))
             out = stack.enter_context(_packed(sink, fmt))
             said = 0
-            for told in stream.entries():
+            for told in stream.items():
+                if isinstance(told, Run):
+                    _write_run(told, out, hygiene, reserved, note)
+                    counts["files_written"] += sum(not row.directory for row in told.rows)
+                    continue
                 header = stripped.clean(told)
                 if MARK in header.path and any(name.startswith(MARK) for name in header.path.split(b"/")):
                     if len(reserved) < NAMED_MAX:
@@ -128,6 +132,26 @@ def apply_archive(
         count = counts["files_written"] + counts["symlinks_written"] + counts["whiteouts_emitted"]
         result.update(dry_run=True, changes=changes, change_count=count, replaces=os.path.lexists(dest))
     return result
+
+
+def _write_run(run: Run, out: Any, hygiene: Hygiene, reserved: list[str], note: Callable[[str, bytes], None]) -> None:
+    """Plain files and directories, as single entries would be."""
+    parts: list[bytes | memoryview] = []
+    at = 0
+    for path, directory, mode, size, mtime_ns, _ in run.rows:
+        if MARK in path and len(reserved) < NAMED_MAX and any(name.startswith(MARK) for name in path.split(b"/")):
+            reserved.append(shown(path))
+        if directory:
+            parts.append(pax.encode(pax.Header(path, pax.DIRECTORY, mode, 0, mtime_ns)))
+            continue
+        if hygiene.odd(path, mode):
+            hygiene.look(pax.Header(path, pax.FILE, mode, size, mtime_ns))
+        parts.append(pax.encode_file(path, mode, size, mtime_ns))
+        parts.append(run.data[at : at + size])
+        parts.append(pax.padding(size))
+        note("write", path)
+        at += size
+    out.write(b"".join(parts))
 
 
 class _Measure(io.RawIOBase):

@@ -13,6 +13,8 @@ from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError, os_error
 from eos_mcp.manager import export_voucher
+from eos_mcp.manager.export_fresh import FreshReceiver
+from eos_mcp.manager.export_fresh import commit as commit_fresh
 from eos_mcp.manager.export_guard import Guard, guarding
 from eos_mcp.manager.export_owner import owned_by_folder
 from eos_mcp.manager.export_preview import Preview, check_home
@@ -73,6 +75,14 @@ def apply_directory(
             stack.callback(_end, stage)
             _check_alone(stage, dest, journals)
             guard = stack.enter_context(guarding(request, target, stream))
+            if target is None:
+                fresh = FreshReceiver(stream, stage, request, guard)
+                stack.callback(fresh.tree.close)
+                if fresh.atomic:
+                    fresh.receive(progress)
+                    guard.ready()
+                    _commit_fresh(stage, dest, fresh, guard)
+                    return {**fresh.result(), **strangers(dest, stage), **_left(stage)}
             work = Receiver(stream, target, stage, request, guard)
             work.receive(progress)
             guard.ready()
@@ -108,6 +118,15 @@ def _end(stage: Stage) -> None:
         return
     with contextlib.suppress(OSError):
         stage.destroy()
+
+
+def _commit_fresh(stage: Stage, dest: str, work: FreshReceiver, guard: Guard) -> None:
+    """Put the whole tree in its place, or leave it where it is thrown away."""
+    try:
+        commit_fresh(stage, work, os.fsencode(os.path.basename(dest)), guard)
+    except FileExistsError:
+        message = f"{dest} was made by somebody else while it was exported"
+        raise refused(message, "destination_changed", path=dest, retryable=True) from None
 
 
 def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:

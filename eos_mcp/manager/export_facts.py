@@ -17,14 +17,15 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Generator, Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_identity import Identity
 from eos_mcp.manager.export_tree import Tree
 from layerstack import pax
 from layerstack.content import digest_of_file
+from layerstack.export_runs import Row
 
 FORMAT = 1
 ROWS_MAX = 2_000_000
@@ -86,6 +87,11 @@ def fact_of(header: pax.Header) -> Fact:
     return Fact(FILE, header.length, header.mtime_ns, bytes.fromhex(header.sha256.decode("ascii")))
 
 
+def fact_of_row(row: Row) -> Fact:
+    """As `fact_of`, of an entry of a run."""
+    return Fact(DIRECTORY) if row.directory else Fact(FILE, row.size, row.mtime_ns, bytes.fromhex(row.digest.decode("ascii")))
+
+
 _TABLE = """
 create table if not exists fact (path blob not null, slot integer not null, letter text not null, size integer not null,
     mtime_ns integer not null, digest blob not null, primary key (path, slot)) without rowid"""
@@ -106,8 +112,12 @@ class Facts:
         self._db.close()
 
     def put(self, path: bytes, fact: Fact, slot: int = 0) -> None:
-        size, mtime_ns = (max(-(1 << 63), min(number, (1 << 63) - 1)) for number in (fact.size, fact.mtime_ns))
-        self._db.execute("insert or replace into fact values (?, ?, ?, ?, ?, ?)", (path, slot, fact.letter, size, mtime_ns, fact.digest))
+        self._db.execute("insert or replace into fact values (?, ?, ?, ?, ?, ?)", (path, slot, fact.letter, *_in_range(fact), fact.digest))
+
+    def put_all(self, facts: Iterable[tuple[bytes, Fact]]) -> None:
+        """`put` of each, in slot 0."""
+        rows = ((path, fact.letter, *_in_range(fact), fact.digest) for path, fact in facts)
+        self._db.executemany("insert or replace into fact values (?, 0, ?, ?, ?, ?)", rows)
 
     def get(self, path: bytes) -> list[Fact]:
         """What is known of the path, that of slot 0 first."""
@@ -122,10 +132,9 @@ class Facts:
                 return path
         return None
 
-    def planned(self) -> Iterator[tuple[bytes, Fact]]:
-        """All of slot 0."""
-        for path, *fact in self._db.execute("select path, letter, size, mtime_ns, digest from fact where slot = 0"):
-            yield path, Fact(*fact)
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Path, letter, size, time and digest of all that is in slot 0, in order of the paths."""
+        return iter(self._db.execute("select path, letter, size, mtime_ns, digest from fact where slot = 0 order by path"))
 
     def finished(self, path: bytes) -> Fact | None:
         """What the last export that ended left at the path; None where it said nothing of it."""
@@ -135,6 +144,13 @@ class Facts:
 
 class RecordFull(Exception):
     """The disk of the state directory has no room for what an export wrote."""
+
+
+def _in_range(fact: Fact) -> tuple[int, int]:
+    """Size and time as far as SQLite can hold them."""
+    if 0 <= fact.size < 1 << 63 and -(1 << 63) <= fact.mtime_ns < 1 << 63:
+        return fact.size, fact.mtime_ns
+    return max(-(1 << 63), min(fact.size, (1 << 63) - 1)), max(-(1 << 63), min(fact.mtime_ns, (1 << 63) - 1))
 
 
 class Record(Facts):
@@ -210,8 +226,7 @@ class Record(Facts):
         with self._reading():
             self._db.execute("begin immediate")
             self._db.execute("delete from fact" if fresh else "delete from fact where slot = 1")
-            for path, fact in heads.planned():
-                self.put(path, fact, 1)
+            self._db.executemany("insert or replace into fact values (?, 1, ?, ?, ?, ?)", heads.rows())
             self._db.execute("commit")
 
     def finish(self, identity: Identity, dest: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager import export_hooks
 from eos_mcp.manager.export_conflict import Conflicts, Seen, tell
-from eos_mcp.manager.export_facts import FILE, Fact, Facts, Record, RecordFull, fact_of
+from eos_mcp.manager.export_facts import FILE, Fact, Facts, Record, RecordFull, fact_of, fact_of_row
 from eos_mcp.manager.export_identity import identity_of
 from eos_mcp.manager.export_left_out import LeftOut
 from eos_mcp.manager.export_request import Request
@@ -20,6 +20,7 @@ from eos_mcp.manager.export_stream import ExportStream
 from eos_mcp.manager.export_tree import Tree
 from eos_mcp.manager.hygiene import Ground, Hygiene, homes
 from layerstack import pax
+from layerstack.export_runs import Row
 
 UNRECORDED = (
     "the disk of the gateway's state directory is full, so what this export wrote is on no record: the next export to this destination may "
@@ -81,6 +82,11 @@ class Guard:
         """What an entry leaves at its path; one that was passed over leaves nothing, but another may be a further name of it."""
         if self.heads is not None:
             self.heads.put(header.path, self._head(header), int(passed))
+
+    def gather_rows(self, rows: list[Row]) -> None:
+        """`gather` of plain files and directories that were all written."""
+        if self.heads is not None:
+            self.heads.put_all((row.path, fact_of_row(row)) for row in rows)
 
     def _head(self, header: pax.Header) -> Fact:
         if header.type != pax.HARD_LINK:

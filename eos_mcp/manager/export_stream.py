@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import heapq
+import itertools
 import json
+import operator
 import struct
 import tempfile
 from array import array
@@ -21,6 +23,7 @@ from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_names import flaw
 from layerstack import pax
 from layerstack.content import ContentHash
+from layerstack.export_runs import FILE_MAX, SPECIAL_BITS, Row, rows_of
 
 PIECE_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20
@@ -30,6 +33,12 @@ MAX_MAP_BYTES = 6 << 20
 """Of the map of a file with holes: as many ranges as are sent, of two numbers of 19 digits."""
 NAMED_MAX = 5
 CAP_SETTING = "manager.export.max_decompressed_bytes"
+
+
+RUN_MAX = 2 << 20
+"""Bytes of a run; what is sent is a quarter of a MiB."""
+
+_RECORD = struct.Struct("<Hc")
 
 
 class Reader(Protocol):
@@ -65,6 +74,13 @@ def shown(path: bytes) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
+class Run(NamedTuple):
+    """Plain files and directories that came together, each file compared with its digest. `data` are the bytes of the files, one after the other."""
+
+    rows: list[Row]
+    data: memoryview
+
+
 class PathIndex:
     """Paths in byte order with one letter each, on disk; 8 bytes of memory per path."""
 
@@ -76,10 +92,19 @@ class PathIndex:
 
     def add(self, path: bytes, letter: bytes) -> None:
         """Append; the caller has seen to the order."""
-        record = struct.pack("<Hc", len(path), letter) + path
+        record = _RECORD.pack(len(path), letter) + path
         self._file.write(record)
         self._at.append(self._end)
         self._end += len(record)
+        self._dirty = True
+
+    def add_all(self, rows: list[Row]) -> None:
+        """`add` of each."""
+        records = [_RECORD.pack(len(row.path), b"d" if row.directory else b"f") + row.path for row in rows]
+        self._file.write(b"".join(records))
+        ends = list(itertools.accumulate(map(len, records), initial=self._end))
+        self._end = ends.pop()
+        self._at.extend(ends)
         self._dirty = True
 
     def find(self, path: bytes) -> tuple[int, bytes] | None:
@@ -104,7 +129,7 @@ class PathIndex:
             self._file.flush()
             self._dirty = False
         self._file.seek(self._at[number])
-        size, letter = struct.unpack("<Hc", self._file.read(3))
+        size, letter = _RECORD.unpack(self._file.read(3))
         found = self._file.read(size)
         self._file.seek(0, 2)
         return found, letter
@@ -140,12 +165,17 @@ class ExportStream:
         self._content_left = self._padding = 0
         self._parents: dict[bytes, bytes | None] = {}
         self.header = self._line("header")
-        self._by_file = self.header.get("format") in (2, 3)  # each file has a digest of its own, the trailer's is of all but their content
+        self._by_file = self.header.get("format") in (
+            2,
+            3,
+            4,
+        )  # each file has a digest of its own, the trailer's is of all but their content
         self._plain = self.header.get("format") == 2  # which is the SHA-256 of its bytes, whatever they are
         self._content: pax.Header | None = None
+        self._held: memoryview | None = None  # of a file that came in a run
         self._content_digest = ContentHash(plain=self._plain)
         self._largest: list[tuple[int, bytes]] = []  # of the files so far those with the most bytes
-        if self.header.get("format") not in (1, 2, 3) or type(self.header.get("manifest_version")) is not int:
+        if self.header.get("format") not in (1, 2, 3, 4) or type(self.header.get("manifest_version")) is not int:
             raise refused("the stream's first line is not one that this version understands", "bad_stream")
         self.index = PathIndex()
 
@@ -252,8 +282,14 @@ class ExportStream:
             hint=f"raise {CAP_SETTING} in the gateway's configuration, or publish without these files; holes of sparse files do not count",
         )
 
-    def _take(self, n: int) -> bytes:
-        """Exactly n bytes of the tar."""
+    def _take(self, n: int, *, hashed: bool = True) -> bytes:
+        """Exactly n bytes of the tar; not `hashed` are those of files, which have digests of their own."""
+        if 0 < n <= len(self._piece):
+            found = bytes(self._piece[:n])
+            self._piece = self._piece[n:]
+            if self._by_file and hashed:
+                self._digest.update(found)
+            return found
         out = bytearray()
         while len(out) < n:
             if not self._fill():
@@ -261,7 +297,7 @@ class ExportStream:
             part = self._piece[: n - len(out)]
             out += part
             self._piece = self._piece[len(part) :]
-        if self._by_file:
+        if self._by_file and hashed:
             self._digest.update(out)
         return bytes(out)
 
@@ -269,6 +305,20 @@ class ExportStream:
 
     def entries(self) -> Iterator[pax.Header]:
         """Every entry, checked, in byte order of paths; content that was not read is passed over."""
+        for found in self.items():
+            if not isinstance(found, Run):
+                yield found
+                continue
+            at = 0
+            for path, directory, mode, size, mtime_ns, digest in found.rows:
+                self._held = found.data[at : at + size]
+                at += size
+                kind = pax.DIRECTORY if directory else pax.FILE
+                yield pax.Header(path, kind, mode, size, mtime_ns, sha256=b"" if directory else digest)
+            self._held = None
+
+    def items(self) -> Iterator[pax.Header | Run]:
+        """As `entries`, with runs."""
         decoder = pax.Decoder()
         last = b""
         try:
@@ -284,6 +334,10 @@ class ExportStream:
                     return
                 elif header.kind == pax.BASE:
                     self._tell(header)
+                elif header.kind == pax.RUN:
+                    run = self._run(header, last)
+                    last = run.rows[-1].path
+                    yield run
                 else:
                     self._check(header, last)
                     last = header.path
@@ -292,6 +346,44 @@ class ExportStream:
                     yield header
         except pax.Malformed as error:
             raise refused(f"the archive in the stream is not one of ours: {error}", "bad_stream") from None
+
+    def _run(self, header: pax.Header, last: bytes) -> Run:
+        """All of a run, checked as `_check` does an entry, and each file by its digest."""
+        if self.header.get("format") != 4 or header.size > RUN_MAX:
+            raise refused(f"a run of {header.size} bytes, which this form of the stream does not have", "bad_stream")
+        table = self._take(header.table)
+        data = memoryview(self._take(header.size - header.table, hashed=False))
+        self._take(-header.size % pax.BLOCK)
+        rows = rows_of(table)
+        if rows is None or sum(row.size for row in rows) != len(data):
+            raise refused("the rows of a run are damaged, or not of its bytes", "bad_stream")
+        self.count += len(rows)
+        if self.count > (cap := self._limits.max_apply_entries):
+            raise refused(f"entry-count cap exceeded: the export has more than {cap} entries", "entry_cap", limit=cap)
+        if self.tar_bytes > self._limits.max_decompressed_bytes:
+            self._too_large()
+        paths = [row.path for row in rows]
+        if not (paths[0] > last and all(map(operator.lt, paths, paths[1:]))):
+            raise refused(f"entry {shown(paths[0])} or one in its run is out of order", "bad_entry", path=shown(paths[0]))
+        self.index.add_all(rows)
+        above: bytes | None = None
+        at = 0
+        for path, directory, mode, size, _, digest in rows:
+            _check_name(path, "entry")
+            parent = path.rpartition(b"/")[0]
+            if parent != above:
+                if parent and self._letter(parent) != b"d":
+                    raise refused(f"entry {shown(path)} lies in no directory of the stream", "bad_entry", path=shown(path))
+                above = parent
+            if directory:
+                self._remember(path, b"d")
+                continue
+            if mode & SPECIAL_BITS or size >= FILE_MAX:
+                raise refused(f"file {shown(path)} is none that may come in a run", "bad_entry", path=shown(path))
+            if hashlib.sha256(data[at : at + size]).hexdigest().encode() != digest:
+                raise refused(f"the content of {shown(path)} is not what was published", "stream_corrupt", path=shown(path), retryable=True)
+            at += size
+        return Run(rows, data)
 
     def _tell(self, header: pax.Header) -> None:
         """What the base has at a path: before the first entry of the delta, and only where it was asked for."""
@@ -313,7 +405,7 @@ class ExportStream:
             heapq.heappush(self._largest, (header.size, path))
             if len(self._largest) > NAMED_MAX:
                 heapq.heappop(self._largest)
-        if header.sparse and self.header.get("format") != 3:
+        if header.sparse and self.header.get("format") not in (3, 4):
             raise refused(
                 f"file {shown(path)} comes with holes, which this form of the stream does not have", "bad_entry", path=shown(path)
             )
@@ -365,6 +457,11 @@ class ExportStream:
 
     def _parts(self) -> Iterator[tuple[int | None, memoryview]]:
         """All bytes of the present file; the offset of those of a map is None. What is passed over is checked as well."""
+        if self._held is not None:
+            part, self._held = self._held, None
+            if part:
+                yield 0, part
+            return
         header = self._content
         if header is None or not self._content_left:
             return

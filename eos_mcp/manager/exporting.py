@@ -111,10 +111,12 @@ class Exports:
             if request.fmt == "dir":
                 record = export_facts.place_of(self.records, sandbox_id, request.dest)
                 request = replace(request, rules=request.rules._replace(workspace=workspace, record=record))
-                if await self._run(os.path.lexists, request.dest):  # else nothing is in the way
+                if await self._run(os.path.lexists, request.dest):
                     wanted["earlier"] = True
                     if request.base is None or not await self._run(os.path.isdir, request.base):
                         wanted["base"] = True
+            if "earlier" not in wanted:  # nothing is in the way
+                wanted["runs"] = True
             if request.version is not None:
                 wanted["version"] = request.version
             async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:

@@ -168,6 +168,13 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 _OTHER_GIT = next(rule for rule in RULES if rule.why == "git_config" and rule.treatment == NAMED)
+_BEGIN = b"(?:.*/)?"
+_ANY = re.compile(
+    _BEGIN + b"(?:" + b"|".join(rule.pattern.pattern.removeprefix(_BEGIN) for rule in RULES) + b")", re.DOTALL | re.IGNORECASE
+)
+"""What any of the rules is about: most paths are asked this alone."""
+_BARE = re.compile(rb"(?:\A|/)(?:config|config\.worktree|info/attributes|hooks/[^/]*)\Z")
+"""Names in a repository, whatever its directory is called."""
 _OF_OTHERS = re.compile(rb"(?:^|/)(?:node_modules|site-packages|vendor)/")
 """What packages bring along is not named as the project's own scripts."""
 _PLACES = re.compile(rb"(?:.*/)?(?:[^/]*\.git(?:/(?:.*/)?hooks)?|\.vscode|\.idea|\.mcp\.json|" + _AGENT + rb")", re.DOTALL | re.IGNORECASE)
@@ -242,6 +249,15 @@ class Hygiene:
         elif header.type == pax.FILE and header.mode & 0o111 and not header.mode & 0o6000:
             yield "program", False
 
+    def odd(self, path: bytes, mode: int) -> bool:
+        """Whether `look` may have something to say of a plain file; False is certain."""
+        if mode & 0o6111 or _ANY.fullmatch(path) is not None:
+            return True
+        ground = self.ground
+        if ground is None:
+            return False
+        return _BARE.search(path) is not None or (bool(ground.hooks) and path.startswith(ground.hooks + b"/"))
+
     def to_json(self) -> dict[str, object]:
         """Nothing when nothing was found."""
         if not self.count:
@@ -267,6 +283,8 @@ class Hygiene:
                 return RULES[0]
             if (bare := self._bare(path)) is not None:
                 return bare
+        if _ANY.fullmatch(path) is None:
+            return None
         for rule in RULES:
             if rule.pattern.fullmatch(path):
                 return None if rule.why == "tool_config" and _OF_OTHERS.search(path) else rule
