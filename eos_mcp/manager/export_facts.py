@@ -226,7 +226,9 @@ class Record(Facts):
         with self._reading():
             self._db.execute("begin immediate")
             self._db.execute("delete from fact" if fresh else "delete from fact where slot = 1")
-            self._db.executemany("insert or replace into fact values (?, 1, ?, ?, ?, ?)", heads.rows())
+            if fresh:  # nothing is to be kept apart from it: what was there is gone, and so is the directory that the record was about
+                self._db.execute("delete from about where key = 'identity'")
+            self._db.executemany(f"insert or replace into fact values (?, {int(not fresh)}, ?, ?, ?, ?)", heads.rows())
             self._db.execute("commit")
 
     def finish(self, identity: Identity, dest: str) -> None:

@@ -35,6 +35,7 @@ class FreshReceiver(Receiver):
         super().__init__(stream, None, stage, request, guard)
         os.mkdir(TREE, dir_fd=stage.tree.fd)
         self.tree = stage.tree.below(TREE)
+        self.owners.top(self.tree.fd, stage.tree)
         self._staging, self._step = stage.tree, stage.step
         self._late_modes: list[tuple[bytes, int]] = []  # directories that are not ours to write to in the end
         self._first: list[bytes] = []  # what was made, as far as each is synced by itself
@@ -95,6 +96,7 @@ class FreshReceiver(Receiver):
         elif header.type == pax.SYMLINK:
             parent, name = self._at(path)
             os.symlink(header.target, name, dir_fd=parent)
+            self.owners.symlink(self._staging, name, path, None, parent)
             os.utime(name, ns=(header.mtime_ns, header.mtime_ns), dir_fd=parent, follow_symlinks=False)
             self.made += 1
             self.counts["symlinks_written"] += 1
@@ -128,6 +130,7 @@ class FreshReceiver(Receiver):
         parent, name = self._at(path)
         os.mkdir(name, 0o700, dir_fd=parent)
         self.made += 1
+        mode |= self.owners.directory(self._staging, name, path, parent)
         if mode & 0o700 != 0o700:
             self._late_modes.append((path, mode))
         elif mode != 0o700:
@@ -156,6 +159,7 @@ class FreshReceiver(Receiver):
                 os.ftruncate(fd, header.length)  # what is behind the data is a hole
                 if judged is not None:
                     judged.extend(bytes(max(0, min(header.length, JUDGED_MAX + 1) - len(judged))))
+            self.owners.file(fd, self._staging, header.path, None)
             self._finish(fd, header)
         finally:
             os.close(fd)
@@ -182,6 +186,7 @@ class FreshReceiver(Receiver):
                     status = os.fstat(fd)
                     copy_data(fd, new, status.st_size)
                     os.ftruncate(new, status.st_size)
+                    self.owners.file(new, self._staging, header.path, None)
                     self._finish(new, header._replace(mtime_ns=status.st_mtime_ns))
                 finally:
                     os.close(new)
@@ -192,7 +197,7 @@ class FreshReceiver(Receiver):
     def _rows(self, n: int, run: Run) -> None:
         """Plain files and directories: what `_one` does of them, at once."""
         at, gathered = 0, list[Row]()
-        above, parent = b"\0", -1
+        above, parent, plainly = b"\0", -1, False
         odd = self.hygiene.odd
         for number, row in enumerate(run.rows, n):
             path, directory, mode, size, mtime_ns, digest = row
@@ -208,11 +213,14 @@ class FreshReceiver(Receiver):
                 continue
             cut = path.rfind(b"/")
             if path[:cut] != above or cut < 0:
-                above, parent = path[:cut], self.tree.parent(path)
+                above, parent = path[:cut] if cut > 0 else b"", self.tree.parent(path)
+                plainly = self.owners.plainly(self._staging, above)
             fd = os.open(path[cut + 1 :], _NEW, 0o600, dir_fd=parent)
             try:
                 if os.write(fd, data) != size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+                if not plainly:
+                    self.owners.file(fd, self._staging, path, None)
                 os.fchmod(fd, mode)
                 os.utime(fd, ns=(mtime_ns, mtime_ns))
             finally:

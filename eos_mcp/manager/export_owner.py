@@ -71,12 +71,24 @@ class Owners:
             lost += self._attributes(fd, path)
         self._name(path, lost)
 
-    def directory(self, place: Tree, name: bytes, path: bytes) -> int:
-        """Dress a new directory, `name` in a staging directory. -> bits that its mode gets besides: setgid, where its folder has it."""
+    def plainly(self, place: Tree, folder: bytes) -> bool:
+        """Whether a new file in the directory `folder` of the destination needs no dressing."""
+        found, made = self._folder(folder), self._of(place)
+        return not found.acl and (made.uid, made.gid) == self._gives(found)
+
+    def top(self, fd: int, place: Tree) -> None:
+        """Dress what becomes the destination itself, made in a staging directory."""
+        folder = self._folder(b"")
+        self._own(fd, place, folder.uid, folder.gid)
+        self._set(fd, [(ACL, folder.acl), (DEFAULT_ACL, folder.acl)] if folder.acl else [])
+
+    def directory(self, place: Tree, name: bytes, path: bytes, parent: int | None = None) -> int:
+        """Dress a new directory, `name` in a staging directory, or in `parent` there. -> bits that its mode gets besides: setgid, where its folder has it."""
         folder = self._folder(path.rpartition(b"/")[0])
         made, gives = self._of(place), self._gives(folder)
         if folder.acl or made.setgid or (made.uid, made.gid) != gives:
-            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)
+            at = place.fd if parent is None else parent
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             try:
                 lost = self._own(fd, place, *gives)
                 lost += self._set(fd, [(ACL, folder.acl), (DEFAULT_ACL, folder.acl)] if folder.acl else [])
@@ -86,15 +98,15 @@ class Owners:
             self._name(path, lost)
         return stat.S_ISGID if folder.setgid else 0
 
-    def symlink(self, place: Tree, name: bytes, path: bytes, old: os.stat_result | None) -> None:
-        """Dress a new symlink, `name` in a staging directory."""
+    def symlink(self, place: Tree, name: bytes, path: bytes, old: os.stat_result | None, parent: int | None = None) -> None:
+        """Dress a new symlink, `name` in a staging directory, or in `parent` there."""
         if old is not None and stat.S_ISLNK(old.st_mode):
             uid, gid = old.st_uid, old.st_gid
         else:
             uid, gid = self._gives(self._folder(path.rpartition(b"/")[0]))
 
         def chown(uid: int, gid: int) -> None:
-            os.chown(name, uid, gid, dir_fd=place.fd, follow_symlinks=False)
+            os.chown(name, uid, gid, dir_fd=place.fd if parent is None else parent, follow_symlinks=False)
 
         self._name(path, self._chown(chown, place, uid, gid))
 
