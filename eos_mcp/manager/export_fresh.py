@@ -279,11 +279,11 @@ def commit(stage: Stage, work: FreshReceiver, name: bytes, guard: Guard) -> None
     stage.step("export.sync")
     work.sync()
     stage.step("export.ready")
-    stage.step("export.in")
-    stage.step("export.done")
+    for name_of_step in ("export.sync_names", "export.in", "export.done"):  # all of them are the one rename
+        stage.step(name_of_step)
     _put(stage, name)
     try:
-        stage.step("export.sync_names")
+        stage.step("export.placed")
         os.fsync(stage.home.fd)
     except BaseException:
         if len(work.everything()) == work.made:  # else somebody has put something there already: theirs stays, and ours with it
