@@ -93,6 +93,8 @@ class FreshReceiver(Receiver):
             self._folder(path, header.mode)
             self.counts["opaque_clears"] += header.kind == pax.OPAQUE
             self._done(header, writes=True)
+        elif header.type in (pax.SYMLINK, pax.HARD_LINK) and self._skips(header):
+            pass
         elif header.type == pax.SYMLINK:
             parent, name = self._at(path)
             os.symlink(header.target, name, dir_fd=parent)
@@ -109,6 +111,10 @@ class FreshReceiver(Receiver):
             judged = bytearray() if self.hygiene.judges(header) else None
             parent, name = self._at(path)
             came = self._write(os.open(name, _NEW, 0o600, dir_fd=parent), header, judged)
+            if self._skips(header, None if judged is None else bytes(judged)):
+                os.rename(name, b"new/%d" % n, src_dir_fd=parent, dst_dir_fd=self._staging.fd)
+                self.guard.gather(header, passed=True)
+                return
             self._wrote(path)
             self.stripped.note(told, header.mode)
             self.counts["files_written"] += 1
@@ -173,25 +179,33 @@ class FreshReceiver(Receiver):
         source, place = (header.target, self.tree) if there else (b"new/%d" % found[0], self._staging)
         try:
             place.link(source, self.tree, header.path)
+            if not there:  # of a file that was left out this is the first name that is written
+                parent, name = self._at(header.path)
+                fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+                try:
+                    self.owners.file(fd, self._staging, header.path, None)
+                    os.fchmod(fd, header.mode)
+                finally:
+                    os.close(fd)
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS):
                 raise
-            fd = place.open_file(source)
-            if fd is None:
+            copied = place.open_file(source)
+            if copied is None:
                 raise refused(f"{shown(header.target)} vanished while it was exported", "destination_changed") from error
             try:
                 parent, name = self._at(header.path)
                 new = os.open(name, _NEW, 0o600, dir_fd=parent)
                 try:
-                    status = os.fstat(fd)
-                    copy_data(fd, new, status.st_size)
+                    status = os.fstat(copied)
+                    copy_data(copied, new, status.st_size)
                     os.ftruncate(new, status.st_size)
                     self.owners.file(new, self._staging, header.path, None)
                     self._finish(new, header._replace(mtime_ns=status.st_mtime_ns))
                 finally:
                     os.close(new)
             finally:
-                os.close(fd)
+                os.close(copied)
         self._wrote(header.path)
 
     def _rows(self, n: int, run: Run) -> None:
@@ -206,6 +220,12 @@ class FreshReceiver(Receiver):
             if reserved(path) is not None or self._left_out.look(path):
                 self._row_left_out(number, row, data)
                 continue
+            header: pax.Header | None = None
+            if not directory and odd(path, mode):
+                header = pax.Header(path, pax.FILE, mode, size, mtime_ns, sha256=digest)
+                if self._skips(header, bytes(data[: JUDGED_MAX + 1])):
+                    self._row_left_out(number, row, data)
+                    continue
             gathered.append(row)
             if directory:
                 self._folder(path, mode)
@@ -228,10 +248,8 @@ class FreshReceiver(Receiver):
             self._wrote(path)
             self.counts["files_written"] += 1
             self.counts["bytes_written"] += size
-            if odd(path, mode):
-                self.hygiene.look(
-                    pax.Header(path, pax.FILE, mode, size, mtime_ns, sha256=digest), bytes(data[: JUDGED_MAX + 1]), writes=True
-                )
+            if header is not None:
+                self.hygiene.look(header, bytes(data[: JUDGED_MAX + 1]), writes=True)
         self.guard.gather_rows(gathered)
 
     def _row_left_out(self, n: int, row: Row, data: memoryview) -> None:
