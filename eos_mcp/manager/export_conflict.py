@@ -135,6 +135,11 @@ class Conflicts:
         return out
 
     @property
+    def again(self) -> bool:
+        """The record speaks of this very directory, on the branch that it was on."""
+        return self._again
+
+    @property
     def knows_base(self) -> bool:
         return self.copy is not None or self.told is not None
 

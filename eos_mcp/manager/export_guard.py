@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager import export_hooks
 from eos_mcp.manager.export_conflict import Conflicts, Seen, tell
-from eos_mcp.manager.export_facts import FILE, Fact, Facts, Record, RecordFull, fact_of, fact_of_row
+from eos_mcp.manager.export_facts import FILE, LINK, Fact, Facts, Record, RecordFull, fact_of, fact_of_row
 from eos_mcp.manager.export_identity import identity_of
 from eos_mcp.manager.export_left_out import LeftOut
 from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_rules import REFERENCE, Rules
-from eos_mcp.manager.export_stream import ExportStream
+from eos_mcp.manager.export_stream import ExportStream, PathIndex
 from eos_mcp.manager.export_tree import Tree
 from eos_mcp.manager.hygiene import Ground, Hygiene, homes
 from layerstack import pax
@@ -107,6 +107,20 @@ class Guard:
             return header
         return header._replace(mode=header.mode & ~(lost & was.st_mode))
 
+    def withdrawn(self, index: PathIndex) -> Iterator[bytes]:
+        """Paths that an earlier export put here, that are still as it left them, and that the version has not any more: made in the sandbox and
+        removed there since, so that neither the base nor the delta speaks of them.
+        """
+        if self.target is None or self.record is None or self.copy is None or self.conflicts is None or not self.conflicts.again:
+            return
+        for path, *row in self.record.rows():
+            fact = Fact(*row)
+            if fact.letter not in (FILE, LINK) or index.find(path) is not None or self.copy.lstat(path) is not None:
+                continue
+            found = self.target.lstat(path)
+            if found is not None and fact.holds(path, found, self.target) and not _replaced_above(index, path):
+                yield path
+
     # before and after the destination changes
 
     def refuse(self, hygiene: Hygiene) -> None:
@@ -169,6 +183,14 @@ class Guard:
         if dry_run or hygiene.unsafe_count:
             out["unsafe"], out["unsafe_count"] = hygiene.unsafe, hygiene.unsafe_count
         return out
+
+
+def _replaced_above(index: PathIndex, path: bytes) -> bool:
+    while path := path.rpartition(b"/")[0]:
+        above = index.find(path)
+        if above is not None and above[1] != b"d":
+            return True
+    return False
 
 
 @contextlib.contextmanager

@@ -100,6 +100,7 @@ class Receiver:
                 collisions=self._collisions,
             )
         self._plan_clears()
+        self._withdraw()
         self._separate()
         if self.preview is not None:
             self.preview.room()
@@ -529,6 +530,13 @@ class Receiver:
             self._see(m, name.path)
 
     # the whole
+
+    def _withdraw(self) -> None:
+        """Plan that goes what an earlier export brought and the sandbox has removed since; it follows the entries of the stream."""
+        for path in self.guard.withdrawn(self.stream.index):
+            if not self._left_out.hides(path):
+                self._state.append(0)
+                self._delete(len(self._state) - 1, pax.Header(path, pax.FILE, 0o644, kind=pax.WHITEOUT))
 
     def _plan_clears(self) -> None:
         """What the destination has below an opaque directory and the stream does not decide."""

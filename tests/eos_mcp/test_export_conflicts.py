@@ -159,6 +159,33 @@ def test_a_file_that_the_person_deleted_is_a_conflict_in_the_workspace_and_writt
     assert at.export(directory(b"src"), file(b"src/a", b"new"))["files_written"] == 1
 
 
+@ONTO
+def test_what_the_sandbox_made_and_removed_again_goes_with_the_next_export(project: Callable[..., Project], copy: bool) -> None:
+    """A file that an export brought and the version has no more: neither the base nor the delta speaks of it."""
+    at = project(copy=copy)
+    brought = (file(b"brought", b"1"), directory(b"dir"), file(b"dir/edited", b"1"), file(b"dir/gone", b"1"), symlink(b"link", b"src"))
+    at.export(*brought, directory(b"src"), file(b"src/a", b"1"), file(b"stays", b"1"))
+    (at.dest / "dir/edited").write_text("mine now")
+    (at.dest / "mine").write_text("mine")
+    (at.dest / "src/a").write_text((at.base / "src/a").read_text())  # what the base has is never taken away
+    foretold = at.export(file(b"stays", b"1"), dry_run=True)
+    done = at.export(file(b"stays", b"1"))
+    assert sorted(change["path"] for change in foretold["changes"]) == ["brought", "dir/gone", "link"] and done["deletes_applied"] == 3
+    there = shape(at.dest)
+    assert (
+        not {b"brought", b"dir/gone", b"link"} & there.keys() and {b"dir/edited", b"mine", b"src/a", b"stays", b"src/kept"} <= there.keys()
+    )
+    again = at.export(file(b"brought", b"2"), file(b"stays", b"1"))
+    assert again["files_written"] == 1 and again["deletes_applied"] == 0
+
+
+def test_a_directory_that_goes_as_a_whole_takes_what_an_export_brought_into_it(project: Callable[..., Project]) -> None:
+    at = project()
+    at.export(directory(b"gone"), file(b"gone/brought", b"1"), directory(b"src"), file(b"src/brought", b"1"))
+    done = at.export(gone(b"gone"), file(b"src", b"a file now"))
+    assert (at.dest / "src").read_text() == "a file now" and not (at.dest / "gone").exists() and done["deletes_applied"] == 1
+
+
 def test_what_the_person_closed_to_others_stays_closed(project: Callable[..., Project]) -> None:
     """Content comes, permissions of group and others that they took away do not."""
     at = project()
