@@ -1,7 +1,7 @@
 """Write docs/confinement.md: `python docs/make_confinement.py`, as root, on a machine with an engine, user namespaces and musl-gcc.
 
-It tries the table of tests/eos_agent/escapes.py in each kind of session and writes down what came out. A test compares names, columns and results
-with the table; another one tries it all again.
+It tries the table of tests/eos_agent/escapes.py in each kind of session, that of tests/end_to_end/guards.py on sandboxes of each provider, and writes
+down what came out. A test compares names, columns and results with the tables; others try it all again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if __name__ == "__main__":
     sys.path[:0] = [ROOT, os.path.join(ROOT, "agent_image")]
 
+from tests.end_to_end import guards  # noqa: E402
 from tests.eos_agent import attacks, escapes  # noqa: E402
 from tests.eos_agent.escapes import Row  # noqa: E402
 
@@ -32,7 +33,7 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Row]]] = {
 HEAD = """\
 # Confinement
 
-<!-- made by docs/make_confinement.py from tests/eos_agent/escapes.py and what came out: change that, not this page -->
+<!-- made by docs/make_confinement.py from tests/eos_agent/escapes.py, tests/end_to_end/guards.py and what came out: change those, not this page -->
 
 The boundary is for **cooperating agents on one user's machine, not for hostile tenants**. It keeps the work of one session out of another's, the
 published layers, the agent and its token out of everybody's hands, and the machine from being changed by mistake or by a program that was told to
@@ -41,7 +42,7 @@ says which for what), so a bug of that kernel reaches everything. The agent of a
 container. Locally, whatever else the person who started the gateway may read can be read by the sessions, only not the keys that are hidden.
 
 Everything below was tried, in {kinds} kinds of session, and is tried again by each run of the tests: {calls} calls, {ways} ways out, {works} things that
-must work. The attacks are [attacks.py](../tests/eos_agent/attacks.py), and those with a ✓ also [attacks.c](../tests/eos_agent/attacks.c), a static program
+must work; and beside sessions {guards} guards of sandboxes. The attacks are [attacks.py](../tests/eos_agent/attacks.py), and those with a ✓ also [attacks.c](../tests/eos_agent/attacks.c), a static program
 for images without an interpreter (tried in Debian and in busybox), started by a shell of a shell, and again as a daemon that left its command: what
 holds for a command holds for whatever it starts. A cell is the error that came out here (which of several refusals comes first depends on the
 kernel and the image; the table says which ones may); `{not_tried}`: not tried there, it would say nothing.
@@ -72,12 +73,12 @@ def cell(row: Row, kind: str, found: str) -> str:
 
 
 def page(results: Mapping[str, Mapping[str, str]]) -> str:
-    """The whole page, from kind of session -> name of the row -> what came out."""
+    """The whole page, from kind of session, and provider, -> name of the row -> what came out."""
     return "\n".join(_lines(results)) + "\n"
 
 
 def _lines(results: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    counts = {"calls": len(escapes.CALLS), "ways": len(escapes.ESCAPES), "works": len(escapes.ALLOWED)}
+    counts = {"calls": len(escapes.CALLS), "ways": len(escapes.ESCAPES), "works": len(escapes.ALLOWED), "guards": len(guards.ROWS)}
     yield HEAD.format(kinds=len(escapes.KINDS), not_tried=NOT_TRIED, **counts)
     for title, (said, rows) in SECTIONS.items():
         yield f"## {title}\n\n{said}\n"
@@ -87,6 +88,16 @@ def _lines(results: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
             cells = [cell(row, kind, results[kind].get(name, NOT_TRIED)) for kind in escapes.KINDS]
             mark = "✓" if isinstance(row.attack, attacks.Plain) else ""
             yield f"| {name} | {mark} | {' | '.join(cells)} | {row.why} |"
+        yield ""
+    yield "## Beside sessions\n\nWhat guards sandboxes of either provider, tried on two of one.\n"
+    for group, said in guards.SAID.items():
+        yield f"### {group}\n\n{said}\n"
+        yield f"| | {' | '.join(guards.PROVIDERS.values())} | why |"
+        yield f"|---|{'---|' * len(guards.PROVIDERS)}---|"
+        for name, guard in guards.ROWS.items():
+            if guard.group == group:
+                words = [results[kind].get(name, NOT_TRIED) if kind in guard.providers else NOT_TRIED for kind in guards.PROVIDERS]
+                yield f"| {name} | {' | '.join(words)} | {guard.why} |"
         yield ""
 
 
@@ -112,6 +123,10 @@ def tried() -> dict[str, dict[str, str]]:
     os.mkdir(f"{top}/w")
     test_docker_confinement.carry(f"{top}/w")
 
+    async def guarded(provider: str, image: str, yaml: str | None = None) -> dict[str, str]:
+        async with hosting(f"{top}/{provider}", backend=provider, instance_id=f"guards-{os.getpid()}", yaml=yaml) as host:
+            return await guards.findings(host, provider, image, f"{top}/w")
+
     async def in_docker() -> dict[str, list[dict[str, str]]]:
         async with hosting(f"{top}/s", backend="docker", instance_id=f"confinement-{os.getpid()}") as host:
             image = images.ensure("debian")
@@ -121,6 +136,13 @@ def tried() -> dict[str, dict[str, str]]:
 
     try:
         results |= {kind: tries[0] for kind, tries in asyncio.run(in_docker()).items()}
+        with open(f"{top}/local.yml", "w") as file:
+            file.write("manager:\n  local_daemon:\n    resource_profile: standard\n")
+        for provider, where in (("docker", {"image": images.ensure("debian")}), ("local", {"image": "host", "yaml": f"{top}/local.yml"})):
+            guarding = asyncio.run(guarded(provider, **where))
+            if bad := guards.wrong(provider, guarding):
+                raise SystemExit(f"{provider}: {bad}")
+            results[provider] = {**results.get(provider, {}), **guarding}
     finally:
         client = docker.from_env()
         for name in os.listdir(f"{top}/bases") if os.path.isdir(f"{top}/bases") else []:
@@ -129,7 +151,8 @@ def tried() -> dict[str, dict[str, str]]:
         client.close()
         shutil.rmtree(f"{top}/w")
         drop_dir(top)
-    for kind, found in results.items():
+    for kind in escapes.KINDS:
+        found = results[kind]
         if wrong := escapes.wrong(kind, found):
             raise SystemExit(f"{kind}: {wrong}")
     return results

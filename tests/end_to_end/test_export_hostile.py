@@ -52,8 +52,7 @@ def test_a_journal_from_a_clone_or_from_the_sandbox_itself_reaches_nothing(sandb
     refused = desk.refused("manager", *to, str(out))
     assert refused["details"]["reason"] == "reserved_names" and refused["details"]["paths"] == ["d/.eos-export-0"]
     assert not (out / "d/.eos-export-0").exists() and shape(victim) == before
-    _, quote, rest = refused["details"]["hint"].partition("'")
-    sandbox.shell(rest.partition(quote)[0])  # as the hint says
+    sandbox.shell(refused["details"]["hint"].partition("exec_command: ")[2].partition("; then export")[0])  # as the hint says
     desk.do("manager", *to, str(out))
     assert (out / "d/eos-export-0/undo/0").read_text() == "evil\n"
     assert shape(victim) == before and not list((desk.state / "exports").iterdir())
