@@ -13,7 +13,7 @@ from eos_agent import settings
 from eos_agent.environment import base_environment, command_environment
 from eos_agent.settings import SettingsError
 
-from .agent_process import Agent
+from .agent_process import Agent, refused
 
 GOOD: dict[str, Any] = {
     "format": 1,
@@ -132,3 +132,14 @@ def test_the_references_ways_come_back_by_configuration(start_agent: Callable[..
             error = connection.line(agent.line(op, **args, **where))["error"]
             connection.close()
             assert error["kind"] == "invalid_request" and words in error["message"]
+
+
+@pytest.mark.needs("overlay")
+def test_units_of_the_configuration_are_the_agents_units(start_agent: Callable[..., Agent]) -> None:
+    agent = start_agent(runtime={"layerstack": {"units": [{"name": "search index", "root": "src", "members": ["*.idx"]}]}})
+    session = agent.session()
+    agent.call("file_write", path="src/a.idx", content="a\n", workspace_session_id=session)
+    agent.call("file_write", path="src/b.idx", content="b\n")
+    error = refused(lambda: agent.call("publish_workspace_session", workspace_session_id=session))
+    (conflict,) = error.details["publish_rejection"]["conflicts"]
+    assert (conflict["path"], conflict["class"], conflict["unit"]["name"]) == ("src", "unit", "search index")

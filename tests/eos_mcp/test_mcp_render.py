@@ -8,6 +8,7 @@ import pytest
 
 from eos_mcp.catalog import ALL
 from eos_mcp.server import render
+from layerstack.changes import TornUnit
 
 FILE = {"kind": "file", "digest": "ab" * 32, "size": 120, "mode": "0644", "executable": False}
 CONFLICT = {
@@ -75,6 +76,26 @@ def test_a_rejected_rebase_says_to_undo_and_try_again_not_to_drop_the_session() 
     for part in (*TOLD, "nothing has happened to session w1", "rebase again"):
         assert part in text
     assert "destroy_workspace_session" not in text
+
+
+def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be_done_and_a_rename_by_name() -> None:
+    git = TornUnit("git", tuple(f".git/{n}" for n in range(60)), "c0ffee").to_json()
+    torn = {**CONFLICT, "path": ".git", "class": "unit", "unit": git}
+    text = render.result("preview_publish", {}, {"would_publish": False, "head_version": 4, "conflicts": [torn], "conflict_count": 1})
+    for part in ("git, one value in several files: .git/0", "and 52 more"):
+        assert part in text
+    rejected = {**REJECTION, "conflicts": [torn], "conflict_count": 1}
+    for stage in ("publish", "rebase"):
+        details = {"workspace_session_id": "w1", "stage": stage, "publish_rejection": rejected}
+        envelope = {"error": {"kind": "operation_failed", "message": "refused", "details": details}}
+        text = render.result(f"{stage}_workspace_session", {}, envelope)
+        assert ".git: commit all of yours" in text and "git format-patch --stdout c0ffee.." in text
+        assert "file_edit" not in text and "undo its changes" not in text
+    moved = {**CONFLICT, "class": "delete_modify", "renamed_to": {"path": "e/f"}, "renamed_by": "ours"}
+    details["publish_rejection"] = {**REJECTION, "conflicts": [torn, moved], "conflict_count": 2}
+    text = render.result("publish_workspace_session", {}, {"error": {"kind": "operation_failed", "message": "refused", "details": details}})
+    for part in ("ours has it at e/f", "git format-patch", "undo its changes"):
+        assert part in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Databases and repositories that two sessions changed, through the programs: what is told, and that what is advised loses nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.desk import Sandbox
+from tests.end_to_end.places import DEBIAN, ORDINARY, ROOT, in_places
+
+pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
+
+GIT = "git -c user.name=A -c user.email=a@x.invalid -c safe.directory='*'"
+DIES = "printf 'update t set n = 7;\\n.shell kill -9 $PPID\\n' | sqlite3 app.db"
+"""The program is gone before it can write its log back."""
+
+
+def run(sandbox: Sandbox, cmd: str, session: str | None = None) -> str:
+    done = sandbox.shell(cmd, session)
+    assert done["exit_code"] == 0, done
+    return str(done["output"])
+
+
+def publish(sandbox: Sandbox, session: str) -> None:
+    sandbox.do("publish_workspace_session", "--workspace-session-id", session)
+
+
+def the_conflict(sandbox: Sandbox, session: str) -> dict[str, Any]:
+    """The only one, as each way tells it that is open to a session."""
+    told = sandbox.do("preview_publish", "--workspace-session-id", session)["conflicts"]
+    for operation in ("rebase_workspace_session", "publish_workspace_session"):
+        error = sandbox.refused(operation, "--workspace-session-id", session)
+        assert error["details"]["publish_rejection"]["conflicts"] == told and len(told) == 1
+    assert told[0]["class"] == "unit"
+    return dict(told[0])
+
+
+@in_places(ROOT, ORDINARY, DEBIAN)
+def test_a_database_is_never_torn_and_commits_of_both_sides_come_together_as_advised(sandbox: Sandbox) -> None:
+    run(sandbox, "sqlite3 app.db 'pragma journal_mode = wal; create table t (n); insert into t values (1)'")
+    a, b = sandbox.session(), sandbox.session()
+    run(
+        sandbox,
+        "sqlite3 app.db 'with recursive i(n) as (select 1 union all select n + 1 from i where n < 5000) insert into t select n from i'",
+        a,
+    )
+    sandbox.shell(DIES, b)
+    assert run(sandbox, "test -s app.db-wal && echo there", b) == "there"
+    publish(sandbox, a)
+    conflict = the_conflict(sandbox, b)
+    assert (conflict["path"], conflict["unit"]["name"]) == ("app.db", "sqlite")
+    assert [row["path"] for row in conflict["unit"]["members"]] == ["app.db", "app.db-wal"]
+    assert run(sandbox, "sqlite3 app.db 'pragma integrity_check; select count(*) from t'") == "ok\n5001"
+    assert run(sandbox, "sqlite3 app.db 'select n from t'", b) == "7", "b's own is still there"
+
+    run(sandbox, f"{GIT} init -q -b main && {GIT} add a.txt d && {GIT} commit -q -m first")
+    a, b = sandbox.session(), sandbox.session()
+    run(sandbox, f"echo A > a.txt && {GIT} commit -q -a -m ours", a)
+    run(sandbox, f"echo B > d/b.txt && {GIT} commit -q -a -m theirs", b)
+    publish(sandbox, a)
+    conflict = the_conflict(sandbox, b)
+    assert (conflict["path"], conflict["unit"]["name"]) == (".git", "git")
+    command = conflict["unit"]["hint"].split("`")[1]
+    assert command == f"git format-patch --stdout {conflict['unit']['base_commit']}.. > mine.mbox"
+    run(sandbox, command.replace("git", GIT, 1), b)
+    c = sandbox.session()
+    sandbox.write("mine.mbox", sandbox.read("mine.mbox", b), c)
+    run(sandbox, f"{GIT} am -q mine.mbox && rm mine.mbox", c)
+    publish(sandbox, c)
+    assert run(sandbox, f"{GIT} fsck --full && {GIT} log --format=%s && cat a.txt d/b.txt") == "theirs\nours\nfirst\nA\nB"
