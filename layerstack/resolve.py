@@ -6,6 +6,7 @@ The outcome is a function of three trees, base B, ours O, head H, alone. Which p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -160,20 +161,24 @@ class _Merge:
         self.left: list[str] = []  # derived paths where ours gives way
         self.both_removed: list[str] = []
         self._children: dict[str, list[str]] | None = None
-        own = Layer(LayerId("ours"), tree, version, index)
-        self.O = Chain(base.published, base.shelf, base.form, (own,))
+        self.own = Layer(LayerId("ours"), tree, version, index)
         self.renames = {
-            "ours": Renames(base, self.O.find, lambda: iter(index)),
+            "ours": Renames(base, lambda path: self.O.find(path), lambda: iter(index)),
             "theirs": Renames(base, head.find, lambda: (path for layer in self.newer for path in layer.under(""))),
         }
-        self.derived = Derived((base.find, self.O.find, head.find))
-        self.units = decided_units(own, self.newer, rules.units, self.sides)
+        self.derived = Derived((base.find, lambda path: self.O.find(path), head.find))
+        self.units = decided_units(self.own, self.newer, rules.units, self.sides)
         self.forced = {path: unit.whose for unit in self.units for path in unit.forced}
         unlisted = [path for path in self.forced if path not in index]
         self.filled = {above for path in unlisted for above in ancestors(path)}
         """Directories that `place_forced` brings something into."""
 
     # look-ups
+
+    @functools.cached_property
+    def O(self) -> Chain:
+        """What the session shows."""
+        return Chain(self.B.published, self.B.shelf, self.B.form, (self.own,))
 
     def sides(self) -> Sides:
         """The three trees, as the rule for units wants them."""
