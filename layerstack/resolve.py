@@ -163,10 +163,10 @@ class _Merge:
         self._children: dict[str, list[str]] | None = None
         self.own = Layer(LayerId("ours"), tree, version, index)
         self.renames = {
-            "ours": Renames(base, lambda path: self.O.find(path), lambda: iter(index)),
+            "ours": Renames(base, lambda path: self.shown.find(path), lambda: iter(index)),
             "theirs": Renames(base, head.find, lambda: (path for layer in self.newer for path in layer.under(""))),
         }
-        self.derived = Derived((base.find, lambda path: self.O.find(path), head.find))
+        self.derived = Derived((base.find, lambda path: self.shown.find(path), head.find))
         self.units = decided_units(self.own, self.newer, rules.units, self.sides)
         self.forced = {path: unit.whose for unit in self.units for path in unit.forced}
         unlisted = [path for path in self.forced if path not in index]
@@ -176,7 +176,7 @@ class _Merge:
     # look-ups
 
     @functools.cached_property
-    def O(self) -> Chain:
+    def shown(self) -> Chain:
         """What the session shows."""
         return Chain(self.B.published, self.B.shelf, self.B.form, (self.own,))
 
@@ -187,13 +187,13 @@ class _Merge:
             return self.B.holder(path) is self.H.holder(path)
 
         def loose(path: str) -> bool:
-            o, h = self.O.find(path), self.H.find(path)
+            o, h = self.shown.find(path), self.H.find(path)
             return self.last_writer_wins(path, o if o is not None else self.B.find(path), h)
 
-        return Sides(self.B.find, self.O.find, self.H.find, unmoved, loose, self.derived.within)
+        return Sides(self.B.find, self.shown.find, self.H.find, unmoved, loose, self.derived.within)
 
     def _own_gitignore(self, path: str) -> bytes | None:
-        state = self.O.find(path)
+        state = self.shown.find(path)
         return state.data(FILE_MAX + 1) if state is not None and state.kind == FILE else None
 
     def ignored(self, path: str, is_directory: bool) -> bool:
@@ -494,7 +494,7 @@ class _Merge:
     def place_forced(self) -> None:
         """Of units that are ours as a whole, the members that ours left as they were in the base and the head did not."""
         for path in sorted(path for path, whose in self.forced.items() if whose == OURS and path not in self.index):
-            o = self.O.find(path)
+            o = self.shown.find(path)
             if self.blocked(path):
                 self.conflict(path, "parent")
                 continue
@@ -504,7 +504,7 @@ class _Merge:
                 continue
             for above in ancestors(path):
                 if above not in self.index and above not in self.taken:
-                    container = self.H.find(above) or self.O.find(above)
+                    container = self.H.find(above) or self.shown.find(above)
                     assert container is not None
                     self.edits.append(Bring(above, container))
                     self.taken.add(above)
@@ -540,7 +540,7 @@ class _Merge:
                 if alone is None:
                     found[path] = kind, hunks
                 continue
-            if differs(self.B.find(path), self.O.find(path)):
+            if differs(self.B.find(path), self.shown.find(path)):
                 found[alone.root] = UNIT, ()
                 torn.append(alone)
                 self.units.append(Decided(alone, CONFLICT, (path,)))
@@ -552,7 +552,7 @@ class _Merge:
         """Where the side that has nothing at the path any more has it now."""
         if kind not in ("delete_modify", "modify_delete", "parent"):
             return None
-        by = "ours" if self.O.find(path) is None else "theirs"
+        by = "ours" if self.shown.find(path) is None else "theirs"
         to = self.renames[by].find(path)
         return None if to is None else Renamed(to, by)
 
