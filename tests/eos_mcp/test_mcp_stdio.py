@@ -6,10 +6,12 @@ import ctypes
 import json
 import os
 import pty
+import random
 import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +187,19 @@ def test_a_signal_that_does_not_interrupt_the_wait_of_the_main_thread_ends_the_s
         assert TGKILL(NUMBER_OF_TGKILL[os.uname().machine], pid, other, int(signal.SIGTERM)) == 0
         assert wire.ends() == 0
         assert "SIGTERM: shutting down" in wire.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_fifty_servers_with_a_stuck_thread_end_at_a_signal_that_comes_at_any_moment() -> None:
+    dice = random.Random(50)
+    for _ in range(50):
+        with fixture() as wire:
+            busy(wire, BUSY["a call whose thread is stuck"])
+            time.sleep(dice.random() * 0.02)
+            wire.process.send_signal(signal.SIGTERM)
+            assert wire.ends() == 0
+            assert "SIGTERM: shutting down" in wire.stderr
 
 
 def test_a_second_signal_ends_the_server_at_once() -> None:
