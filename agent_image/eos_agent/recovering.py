@@ -7,6 +7,7 @@ when there is room, and when a call names it. ADR 0043.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -192,7 +193,7 @@ class Recovering:
         if left is None:
             self._not_before.pop(session_id, None)
             self._sizes.pop(session_id, None)
-            self._recovered(session_id, draft)
+            self._recovered(session_id, draft if draft is not None else await self._pool.run(lambda: self._stands_on(session)))
             if draft is not None:
                 log.log("draft_recovered", draft=draft.draft_id, origin=draft.origin, paths=draft.paths, bytes=draft.bytes)
             return draft is not None
@@ -203,6 +204,12 @@ class Recovering:
         event = "quarantined" if left.quarantined else "draft_pending"
         log.log(event, session=session_id, tries=left.tries, why=left.why)
         return False
+
+    def _stands_on(self, session: DeadSession) -> Draft | None:
+        """The draft that a session left as it was; None where it stood on none, or that is published or discarded."""
+        with contextlib.suppress(LayerStackError):
+            return None if session.draft_id is None else self._store.draft_book.get(session.draft_id)
+        return None
 
     def _one(self, session: DeadSession, timeout_s: float) -> Answer:
         """One try, in the recovery's thread."""

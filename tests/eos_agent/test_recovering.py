@@ -259,3 +259,19 @@ def test_a_call_that_names_a_session_under_recovery_gets_its_draft(agent: Agent)
     assert error.details.get("recovering") is True or error.details["draft_id"].startswith("draft-")
     until(agent, session, None)
     assert refused(lambda: agent.read("mine.txt", workspace_session_id=session)).details["draft_id"].startswith("draft-")
+
+
+def test_a_draft_that_was_open_and_left_as_it_was_stays_one_draft_and_its_dead_session_names_it(agent: Agent) -> None:
+    first = agent.session()
+    agent.call("file_write", path="new.txt", content="work\n", workspace_session_id=first)
+    agent.kill()
+    agent.start()
+    until(agent, first, None)
+    (draft,) = agent.call("list_drafts")["drafts"]
+    session = agent.call("create_workspace_session", draft_id=draft["draft_id"])["workspace_session_id"]
+    agent.kill()
+    agent.start()
+    until(agent, session, None)
+    assert [row["draft_id"] for row in agent.call("list_drafts")["drafts"]] == [draft["draft_id"]]
+    error = refused(lambda: agent.call("file_read", path="new.txt", workspace_session_id=session))
+    assert error.reason == "session_lost" and error.details["draft_id"] == draft["draft_id"]
