@@ -95,8 +95,8 @@ class DockerProvider:
     def keeping(self) -> Keeping:
         """An engine in a user namespace cannot write lists that name users who are not in it."""
         self.client()
-        options = [str(option) for option in self._info.get("SecurityOptions") or []]
-        return Keeping(acls=not any(name in option for option in options for name in ("rootless", "userns")))
+        options = str(self._info.get("SecurityOptions"))
+        return Keeping(acls="name=rootless" not in options and "name=userns" not in options)
 
     def check_image(self, image: str) -> None:
         self._looked[image] = self._image(image)

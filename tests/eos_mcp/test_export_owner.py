@@ -118,13 +118,12 @@ def test_what_an_ordinary_user_may_keep_is_kept_and_the_rest_is_named(short_dir:
 
 def test_a_group_that_a_user_may_give_is_given(short_dir: str) -> None:
     """Also where the root of the destination passes on another one, which staged files would have."""
-    if not ROOT:
-        groups = [gid for gid in os.getgroups() if gid != os.getegid()]
-        if not groups:
-            return
+    groups = [TEAM] if ROOT else [gid for gid in os.getgroups() if gid != os.getegid()]
+    if not groups:
+        return
     root = Path(short_dir)
     me, own = (children.ORDINARY_UID, children.ORDINARY_UID) if ROOT else (os.geteuid(), os.getegid())
-    team, other = (TEAM, TEAM + 1) if ROOT else (groups[0], own)
+    team, other = groups[0], TEAM + 1 if ROOT else own
 
     def child() -> None:
         if ROOT:

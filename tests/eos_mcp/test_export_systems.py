@@ -156,7 +156,8 @@ def test_what_is_not_mounted_any_more_is_asked_for_before_anything_is_taken_back
         (dest / "bound/f").write_text("old f")
         delta = made(file(b"a", b"a"), directory(b"bound"), file(b"bound/f", b"new f"))
         before = shape(dest)
-        for _ in range(2):
+        hint = staging = ""
+        for turn in range(2):
             with pytest.raises(children.ChildDied):
                 children.call(None, run, delta, str(dest), step=Killer("export.sync_names", 1))
             assert (dest / "bound/f").read_text() == "new f"
@@ -164,9 +165,9 @@ def test_what_is_not_mounted_any_more_is_asked_for_before_anything_is_taken_back
             with pytest.raises(OperationError) as caught:
                 run(delta, dest)
             assert caught.value.details["reason"] == "rollback_failed"
-            hint = caught.value.details["hint"]
+            hint, staging = caught.value.details["hint"], caught.value.details["staging"]
             assert f"mount it at {dest}/bound again" in hint and (dest / "a").read_text() == "a", "nothing was taken back in part"
-            if _ == 0:
+            if turn == 0:
                 linux.mount(str(behind), str(dest / "bound"), None, linux.MS_BIND)
                 assert recover(str(dest), journals()) == ["rolled_back"] and shape(dest) == before
                 _nothing_is_left(dest)
@@ -174,7 +175,7 @@ def test_what_is_not_mounted_any_more_is_asked_for_before_anything_is_taken_back
         assert f"move {record} to another directory" in hint
         record.rename(Path(short_dir, record.name))
         result = run(made(file(b"later", b"1")), dest)
-        assert (dest / "later").exists() and result["ignored_staging"] == [caught.value.details["staging"]]
+        assert (dest / "later").exists() and result["ignored_staging"] == [staging]
         (left,) = behind.glob(".eos-export-*")
         assert [path.read_text() for path in (left / "undo").iterdir()] == ["old f"], "what was replaced is still there"
 
