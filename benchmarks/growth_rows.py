@@ -55,7 +55,7 @@ def fill(upper):
 
 def export():
     digests = Digests(root)
-    size = sum(len(piece) if isinstance(piece, bytes) else piece.size for piece in stream(store.snapshot(), digests=digests, holes=True))
+    size = sum(len(piece) if isinstance(piece, bytes) else piece.size for piece in stream(store.snapshot(), digests=digests, holes=True, root=root))
     digests.close()
     assert size > count * 512
 
@@ -108,7 +108,7 @@ def look(name, work):
 assert look("preview", upper.preview).source_count == 1
 assert look("publish", lambda: upper.publish(owner="o", request_id="r")).source_count == 1
 digests = Digests(root)
-sent = look("export stream", lambda: sum(len(p) if isinstance(p, bytes) else p.size for p in stream(store.snapshot(), digests=digests, holes=True)))
+sent = look("export stream", lambda: sum(len(p) if isinstance(p, bytes) else p.size for p in stream(store.snapshot(), digests=digests, holes=True, root=root)))
 assert 131_072 <= sent < 1 << 20, sent
 digests.close()
 store.close()

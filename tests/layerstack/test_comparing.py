@@ -1,0 +1,96 @@
+"""Comparisons are found as they are asked for: a page costs about the page, and a rollback holds no list of paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from layerstack import history
+from layerstack.packed_index import PackedIndex
+from tests.exporting import Stack as Exported
+from tests.layerstack.stack import Stack, on_a_stack, put
+from tests.layerstack.test_cost import calls_of
+from tests.layerstack.test_many_files import BASE, COUNT, fill, growth_kib
+
+MOST_KIB = 5 << 10
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.needs("overlay")
+def test_a_first_page_a_rollback_and_a_preview_of_private_layers_do_not_grow_with_the_paths(
+    short_dir: str, in_mount_namespace: Callable[..., Any], flat: bool
+) -> None:
+    def child() -> None:
+        stack = Exported(short_dir, BASE)
+        store, grown = stack.store, dict[str, int]()
+
+        stack.publish(lambda root: fill(root, flat=flat))
+        assert isinstance(store.snapshot().chain.layers[0].index, PackedIndex)
+        assert calls_of(lambda: history.diff_versions(store, 1, 2)) < 20 * COUNT, "two hundred changes are looked at, not all"
+        last = store.head.version
+        at, pages = 0, 0
+        while True:
+            page = history.diff_versions(store, 1, last, start=at)
+            assert [change.path for change in page.changes] == sorted(change.path for change in page.changes)
+            pages, at = pages + 1, page.next or 0
+            if page.next is None:
+                break
+        assert pages == -(-(COUNT + (0 if flat else COUNT // 500)) // history.PAGE)
+        _, grown["rollback"] = growth_kib(lambda: store.rollback(1, owner="o", request_id="r"))
+        _, grown["rollback of that"] = growth_kib(lambda: store.rollback(last, owner="o", request_id="r"))
+        upper = store.open_upper("late", origin="workspace_session:late", version=1)
+        fill(upper.upperdir, flat=flat)
+        draft = upper.to_draft(reason="publish_error")
+        assert draft is not None
+        on_it = store.open_upper("on-it", origin="workspace_session:on-it", draft_id=draft.draft_id)
+        with open(f"{on_it.upperdir}/more", "w") as file:
+            file.write("x")
+        found, grown["preview of private layers"] = growth_kib(on_it.preview)
+        assert found.source_count == 1 and found.would_publish
+        on_it.discard()
+        stack.close()
+        assert max(grown.values()) < MOST_KIB, grown
+
+    in_mount_namespace(child)
+
+
+@on_a_stack({"f": "base\n"}, forms=("trusted",))
+def test_a_rollback_takes_back_a_directory_whose_neighbour_sorts_into_it(stack: Stack) -> None:
+    """`d-x` lies between `d` and `d/y`: what is below `d` was taken for something that still has to be deleted by itself."""
+    before = stack.tree()
+    session = stack.session()
+    for path in ("d/y", "d-x", "d.z/a", "d/sub/z", "d0"):
+        put(session.at(path))
+    session.publish()
+    after = stack.tree()
+    stack.store.rollback(1, owner="o", request_id="r")
+    assert stack.tree() == before
+    stack.store.rollback(2, owner="o", request_id="r")
+    assert stack.tree() == after
+
+
+@on_a_stack({"f": "base\n", "d/keep": "k\n", "d/gone": "g\n"})
+def test_a_preview_of_private_layers_says_what_their_publication_does(stack: Stack) -> None:
+    """The fold that a preview looks up is the one that a publish makes: opaque directories, deletions over deletions, files for directories."""
+    session = stack.session()
+    for n, edit in enumerate(
+        (
+            ("rm -r d && mkdir d && echo 1 > d/new", "echo 1 > clash"),
+            ("rm -r d", "mkdir -p e/f && echo 2 > e/f/g && echo 2 > clash"),
+            ("echo 3 > d", "rm -r e && mkdir e && chmod 700 e", "echo 3 > clash"),
+            ("rm d && mkdir d && echo 4 > d/keep", "rm f", "echo 4 > clash"),
+        )
+    ):
+        stack.store.update_file("clash", lambda old, n=n: f"head {n}\n".encode(), owner="o", request_id="r")
+        for command in edit:
+            assert os.system(f"cd {session.at('')} && {command}") == 0
+        session.rejected()
+    assert os.system(f"cd {session.at('')} && rm clash") == 0
+    session.umount()
+    seen = session.upper.preview()
+    stack.store.update_file("clash", lambda _: b"", owner="o", request_id="r")
+    assert (seen.would_publish, sorted(conflict.path for conflict in seen.conflicts)) == (False, ["clash"])
+    assert sorted(session.rejected()) == ["clash"]
