@@ -11,7 +11,7 @@ import pytest
 from layerstack import history
 from layerstack.packed_index import PackedIndex
 from tests.exporting import Stack as Exported
-from tests.layerstack.stack import Stack, on_a_stack, put
+from tests.layerstack.stack import Stack, get, on_a_stack, put
 from tests.layerstack.test_cost import calls_of
 from tests.layerstack.test_many_files import BASE, COUNT, fill, growth_kib
 
@@ -87,10 +87,13 @@ def test_a_preview_of_private_layers_says_what_their_publication_does(stack: Sta
         stack.store.update_file("clash", lambda old, n=n: f"head {n}\n".encode(), owner="o", request_id="r")
         for command in edit:
             assert os.system(f"cd {session.at('')} && {command}") == 0
-        session.rejected()
-    assert os.system(f"cd {session.at('')} && rm clash") == 0
+        assert list(session.rejected()) == ["clash"]
+        session.mount()
+    put(session.at("clash"), "head 3\n")
+    wanted = {path: get(session.at(path)) for path in ("d/keep", "e", "clash") if os.path.isfile(session.at(path))}
+    assert sorted(os.listdir(session.at(""))) == ["clash", "d", "e"] and os.listdir(session.at("d")) == ["keep"]
     session.umount()
     seen = session.upper.preview()
-    stack.store.update_file("clash", lambda _: b"", owner="o", request_id="r")
-    assert (seen.would_publish, sorted(conflict.path for conflict in seen.conflicts)) == (False, ["clash"])
-    assert sorted(session.rejected()) == ["clash"]
+    done = session.publish()
+    assert (seen.would_publish, seen.source_count, seen.ignored_count) == (True, done.source_count, done.ignored_count)
+    assert stack.shows().keys() >= wanted.keys() and not {"f", "d/new", "d/gone", "e/f/g"} & stack.shows().keys()
