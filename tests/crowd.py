@@ -134,6 +134,12 @@ class Crowd:
             raise FileNotFoundError(full)
         self.take(full)
 
+    def spoil(self, path: str) -> None:
+        """It is gone, or another file."""
+        self.take(self.full(path))
+        if self.random.random() < 0.5:
+            self.put(self.full(path), b"spoiled\n")
+
     def remove_folder(self) -> None:
         full = self.a_folder()
         if full == self.root:

@@ -6,6 +6,8 @@ folded and swept under a session that lives on, and reshaped without one.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from random import Random
 
@@ -13,6 +15,7 @@ from layerstack import capture, rules, seen_tree
 from layerstack.form import FORMS
 from layerstack.projection import Snapshot
 from tests import crowd, model
+from tests.layerstack import kept
 from tests.layerstack.machine import STANDING, Session, StackMatchesModel, in_memory
 from tests.trees import Tree
 
@@ -31,8 +34,14 @@ class Meeting(StackMatchesModel):
         if early:
             sessions.append(self.a_tweaked(random, focus, alike))
         self.settle(sessions[0], random)
-        if not early:  # it undoes what was just published, say, while the second one publishes the same
-            sessions.append(self.a_tweaked(random, focus, alike))
+        if not early:
+            sessions.append(self.add_session())
+            news = sorted(kept.changed(self.model.versions[1], self.model.tree()) - {""}, key=os.fsencode)
+            if news and random.random() < 0.7:  # what was just published is undone while the second one publishes it too
+                with contextlib.suppress(OSError):
+                    crowd.Crowd(sessions[2].mount, random).spoil(random.choice(news))
+            else:
+                self.tweak(sessions[2], random, focus)
         if random.random() < 0.8:
             at = random.choice(STANDING), lambda: self.settle(sessions[2], random)
             self.finish(sessions[1], previewed=False, to_draft=False, overtaken=at)
