@@ -25,7 +25,7 @@ from layerstack.rules import DEFAULT, Rules, Verdict, decide
 from layerstack.states import DIRECTORY, FILE, WHITEOUT, State, equal, fingerprint
 from layerstack.tree import Tree
 from layerstack.unit_plan import decided_units, unit_at
-from layerstack.units import CONFLICT, HEAD, OURS, Decided, Sides, differs
+from layerstack.units import CONFLICT, HEAD, OURS, Decided, Sides, Unit, differs
 
 Ignored = Callable[[str, bool], bool]
 """(path, is it a directory?) -> is it on the ignored route?"""
@@ -531,22 +531,19 @@ class _Merge:
     def _with_units(self) -> dict[str, tuple[str, tuple[Hunk, ...]]]:
         """The conflicts, those about members of a unit put together at its root."""
         torn = [unit.unit for unit in self.units if unit.whose == CONFLICT]
-        found: dict[str, tuple[str, tuple[Hunk, ...]]] = {unit.root: (UNIT, ()) for unit in torn}
-        for path, (kind, hunks) in self.conflicts.items():
+        alone: dict[Unit, list[str]] = {}
+        for path in sorted(self.conflicts, key=byte_order):
             if any(unit.holds(path) for unit in torn):
                 continue
-            alone = unit_at(path, self.rules.units, self.sides()) if differs(self.B.find(path), self.H.find(path)) else None
-            if alone is None or alone.root in found:
-                if alone is None:
-                    found[path] = kind, hunks
-                continue
-            if differs(self.B.find(path), self.shown.find(path)):
-                found[alone.root] = UNIT, ()
-                torn.append(alone)
-                self.units.append(Decided(alone, CONFLICT, (path,)))
-            else:
-                found[path] = kind, hunks
-        return found
+            b, o, h = self.B.find(path), self.shown.find(path), self.H.find(path)
+            if differs(b, h) and differs(b, o) and differs(o, h):
+                unit = unit_at(path, self.rules.units, self.sides())
+                if unit is not None:
+                    alone.setdefault(unit, []).append(path)
+        self.units += [Decided(unit, CONFLICT, tuple(paths)) for unit, paths in alone.items()]
+        torn += alone
+        found = {path: what for path, what in self.conflicts.items() if not any(unit.holds(path) for unit in torn)}
+        return {**found, **{unit.root: (UNIT, ()) for unit in torn}}
 
     def _renamed(self, path: str, kind: str) -> Renamed | None:
         """Where the side that has nothing at the path any more has it now."""

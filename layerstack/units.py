@@ -196,6 +196,8 @@ class _Glob:
 
     def matches(self, path: str) -> bool:
         pattern, raw = self._pattern, byte_order(path)
+        if pattern is not None and pattern.name_only:
+            raw = raw.rpartition(b"/")[2]
         return pattern is not None and (pattern.literal == raw if pattern.literal is not None else pattern.matches(raw))
 
 

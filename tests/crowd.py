@@ -209,7 +209,23 @@ class Crowd:
             file.seek(HOLE)
             file.write(b"tail %d\n" % self.random.randrange(3))
 
+    def database(self) -> None:
+        """A part of what SQLite writes."""
+        full = self.full(self.random.choice(("d/u.db", "d/u.db", "ig/u.db")))
+        if self.random.random() < 0.6:
+            self.put(full, b"SQLite format 3\0page %d" % self.random.randrange(3))
+        if self.random.random() < 0.5:
+            self.put(full + self.random.choice(("-wal", "-wal", "-shm")), b"%d" % self.random.randrange(3))
+        elif os.path.exists(full + "-wal") and self.random.random() < 0.5:
+            os.unlink(full + "-wal")
+
+    def byte_code(self) -> None:
+        self.put(self.full("d/s/__pycache__/x.pyc"), b"\0\0\r\n" + bytes(4) + b"%d" % self.random.randrange(3))
+
+    def ignores(self) -> None:
+        self.put(self.full(".gitignore"), self.random.choice((b"ig/\n*.o\n", b"*.o\n", b"ig/\n*.o\nd.o\nbig/n0*\n", b"ig/\n")))
+
     KINDS = (
         edit, edit, edit, edit, shorten, write_new, write_new, chmod, chmod, chmod_folder, chmod_folder, xattr, xattr, xattr, remove, remove,
-        remove_folder, remove_folder, scatter, scatter,        make_anew, make_anew, make_anew, fifo, other_kind, link, rename, touch, age_folders, sparse,
+        remove_folder, remove_folder, scatter, scatter, database, database, byte_code, ignores,        make_anew, make_anew, make_anew, fifo, other_kind, link, rename, touch, age_folders, sparse,
     )  # fmt: skip

@@ -293,6 +293,65 @@ class Hand:
         else:
             os.removexattr(path, name)
 
+    def database(self) -> None:
+        """What SQLite writes: the file alone, its log alone, both; or it folds the log into the file and removes it."""
+        path = f"{self.of(self.dirs)}/u.db"
+        what, text = self.number(6), b"page %d" % self.number(3)
+        if os.path.isdir(path) or path in self.specials:
+            raise IndexError
+        if what in (0, 1, 5):
+            self.put(path, b"SQLite format 3\0" + text if what else b"")
+        if what in (1, 2):
+            self.put(path + "-wal", text)
+        if what in (2, 3):
+            self.put(path + "-shm", text)
+        if what in (4, 5):
+            os.unlink(path + "-wal")
+
+    def store_of_keys(self) -> None:
+        """What LMDB and LevelDB write."""
+        path, what, text = self.of(self.dirs), self.number(6), b"%d" % self.number(3)
+        if what == 0:
+            self.put(f"{path}/data.mdb", bytes(16) + b"\xde\xc0\xef\xbe" + text)
+        elif what == 1:
+            self.put(f"{path}/lock.mdb", text)
+        elif what == 2:
+            self.put(f"{path}/MANIFEST-000001", text)
+            self.put(f"{path}/CURRENT", b"MANIFEST-000001\n")
+        elif what == 3:
+            self.put(f"{path}/00000%d.log" % self.number(2), text)
+        elif what == 4:
+            self.put(f"{path}/LOG", text)
+        else:
+            os.unlink(f"{path}/000000.log")
+
+    def derived_file(self) -> None:
+        """Byte code that is compared with its source, byte code that is not, a file of a cache."""
+        path, what, text = self.of(self.dirs), self.number(4), b"%d" % self.number(3)
+        folder, name = (("__pycache__", "m.cpython-311.pyc"), (".ruff_cache", "x"), ("tagged", "x"), ("__pycache__", "u.pyc"))[what]
+        os.makedirs(f"{path}/{folder}", exist_ok=True)
+        if folder == "tagged":
+            self.put(f"{path}/{folder}/CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
+        self.put(f"{path}/{folder}/{name}", b"\x00\x00\r\n" + (bytes(4), b"\1\0\0\0")[what // 3] + text)
+
+    def box(self) -> None:
+        """A unit by the configuration."""
+        path = f"{self.of(self.dirs)}/box"
+        os.makedirs(path, exist_ok=True)
+        self.put(f"{path}/{'ab'[self.number(2)]}", b"%d" % self.number(3))
+
+    def sparse(self) -> None:
+        """A file with a hole."""
+        path = self.a_new_path()
+        if os.path.isdir(path):
+            raise IndexError
+        with open(path, "wb") as file:
+            file.seek(3 << 16)
+            file.write(b"tail %d" % self.number(3))
+
+    def touch_long_ago(self) -> None:
+        os.utime(self.of(self.files + self.dirs), ns=(10**18, 10**18 + self.number(200)))
+
     def gitignore(self) -> None:
         path = f"{self.of(self.dirs)}/.gitignore"
         with contextlib.suppress(IsADirectoryError):
@@ -303,6 +362,7 @@ WEIGHTS = {
     "write": 6, "write_new": 6, "replace": 2, "append": 3, "chmod": 2, "chmod_dir": 3, "rename": 2, "rename_dir": 3, "away_and_back": 1,
     "away_back_and_more": 1, "exchange": 1, "rm": 3, "rm_r": 2, "recreate": 3, "copy_tree": 1, "bounce": 1, "symlink": 2, "link": 1,
     "mkdir": 2, "mkdir_and_file": 5, "deep": 2, "morph": 2, "fifo": 1, "touch": 1, "open_only": 1, "create_delete": 1, "xattr": 2, "gitignore": 1,
+    "database": 3, "store_of_keys": 2, "derived_file": 2, "box": 1, "sparse": 1, "touch_long_ago": 1,
 }  # fmt: skip
 
 ops = st.builds(Op, st.sampled_from([name for name, weight in WEIGHTS.items() for _ in range(weight)]), st.binary(min_size=8, max_size=8))

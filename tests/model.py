@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from layerstack import merge
 from layerstack.ignore import IgnoreRules
 from layerstack.lines import TEXT_MAX
+from tests import units
 from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors
 
 T = TypeVar("T")
@@ -89,35 +90,58 @@ def ignore_of(tree: Tree) -> Ignored:
     return IgnoreRules(read).ignored
 
 
-def publish(base: Tree, ours: Tree, head: Tree) -> Verdict:
-    """Every path by the table, then: is what comes out still a tree?"""
-    rules = [ignore_of(tree) for tree in (base, ours, head)]
+def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdict:
+    """Every path by the table, units as one value each; then: is what comes out still a tree?
+
+    Args:
+        boxes: the directories that `tests.units.BOX` names are units.
+    """
+    trees = (base, ours, head)
+    rules = [ignore_of(tree) for tree in trees]
+    derived = units.derived_by(trees)
 
     def ignored(path: str, is_directory: bool) -> bool:
         """What one side has taken out of `.gitignore` is checked for conflicts."""
         return all(rule(path, is_directory) for rule in rules)
+
+    def last_wins(path: str) -> bool:
+        shown, h = ours.get(path) or base.get(path), head.get(path)
+        return path != "" and shown is not None and ignored(path, shown.is_dir) and (h is None or ignored(path, h.is_dir))
 
     out: Tree = {}
     conflicts: dict[str, str] = {}
     from_ours: set[str] = set()
     for path in base.keys() | ours.keys() | head.keys():
         b, o, h = base.get(path), ours.get(path), head.get(path)
-        shown = o if o is not None else b
-        ours_wins = path != "" and shown is not None and ignored(path, shown.is_dir) and (h is None or ignored(path, h.is_dir))
         if o == b:
             entry = h
         elif h == b or o == h:
             entry = o
             from_ours.add(path)
+        elif derived(path):
+            entry = h
         else:
             wrong, entry = decide(b, o, h)
-            if ours_wins:  # what does not merge is the last writer's
+            if last_wins(path):  # what does not merge is the last writer's
                 entry = o if wrong else entry
                 from_ours.add(path)
             elif wrong:
                 conflicts[path] = wrong
         if entry is not None:
             out[path] = entry
+    torn: list[units.Unit] = []
+    known = units.units_in(trees, boxes=boxes)
+    for unit in known:
+        if unit.is_folder and not all(unit.root in tree and tree[unit.root].is_dir for tree in (ours, head)):
+            continue  # one side has taken all of it away: what the other did in it is the table's
+        decided = units.decide(unit, *trees, loose=last_wins, derived=derived)
+        if decided.whose == units.CONFLICT:
+            torn.append(unit)
+        for path in decided.forced:
+            mine = decided.whose == units.OURS
+            (from_ours.add if mine else from_ours.discard)(path)
+            conflicts.pop(path, None)
+            put(out, path, (ours if mine else head).get(path))
     flat = dict(out)
     dropped: set[str] = set()
     for path in sorted(flat):
@@ -125,14 +149,32 @@ def publish(base: Tree, ours: Tree, head: Tree) -> Verdict:
         if not gone:
             continue
         loose = ignored(path, out[path].is_dir)
-        if path in from_ours and loose and all(a not in flat for a in gone):
+        if derived(path):
+            del out[path]
+            dropped.add(path)
+        elif path in from_ours and loose and all(a not in flat for a in gone):
             out.update({a: ours[a] for a in gone})
         elif path not in from_ours and loose:
             del out[path]
             dropped.add(path)
         else:
             conflicts.setdefault(path, "parent")
+    for path in conflicts:
+        b, o, h = base.get(path), ours.get(path), head.get(path)
+        if units.differs(b, h) and units.differs(b, o) and units.differs(o, h):
+            whose = [unit for unit in known if path in unit.members]
+            alone = [units.Unit(path, frozenset((path,)))] if units.is_database_alone(path, trees) else []
+            torn += (whose or alone)[:1]
+    conflicts = {path: wrong for path, wrong in conflicts.items() if not any(path in unit.members for unit in torn)}
+    conflicts.update({unit.root: "unit" for unit in torn})
     return Verdict(topmost(conflicts), head if conflicts else out, frozenset(dropped))
+
+
+def put(tree: Tree, path: str, entry: Entry | None) -> None:
+    """Nothing is there, or the entry."""
+    tree.pop(path, None)
+    if entry is not None:
+        tree[path] = entry
 
 
 def topmost(conflicts: dict[str, str]) -> dict[str, str]:
@@ -143,8 +185,9 @@ def topmost(conflicts: dict[str, str]) -> dict[str, str]:
 class ModelStack:
     """Versions by number, and the head."""
 
-    def __init__(self, base: Tree) -> None:
+    def __init__(self, base: Tree, *, boxes: bool = False) -> None:
         self.versions: dict[int, Tree] = {1: base}
+        self.boxes = boxes
 
     @property
     def head(self) -> int:
@@ -155,7 +198,7 @@ class ModelStack:
 
     def preview(self, base: int, ours: Tree, *, on: int | None = None) -> Verdict:
         """What `publish` would answer, on the head or on an earlier version."""
-        return publish(self.versions[base], ours, self.tree() if on is None else self.versions[on])
+        return publish(self.versions[base], ours, self.tree() if on is None else self.versions[on], boxes=self.boxes)
 
     def publish(self, base: int, ours: Tree, *, on: int | None = None) -> Verdict:
         """A conflict changes nothing, and what changes nothing makes no version."""

@@ -27,6 +27,8 @@ class Unit(NamedTuple):
     root: str
     members: frozenset[str]
     helpers: frozenset[str] = frozenset()
+    is_folder: bool = False
+    """Are its members what lies in its root?"""
 
 
 class Decided(NamedTuple):
@@ -63,6 +65,13 @@ def is_database(path: str, trees: Sequence[Tree]) -> bool:
     return HEADER in found or (bool(found) and not any(found))
 
 
+def is_database_alone(path: str, trees: Sequence[Tree]) -> bool:
+    """One that no file beside it tells: by its header alone."""
+    return all(path not in tree or not tree[path].is_dir for tree in trees) and any(
+        (body(tree, path) or b"").startswith(HEADER) for tree in trees
+    )
+
+
 def units_in(trees: Sequence[Tree], *, boxes: bool) -> list[Unit]:
     """Those that any of the trees has; a database without files beside it is none that its name tells."""
     paths = {path for tree in trees for path in tree}
@@ -80,10 +89,10 @@ def units_in(trees: Sequence[Tree], *, boxes: bool) -> list[Unit]:
         if name == "CURRENT" and any(names_its_manifest(tree, folder) for tree in trees):
             inside = {p for p in paths if parent(p) == folder and LEVELDB.fullmatch(p.rpartition("/")[2])}
             helpers = {p for p in inside if re.fullmatch(r"LOCK|LOG(\.old.*)?", p.rpartition("/")[2])}
-            found.add(Unit(folder, frozenset(inside), frozenset(helpers)))
+            found.add(Unit(folder, frozenset(inside), frozenset(helpers), is_folder=True))
     if boxes:
         for root in {path for path in paths if path.rpartition("/")[2] == BOX}:
-            found.add(Unit(root, frozenset(p for p in paths if p.startswith(root + "/"))))
+            found.add(Unit(root, frozenset(p for p in paths if p.startswith(root + "/")), is_folder=True))
     return sorted((unit for unit in found if unit.members), key=lambda unit: unit.root)
 
 
@@ -100,8 +109,8 @@ def names_its_manifest(tree: Tree, folder: str) -> bool:
     return text is not None and re.fullmatch(rb"MANIFEST-\d+\n?", text) is not None and join(folder, text.decode().strip()) in tree
 
 
-def decide(unit: Unit, base: Tree, ours: Tree, head: Tree, loose: Callable[[str], bool], derived: Callable[[str], bool]) -> Decided | None:
-    """None: the table has the last word on each member."""
+def decide(unit: Unit, base: Tree, ours: Tree, head: Tree, *, loose: Callable[[str], bool], derived: Callable[[str], bool]) -> Decided:
+    """With no member forced and no conflict the table has the last word on each member."""
 
     def state(tree: Tree, path: str) -> Entry | None:
         entry = tree.get(path)

@@ -14,7 +14,8 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from random import Random
 from typing import ClassVar
 
 import pytest
@@ -33,15 +34,18 @@ from layerstack.export import fold
 from layerstack.form import FORMS, Form
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, Published
+from layerstack.rules import Rules
 from layerstack.squash import Squashed
 from layerstack.store import Store
+from layerstack.units import Named
 from layerstack.upper import Upper
 from tests.hands import Hand, Op, few_ops
-from tests.layerstack import kept
+from tests.layerstack import delivered, kept
 from tests.layerstack.kept import Side
 from tests.layerstack.tables import disagreement
 from tests.model import ModelStack, Verdict
 from tests.trees import DIRECTORY, FILE, LINK, Besides, Entry, Tree, ancestors, difference, names, read_tree, trees, write_tree
+from tests.units import BOX
 
 MOST_SESSIONS = 4
 MOST_DRAFTS = 4
@@ -126,8 +130,8 @@ class StackMatchesModel(RuleBasedStateMachine):
         os.makedirs(base)
         write_tree(base, tree)
         Store.create(self.root, workspace_root="/workspace", base_root_hash="0" * 64, form=self.form)
-        self.store = Store.open(self.root)
-        self.model = ModelStack(tree)
+        self.open_store()
+        self.model = ModelStack(tree, boxes=True)
         self.sessions: list[Session] = []
         self.drafts: dict[str, tuple[int, Tree]] = {}
         self.consumed: dict[str, tuple[int, Tree]] = {}
@@ -138,6 +142,10 @@ class StackMatchesModel(RuleBasedStateMachine):
         """Publishes that wait at a step for another one."""
         self.check_head()
         self.tally["examples"] += 1
+
+    def open_store(self) -> None:
+        self.store = Store.open(self.root)
+        self.store.rules = Rules(units=(Named(BOX, f"**/{BOX}"),))
 
     def teardown(self) -> None:
         if not hasattr(self, "store"):
@@ -184,10 +192,18 @@ class StackMatchesModel(RuleBasedStateMachine):
         same("projection of the head", got, bare)
 
     def check_conflicts(self, what: str, conflicts: Sequence[Conflict], want: Verdict, base: int, ours: Tree) -> None:
-        assert {c.path: c.cls for c in conflicts} == want.conflicts, f"{what}: {[(c.path, c.cls) for c in conflicts]} != {want.conflicts}"
+        got = {c.path: c.cls for c in conflicts}
+        differ = [path for path in got.keys() | want.conflicts.keys() if got.get(path) != want.conflicts.get(path)]
+        assert not differ, f"{what}: {got} != {want.conflicts}: {self.three(base, ours, self.model.head, differ)}"
         for c in conflicts:
             three = tuple(fingerprint(tree.get(c.path)) for tree in (self.model.versions[base], ours, self.model.tree()))
             assert (c.base, c.ours, c.theirs) == three, f"{what}: {c} should show {three}"
+
+    def three(self, base: int, ours: Tree, head: int, paths: Iterable[str]) -> str:
+        """What base, session and head have at and below some paths, for a message."""
+        trees = (self.model.versions[base], ours, self.model.versions[head])
+        some = sorted({p for tree in trees for p in tree for path in paths if within(p, path)})
+        return "; ".join(f"{p!r}: {[tree.get(p) for tree in trees]}" for p in some[:8])
 
     @invariant()
     def same_version(self) -> None:
@@ -268,7 +284,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.sessions.remove(session)
         head = published.manifest.version if published.no_op else self.model.head  # a no-op says which head has it all
         want = self.model.publish(session.base, ours, on=head)
-        assert not want.conflicts, f"published, the model rejects {want.conflicts}"
+        assert not want.conflicts, f"published, the model rejects {want.conflicts}: {self.three(session.base, ours, head, want.conflicts)}"
         self.tally["no-op" if published.no_op else "published on a moved head" if session.base < head else "published"] += 1
         self.tally["notices"] += bool(published.notices)
         assert published.no_op == (want.tree == self.model.versions[head]), f"no-op: got {published.no_op}, the model went from {head}"
@@ -589,7 +605,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.sessions.clear()
         self.let_all_go()
         self.store.close()
-        self.store = Store.open(self.root)
+        self.open_store()
         self.drafts.update({i: self.consumed[i] for i in self.consumed if i in {d.draft_id for d in self.store.drafts()}})
         work = [(base, tree) for base, tree in lost if tree != self.model.versions[base]]
         count = len(self.store.recovered)
@@ -723,8 +739,10 @@ class StackMatchesModel(RuleBasedStateMachine):
         stack, snapshot = self.held.pop(which % len(self.held))
         with stack:
             want = self.model.versions[snapshot.version]
-            same(f"held version {snapshot.version}", self.look(snapshot), want)
+            besides = Besides()
+            same(f"held version {snapshot.version}", self.look(snapshot, besides), want)
             self.check_export(snapshot, want)
+            self.check_delivery(snapshot, Side(want, besides))
 
     def let_all_go(self) -> None:
         while self.held:
@@ -759,6 +777,16 @@ class StackMatchesModel(RuleBasedStateMachine):
         bare = [{p: e._replace(meta=(e.meta[0], 0, 0)) for p, e in tree.items() if p} for tree in (got, want)]
         same(f"the stream of version {snapshot.version}", bare[0], bare[1])
         self.tally["exported"] += 1
+
+    def check_delivery(self, snapshot: Snapshot, version: Side) -> None:
+        """The same, written to a person's directory."""
+        self.count += 1
+        folder = os.path.join(self.folder, f"delivered-{self.count}")
+        os.mkdir(folder)
+        wrong = delivered.delivery(snapshot, self.root, folder, self.model.versions[1], version, Random(self.count))
+        assert not wrong, f"version {snapshot.version} in a person's directory: {wrong}"
+        durable.remove_tree(folder)
+        self.tally["delivered"] += 1
 
     @rule(which=which)
     def rollback(self, which: int) -> None:

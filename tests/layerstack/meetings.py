@@ -89,6 +89,9 @@ class Meeting(StackMatchesModel):
         self.tweak(late, random, "")
         self.settle(late, random)
         self.check_versions()
+        if random.random() < 0.5:
+            self.hold(0)
+            self.let_go(0)
 
 
 def run(form: str, folder: str, first: int, meetings: int) -> Counter[str]:

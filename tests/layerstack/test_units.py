@@ -216,6 +216,8 @@ def test_units_of_the_configuration_are_kept_whole_too(stack: Stack) -> None:
         ("index/a", "index/b"),
     )
     c.publish()
+    deep = Named("search", "**/index")
+    assert [deep.root_of(path) for path in ("x/y/index/a", "index/a", "index", "indexes/a")] == ["x/y/index", "index", None, None]
 
 
 def git(where: str, *words: str) -> str:
