@@ -40,8 +40,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s5",
         "layerstack/resolve.py",
-        "if not ignored and not self.unmoved(q, b, h):",
-        "if not ignored and h.kind != DIRECTORY and not self.unmoved(q, b, h):",
+        "                if not self.unmoved(q, b, h):\n                    if ignored:",
+        "                if h.kind != DIRECTORY and not self.unmoved(q, b, h):\n                    if ignored:",
         "attributes that the head gave a directory are lost where ours made the one above anew",
     ),
     Mutant(
@@ -61,8 +61,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s11",
         "layerstack/publish.py",
-        "for index in (ready.indexed.records, work.indexed.records))",
-        "for index in (ready.indexed.records,))",
+        "own = (ready.indexed.records, work.indexed.records)",
+        "own = (ready.indexed.records,)",
         "what met the work but not its rewritten form, between plan and commit, is not looked at again",
     ),
     Mutant(
