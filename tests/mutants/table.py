@@ -75,8 +75,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s17",
         "layerstack/capture.py",
-        "        if moved:\n            tree.set_times(path, state.times)\n        return alive",
-        "        return alive",
+        "        if moved:\n            tree.set_times(path, state.times)\n        del",
+        "        del",
         "directories that sealing changed have the time of the sealing",
     ),
     Mutant(
