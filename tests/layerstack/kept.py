@@ -76,7 +76,7 @@ TICK_NS = 50_000_000
 
 def reshaped(old: Side, new: Side, began_ns: int, written: str | None = None, moved: tuple[str, str] | None = None) -> str:
     """What an act without a session should have kept of times and did not, or ''. A directory that gets or loses a name has its time from now,
-    so has a file that was written; all else keeps the time that it had, also at another path.
+    so has a file that was written; all else keeps the time that it had, also at another path. What took the place of another file there may be newer.
 
     Args:
         began_ns: the clock before the act.
@@ -93,7 +93,8 @@ def reshaped(old: Side, new: Side, began_ns: int, written: str | None = None, mo
             touched = touched or names_in(old.tree, path) != names_in(new.tree, path)
         if touched and got < began_ns - TICK_NS:
             return f"{path!r} was touched at {began_ns}, and has the time {got}"
-        if not touched and got != old.besides[source].mtime_ns:
+        over = source != path and entry.kind == FILE and path in old.tree and got > old.besides[source].mtime_ns
+        if not touched and got != old.besides[source].mtime_ns and not over:
             return f"{path!r} was not touched, and has the time {got}, not {old.besides[source].mtime_ns}"
     return ""
 

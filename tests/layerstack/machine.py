@@ -756,7 +756,8 @@ class StackMatchesModel(RuleBasedStateMachine):
             for gone in [p for p in got if p == path or p.startswith(path + "/")]:
                 del got[gone]
 
-        for header, real, _ in fold(snapshot, xattrs=True):
+        for entry in fold(snapshot, xattrs=True):
+            header, real = entry.header, entry.real_path
             path, there = os.fsdecode(header.path), got.get(os.fsdecode(header.path))
             assert path and all(a in got and got[a].is_dir for a in ancestors(path)), f"{path!r} comes before its directory"
             if header.kind or header.type != pax.DIRECTORY or (there is not None and not there.is_dir):
