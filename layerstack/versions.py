@@ -44,13 +44,14 @@ def load(data: bytes, *, source: str) -> Named:
         value: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise StoreCorrupt(f"{source}: not JSON ({error})", details={"file": source}) from None
-    schema = value.get("schema_version") if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    body: dict[str, Any] = value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    schema = body.get("schema_version")
     if schema == SCHEMA_VERSION:
         manifest = Manifest.load(data, source=source)
         return Named(manifest.version, manifest.layers[0].layer_id, manifest.layers)
     if schema != NAMED_SCHEMA:
         raise StoreCorrupt(f"{source}: schema_version is {schema!r}, known are 1 and {NAMED_SCHEMA}", details={"file": source})
-    version, top = value.get("version"), value.get("top")
+    version, top = body.get("version"), str(body.get("top"))
     if type(version) is not int or version < FIRST_VERSION or not is_layer_id(top):
         raise StoreCorrupt(f"{source}: names version {version!r} and layer {top!r}", details={"file": source})
     if dump(version, top) != data:

@@ -39,6 +39,7 @@ class FreshReceiver(Receiver):
         self._staging, self._step = stage.tree, stage.step
         self._late_modes: list[tuple[bytes, int]] = []  # directories that are not ours to write to in the end
         self._first: list[bytes] = []  # what was made, as far as each is synced by itself
+        self.staged_files = 0
         self.made = 0
         """How many entries the tree has."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_a_preview_of_private_layers_says_what_their_publication_does(stack: Sta
     ):
         stack.store.update_file("clash", lambda old, n=n: f"head {n}\n".encode(), owner="o", request_id="r")
         for command in edit:
-            assert os.system(f"cd {session.at('')} && {command}") == 0
+            subprocess.run(["sh", "-c", command], cwd=session.at(""), check=True)
         assert list(session.rejected()) == ["clash"]
         session.mount()
     put(session.at("clash"), "head 3\n")

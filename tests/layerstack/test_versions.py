@@ -40,7 +40,7 @@ def test_the_files_of_versions_grow_with_the_layers_and_not_with_their_square(st
 
 def as_of_before(stack: Stack) -> dict[int, Manifest]:
     """Close the store and let each version's file name all layers, as stores of before do; manifest.json is one of those files."""
-    root, kept = stack.root, {}
+    root, kept = stack.root, dict[int, Manifest]()
     for version, *_ in history.versions(stack.store)[0]:
         kept[version] = stack.store.manifest(version)
     stack.store.close()
