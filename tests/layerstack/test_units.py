@@ -16,7 +16,7 @@ from layerstack.publish import Published
 from layerstack.rules import Rules
 from layerstack.units import Named
 from tests import children
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
+from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 
 
 def make(path: str, *statements: str) -> None:
@@ -182,7 +182,13 @@ def test_a_hot_journal_goes_with_its_database(stack: Stack) -> None:
     assert b.rejected() == {"d/app.db": "unit"}
 
 
-LEVEL = {"db/CURRENT": "MANIFEST-000002\n", "db/MANIFEST-000002": b"m\0", "db/000003.log": b"l\0", "db/LOCK": "", "db/LOG": "opened\n"}
+LEVEL: Base = {
+    "db/CURRENT": "MANIFEST-000002\n",
+    "db/MANIFEST-000002": b"m\0",
+    "db/000003.log": b"l\0",
+    "db/LOCK": "",
+    "db/LOG": "opened\n",
+}
 
 
 @on_a_stack(LEVEL)
