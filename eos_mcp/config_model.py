@@ -349,6 +349,9 @@ class LayerStack(Section):
     remount_rescue_cwd: bool = True
     merge_adjacent: Literal["conflict", "merge"] = "conflict"
     recreated_directory: Literal["unite", "conflict"] = "unite"
+    inputs: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=100)] = Field(
+        default_factory=lambda: [".env*", "*.local"]
+    )
 
 
 class Command(Section):

@@ -8,6 +8,7 @@ Source: overlayfs.rst, "redirect_dir", "whiteouts and opaque directories"; the k
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -28,32 +29,45 @@ class Sealed(NamedTuple):
     dropped: tuple[str, ...]
     linked: tuple[str, ...] = ()
     """Files that differ from what the chain has there, which is one of several names of a file."""
+    touched: frozenset[str] = frozenset()
+    """Files that are as in the base and stay for their time alone: something was made while they were otherwise."""
 
 
-def seal(tree: Tree, chain: Chain, *, keep: Callable[[str], bool] | None = None, slack: int = SLACK) -> Sealed:
+def seal(
+    tree: Tree,
+    chain: Chain,
+    *,
+    keep: Callable[[str], bool] | None = None,
+    slack: int = SLACK,
+    is_input: Callable[[str], bool] | None = None,
+) -> Sealed:
     """Bring `tree`, which stands on `chain`, into final form, in place.
 
     Args:
         keep: subtrees that are known to be in final form are not entered.
+        is_input: is a file an input of builds? One that is as in the base but for a later time then stays if a changed file is of a time in
+            between: it may have been made from what the input was meanwhile. Without it none stays.
     Raises:
         OSError: the disk refused; the view is as before, and sealing again goes on from there.
     Cost: O(entries of the tree) look-ups; content is read where a file of equal size lies below.
     """
-    worker = _Seal(tree, chain, keep or (lambda path: False), slack)
+    worker = _Seal(tree, chain, keep or (lambda path: False), slack, is_input)
     if keep is None:
         worker.expand("", "")
     worker.prune("", inside=False)
-    return Sealed(tuple(worker.dropped), tuple(worker.linked))
+    return Sealed(tuple(worker.dropped), tuple(worker.linked), worker.decide_touched())
 
 
 class _Seal:
-    def __init__(self, tree: Tree, chain: Chain, keep: Callable[[str], bool], slack: int) -> None:
-        self.tree, self.chain, self.keep, self.slack = tree, chain, keep, slack
+    def __init__(self, tree: Tree, chain: Chain, keep: Callable[[str], bool], slack: int, is_input: Callable[[str], bool] | None) -> None:
+        self.tree, self.chain, self.keep, self.slack, self.is_input = tree, chain, keep, slack, is_input
         self.dropped: list[str] = []
         self.linked: list[str] = []
         self.filled: set[str] = set()  # of names that are looked at: they came with a directory of the base that was renamed
         self.cut: dict[str, bool] = {}  # of the directories that are being pruned: shows nothing of the base there?
         self.git = half_done.GitDirectories(tree, chain, lambda path: self.cut[path])
+        self.touched: dict[str, tuple[int, int]] = {}
+        """Inputs that are as in the base but for a later time: that of the base, and theirs."""
 
     # pass 1: directories that were renamed become opaque directories holding what the old place held
 
@@ -170,8 +184,12 @@ class _Seal:
                     tree.whiteout(child)
                     alive, moved = True, True
                 elif equal(under, own) and not self._retimed(child, own, under):
-                    tree.unlink(child)
-                    moved = True
+                    if self.is_input is not None and under.times[1] < own.times[1] and own.kind == FILE and self.is_input(child):
+                        self.touched[child] = under.times[1], own.times[1]
+                        alive = True
+                    else:
+                        tree.unlink(child)
+                        moved = True
                 else:
                     alive = True
                     if under.links > 1 and under.kind == FILE == own.kind:
@@ -182,6 +200,45 @@ class _Seal:
             tree.set_times(path, state.times)
         del self.cut[path]
         return alive
+
+    # pass 3: touched inputs
+
+    def decide_touched(self) -> frozenset[str]:
+        """Those that stay; the others go as if they had never been opened, and so do directories that were there for them alone."""
+        if not self.touched:
+            return frozenset()
+        times: list[int] = []
+        self._times_below("", times)
+        times.sort()
+        stay: set[str] = set()
+        for path, (before, after) in self.touched.items():
+            at = bisect_left(times, before)
+            if at < len(times) and times[at] < after:
+                stay.add(path)
+            else:
+                self._forget(path)
+        return frozenset(stay)
+
+    def _times_below(self, path: str, found: list[int]) -> None:
+        for name, kind in self.tree.scan(path):
+            stopping.check()
+            child = join(path, name)
+            if kind == DIRECTORY:
+                self._times_below(child, found)
+            elif kind == FILE and child not in self.touched:
+                found.append(self.tree.state(child).times[1])
+
+    def _forget(self, path: str) -> None:
+        tree, remove = self.tree, self.tree.unlink
+        while path:
+            above = parent_of(path)
+            state = tree.state(above)
+            remove(path)
+            tree.set_times(above, state.times)
+            below = self.chain.find(above)
+            if not above or tree.opaque(above) or below is None or not equal(below, state) or tree.scan(above):
+                return
+            path, remove = above, tree.rmdir
 
     def _unopaque(self, path: str, children: Sequence[Child], names: set[str], gone: set[str]) -> list[Child]:
         """Whiteouts for the names that are gone, marks one level down, then the mark goes. -> the children that are left to look at."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from layerstack import stopping
 from layerstack.chain import Chain
@@ -11,7 +12,7 @@ from layerstack.index import Layer, Record
 from layerstack.packed_index import PackedIndex
 from layerstack.paths import byte_order
 from layerstack.paths import parent as parent_of
-from layerstack.states import DIRECTORY, WHITEOUT
+from layerstack.states import DIRECTORY, FILE, WHITEOUT
 from layerstack.tree import Tree
 
 Listed = tuple[int, Layer, Record]
@@ -46,6 +47,10 @@ class Block:
         found = self.at(path)
         return found[0][1] if found else None
 
+    def is_touched(self, path: str) -> bool:
+        """Is a file of the result there for its time alone? (`Sealed.touched`)"""
+        return all(rec.kind == FILE and rec.quiet for _, _, rec in self.at(path))
+
     def children(self, path: str) -> Iterator[str]:
         """The listed paths in a directory."""
         some: list[Iterable[str]] = [self._children.get(path, ())]
@@ -60,13 +65,20 @@ class Block:
             last = child
 
 
-def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Callable[[str], Layer | None]:
+class Folded(NamedTuple):
+    """What is asked of a fold afterwards, by path."""
+
+    source: Callable[[str], Layer | None]
+    """Of each file and symlink, the layer that it is from."""
+    is_touched: Callable[[str], bool]
+    """Is a file there for its time alone?"""
+
+
+def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Folded:
     """Write what the layers of `block` show on top of `below` into `target`, which holds nothing but its root, like the newest layer's.
 
     A whiteout stays only where `below` shows the name and nothing of the result hides it; a directory that hid what is below stays opaque.
-    Files are shared by hard link.
-    Returns:
-        Of each file and symlink, the layer that it is from.
+    Files are shared by hard link. A directory has the time that the newest layer gave it, which is what `below` and the block showed.
     Raises:
         Stopped, at any entry.
     Cost: O(entries of the block); names come from the indexes, not from the disk.
@@ -111,7 +123,7 @@ def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Callable[[str], 
         if hit and not cut and under_directory:
             target.mark_opaque(path)
         some = go(path, last, cut=cut or hit or not under_directory)
-        if not some and quiet and not hit:
+        if not some and quiet and not hit and under is not None and under.times[1] == state.times[1]:
             target.rmdir(path)
             return False
         target.set_times(path, state.times)
@@ -121,4 +133,4 @@ def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Callable[[str], 
     target.set_attributes("", root)
     go("", len(block) - 1, cut=False)
     target.set_times("", root.times)
-    return listed.source
+    return Folded(listed.source, listed.is_touched)

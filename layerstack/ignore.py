@@ -154,6 +154,12 @@ def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> 
     return False
 
 
+def named(rules: RuleSet | None, path: str) -> bool:
+    """Do the lines, taken as those of a `.gitignore` at the root, name this very file? Directories above it are not asked for."""
+    raw = os.fsencode(path)
+    return rules is not None and _verdict(rules, raw[raw.rfind(b"/") + 1 :], raw, False) is True
+
+
 def _verdict(found: RuleSet, name: bytes, below: bytes, is_dir: bool) -> bool | None:
     """True or False by the last rule that matches, None when no rule of this file does."""
     best = _NO_RULE

@@ -9,7 +9,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerstack.manifest import BASE_ID, LayerId
 from layerstack.packed_index import PackedIndex
@@ -20,6 +20,9 @@ from layerstack.record import record as record
 from layerstack.states import DIRECTORY, FILE, LINK, kind_of
 from layerstack.tree import DiskTree, Tree
 
+if TYPE_CHECKING:
+    from layerstack.layer_times import LayerTimes
+
 MEMBER_KEYS = ("layer_id", "version", "owner", "agent", "request_id", "draft_id", "upper", "created_unix_ms")
 
 
@@ -29,6 +32,8 @@ class Layer:
     def __init__(self, layer_id: LayerId, tree: Tree, version: int, index: Index | None, about: Mapping[str, Any] | None = None) -> None:
         self.id, self.tree, self.version, self.index = layer_id, tree, version, index
         self.about: Mapping[str, Any] = about or {}  # the layer's metadata: owner, agent, request_id, base_version, bytes
+        self.times: LayerTimes | None = None
+        """As `layer_times.times_of` found it."""
         self.gone = False
         """Nothing names it any more, its tree may be removed: whoever still looks for it must be told."""
         self.names_of: dict[tuple[int, int], list[str]] | None = None

@@ -3,7 +3,8 @@
     eos-index 2 <count of lines> <SHA-256 of all lines>
     <path> TAB <kind>[q|o] TAB <mode, octal> TAB <size> TAB <digest of the content or ->
 
-Digests are those of `layerstack.content`; format 1 has the SHA-256 of the bytes of every file, which differs for those with 64 KiB of zeros. In a path `\\\\`, `\\t` and `\\n` stand for backslash, TAB and LF. Kinds are f, l, d, w; q is a mere container, o opaque.
+Digests are those of `layerstack.content`; format 1 has the SHA-256 of the bytes of every file, which differs for those with 64 KiB of zeros. In a path `\\\\`, `\\t` and `\\n` stand for backslash, TAB and LF. Kinds are f, l, d, w; q is a mere container, o opaque;
+a file with q has the content and attributes of what is below, and is there for its time alone.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Row(NamedTuple):
     size: int
     digest: bytes | None
     """Of a file's content, or the SHA-256 of a symlink's target."""
+    mtime_ns: int = 0
+    """Of what was looked at for a digest; no part of the file, so 0 in a row that was read from one."""
 
 
 class Indexed(NamedTuple):
@@ -193,12 +196,14 @@ def build(
     known: Known | None = None,
     hashes: bool = True,
     leaving: bool = False,
+    touched: Callable[[str], bool] | None = None,
 ) -> Indexed:
     """The index of a sealed tree that stands on the chain `below`. Reads each file once, unless `known` has its digest.
 
     Args:
         hashes: False leaves out digests and sizes: enough to plan.
         leaving: what is read will be synced soon: the device may begin.
+        touched: is a file there for its time alone (`Sealed.touched`)? It is listed, and no change.
     Raises:
         OSError; Stopped, at any entry.
     Memory: the names of the widest directory, and the packed paths; rows of a large tree lie in a file without a name in the tree's `aside`.
@@ -215,12 +220,13 @@ def build(
         under = below.find(path) if below is not None and not (opaque or cut) else None
         quiet = under is not None and under.kind == DIRECTORY and equal(under, state)
         rest = (b"o" if opaque else b"d") + attributes(state.meta, state.xattrs) if hashes else b""
-        out.add(Row(path, record(DIRECTORY, quiet=quiet, opaque=opaque), state.meta[0], 0, None), rest)
+        out.add(Row(path, record(DIRECTORY, quiet=quiet, opaque=opaque), state.meta[0], 0, None, state.times[1]), rest)
         return under is None or under.kind != DIRECTORY
 
     def leaf(path: str, kind: str) -> None:
+        mark = record(kind, quiet=touched is not None and kind == FILE and touched(path))
         if kind == WHITEOUT or not hashes:
-            out.add(Row(path, record(kind), 0, 0, None), b"w")
+            out.add(Row(path, mark, 0, 0, None), b"w")
             return
         found = tree.state(path)
         if kind == LINK:
@@ -233,7 +239,7 @@ def build(
             sizes[0] += found.size
             sizes[1] += found.allocated
         rest = kind.encode() + digest + attributes(found.meta, found.xattrs)
-        out.add(Row(path, record(kind), found.meta[0], found.size, digest), rest)
+        out.add(Row(path, mark, found.meta[0], found.size, digest, found.times[1]), rest)
 
     def contents(path: str, cut: bool) -> Iterator[tuple[str, bool]]:
         """Each directory in `path` at the place where what is in it sorts: `d` comes before `d-`, and `d/x` behind it."""
@@ -312,7 +318,7 @@ def _unescape(raw: bytes) -> str:
 
 
 def _line(row: Row) -> bytes:
-    path, rec, mode, size, digest = row
+    path, rec, mode, size, digest, _ = row
     flag = "q" if rec.quiet else "o" if rec.opaque else ""
     return escaped(path) + f"\t{rec.kind}{flag}\t{mode:o}\t{size}\t{digest.hex() if digest else '-'}\n".encode()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerstack import documents, durable
+from layerstack import build_logs, documents, durable
 from layerstack.capture import seal
 from layerstack.chain import Chain
 from layerstack.changes import Conflict, Notice, TheirsLayer
@@ -22,14 +22,17 @@ from layerstack.commit import HEAD, METADATA_SUFFIXES, NUMBERED, Arrival, commit
 from layerstack.commit import CommitUnsynced as CommitUnsynced
 from layerstack.commit import write_new as write_manifest
 from layerstack.errors import LayerStackError, PublishRejected
-from layerstack.index import Layer
+from layerstack.fresh import Settled, Standing, Survey, notices, published_at, survey
+from layerstack.index import Index, Layer
 from layerstack.index_file import Indexed, build, known_digests
 from layerstack.index_file import write_new as write_index
+from layerstack.layer_times import KEY as TIMES
 from layerstack.manifest import Manifest, published_id
 from layerstack.memory_tree import MemoryTree
 from layerstack.paths import parent as parent_of
 from layerstack.quota import holders, size_of
 from layerstack.resolve import Edit, Ignored, Plan, plan
+from layerstack.roles import Roles
 from layerstack.staging import Names
 from layerstack.states import DIRECTORY, WHITEOUT
 from layerstack.tree import DiskTree, Tree, clone
@@ -73,7 +76,7 @@ class Preview(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Sealed, unpublished work: a layer tree on disk that stands on the chain of `version`. Never an upperdir again."""
+    """Sealed, unpublished work: a layer tree on disk that stands on the chain of `version`. Never an upperdir again. Its indexes' rows have times."""
 
     tree: DiskTree
     indexed: Indexed
@@ -82,6 +85,8 @@ class Work(NamedTuple):
     dropped: tuple[str, ...]
     linked: Mapping[str, int] = MappingProxyType({})
     """Bytes of its files that are hard links to files of a published layer, by that layer's id."""
+    written: Collection[str] = ()
+    """Files that were last written by `file_write` or `file_edit`."""
 
 
 class Author(NamedTuple):
@@ -118,11 +123,20 @@ def apply(tree: Tree, edits: Iterable[Edit]) -> None:
             tree.set_times(above, times)
 
 
-def settle(tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int) -> None:
-    """Apply the edits, then seal against the head what they may have made equal to it. Only subtrees that newer layers meet are entered."""
+def settle(tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int, roles: Roles | None = None) -> Collection[str]:
+    """Apply the edits, then seal against the head what they may have made equal to it. Only subtrees that newer layers meet are entered.
+
+    Returns:
+        With `roles`, the files that stay for their time alone in what was entered.
+    """
     apply(tree, edits)
     shelf = head.shelf
-    seal(tree, head, keep=lambda path: shelf.untouched(path, version))
+    return seal(tree, head, keep=lambda path: shelf.untouched(path, version), is_input=None if roles is None else roles.is_input).touched
+
+
+def is_touched(records: Index, found: Collection[str]) -> Callable[[str], bool]:
+    """Is a file of a rewritten tree there for its time alone? `records`: of the tree that it was cloned from."""
+    return lambda path: path in found or ((rec := records.get(path)) is not None and rec.quiet)
 
 
 def count_routes(indexed: Indexed, base: Chain, ignored: Ignored) -> tuple[int, int]:
@@ -141,20 +155,32 @@ def count_routes(indexed: Indexed, base: Chain, ignored: Ignored) -> tuple[int, 
 
 
 def preview(
-    store: Store, tree: MemoryTree, *, base: Chain, version: int, dropped: tuple[str, ...], leaving: Collection[str] = ()
+    store: Store,
+    tree: MemoryTree,
+    *,
+    base: Chain,
+    version: int,
+    dropped: tuple[str, ...],
+    leaving: Collection[str] = (),
+    written: Collection[str] = (),
 ) -> Preview:
-    """What `publish` would answer for a sealed tree in memory, which is used up; `leaving` are holders of leases that would end with it."""
+    """What `publish` would answer for a sealed tree in memory, which is used up; `leaving` are holders of leases that would end with it.
+
+    Args:
+        written: as in `Work`.
+    """
     with store.reading() as snapshot:
-        found, size = _preview(store, tree, base, version, dropped, snapshot.manifest)
+        roles = Roles(store.routes.ignored(version), store.inputs, written)
+        found, size = _preview(store, tree, base, version, dropped, snapshot.manifest, roles)
     refused = store.quota.refusal(size, leaving) if found.would_publish else None
     return found if refused is None else found._replace(would_publish=False, refused=refused)
 
 
 def _preview(
-    store: Store, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest
+    store: Store, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest, roles: Roles
 ) -> tuple[Preview, Callable[[], int]]:
     """The answer without limits, and how to learn the size of the layer."""
-    ignored = store.routes.ignored(version)
+    ignored = roles.ignored
     indexed = build(tree, base, hashes=False)
     planned = _plan(store, tree, indexed, base, version, head)
     if planned.conflicts:
@@ -166,18 +192,24 @@ def _preview(
         indexed = build(tree, over, hashes=False)
     elif _containers_met(store, indexed, version):
         indexed = build(tree, store.chain(head), hashes=False)
-    source, other = count_routes(indexed, base, ignored)
-    no_op = not indexed.changes
-    return Preview(not no_op, no_op, head.version, source, other, (), planned.notices, dropped), lambda: size_of(tree, indexed)
+    no_op, told = not indexed.changes, planned.notices
+    if head.version == version or no_op:
+        source, other = count_routes(indexed, base, ignored)
+    else:
+        standing = Standing(version, base, roles, published_at(store, base))
+        seen = survey(tree, indexed, standing, planned.edits)
+        source, other, told = seen.source_count, seen.ignored_count, told + notices(store, seen, standing, head)
+    return Preview(not no_op, no_op, head.version, source, other, (), told, dropped), lambda: size_of(tree, indexed)
 
 
 def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest) -> Plan:
     if head.version == version:
         return Plan((), (), ())
     ignored = store.routes.for_merge(version, head.version)
-    return plan(
+    found = plan(
         tree, indexed.records, base=base, head=store.chain(head), version=version, ignored=ignored, describe=describe, rules=store.rules
     )
+    return build_logs.leave_out(store, found, indexed.records, ignored, version, head)
 
 
 class Metadata(NamedTuple):
@@ -213,6 +245,7 @@ def publish(store: Store, work: Work, author: Author, *, merge: bool = True, exa
                 published = _commit(store, work, ready, author, final=False, exact=exact)
             if published is not None:
                 return published
+            ready.undo()
         with store.lock, store.reading() as snapshot:
             ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
             published = _commit(store, work, ready, author, final=True, exact=exact)
@@ -227,11 +260,20 @@ class _Ready(NamedTuple):
     indexed: Indexed
     head: Manifest
     planned: Plan
-    metadata: Metadata | None
+    seen: Survey | None = None
+    settled: Settled | None = None
+    """None: nothing is left to publish, or its times are to stay as they are."""
+    metadata: Metadata | None = None
     """None: nothing is left to publish."""
+
+    def undo(self) -> None:
+        """It was not published."""
+        if self.settled is not None:
+            self.settled.undo()
 
 
 def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _Ready:
+    roles = Roles(store.routes.ignored(work.version), store.inputs, work.written)
     store.step("publish.plan")
     planned = _plan(store, work.tree, work.indexed, work.base, work.version, head)
     if not merge and (planned.conflicts or planned.edits):
@@ -245,18 +287,36 @@ def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manif
         store.step("publish.clone")
         tree = DiskTree(root, store.form, aside=store.scrap.path, step=store.step)
         clone(work.tree, tree)
-        settle(tree, planned.edits, head=over, version=work.version)
-        indexed = build(tree, over, known=known_digests(work.tree, work.indexed))
+        found = settle(tree, planned.edits, head=over, version=work.version, roles=roles)
+        touched = is_touched(work.indexed.records, found)
+        indexed = build(tree, over, known=known_digests(work.tree, work.indexed), touched=touched)
     elif _containers_met(store, indexed, work.version):
-        indexed = build(tree, store.chain(head), known=known_digests(tree, indexed))
+        touched = is_touched(work.indexed.records, ())
+        indexed = build(tree, store.chain(head), known=known_digests(tree, indexed), touched=touched)
     if not indexed.changes:
-        return _Ready(tree, indexed, head, planned, None)
+        return _Ready(tree, indexed, head, planned)
     store.quota.admit(head, lambda: _wanted(work, indexed), author.leaving)
-    metadata = _write_metadata(store, work, tree, indexed, head, author, scrap)
+    standing = Standing(work.version, work.base, roles, published_at(store, work.base), work.tree if tree is not work.tree else None)
+    seen = survey(tree, indexed, standing, planned.edits)
+    settled = None if author.rollback_to is not None else Settled(store, tree, indexed, seen, standing)
+    try:
+        if settled is not None:
+            settled.settle(head)
+        return _complete(store, work, author, scrap, _Ready(tree, indexed, head, planned, seen, settled))
+    except BaseException:
+        if settled is not None:
+            settled.undo()
+        raise
+
+
+def _complete(store: Store, work: Work, author: Author, scrap: Names, ready: _Ready) -> _Ready:
+    """What goes beside the tree is written, and all of it synced."""
+    tree, indexed = ready.tree, ready.indexed
+    metadata = _write_metadata(store, work, ready, author, scrap)
     files = itertools.chain(map(tree.full, indexed.files()), [metadata.stem + suffix for suffix in SUFFIXES])
     store.step("publish.sync_layer")
     durable.sync_files(store.root, files, map(tree.full, indexed.folders()), followed=True)
-    return _Ready(tree, indexed, head, planned, metadata)
+    return ready._replace(metadata=metadata)
 
 
 def _wanted(work: Work, indexed: Indexed) -> int:
@@ -269,8 +329,10 @@ def _containers_met(store: Store, indexed: Indexed, version: int) -> bool:
     return any(row.record.quiet and not store.layers.shelf.untouched(row.path, version) for row in indexed.rows if row.path)
 
 
-def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, head: Manifest, author: Author, scrap: Names) -> Metadata:
+def _write_metadata(store: Store, work: Work, ready: _Ready, author: Author, scrap: Names) -> Metadata:
     """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head stays. Not synced."""
+    tree, indexed, head, seen = ready.tree, ready.indexed, ready.head, ready.seen
+    assert seen is not None
     about: dict[str, Any] = {
         "base_version": work.version,
         "digest": indexed.digest,
@@ -286,6 +348,9 @@ def _write_metadata(store: Store, work: Work, tree: DiskTree, indexed: Indexed, 
         "bytes": indexed.size_bytes,
         "allocated_bytes": indexed.allocated_bytes,
     }
+    about[TIMES] = (seen.own if ready.settled is None else ready.settled.own).to_json()
+    if seen.written:
+        about["written"] = list(seen.written)
     if author.rollback_to is not None:
         about["rollback_to"] = author.rollback_to
     if work.linked:
@@ -306,14 +371,15 @@ def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: b
     """The renames and the manifest; None when the head moved in a way that meets the work."""
     if exact and ready.head.version != work.version:
         raise HeadMoved
-    if ready.metadata is None:
+    if ready.metadata is None or ready.seen is None:
         store.settle_head()
         return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
-    source, other = count_routes(ready.indexed, work.base, store.routes.ignored(work.version))
+    source, other = ready.seen.source_count, ready.seen.ignored_count
     about, version = ready.metadata.about, ready.head.version + 1
     layer = store.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
     store.layers.shelf.add(layer)
     named = False
+    told = ready.planned.notices + (() if ready.settled is None else ready.settled.notices)
     try:
         with store.lock:
             head = store.head
@@ -328,12 +394,15 @@ def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: b
                     assert not final
                     return None
                 store.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)
+                if ready.settled is not None:
+                    ready.settled.again(head, planned_on)
+                    about[TIMES] = ready.settled.own.to_json()
                 store.layers.shelf.drop(layer)
                 version = head.version + 1
                 layer = store.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
                 store.layers.shelf.add(layer)
             manifest = head.with_layer(layer.id)
-            published = Published(False, manifest, layer.id, source, other, ready.planned.notices, work.dropped)
+            published = Published(False, manifest, layer.id, source, other, told, work.dropped)
             try:
                 stem = ready.metadata.stem
                 commit(store, manifest, [Arrival(layer, ready.tree.root, stem)], stem, written=head is ready.head)
@@ -342,6 +411,10 @@ def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: b
                 raise
             named = True
         return published
+    except BaseException:
+        if not named:
+            ready.undo()
+        raise
     finally:
         if not named:
             store.layers.shelf.drop(layer)

@@ -5,16 +5,19 @@ The result is a tree of its own, beside the work, which stays as it is: hard lin
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
-from layerstack import durable
+from layerstack import build_logs, durable
 from layerstack.changes import Notice
 from layerstack.errors import PublishRejected
+from layerstack.fresh import Settled, Standing, published_at, survey
 from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.manifest import LayerId, Manifest
-from layerstack.publish import describe, settle
+from layerstack.publish import describe, is_touched, settle
 from layerstack.resolve import Write, plan
+from layerstack.roles import Roles
 from layerstack.session import CARRIED, make_upper
 from layerstack.states import FILE
 from layerstack.tree import DiskTree, clone
@@ -31,6 +34,8 @@ class Carried(NamedTuple):
     merged: int
     """Files that both sides had changed."""
     notices: tuple[Notice, ...]
+    undo: Callable[[], None] = lambda: None
+    """Gives the files that it shares with the work the times of before, when this was in vain."""
 
 
 class Rebased(NamedTuple):
@@ -75,12 +80,16 @@ def open_rebased(store: Store, identity: Identity) -> Upper:
         store.release(own)
 
 
-def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str) -> Carried:
-    """Sealed work on top of `head`, as a tree at `root`, synced.
+def rebase(
+    store: Store, base: Manifest, work: Layer, head: Manifest, root: str, *, written: Collection[str] = (), ends: bool = False
+) -> Carried:
+    """Sealed work on top of `head`, as a tree at `root`, synced, with the times that its publication would give it.
 
     Args:
         base, work: the work, with a lease on its base.
         root: a name in staging, where nothing is.
+        written: as in `Work`.
+        ends: the work goes when this has succeeded, so that its files may get other times.
     Raises:
         PublishRejected: with every conflict, as its publish would; nothing was changed.
     Cost: that of planning a publish, and a hard link for each entry of the work.
@@ -89,20 +98,30 @@ def rebase(store: Store, base: Manifest, work: Layer, head: Manifest, root: str)
     assert work.index is not None and isinstance(work.tree, DiskTree)
     store.step("rebase.plan")
     ignored = store.routes.for_merge(base.version, head.version)
+    roles = Roles(store.routes.ignored(base.version), store.inputs, written)
     planned = plan(
         work.tree, work.index, base=below, head=over, version=base.version, ignored=ignored, describe=describe, rules=store.rules
     )
+    planned = build_logs.leave_out(store, planned, work.index, ignored, base.version, head)
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=base.version, head=head.version)
     store.step("rebase.clone")
     tree = DiskTree(root, store.form, aside=store.scrap.path)
     clone(work.tree, tree)
-    if planned.edits:
-        settle(tree, planned.edits, head=over, version=base.version)
-    indexed = build(tree, over, hashes=False)
+    found = settle(tree, planned.edits, head=over, version=base.version, roles=roles) if planned.edits else ()
+    touched = is_touched(work.index, found)
+    indexed = build(tree, over, hashes=False, touched=touched)
     merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
     if not indexed.changes:
         return Carried(None, merged, planned.notices)
-    store.step("rebase.sync")
-    durable.sync_files(store.root, map(tree.full, indexed.files()), map(tree.full, indexed.folders()))
-    return Carried(Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records), merged, planned.notices)
+    standing = Standing(base.version, below, roles, published_at(store, below), work.tree if ends else None)
+    settled = Settled(store, tree, indexed, survey(tree, indexed, standing, planned.edits), standing)
+    try:
+        settled.settle(head)
+        store.step("rebase.sync")
+        durable.sync_files(store.root, map(tree.full, indexed.files()), map(tree.full, indexed.folders()))
+    except BaseException:
+        settled.undo()
+        raise
+    layer = Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records)
+    return Carried(layer, merged, planned.notices + settled.notices, settled.undo)

@@ -328,10 +328,10 @@ class _Merge:
             return self.leave(path, h if inside else None)
         if h is not None and h.kind == DIRECTORY:
             self.hidden(path)
-        if equal(b, o):  # inside opaque directories only
+        if equal(b, o):  # inside opaque directories, or a file that was only touched
             if unmoved:
                 return True
-            if h is None:
+            if h is None or not inside:
                 self.edits.append(Drop(path))
                 return False
             self.edits.append(Bring(path, h))

@@ -23,6 +23,8 @@ from layerstack.index import Layer
 from layerstack.index_cursor import Digests
 from layerstack.index_file import Indexed, Known, build
 from layerstack.index_file import write_new as write_index
+from layerstack.layer_times import KEY as TIMES
+from layerstack.layer_times import joined, times_of
 from layerstack.manifest import LayerId, Manifest, squashed_id
 from layerstack.runs import Run, plan
 from layerstack.staging import Names
@@ -138,15 +140,15 @@ def _fold(store: Store, run: Run, scrap: Names) -> _Ready:
     store.step("squash.fold")
     tree = _FoldedTree(scrap("squash"), store)
     make_directory(tree.root, run.layers[0].tree.state(""))
-    source = fold(run.layers, run.below, tree)
+    folded = fold(run.layers, run.below, tree)
     for layer in run.layers:
         check_index(f"{store.root}/.layer-metadata/{layer.id}.index")
     digests = Digests(store.root)
     try:
-        indexed = build(tree, run.below, known=_known(digests, source))
+        indexed = build(tree, run.below, known=_known(digests, folded.source), touched=folded.is_touched)
     finally:
         digests.close()
-    about = _about(run, indexed)
+    about = _about(store, run, indexed)
     stem = scrap("metadata", *SUFFIXES)
     store.step("squash.write")
     about["index_sha256"] = write_index(f"{stem}.index", indexed)
@@ -169,11 +171,13 @@ def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
     return known
 
 
-def _about(run: Run, indexed: Indexed) -> dict[str, Any]:
+def _about(store: Store, run: Run, indexed: Indexed) -> dict[str, Any]:
     """The metadata. Whose work is in it recovery, conflicts and blame ask `members`; a single owner or agent is named as in any layer."""
     members = [member for layer in run.layers for member in layer.members]
+    written = [path for layer in run.layers for path in layer.about.get("written", ()) if _newest(run, path) is layer]
     owners, agents = ({member[key] for member in members} for key in ("owner", "agent"))
-    return {
+    return ({"written": written} if written else {}) | {
+        TIMES: joined(times_of(store, layer) for layer in run.layers).to_json(),
         "version": run.version,
         "first_version": run.first_version,
         "replaced": [layer.id for layer in run.layers],
@@ -186,6 +190,11 @@ def _about(run: Run, indexed: Indexed) -> dict[str, Any]:
         "bytes": indexed.size_bytes,
         "allocated_bytes": indexed.allocated_bytes,
     }
+
+
+def _newest(run: Run, path: str) -> Layer | None:
+    """The newest layer that lists a path."""
+    return next((layer for layer in run.layers if layer.get(path) is not None), None)
 
 
 class _Named(NamedTuple):

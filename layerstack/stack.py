@@ -16,6 +16,7 @@ from layerstack.layers import Layers
 from layerstack.lease import READER, Lease, Leases
 from layerstack.manifest import LayerId, Manifest
 from layerstack.projection import Snapshot
+from layerstack.roles import INPUTS, patterns
 from layerstack.routes import Routes
 from layerstack.staging import Staging
 
@@ -33,6 +34,8 @@ class Stack:
         """Held for bookkeeping: renames into `layers/`, the manifest, the head in memory."""
         self.layers, self.leases = Layers(root, form, self.lock), Leases()
         self.routes, self.scrap = Routes(self), Staging(f"{root}/staging")
+        self.inputs = patterns(INPUTS)
+        """Ignored files that are inputs of builds all the same; holds for all that is published from then on."""
         self.damaged: dict[str, str] = {}
         """What is set apart: file -> what is wrong with it. See `set_apart`."""
         self.unsynced = False

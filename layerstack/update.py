@@ -58,7 +58,7 @@ def _once(store: Store, path: str, change: Change, author: Author, snapshot: Sna
     with store.scrap.scrap() as scrap:
         tree = DiskTree(scrap("update"), store.form, aside=store.scrap.path, step=store.step)
         _write(tree, path, new, above, there)
-        return publish(store, _work(tree, head, chain), author, merge=False)
+        return publish(store, _work(tree, head, chain)._replace(written=(path,)), author, merge=False)
 
 
 def _look(chain: Chain, path: str) -> tuple[list[tuple[str, State | None]], State | None]:

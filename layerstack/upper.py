@@ -32,6 +32,7 @@ from layerstack.memory_tree import MemoryTree
 from layerstack.projection import Snapshot
 from layerstack.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
 from layerstack.quota import holders
+from layerstack.roles import Roles
 from layerstack.seen_tree import SeenTree
 from layerstack.states import State, equal, make_directory
 from layerstack.tree import DiskTree
@@ -86,6 +87,8 @@ class Upper:
         self.notices: tuple[Notice, ...] = ()
         """Of what was carried over to the head: its publication, and a preview of that, tell them before their own."""
         self._number = int(identity.rebased)
+        self._written: dict[str, int] = {}
+        """The files that `note_written` was told of, and their times then."""
 
     @property
     def session_id(self) -> str:
@@ -131,6 +134,23 @@ class Upper:
     def _leaving(self) -> tuple[str, ...]:
         return holders(self.session_id, self._identity.draft_id)
 
+    def note_written(self, path: str) -> None:
+        """A file was just written by `file_write` or `file_edit`: an input of builds even if it is ignored, until another program writes it.
+
+        Known while this process lives; a draft does not know it.
+        """
+        with durable.best_effort():
+            self._written[path] = os.lstat(f"{self.upperdir}/{path}").st_mtime_ns
+
+    def _roles(self) -> Roles:
+        """Of the files in the upperdir now."""
+        store, written = self._store, set[str]()
+        for path, mtime in self._written.items():
+            with durable.best_effort():
+                if os.lstat(f"{self.upperdir}/{path}").st_mtime_ns == mtime:
+                    written.add(path)
+        return Roles(store.routes.ignored(self._manifest.version), store.inputs, written)
+
     def _live(self) -> None:
         self._store.check_open()
         if self._ended:
@@ -167,7 +187,13 @@ class Upper:
                 dropped += left_out
             self._split = split_links(tree, self._base, linked)
             found = preview(
-                store, tree, base=self._base, version=self._manifest.version, dropped=self._dropped + dropped, leaving=self._leaving
+                store,
+                tree,
+                base=self._base,
+                version=self._manifest.version,
+                dropped=self._dropped + dropped,
+                leaving=self._leaving,
+                written=self._roles().written,
             )
             return found._replace(notices=self._notices(found.notices))
 
@@ -258,10 +284,13 @@ class Upper:
         from layerstack.session import make_folder
 
         store, who = self._store, self._identity
-        with self._work() as work, store.scrap.scrap() as scrap:
+        with self._work() as work, store.scrap.scrap() as scrap, contextlib.ExitStack() as undo:
             root = scrap("rebase")
             own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
-            carried, merged, notices = rebase(store, self._manifest, own, head, root)
+            ends = not self._chain.private  # else the work is a fold of what stays
+            done = rebase(store, self._manifest, own, head, root, written=work.written, ends=ends)
+            undo.callback(done.undo)
+            carried, merged, notices = done.layer, done.merged, done.notices
             private = [] if carried is None else [carried]
             overlay.check_count(len(head.layers) + len(private))
             chain = store.layers.chain(head, private)
@@ -269,6 +298,7 @@ class Upper:
             number = 1 + int(who.draft_id is not None)  # the draft has less than this layer: see `carried`
             who = who._replace(rebased=who.draft_id is not None)
             make_folder(store, who, head, chain, root if private else None, name=f"{number:04d}", replace=True)
+            undo.pop_all()
             private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]
             self._identity, self._manifest, self._number, self._sealed = who, head, number, False
             self._chain = store.layers.chain(head, private)
@@ -373,9 +403,10 @@ class Upper:
 
         tree: DiskTree = self._tree(step)
         self._sealed = True
+        roles = self._roles()
         try:
-            left_out, linked = seal(tree, self._chain)
-            self._dropped += left_out
+            sealed_now = seal(tree, self._chain, is_input=roles.is_input)
+            self._dropped += sealed_now.dropped
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG and not changed:
                 self._sealed = sealed  # nothing was touched: whoever made that path can remove it
@@ -386,12 +417,14 @@ class Upper:
                 folded = DiskTree(scrap("fold"), store.form, aside=store.scrap.path, step=store.step)
                 make_directory(folded.root, tree.state(""))
                 fold(self._block(tree), self._base, folded)
-                left_out, linked = seal(folded, self._base)
-                dropped += left_out
+                sealed_now = seal(folded, self._base, is_input=roles.is_input)
+                dropped += sealed_now.dropped
                 tree = folded
-            self._split = split_links(tree, self._base, linked)
+            self._split = split_links(tree, self._base, sealed_now.linked)
+            touched = sealed_now.touched.__contains__ if sealed_now.touched else None
+            indexed = build(tree, self._base, leaving=True, touched=touched)
             try:
-                yield Work(tree, build(tree, self._base, leaving=True), self._manifest.version, self._base, dropped)
+                yield Work(tree, indexed, self._manifest.version, self._base, dropped, written=roles.written)
             except OSError as error:
                 if not isinstance(error, CommitUnsynced) and not os.path.isdir(self.upperdir):
                     self._ended = True  # a rename that could not be undone: the work lies in `layers/` or `drafts/`; the next open finds it
@@ -403,8 +436,10 @@ class Upper:
             return
         store, tree = self._store, self._tree()
         if os.path.isdir(self.upperdir):
-            self._dropped += seal(tree, self._chain).dropped
-            index = build(tree, self._chain, hashes=False).records
+            found = seal(tree, self._chain, is_input=self._roles().is_input)
+            self._dropped += found.dropped
+            touched = found.touched.__contains__ if found.touched else None
+            index = build(tree, self._chain, hashes=False, touched=touched).records
             if len(index) == 1 and index[""].quiet:
                 self._sealed = False  # nothing is in it: it can go on as it is
                 return

@@ -21,7 +21,7 @@ if __name__ == "__main__":  # run as a file: the checkout is what `tests` is fou
 from agent_image import native_init
 from eos_agent.cgroups import Groups, Limits, Wanted, open_groups
 from layerstack import linux
-from tests import children, folding, images, inspector
+from tests import build_tools, children, folding, images, inspector
 
 
 class Power(NamedTuple):
@@ -203,6 +203,14 @@ def _cc() -> None:
             raise RuntimeError(f"no compiler that makes a static program ({', '.join(native_init.COMPILERS)})")
 
 
+def _cargo() -> None:
+    build_tools.cargo()
+
+
+def _typescript() -> None:
+    build_tools.tsc()
+
+
 PROBES: dict[str, Callable[[], None]] = {
     "root": _root,
     "uid": _uid,
@@ -218,6 +226,8 @@ PROBES: dict[str, Callable[[], None]] = {
     "busybox": _busybox,
     "musl": _musl,
     "cc": _cc,
+    "cargo": _cargo,
+    "typescript": _typescript,
 }
 """Each raises when the machine cannot; the exception's text is the reason."""
 

@@ -140,6 +140,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     """The store, made if this is the sandbox's first start. What a dead agent left in it is only found: `_run` sweeps and recovers behind."""
     from eos_agent.recovering import SWEPT
     from layerstack.form import TRUSTED, USER
+    from layerstack.roles import INPUTS, patterns
     from layerstack.rules import Rules
     from layerstack.store import Store
     from layerstack.units import Named
@@ -157,6 +158,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     store.quota.layers = found.get("runtime.layerstack.quota_layers", None)
     units = [Named(**unit) for unit in found.get("runtime.layerstack.units", ())]
     store.rules = Rules(found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge", tuple(units))
+    store.inputs = patterns(found.get("runtime.layerstack.inputs", INPUTS))
     log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
     if not any(not session.quarantined for session in store.dead.all()):  # else when they are, behind the start
         log.line(SWEPT.format(0))

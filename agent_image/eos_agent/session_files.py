@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import os
 from typing import TYPE_CHECKING, Any
 
 from eos_agent import telemetry
@@ -14,13 +16,24 @@ from eos_agent.protocol import NOT_FOUND, OperationError
 if TYPE_CHECKING:
     from eos_agent.sessions import Sessions
 
+WRITING = ("write", "edit")
+
+
+def path_of(result: dict[str, Any]) -> str:
+    """The path that a file operation tells, below the workspace."""
+    raw = result.get("path_b64")
+    return str(result["path"]) if raw is None else os.fsdecode(base64.b64decode(raw))
+
 
 async def file_op(sessions: Sessions, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
     """A file operation inside the mount of a session; one that may take long in a child of its runner, which hears of commands meanwhile."""
     async with sessions.use(session_id, kind=NOT_FOUND) as session:
         with telemetry.span("namespace.exec.file_op", op=name):
             try:
-                return (await session.runner.file_op(name, args, data, aside=name == "delete" and args["recursive"]))[0]
+                done = (await session.runner.file_op(name, args, data, aside=name == "delete" and args["recursive"]))[0]
+                if name in WRITING:
+                    session.upper.note_written(path_of(done))
+                return done
             except OperationError as error:
                 if error.details.get("reason") != COPY_NEEDED:
                     raise

@@ -34,11 +34,16 @@ def head_moves(stack: Stack, line: str = "line 15\n") -> None:
     stack.store.update_file("edited", lambda text: (text or b"").replace(line.encode(), b"moved\n"), owner="o", request_id="r")
 
 
-def check(stack: Stack, want: Facts) -> None:
+def changes(got: Facts, want: Facts, *, moved: bool) -> list[str]:
+    """On a head that moved, files and directories have times from the publication on (ADR 0048)."""
+    return [each for each in difference(got, want) if not (moved and ": mtime_ns: " in each)]
+
+
+def check(stack: Stack, want: Facts, *, moved: bool = False) -> None:
     """The head shows it, also to the next process."""
     for _ in range(2):
         with stack.mounted() as view:
-            assert difference(look(f"{view}/m"), want) == []
+            assert changes(look(f"{view}/m"), want, moved=moved) == []
         stack.reopen()
     assert os.listdir(f"{stack.root}/staging") == []
 
@@ -53,7 +58,7 @@ def test_a_publish_that_is_rewritten_for_a_moved_head_keeps_them_too(stack: Stac
     session, want = at_work(stack)
     head_moves(stack)
     session.publish()
-    check(stack, want)
+    check(stack, want, moved=True)
 
 
 @on_a_stack(BASE)
@@ -81,10 +86,10 @@ def test_a_draft_that_is_carried_over_to_the_head_keeps_them_too(stack: Stack) -
     draft = session.keep().draft_id
     head_moves(stack)
     again = stack.session(draft_id=draft, draft_base="head")
-    assert difference(look(again.at("m")), want) == []
+    assert changes(look(again.at("m")), want, moved=True) == []
     put(again.at("late"))
     again.publish()
-    check(stack, want)
+    check(stack, want, moved=True)
 
 
 @on_a_stack(BASE)
@@ -96,7 +101,7 @@ def test_work_that_was_refused_and_goes_on_keeps_them_too(stack: Stack) -> None:
     assert difference(look(session.at("m")), want) == []
     put(session.at("edited"), TEXT)
     session.publish()
-    check(stack, want)
+    check(stack, want, moved=True)
 
 
 @on_a_stack(BASE)
