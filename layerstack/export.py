@@ -63,6 +63,10 @@ Digests = Callable[[str, str], bytes | None]
 """(layer, path) -> SHA-256 of that file's content, or None where it is not known; asked in byte order of paths."""
 
 
+Outputs = Callable[[str, str], bool]
+"""(layer, path) -> is that file an output of builds?"""
+
+
 Earlier = Callable[[str], Sequence[tuple[int, int]]]
 """path -> size and mtime_ns of the files that older layers have there, as `Snapshot.earlier` tells it."""
 
@@ -105,6 +109,7 @@ def fold(
     earlier: Earlier | None = None,
     holes: bool = False,
     changed: Iterator[Decided | Run] | None = None,
+    outputs: Outputs | None = None,
 ) -> Iterator[ExportEntry]:
     """The delta above the base in byte order of paths, one winner per path; a deletion only where its directory still is one.
 
@@ -159,6 +164,7 @@ def fold(
                 first = first_names.setdefault(key, raw)
                 if first is not raw:
                     header = pax.Header(raw, pax.HARD_LINK, entry.mode & 0o7777, 0, entry.mtime_ns, first, earlier=before(path))
+                    header = header._replace(output=outputs is not None and outputs(entry.layer_id, path))
                     yield ExportEntry(header, None)
                     continue
             more = _xattrs(entry.real_path) if xattrs else {}
@@ -169,6 +175,8 @@ def fold(
                 held = len(pax.sparse_map(ranges, entry.size)) + sum(size for _, size in ranges)
                 header = header._replace(size=held, sparse=entry.size)
             header = header._replace(earlier=before(path)) if earlier is not None else header
+            if outputs is not None and outputs(entry.layer_id, path):
+                header = header._replace(output=True)
             yield ExportEntry(header, entry.real_path, ranges)
         else:
             raise StoreCorrupt(f"a layer holds a special file at {path}", details={"path": path})
@@ -360,6 +368,7 @@ def stream(
     holes: bool = False,
     base: bool = False,
     root: str | None = None,
+    outputs: Outputs | None = None,
 ) -> Iterator[bytes | FileRange]:
     """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
@@ -370,6 +379,7 @@ def stream(
         holes: with digests: it is format 3.
         root: of the store, with holes, and without xattrs and earlier: small plain files come in runs; it is format 4.
         earlier: what older layers have; each file and deletion then says so in the record `EOS.earlier`, for who compares.
+        outputs: which files are outputs of builds; each of them then says so in the record `EOS.output`.
         base: before all else, what the base has where the delta decides (`states_of_base`).
     Yields:
         Byte strings of any length, from format 2 on also ranges of files. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
@@ -395,7 +405,15 @@ def stream(
     trailer: dict[str, Any]
     try:
         changed = export_runs.changed(version, root) if runs and root is not None and isinstance(version, Snapshot) else None
-        entries = fold(version, xattrs=xattrs, digests=digests, earlier=earlier, holes=holes and digests is not None, changed=changed)
+        entries = fold(
+            version,
+            xattrs=xattrs,
+            digests=digests,
+            earlier=earlier,
+            holes=holes and digests is not None,
+            changed=changed,
+            outputs=outputs,
+        )
         if base:
             entries = itertools.chain(states_of_base(version), entries)
         for piece in tar(entries, count, whole=digests is None):

@@ -12,9 +12,8 @@ import errno
 import os
 import time
 from array import array
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack import durable
@@ -26,6 +25,7 @@ from layerstack.index_file import Indexed
 from layerstack.layer_times import LayerTimes, newest_in, published_ns, times_of
 from layerstack.resolve import Bring, Edit, Write
 from layerstack.roles import Roles
+from layerstack.spread import MILLISECOND, SECOND, below, spread
 from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, State, same
 from layerstack.tree import DiskTree, Tree
 from layerstack.unseen import built_on, lacks_input
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from layerstack.manifest import Manifest
     from layerstack.stack import Stack
 
-SECOND, MILLISECOND = 1_000_000_000, 1_000_000
 EPOCH_NS = SECOND
 """A bound below every input; zero is no time to some tools."""
 _FAR = (1 << 63) - 1
@@ -127,17 +126,6 @@ def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] =
     return Survey(routes[False], routes[True], bytes(kinds), times, own, newest_made, old, tuple(written))
 
 
-def spread(times: Sequence[int], first: int, last: int) -> Callable[[int], int]:
-    """Other times for sorted, distinct ones, in the same order: up to `last`, a millisecond apart where there is room from `first` on, and in
-    any case later than the millisecond before `first`, since some tools know no less.
-    """
-    first = -(-first // MILLISECOND) * MILLISECOND
-    count, last = len(times), max(first, last)
-    step = max(1, min(MILLISECOND, (last - first) // max(1, count - 1)))
-    begin = max(first, last - step * (count - 1))
-    return lambda at: begin + step * bisect_left(times, at)
-
-
 def published_at(stack: Stack, base: Chain) -> int:
     """When a version was published; the first one, when its store was made. In ns since the epoch."""
     at = published_ns(base.published[0])
@@ -221,7 +209,7 @@ class Settled:
     def _settle(self, head: Chain, later_than: int, bound: int | None) -> None:
         """Inputs become newer than the time `later_than`, outputs older than the second that `bound` is in: some tools know no less."""
         inputs, outputs, roles = set[int](), set[int](), bytearray(self._seen.roles)
-        limit, kept_below = 0 if bound is None else bound // SECOND * SECOND - MILLISECOND, 0
+        limit, kept_below = 0 if bound is None else below(bound), 0
         for at, row in enumerate(self._indexed.rows):
             mtime = self._seen.times[at]
             if roles[at] in (_FOLDER, _OUTPUT_FOLDER):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from layerstack.ignore import named
 from layerstack.index import Layer
 from layerstack.roles import Roles
 from layerstack.states import DIRECTORY, FILE, WHITEOUT
 
 if TYPE_CHECKING:
+    from layerstack.projection import Snapshot
     from layerstack.stack import Stack
 
 KEY = "times"
@@ -96,3 +98,12 @@ def published_ns(layer: Layer) -> int | None:
         return None
     at = layer.members[0].get("created_unix_ms")
     return None if at is None else (int(at) + 1) * 1_000_000
+
+
+def outputs_of(stack: Stack, version: Snapshot) -> Callable[[str, str], bool]:
+    """(layer, path) -> is that file of a version an output of builds?"""
+    ignored = stack.routes.ignored(version.version)
+    written: dict[str, frozenset[str]] = {
+        layer.id: frozenset(layer.about.get("written", ())) for layer in version.chain.published if not layer.is_base
+    }
+    return lambda layer_id, path: ignored(path, False) and path not in written.get(layer_id, frozenset()) and not named(stack.inputs, path)

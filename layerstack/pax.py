@@ -32,6 +32,7 @@ OF_BASE = b"EOS.base"
 SHA256 = b"EOS.sha256"
 EARLIER = b"EOS.earlier"
 SPARSE = b"EOS.sparse"
+OUTPUT = b"EOS.output"
 XATTR = b"SCHILY.xattr."
 
 MAX_RECORDS = 1 << 20
@@ -67,6 +68,9 @@ class Header(NamedTuple):
     """Of kind `base`: `d`, `f:SIZE:MTIME_NS:SHA256` or `l:SHA256 of the target`: what the base has there."""
     table: int = 0
     """Of kind `run`: how many bytes of the content are rows (`layerstack.export_runs`); the others are those of the files."""
+
+    output: bool = False
+    """Is the file an output of builds (`layerstack.roles`)? Said only to those who ask for it."""
 
     @property
     def length(self) -> int:
@@ -119,6 +123,8 @@ def encode(header: Header, *, gnu: bool = False) -> bytes:
         records[OF_BASE] = header.of_base
     if header.table:
         records[RUN_OF] = b"%d" % header.table
+    if header.output:
+        records[OUTPUT] = b"1"
     for key in sorted(header.xattrs):
         records[XATTR + key] = header.xattrs[key]
     plain = _ustar(name, header.type, header.mode, header.size, header.mtime_ns // _BILLION, header.target)
@@ -277,7 +283,10 @@ class Decoder:
         if kind == DIRECTORY:
             name = name[:-1] if name.endswith(b"/") else name
         mode = _octal(block[100:108]) & 0o7777
-        return Header(name, kind, mode, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse, of_base, table)
+        output = records.get(OUTPUT, b"")
+        if output and (output != b"1" or tag or kind not in (FILE, HARD_LINK)):
+            raise Malformed("an output that is none, or no file")
+        return Header(name, kind, mode, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse, of_base, table, bool(output))
 
     def records(self, data: bytes) -> None:
         """The records that the last block announced.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack.ignore import RuleSet, named, parse
-from layerstack.resolve import Ignored
+
+if TYPE_CHECKING:
+    from layerstack.resolve import Ignored
 
 INPUTS = (".env*", "*.local")
 """Ignored files that are written by hand, in the form of lines of a `.gitignore`."""

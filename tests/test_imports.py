@@ -14,7 +14,21 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = {"layerstack": "layerstack", "eos_agent": "agent_image/eos_agent", "eos_mcp": "eos_mcp"}
-PURE = {"errors", "manifest", "changes", "paths", "lines", "merge", "myers", "passing", "pax"}
+PURE = {
+    "errors",
+    "manifest",
+    "changes",
+    "paths",
+    "lines",
+    "merge",
+    "myers",
+    "passing",
+    "pax",
+    "ignore",
+    "wildmatch",
+    "roles",
+    "spread",
+}
 """Modules of layerstack without I/O: what the host may take."""
 QUICK = ("eos_mcp.client", "eos_mcp.catalog", "eos_mcp.places", "eos_mcp.cli")
 """What runs in each CLI process before its request is sent: the standard library only, and nothing slow of it."""

@@ -264,6 +264,7 @@ class Handlers:
             args.get("sparse") is True,
             args.get("base") is True,
             args.get("runs") is True,
+            args.get("outputs") is True,
         )
         return self._export_pieces(*given, span)
 
@@ -277,9 +278,11 @@ class Handlers:
         holes: bool,
         base: bool,
         runs: bool,
+        outputs: bool,
         span: telemetry.Span | telemetry.Nothing,
     ) -> AsyncGenerator[bytes | FileRange]:
         from layerstack import export, index_cursor
+        from layerstack.layer_times import outputs_of
 
         broken: BaseException | None = None
         try:
@@ -301,6 +304,7 @@ class Handlers:
                     holes=holes,
                     base=base,
                     root=self.store.root if runs else None,
+                    outputs=outputs_of(self.store, snapshot) if outputs else None,
                 )
                 while piece := await self.exports.run(lambda: next(pieces, b"")):
                     yield piece

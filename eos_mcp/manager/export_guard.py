@@ -88,6 +88,11 @@ class Guard:
         if self.heads is not None:
             self.heads.put_all((row.path, fact_of_row(row)) for row in rows)
 
+    def retime(self, path: bytes, mtime_ns: int) -> None:
+        """What was gathered of a file has another time in the destination."""
+        if self.heads is not None and (found := self.heads.get(path)):
+            self.heads.put(path, found[0]._replace(mtime_ns=mtime_ns))
+
     def _head(self, header: pax.Header) -> Fact:
         if header.type != pax.HARD_LINK:
             return fact_of(header)

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from eos_mcp.manager import export_mounts
+from eos_mcp.manager import export_mounts, export_times
 from eos_mcp.manager.export_bits import BITS, Stripped
 from eos_mcp.manager.export_guard import Guard
 from eos_mcp.manager.export_left_out import UNSAFE
@@ -53,6 +53,7 @@ class Receiver:
         self.guard = guard
         self.hygiene = self.guard.hygiene_of(stream)
         self.stripped = Stripped(keep=request.keep_setuid)
+        self.times = export_times.Times(target, keep=request.rules.times == "keep")
         self._names = Names()
         self.owners = Owners(target, None if stage is None else stage.home)
         self._reserved: dict[bytes, None] = {}
@@ -106,6 +107,9 @@ class Receiver:
             self.preview.room()
             return
         self.guard.refuse(self.hygiene)
+        if self.stage is not None:
+            for path, mtime_ns in export_times.apply(self.stage, self.times.decide(self.stream.index, self.guard.copy)):
+                self.guard.retime(path, mtime_ns)
         progress(f"export: {self.stream.count} entries received, putting {self.staged_files} files in place")
 
     def result(self) -> dict[str, Any]:
@@ -148,6 +152,8 @@ class Receiver:
         if not self.guard.on_the_way(header, old):
             self._see(n, header.path)
             return False
+        if header.type in (pax.FILE, pax.HARD_LINK):
+            self.times.stays(header, old, differs=True)
         if header.type == pax.DIRECTORY:
             self._kept.add(header.path)
         return True
@@ -345,6 +351,8 @@ class Receiver:
             self._link(n, header, first if staged else None, old)
             self.staged_files += 1
         self._add(self._linked_step(n, header))
+        if staged:
+            self.times.written(n, header)
         self._done(header, writes=True)
 
     def _link(self, n: int, header: pax.Header, first: int | None, old: os.stat_result | None) -> None:
@@ -412,7 +420,7 @@ class Receiver:
         if old is not None:
             header = self.guard.closed(header, old)
         compared: int | None = None  # a descriptor of the destination's file while it is equal so far
-        if old is not None and self.target is not None and _may_be_equal(old, header):
+        if old is not None and self.target is not None and _may_be_equal(old, header, by_time=self.times.keeps):
             compared = self.target.open_file(header.path)
         fd = self._new(n, header.path) if compared is None and self.stage is not None else None
         judged = bytearray() if self.hygiene.judges(header) else None
@@ -472,6 +480,7 @@ class Receiver:
         self.counts["bytes_written"] += came
         self.staged_files += 1
         self._add(Step(b"f", True, header.mode, None, header.path, header.length, header.mtime_ns))
+        self.times.written(n, header)
         self._done(header, None if judged is None else bytes(judged), writes=True)
 
     def _unchanged(self, n: int, header: pax.Header, told: pax.Header, old: os.stat_result) -> None:
@@ -479,6 +488,7 @@ class Receiver:
         was = stat.S_IMODE(old.st_mode)
         header = header._replace(mode=header.mode | (was & told.mode & BITS))
         self.counts["skipped_unchanged"] += 1
+        self.times.stays(header, old, differs=False)
         if was != header.mode:
             self._note("mode", header.path)
             self.stripped.note(told, header.mode)
@@ -627,9 +637,11 @@ def folded(path: bytes) -> bytes:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()).encode()
 
 
-def _may_be_equal(old: os.stat_result, header: pax.Header) -> bool:
-    second = 1_000_000_000
-    return stat.S_ISREG(old.st_mode) and old.st_size == header.length and old.st_mtime_ns // second == header.mtime_ns // second
+def _may_be_equal(old: os.stat_result, header: pax.Header, *, by_time: bool) -> bool:
+    """`by_time`: a file of another second is to get the sandbox's time. Else only its content tells: an export may have given it its time."""
+    if not stat.S_ISREG(old.st_mode) or old.st_size != header.length:
+        return False
+    return not by_time or old.st_mtime_ns // 1_000_000_000 == header.mtime_ns // 1_000_000_000
 
 
 def _empty(fd: int, begin: int, end: int) -> bool:

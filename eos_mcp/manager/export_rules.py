@@ -10,6 +10,7 @@ from eos_mcp.config_model import Export
 from eos_mcp.manager import arguments
 
 ON_CONFLICT = ("fail", "overwrite", "keep")
+TIMES = ("fresh", "keep")
 
 
 class Rules(NamedTuple):
@@ -21,6 +22,8 @@ class Rules(NamedTuple):
     allow_unsafe: bool = True
     workspace: str | None = None
     """The directory that the sandbox was made from."""
+    times: str = "keep"
+    """`fresh`: what is written over somebody's files has a time that builds go by (`export_times`); `keep`: that of the sandbox."""
     record: str | None = None
     """The file that remembers what exports of this sandbox wrote to this destination."""
     skip_unsafe: bool = False
@@ -44,7 +47,12 @@ def chosen(args: Mapping[str, Any], settings: Export) -> Rules:
             {"argument": "on_conflict"},
             reason="bad_argument",
         )
+    times = arguments.text(args, "times", "export_changes", default="fresh")
+    if times not in TIMES:
+        message = f"unknown times: {times}, it is one of {', '.join(TIMES)}"
+        raise OperationError(INVALID_REQUEST, message, {"argument": "times"}, reason="bad_argument")
     return Rules(
+        times=times,
         git="include" if arguments.flag(args, "with_git") else settings.git,
         on_conflict=on_conflict,
         allow_unsafe=arguments.flag(args, "allow_unsafe") or settings.allow_unsafe,

@@ -113,6 +113,7 @@ class Exports:
                 request = replace(request, rules=request.rules._replace(workspace=workspace, record=record))
                 if await self._run(os.path.lexists, request.dest):
                     wanted["earlier"] = True
+                    wanted["outputs"] = request.rules.times != "keep"
                     if request.base is None or not await self._run(os.path.isdir, request.base):
                         wanted["base"] = True
             if "earlier" not in wanted:  # nothing is in the way
