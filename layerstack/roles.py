@@ -7,13 +7,10 @@ patterns of `runtime.layerstack.inputs`. Any other ignored file, and an ignored 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from layerstack.ignore import RuleSet, named, parse
-
-if TYPE_CHECKING:
-    from layerstack.resolve import Ignored
 
 INPUTS = (".env*", "*.local")
 """Ignored files that are written by hand, in the form of lines of a `.gitignore`."""
@@ -27,7 +24,8 @@ def patterns(lines: Collection[str]) -> RuleSet | None:
 class Roles(NamedTuple):
     """The roles of paths in the work of one session."""
 
-    ignored: Ignored
+    ignored: Callable[[str, bool], bool]
+    """(path, is it a directory?) -> is it ignored?"""
     inputs: RuleSet | None
     written: Collection[str] = ()
     """Files that were last written by `file_write` or `file_edit`."""
