@@ -326,7 +326,9 @@ MANAGER: tuple[Operation, ...] = (
             Argument("dry_run", "boolean", help="Only list changes.", default=False),
             Argument("on_conflict", "string", help="Paths that dest changed too; default fail.", choices=("fail", "keep", "overwrite")),
             Argument("with_git", "boolean", help="Overwrite dest's .git.", default=False, hidden=True),
-            Argument("times", "string", help="keep: the sandbox's; else what builds in dest go by.", choices=("fresh", "keep"), hidden=True),
+            Argument(
+                "times", "string", help="keep: the sandbox's; else what builds in dest go by.", choices=("fresh", "keep"), hidden=True
+            ),
             Argument("allow_unsafe", "boolean", help="Write git hooks, .envrc, ...", default=False, hidden=True),
             Argument("skip_unsafe", "boolean", help="Leave such files out, write the rest.", default=False, hidden=True),
             Argument("keep_setuid", "boolean", help="Keep files' setuid bits.", default=False, hidden=True),

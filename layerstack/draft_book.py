@@ -76,7 +76,7 @@ class DraftBook:
             base = store.layers.chain(manifest)
             assert isinstance(layer.tree, DiskTree)
             tree = MemoryTree.load(layer.tree)
-            dropped, linked = seal(tree, base)
+            dropped, linked, _ = seal(tree, base)
             found = preview(store, tree, base=base, version=manifest.version, dropped=dropped, leaving=holders(None, draft_id))
             return found._replace(notices=(*found.notices, *split_links(tree, base, linked)))
         finally:

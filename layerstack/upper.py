@@ -180,10 +180,10 @@ class Upper:
             store = self._store
             self._renew()
             tree = MemoryTree.load(self._tree())
-            dropped, linked = seal(tree, self._chain)
+            dropped, linked, _ = seal(tree, self._chain)
             if self._chain.private:
                 tree = MemoryTree.load(FoldedTree(self._block(tree), self._base))
-                left_out, linked = seal(tree, self._base)
+                left_out, linked, _ = seal(tree, self._base)
                 dropped += left_out
             self._split = split_links(tree, self._base, linked)
             found = preview(
