@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MEMBERS_SHOWN = 50
@@ -160,7 +158,7 @@ class Notice(NamedTuple):
     derived         byte code or a tool's cache that both sides changed: the head's stays; `number` of such paths, the first is named
     rename_rename   both renamed what the base had there, `renamed` says where to: the head has both
     split_link      one of the names of a hard link got a content of its own; `others` have the old one
-    built_on        of the whole: `about` names the version that the session saw, and inputs of builds that the head has otherwise now
+    built_on        of the whole: ours was made on `version`; `unseen` inputs of builds the head has otherwise now
     rules_refused   a `.gitignore` of the base version beyond the limits: its paths count as source
     """
 
@@ -175,16 +173,19 @@ class Notice(NamedTuple):
     """On the last one of a kind: so many more are not listed."""
     renamed: tuple[Renamed, ...] = ()
     others: tuple[str, ...] = ()
-    about: Mapping[str, Any] = MappingProxyType({})
-    """Further keys, of what is about no path."""
+    version: int | None = None
+    unseen: tuple[str, ...] = ()
+    """Of `built_on`, which is about no path: the version that the session saw, and inputs that the head has otherwise."""
 
     def to_json(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"kind": self.kind, **({} if self.about else path_json(self.path)), **self.about}
+        out: dict[str, Any] = {"kind": self.kind, **(path_json(self.path) if self.version is None else {"version": self.version})}
         if self.theirs is not None:
             out["theirs_layer"] = self.theirs.to_json()
         for key, value in (("unit", self.unit), ("count", self.number), ("more", self.more)):
             if value is not None:
                 out[key] = value
+        if self.unseen:
+            out["unseen"] = [path_json(path)["path"] for path in self.unseen]
         for renamed in self.renamed:
             out[renamed.by] = path_json(renamed.to)
         if self.others:

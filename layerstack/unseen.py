@@ -44,16 +44,11 @@ def built_on(
     """
     if not newest_made or not any(one.removes or (one.oldest_input or newest_made) < newest_made for one in times):
         return ()
-    found: list[str] = []
-    for path in _unseen(newest_made, base, head, newer, roles):
-        if path not in found:
-            found.append(path)
-        if len(found) > LISTED_MAX:
-            break
+    found = list(dict.fromkeys(_unseen(newest_made, base, head, newer, roles)))
     if not found:
         return ()
-    about = {"version": version, "unseen": sorted(found[:LISTED_MAX])}
-    return (Notice("built_on", "", about=about | ({"more": True} if len(found) > LISTED_MAX else {})),)
+    more = len(found) - LISTED_MAX if len(found) > LISTED_MAX else None
+    return (Notice("built_on", "", version=version, unseen=tuple(sorted(found)[:LISTED_MAX]), more=more),)
 
 
 def _unseen(newest_made: int, base: Chain, head: Chain, newer: Sequence[Layer], roles: Roles) -> Iterator[str]:

@@ -58,7 +58,7 @@ def test_without_ignore_rules_the_publication_says_what_it_was_not_built_on(stac
     edit(a, "util.h", "#define VER 2\n", ago=20)
     run(b, "make")
     a.publish()
-    wanted = (Notice("built_on", "", about={"version": 1, "unseen": ["util.h"]}),)
+    wanted = (Notice("built_on", "", version=1, unseen=("util.h",)),)
     assert b.upper.preview().notices == wanted
     assert b.publish().notices == wanted and wanted[0].to_json() == {"kind": "built_on", "version": 1, "unseen": ["util.h"]}
 
