@@ -14,7 +14,7 @@ def told(session: Session) -> list[tuple[str, str, dict[str, str]]]:
     before = session.upper.preview().notices
     done = session.publish()
     assert done.notices == before
-    return [(notice.kind, notice.path, {renamed.by: renamed.to for renamed in notice.renamed}) for notice in done.notices]
+    return [(notice.kind, notice.path, {renamed.by: renamed.to for renamed in notice.renamed}) for notice in done.notices if notice.path]
 
 
 def renamed(session: Session) -> dict[str, tuple[str, Renamed | None]]:
