@@ -252,11 +252,14 @@ class Settled:
             if seen.roles[at] == _INPUT and seen.times[at] <= since and not row.record.quiet and base.find(row.path) is not None:
                 old[at] = seen.times[at]
         ranks = array("q", sorted(set(old.values())))
-        first = spread(ranks, since + 1, time.time_ns())
+        first = spread(ranks, since + 1, min(time.time_ns(), since + MILLISECOND * (1 + len(ranks))))
+        oldest = first(ranks[0])
         for at, row in enumerate(self._indexed.rows):
             if at in old:
                 self._set(at, row.path, first(old[at]))
-        self.own = LayerTimes(first(ranks[0]), max(seen.own.newest, first(ranks[-1])), seen.own.removes)
+            elif seen.roles[at] == _INPUT and not row.record.quiet:
+                oldest = min(oldest, seen.times[at])
+        self.own = LayerTimes(oldest, max(seen.own.newest, first(ranks[-1])), seen.own.removes)
 
     def _set(self, at: int, path: str, mtime: int) -> None:
         self._changed[at] = 1

@@ -55,13 +55,15 @@ def test_make_builds_what_others_changed_after_publications_rebases_and_exports(
 
         a, b, c = [await opened() for _ in range(3)]
         await within(a, "sed -i 's/VER 1/VER 2/' util.h && touch -d '-20 seconds' util.h")
-        await host.ask(sandbox, "file_write", path="hand.conf", content="2\n", workspace_session_id=a)
+        written = await host.ask(sandbox, "file_write", path="hand.conf", content="2\n", workspace_session_id=a)
+        assert written["bytes_written"] == 2, written
         await within(b, "echo '/* b */' >>main.c && make && make -f hand.mk")
         await within(c, "make app")
         await published(a)
         await published(b, keep_open=True)
         assert "util=2" in await within(b, "make >/dev/null && ./app")
-        assert await within(b, "make -sf hand.mk && cat out.conf") == "2\n"
+        seen = await within(b, "ls -l --full-time hand.conf out.conf util.h; make -sf hand.mk && cat hand.conf out.conf")
+        assert seen.split()[-2:] == ["2", "2"], seen
         rebased = await host.ask(sandbox, "rebase_workspace_session", workspace_session_id=c)
         assert rebased["updated"] >= 1, rebased
         assert "util=2" in await within(c, "make >/dev/null && ./app")

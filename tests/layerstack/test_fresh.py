@@ -170,6 +170,22 @@ def test_an_input_that_comes_with_an_old_time_is_newer_than_what_was_made_before
 
 
 @on_a_stack(TEXT)
+def test_an_old_time_beside_a_new_one_hides_neither_from_who_has_not_seen_them(stack: Stack) -> None:
+    age(stack)
+    a, b = stack.session(), stack.session()
+    edit(a, "b", "b2\n", ago=2000)
+    edit(a, "a", "a2\n", ago=500)
+    run(b, "make", "outab")
+    date(b, "outa", ago=400)
+    date(b, "outab", ago=300)
+    a.publish()
+    b.publish()
+    c = stack.session()
+    run(c, "make", "outab")
+    assert get(c.at("outab")) == "a2\nb2\n"
+
+
+@on_a_stack(TEXT)
 def test_without_an_input_that_was_deleted_outputs_are_older_than_everything(stack: Stack) -> None:
     age(stack)
     a, b = stack.session(), stack.session()
