@@ -84,7 +84,8 @@ def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be
     text = render.result("preview_publish", {}, {"would_publish": False, "head_version": 4, "conflicts": [torn], "conflict_count": 1})
     for part in ("git, one value in several files: .git/0", "and 52 more"):
         assert part in text
-    rejected = {**REJECTION, "conflicts": [torn], "conflict_count": 1}
+    rejected: dict[str, Any] = {**REJECTION, "conflicts": [torn], "conflict_count": 1}
+    details: dict[str, Any] = {}
     for stage in ("publish", "rebase"):
         details = {"workspace_session_id": "w1", "stage": stage, "publish_rejection": rejected}
         envelope = {"error": {"kind": "operation_failed", "message": "refused", "details": details}}
@@ -92,7 +93,7 @@ def test_a_unit_that_both_sides_changed_is_told_with_its_members_and_what_can_be
         assert ".git: commit all of yours" in text and "git format-patch --stdout c0ffee.." in text
         assert "file_edit" not in text and "undo its changes" not in text
     moved = {**CONFLICT, "class": "delete_modify", "renamed_to": {"path": "e/f"}, "renamed_by": "ours"}
-    details["publish_rejection"] = {**REJECTION, "conflicts": [torn, moved], "conflict_count": 2}
+    details["publish_rejection"] = {**rejected, "conflicts": [torn, moved], "conflict_count": 2}
     text = render.result("publish_workspace_session", {}, {"error": {"kind": "operation_failed", "message": "refused", "details": details}})
     for part in ("ours has it at e/f", "git format-patch", "undo its changes"):
         assert part in text
