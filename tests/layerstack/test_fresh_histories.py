@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from layerstack.errors import PublishRejected
+from layerstack.errors import NotFound, PublishRejected
 from tests.layerstack.builds import age, run
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 
@@ -98,8 +99,9 @@ class History:
     def rollback(self, session: Session) -> None:
         head = self.stack.store.head.version
         wanted = self.random.randint(max(1, head - 2), head)
-        self.stack.store.rollback(wanted, owner="o", request_id="r")
         self.told[-1] = f"rollback to {wanted}"
+        with contextlib.suppress(NotFound):  # a squash has folded it
+            self.stack.store.rollback(wanted, owner="o", request_id="r")
 
     def check(self, view: str) -> None:
         """What `make` leaves in a copy is what `make -B` does."""
