@@ -7,7 +7,7 @@
 
 In format 2 each file has its SHA-256 in the record `EOS.sha256`, as it was when it was published, and the trailer's is that of the tar without
 the content of files: nothing of them is read to be hashed, and large ones go from the file to the socket by sendfile(2). Format 1 hashes all.
-Format 4 is format 3 with runs of small plain files (`layerstack.export_runs`), for who has nothing to compare them with.
+Format 4 is format 3 with runs of small plain files (`layerstack.run_table`), for who has nothing to compare them with.
 Format 3 is format 2 with holes: digests are those of `layerstack.content`, which are the SHA-256 of the bytes where there are no 64 KiB of zeros, and
 a file with holes (`EOS.sparse`, its size) has a map in front of its data, in the form of GNU tar 1.0.
 

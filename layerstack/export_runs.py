@@ -1,11 +1,4 @@
-"""Runs: neighbouring plain files and directories of an export that come as one entry, since a header of its own costs a small file more than its bytes.
-
-The content of a run is a table, one row for each path in byte order, and then the bytes of its files one after the other:
-
-    <path> NUL <f or d> <mode, octal> <size> <mtime in ns> <SHA-256 of the content in hex, or -> LF
-
-A file of a run has one name, fewer than FILE_MAX bytes and no setuid or setgid bit; a directory is not opaque, and has no size and no digest.
-"""
+"""Collect the neighbouring small files and directories of an export into runs (`run_table`), from the indexes of the layers."""
 
 from __future__ import annotations
 
@@ -20,12 +13,10 @@ from layerstack import stopping
 from layerstack.index import Layer
 from layerstack.index_file import unescaped
 from layerstack.projection import Entry, Snapshot
+from layerstack.run_table import FILE_MAX, SPECIAL_BITS
 from layerstack.tree import DiskTree
 
-ROWS_MAX, BYTES_MAX, FILE_MAX = 1024, 1 << 18, 1 << 15
-SPECIAL_BITS = 0o6000
-ROW = re.compile(rb"([^\0]+)\0([fd]) ([0-7]{1,4}) ([0-9]{1,5}) (-?[0-9]{1,20}) ([0-9a-f]{64}|-)\n")
-TABLE = re.compile(rb"(?:[^\0]+\0(?:f [0-7]{1,4} [0-9]{1,5} -?[0-9]{1,20} [0-9a-f]{64}|d [0-7]{1,4} 0 -?[0-9]{1,20} -)\n)+")
+ROWS_MAX, BYTES_MAX = 1024, 1 << 18
 
 _LINE = re.compile(rb"([^\t\n]*)\t([flwd][qo]?)\t[0-7]+\t([0-9]+)\t([0-9a-f]+|-)\n")
 _READ = 1 << 18
@@ -45,26 +36,6 @@ class Run(NamedTuple):
     data: bytes
 
 
-class Row(NamedTuple):
-    """One of them."""
-
-    path: bytes
-    directory: bool
-    mode: int
-    size: int
-    mtime_ns: int
-    digest: bytes
-    """In hex."""
-
-
-def rows_of(table: bytes | memoryview) -> list[Row] | None:
-    """The rows of a table; None: it is none."""
-    raw = bytes(table)
-    if TABLE.fullmatch(raw) is None:
-        return None
-    return [Row(path, kind == b"d", int(mode, 8), int(size), int(ns), digest) for path, kind, mode, size, ns, digest in ROW.findall(raw)]
-
-
 class _Filling:
     """The run that is being filled."""
 
@@ -73,10 +44,8 @@ class _Filling:
         self.data: list[bytes] = []
         self.size = self.directories = 0
 
-    def take(self) -> Run:
-        run = Run(len(self.data), self.directories, b"".join(self.table), b"".join(self.data))
-        self.__init__()  # type: ignore[misc]
-        return run
+    def run(self) -> Run:
+        return Run(len(self.data), self.directories, b"".join(self.table), b"".join(self.data))
 
 
 def changed(version: Snapshot, root: str) -> Iterator[Decided | Run]:
@@ -109,7 +78,8 @@ def changed(version: Snapshot, root: str) -> Iterator[Decided | Run]:
                     filling.data.append(row[1])
                     filling.size += len(row[0]) + length
                     if filling.size >= BYTES_MAX or len(filling.table) >= ROWS_MAX:
-                        yield filling.take()
+                        yield filling.run()
+                        filling = _Filling()
                     continue
         decided = version.decided(os.fsdecode(raw))
         if decided is None:
@@ -120,10 +90,11 @@ def changed(version: Snapshot, root: str) -> Iterator[Decided | Run]:
             filling.directories += 1
             continue
         if filling.table:
-            yield filling.take()
+            yield filling.run()
+            filling = _Filling()
         yield decided
     if filling.table:
-        yield filling.take()
+        yield filling.run()
 
 
 def _root(layer: Layer) -> bytes:

@@ -67,7 +67,7 @@ class Header(NamedTuple):
     of_base: bytes = b""
     """Of kind `base`: `d`, `f:SIZE:MTIME_NS:SHA256` or `l:SHA256 of the target`: what the base has there."""
     table: int = 0
-    """Of kind `run`: how many bytes of the content are rows (`layerstack.export_runs`); the others are those of the files."""
+    """Of kind `run`: how many bytes of the content are rows (`layerstack.run_table`); the others are those of the files."""
 
     output: bool = False
     """Is the file an output of builds (`layerstack.roles`)? Said only to those who ask for it."""

@@ -12,6 +12,7 @@ here (ADR 0046); pure but for what the states read.
 
 from __future__ import annotations
 
+import abc
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -27,18 +28,18 @@ Find = Callable[[str], State | None]
 """A tree: what it has at a path."""
 
 
-class Kind:
+class Kind(abc.ABC):
     """One sort of unit."""
 
     name: str = ""
 
+    @abc.abstractmethod
     def root_of(self, path: str) -> str | None:
         """The root of the unit that a path of such a name may be a member of."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def holds(self, root: str, path: str) -> bool:
         """Whether the path is a member of the unit at `root`."""
-        raise NotImplementedError
 
     def helps(self, root: str, path: str) -> bool:
         """Whether the member is a helper."""
@@ -48,9 +49,9 @@ class Kind:
         """All paths that can be members, where these are few; None: what lies below the root."""
         return None
 
+    @abc.abstractmethod
     def is_there(self, root: str, trees: Sequence[Find]) -> bool:
         """Whether one of the trees has such a unit there."""
-        raise NotImplementedError
 
 
 class Unit(NamedTuple):

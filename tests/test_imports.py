@@ -24,6 +24,7 @@ PURE = {
     "myers",
     "passing",
     "pax",
+    "run_table",
     "ignore",
     "wildmatch",
     "roles",

@@ -25,7 +25,7 @@ from eos_mcp.manager.export_identity import Identity
 from eos_mcp.manager.export_tree import Tree
 from layerstack import pax
 from layerstack.content import digest_of_file
-from layerstack.export_runs import Row
+from layerstack.run_table import Row
 
 FORMAT = 1
 ROWS_MAX = 2_000_000

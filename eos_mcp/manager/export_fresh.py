@@ -21,7 +21,7 @@ from eos_mcp.manager.export_tree import copy_data, sync_file_system
 from eos_mcp.manager.hygiene import JUDGED_MAX
 from layerstack import pax
 from layerstack.durable import begin_write_out, rename_new
-from layerstack.export_runs import Row
+from layerstack.run_table import Row
 
 TREE = b"tree"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)

@@ -20,7 +20,7 @@ from eos_mcp.manager.export_stream import ExportStream, PathIndex
 from eos_mcp.manager.export_tree import Tree
 from eos_mcp.manager.hygiene import Ground, Hygiene, homes
 from layerstack import pax
-from layerstack.export_runs import Row
+from layerstack.run_table import Row
 
 UNRECORDED = (
     "the disk of the gateway's state directory is full, so what this export wrote is on no record: the next export to this destination may "

@@ -23,7 +23,7 @@ from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager.export_names import flaw
 from layerstack import pax
 from layerstack.content import ContentHash
-from layerstack.export_runs import FILE_MAX, SPECIAL_BITS, Row, rows_of
+from layerstack.run_table import FILE_MAX, SPECIAL_BITS, Row, rows_of
 
 PIECE_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20

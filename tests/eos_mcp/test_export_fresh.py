@@ -14,7 +14,7 @@ from eos_agent.protocol import OperationError
 from eos_mcp.manager.export import recover
 from eos_mcp.manager.export_rules import REFERENCE
 from layerstack import pax
-from layerstack.export_runs import FILE_MAX, Row
+from layerstack.run_table import FILE_MAX, Row
 from tests.eos_mcp.test_export_apply import AFTER, DELTA, failure, killed_at, run, shape
 from tests.exporting import SECOND, file, journals, made, made_by_digests, symlink
 
