@@ -3,7 +3,7 @@
 The destination is the base as a person has it, with owners, groups, setgid folders and attributes of their own. Afterwards it shows the version:
 kinds, contents, targets, modes. What replaces a file has that file's owner, group and attributes; what is new has what its folder says, and, of a
 directory with the setgid bit, the group and the bit. What the version has as in the base is not touched. Names of one file are names of one
-file, holes are holes.
+file, holes are holes. Other names of a file, outside of the destination, show what they did.
 """
 
 from __future__ import annotations
@@ -84,11 +84,19 @@ def delivery(snapshot: Snapshot, store: str, folder: str, base: Tree, version: S
     os.makedirs(records, mode=0o700)
     person = as_a_person_has_it(base, random)
     write_tree(dest, person)
+    outside, before, after = f"{folder}/outside", Besides(), Besides()
+    os.mkdir(outside)
+    for n, path in enumerate(sorted(path for path, entry in person.items() if entry.kind == FILE)):
+        if random.random() < 0.3:
+            os.link(f"{dest}/{path}", f"{outside}/{n}")
+    others = read_tree(outside, before)
     person, besides = read_tree(dest), Besides()
     with digests_of(store) as digests:
         data = joined(stream(snapshot, digests=digests, holes=True))
     places = Guards(home="/nonexistent-home", own=(), journals=records)
     apply(io.BytesIO(data), Request(dest), limits=ExportLimits(), places=places, progress=lambda line: None)
+    if (read_tree(outside, after), [at.mtime_ns for at in after.values()]) != (others, [at.mtime_ns for at in before.values()]):
+        return "a name outside of the destination leads to another file, or one with other attributes"
     got, want = read_tree(dest, besides), expected(base, person, version.tree, root=os.geteuid() == 0)
     for path in sorted(got.keys() | want.keys()):
         one, other = got.get(path), want.get(path)
