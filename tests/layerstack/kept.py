@@ -6,9 +6,15 @@ file stay names of one file among what a session changed; holes stay holes.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
+from tests.model import ignore_of
 from tests.trees import DIRECTORY, FILE, Besides, Tree, ancestors
+
+TICK_NS = 50_000_000
+"""By so much the time of a new entry may be before that of the clock: the kernel's own advances in ticks."""
 
 
 class Side(NamedTuple):
@@ -23,25 +29,102 @@ def changed(old: Tree, new: Tree) -> set[str]:
     return {path for path in old.keys() | new.keys() if old.get(path) != new.get(path)}
 
 
-def broken(base: Side, ours: Side, head: Side, result: Side) -> str:
-    """What a publication from `base` onto `head` should have kept and did not, or ''."""
-    return wrong_times(base, ours, head, result) or split_names(base, ours, head, result) or filled_holes(base, ours, head, result)
+class Act(NamedTuple):
+    """A publication: of what `ours` shows, on `base`, onto `head`."""
+
+    base: Side
+    ours: Side
+    head: Side
+    result: Side
+    moved: bool
+    """Was the head another version than the base?"""
+    committed_ns: int
+    """When the base was published."""
 
 
-def wrong_times(base: Side, ours: Side, head: Side, result: Side) -> str:
-    """On an unmoved head each time is known; on a moved one each is a time that one of the three has there, but for merged bytes."""
-    own = changed(base.tree, ours.tree)
+def broken(act: Act) -> str:
+    """What it should have kept and did not, or ''."""
+    rule = ignore_of(act.base.tree)
+    one_rule = len({tuple(sorted((p, e.body) for p, e in side.tree.items() if p.endswith(".gitignore"))) for side in act[:3]}) == 1
+
+    def is_output(path: str) -> bool:
+        return path != "" and rule(path, False)
+
+    lost = wrong_times(act, is_output) if act.moved else times_on_the_base(act, is_output)
+    if not lost and act.moved and one_rule:
+        lost = stale(act, is_output)
+    return lost or split_names(*act[:4]) or filled_holes(*act[:4])
+
+
+def content_changed(old: Tree, new: Tree, path: str) -> bool:
+    """Is it a file in the second, of other content than in the first?"""
+    before, after = old.get(path), new.get(path)
+    return after is not None and after.kind == FILE and (before is None or (before.kind, before.body) != (FILE, after.body))
+
+
+def times_on_the_base(act: Act, is_output: Callable[[str], bool]) -> str:
+    """publish-rules 12 and 14: the session's times where it changed something, the base's or the session's elsewhere. An input that came with a
+    time from before the base was published has one from after it."""
+    own = changed(act.base.tree, act.ours.tree)
     above = {a for path in own for a in ancestors(path)}
-    unmoved = base.tree is head.tree
-    for path, entry in sorted(result.tree.items()):
-        got = result.besides[path].mtime_ns
-        sides = [side.besides[path].mtime_ns for side in (base, ours, head) if path in side.besides]
-        if unmoved and (path in own or (entry.kind == DIRECTORY and path in above)):
-            if path in ours.besides and got != ours.besides[path].mtime_ns:
-                return f"{path!r} was changed, and has not the session's time: {got}, not {ours.besides[path].mtime_ns}"
-        elif got not in sides and (entry.kind == DIRECTORY or any(side.tree.get(path) == entry for side in (base, ours, head))):
-            return f"{path!r} has a time that neither base, session nor head had: {got}, not in {sides}"
+    for path, entry in sorted(act.result.tree.items()):
+        got = act.result.besides[path].mtime_ns
+        if path in own or (entry.kind == DIRECTORY and path in above):
+            want = act.ours.besides[path].mtime_ns
+            old = content_changed(act.base.tree, act.ours.tree, path) and not is_output(path) and want <= act.committed_ns + TICK_NS
+            if got != want and not (old and got > want):
+                return f"{path!r} was changed, and has not the session's time: {got}, not {want}"
+        elif got not in [side.besides[path].mtime_ns for side in (act.base, act.ours) if path in side.besides]:
+            return f"{path!r} was not changed, and has a time that neither base nor session had: {got}"
     return ""
+
+
+def wrong_times(act: Act, is_output: Callable[[str], bool]) -> str:
+    """On a head that moved: what ours did not change has a time that one of the three had there; our inputs are newer than all that the head
+    has, our outputs no newer than they were; and among each of the two the order is kept."""
+    own = changed(act.base.tree, act.ours.tree)
+    above = {a for path in own for a in ancestors(path)}
+    newest = max((at for path, (at, *_) in act.head.besides.items() if act.head.tree[path].kind == FILE), default=0)
+    raised: list[tuple[int, int, str]] = []
+    for path, entry in sorted(act.result.tree.items()):
+        got = act.result.besides[path].mtime_ns
+        mine = act.ours.besides[path].mtime_ns if path in act.ours.besides else None
+        touched = path in act.base.besides and mine != act.base.besides[path].mtime_ns
+        if path not in own and not (entry.kind == DIRECTORY and (path in above or touched)):
+            sides = [side.besides[path].mtime_ns for side in act[:3] if path in side.besides]
+            if got not in sides and any(side.tree.get(path) == entry for side in act[:3]) and not touched:
+                return f"{path!r} has a time that neither base, session nor head had: {got}, not in {sides}"
+        elif entry.kind == FILE and entry == act.ours.tree.get(path) != act.head.tree.get(path) and mine is not None:
+            if is_output(path):
+                if got > mine:
+                    return f"{path!r}, an output, was raised from {mine} to {got}"
+            elif content_changed(act.base.tree, act.ours.tree, path):
+                raised.append((mine, got, path))
+                if got <= newest:
+                    return f"{path!r}, an input of {got}, is not newer than what the head had, {newest}"
+    for (mine, got, path), (other, later, name) in itertools.pairwise(sorted(raised)):
+        if (mine < other and got >= later) or (mine == other and got != later):
+            return f"{path!r} and {name!r} were of {mine} and {other}, and are of {got} and {later}"
+    return ""
+
+
+def stale(act: Act, is_output: Callable[[str], bool]) -> str:
+    """No output is newer than an input that its maker had not seen: ours than what the head has changed, the head's than what ours has."""
+    for makers, others in ((act.ours, act.head), (act.head, act.ours)):
+        made = [p for p in act.result.tree if is_output(p) and is_taken(act, makers, p)]
+        unseen = [p for p in act.result.tree if not is_output(p) and is_taken(act, others, p)]
+        inodes = {act.result.besides[path].inode for path in unseen}
+        for path in made:
+            for source in unseen:
+                at, of = act.result.besides[path].mtime_ns, act.result.besides[source].mtime_ns
+                if at >= of and act.result.besides[path].inode not in inodes:
+                    return f"{path!r}, of {at}, is no older than {source!r}, of {of}, that its session had not seen"
+    return ""
+
+
+def is_taken(act: Act, side: Side, path: str) -> bool:
+    """Has the result the file that this side changed or made?"""
+    return content_changed(act.base.tree, side.tree, path) and side.tree[path] == act.result.tree.get(path)
 
 
 def split_names(base: Side, ours: Side, head: Side, result: Side) -> str:
@@ -68,10 +151,6 @@ def filled_holes(base: Side, ours: Side, head: Side, result: Side) -> str:
         if entry.kind == FILE and held and result.besides[path].data > max(held):
             return f"{path!r} holds {result.besides[path].data} bytes, where it came from {held}"
     return ""
-
-
-TICK_NS = 50_000_000
-"""By so much the time of a new entry may be before that of the clock: the kernel's own advances in ticks."""
 
 
 def reshaped(old: Side, new: Side, began_ns: int, written: str | None = None, moved: tuple[str, str] | None = None) -> str:

@@ -138,6 +138,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         self.held: list[tuple[contextlib.ExitStack, Snapshot]] = []
         self.count = 0
         self.besides: dict[int, Besides] = {}
+        self.committed: dict[int, int] = {}
         self.standing_still = 0
         """Publishes that wait at a step for another one."""
         self.check_head()
@@ -218,6 +219,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         same(f"head {self.model.head}", self.look(snapshot, besides), self.model.tree())
         self.check_projection(snapshot, self.model.tree())
         self.besides[self.model.head] = besides
+        self.committed.setdefault(self.model.head, time.time_ns())
 
     def side(self, version: int) -> Side:
         """A version with what stands beside it, as it was last looked at."""
@@ -294,7 +296,8 @@ class StackMatchesModel(RuleBasedStateMachine):
             self.consumed[session.draft_id] = self.drafts.pop(session.draft_id)
         self.check_head()
         if not published.no_op:
-            lost = kept.broken(self.side(session.base), Side(ours, besides), self.side(head), self.side(self.model.head))
+            sides = self.side(session.base), Side(ours, besides), self.side(head), self.side(self.model.head)
+            lost = kept.broken(kept.Act(*sides, session.base != head, self.committed[session.base]))
             assert not lost, f"published from {session.base} onto {head}: {lost}"
 
     @contextlib.contextmanager
