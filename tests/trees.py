@@ -39,6 +39,7 @@ class Beside(NamedTuple):
     inode: tuple[int, int]
     data: int
     """Bytes of a file that are no holes; all of a small one."""
+    links: int
 
 
 Besides = dict[str, Beside]
@@ -90,7 +91,7 @@ def read_tree(root: str, besides: Besides | None = None) -> Tree:
         names = [n for n in os.listxattr(full, follow_symlinks=False) if n not in XATTRS_LEFT_OUT]
         if besides is not None:
             data = data_of(full, status.st_size) if kind == FILE else 0
-            besides[path] = Beside(status.st_mtime_ns, (status.st_dev, status.st_ino), data)
+            besides[path] = Beside(status.st_mtime_ns, (status.st_dev, status.st_ino), data, status.st_nlink)
         tree[path] = Entry(kind, meta, body, tuple(sorted((n, os.getxattr(full, n, follow_symlinks=False)) for n in names)))
         if kind == DIRECTORY:
             for name in sorted(os.listdir(full)):

@@ -631,6 +631,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         open; `swept`: what was folded is collected at once."""
         views = [(session, read_tree(session.mount)) for session in self.sessions]
         done = self.squash_until(cut)
+        before = self.besides[self.model.head]
         if done is None or done.blocks:
             self.model.versions[self.model.head + 1] = self.model.tree()
             self.tally["squashes"] += 1
@@ -641,7 +642,14 @@ class StackMatchesModel(RuleBasedStateMachine):
         if done is None:
             self.reopen()
         self.check_head()
+        self.same_times("the head after a squash", self.besides[self.model.head], before)
         self.check_versions()
+
+    @staticmethod
+    def same_times(what: str, got: Besides, want: Besides) -> None:
+        """A squash gives nothing another time."""
+        differ = [path for path in want if got[path].mtime_ns != want[path].mtime_ns]
+        assert not differ, f"{what}: {[(path, got[path].mtime_ns, want[path].mtime_ns) for path in differ[:4]]}"
 
     def squash_until(self, cut: str) -> Squashed | None:
         """None: it was cut off at that step, with its new head on disk."""
@@ -662,9 +670,11 @@ class StackMatchesModel(RuleBasedStateMachine):
             self.store.step = durable.no_step
 
     def check_versions(self) -> None:
-        """Every version that can be opened shows what it did; what no lease keeps is gone."""
+        """Every version that can be opened shows what it did, times and all; what no lease keeps is gone."""
         for version in self.openable():
-            same(f"version {version}", self.look(self.store.snapshot(version)), self.model.versions[version])
+            besides = Besides()
+            same(f"version {version}", self.look(self.store.snapshot(version), besides), self.model.versions[version])
+            self.same_times(f"version {version}", besides, self.besides[version])
         needed = {layer_id for lease in self.store.leases.all() for layer_id in lease.layer_ids} | set(self.store.head.layer_ids)
         left = set(os.listdir(f"{self.root}/layers")) - needed
         assert not left, f"layers that nobody needs are left: {left}"

@@ -262,9 +262,30 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e20",
         "layerstack/fold.py",
-        "        if not some and quiet and not hit:",
-        "        if not some and not hit:",
-        "a squash drops the attributes of a directory in which nothing else changed",
+        "if not some and quiet and not hit and under is not None and under.times[1] == state.times[1]:",
+        "if not some and quiet and not hit:",
+        "a squash gives a directory that got and lost a name its old time",
+    ),
+    Mutant(
+        "e21",
+        "layerstack/fresh.py",
+        "                self._set(at, row.path, first(self._seen.times[at]))",
+        "                pass",
+        "on a head that moved inputs keep times that are older than outputs made without them",
+    ),
+    Mutant(
+        "e22",
+        "layerstack/fresh.py",
+        "                self._set(at, row.path, under(self._seen.times[at]))",
+        "                pass",
+        "on a head that moved outputs keep times that are newer than inputs they were not made from",
+    ),
+    Mutant(
+        "e23",
+        "layerstack/fresh.py",
+        "            if seen.old:",
+        "            if False:",
+        "an input that is restored with its old time is older than what was made without it",
     ),
 )
 
