@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from layerstack.chain import Chain
-from layerstack.changes import ABSENT, Conflict, Hunk, Notice, Renamed, TheirsLayer, TornUnit
+from layerstack.changes import Conflict, Hunk, Notice, Renamed, TheirsLayer, TornUnit
 from layerstack.derived import Derived
 from layerstack.git_unit import commit_of
 from layerstack.ignore import FILE_MAX, IgnoreRules
@@ -600,7 +600,9 @@ class _Merge:
                     path,
                     kind,
                     fingerprint(self.B.find(path)),
-                    fingerprint(self.tree.state(path)) if listed_here else ABSENT,
+                    fingerprint(
+                        self.tree.state(path) if listed_here else self.shown.find(path)
+                    ),  # of a unit's root that ours left alone: the base's
                     fingerprint(self.H.find(path)),
                     self.by(layer),
                     hunks[:HUNK_LIMIT],

@@ -28,6 +28,15 @@ LONG_AGO = 1_000_000_000_000_000_000
 HOLE = 3 << 16
 
 
+PYC = ("d/s/__pycache__/x.pyc", "d/s/__pycache__/x.pyc", "d/s/__pycache__/unchecked.pyc")
+TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n"
+
+
+def byte_code(path: str, number: int) -> bytes:
+    """A header, and something."""
+    return b"\0\0\r\n" + (b"\1\0\0\0" if "unchecked" in path else bytes(4)) + b"%d" % number
+
+
 def crowded(random: Random) -> Tree:
     """One of them; a few paths are left out, a few have attributes of their own."""
     owner = (os.geteuid(), os.getegid())
@@ -39,6 +48,12 @@ def crowded(random: Random) -> Tree:
         for above in ancestors(path):
             tree.setdefault(above, Entry(DIRECTORY, (random.choice((0o755, 0o755, 0o700)), *owner), b"", some_xattrs(random)))
         tree[path] = Entry(FILE, (0o644, *owner), bodies.get(path, TEXT), some_xattrs(random))
+    parts = {path: byte_code(path, 9) for path in PYC} | {"d/cache/x": b"x", "d/cache/CACHEDIR.TAG": TAG, "d/u.db": b"", "d/u.db-wal": b"9"}
+    for path, body in parts.items():
+        if random.random() < 0.4:
+            for above in ancestors(path):
+                tree.setdefault(above, Entry(DIRECTORY, (0o755, *owner)))
+            tree[path] = Entry(FILE, (0o644, *owner), body)
     tree["l"] = Entry(LINK, (0o777, *owner), b"a")
     return tree
 
@@ -213,19 +228,34 @@ class Crowd:
         """A part of what SQLite writes."""
         full = self.full(self.random.choice(("d/u.db", "d/u.db", "ig/u.db")))
         if self.random.random() < 0.6:
-            self.put(full, b"SQLite format 3\0page %d" % self.random.randrange(3))
+            self.put(full, b"" if self.random.random() < 0.3 else b"SQLite format 3\0page %d" % self.random.randrange(3))
         if self.random.random() < 0.5:
             self.put(full + self.random.choice(("-wal", "-wal", "-shm")), b"%d" % self.random.randrange(3))
         elif os.path.exists(full + "-wal") and self.random.random() < 0.5:
             os.unlink(full + "-wal")
 
     def byte_code(self) -> None:
-        self.put(self.full("d/s/__pycache__/x.pyc"), b"\0\0\r\n" + bytes(4) + b"%d" % self.random.randrange(3))
+        """Of a kind that is compared with its source, or of the other."""
+        full = self.full(self.random.choice(PYC))
+        if self.random.random() < 0.3:
+            os.unlink(full)
+        else:
+            self.put(full, byte_code(full, self.random.randrange(3)))
+
+    def cache(self) -> None:
+        """What a tool keeps in a directory of its own, and the tag that says so."""
+        what = self.random.randrange(4)
+        if what == 0:
+            self.take(self.full("d/cache/CACHEDIR.TAG"))
+        elif what == 1:
+            self.put(self.full("d/cache/CACHEDIR.TAG"), TAG)
+        else:
+            self.put(self.full("d/cache/x"), b"binary\0%d" % self.random.randrange(3))
 
     def ignores(self) -> None:
         self.put(self.full(".gitignore"), self.random.choice((b"ig/\n*.o\n", b"*.o\n", b"ig/\n*.o\nd.o\nbig/n0*\n", b"ig/\n")))
 
     KINDS = (
         edit, edit, edit, edit, shorten, write_new, write_new, chmod, chmod, chmod_folder, chmod_folder, xattr, xattr, xattr, remove, remove,
-        remove_folder, remove_folder, scatter, scatter, database, database, byte_code, ignores,        make_anew, make_anew, make_anew, fifo, other_kind, link, rename, touch, age_folders, sparse,
+        remove_folder, remove_folder, scatter, scatter, database, database, byte_code, cache, ignores,        make_anew, make_anew, make_anew, fifo, other_kind, link, rename, touch, age_folders, sparse,
     )  # fmt: skip
