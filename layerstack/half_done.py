@@ -23,6 +23,10 @@ _OBJECTS = "objects/"
 _TEMPORARY = ("tmp_", ".tmp-")
 _HEAD = re.compile(rb"ref:\s*refs/|[0-9a-f]{40}")
 _HEAD_BYTES = 256
+_GITS_OWN = frozenset(
+    ("refs", "logs", "info", "objects", "reftable", "worktrees", "modules", "sequencer", "rebase-merge", "rebase-apply", "svn")
+)
+"""Directories of a git directory in which git takes locks. In others, as `hooks`, `lfs`, `annex`, is what people and other programs keep."""
 KNOWN_MAX = 10_000
 """Directories of which is remembered whether they lie in a git directory."""
 
@@ -37,7 +41,8 @@ def is_named_so(path: str, kind: str) -> bool:
     name = path.rpartition("/")[2]
     if path.startswith(_OBJECTS) and name.startswith(_TEMPORARY):
         return kind in (FILE, DIRECTORY)
-    return kind == FILE and (name.endswith(_LOCK) or path == _GC_PID)
+    top, below, _ = path.partition("/")
+    return kind == FILE and ((name.endswith(_LOCK) and (not below or top in _GITS_OWN)) or path == _GC_PID)
 
 
 class GitDirectories:

@@ -167,7 +167,7 @@ class _Merge:
             "theirs": Renames(base, head.find, lambda: (path for layer in self.newer for path in layer.under(""))),
         }
         self.derived = Derived((base.find, lambda path: self.shown.find(path), head.find))
-        self.units = decided_units(self.own, self.newer, rules.units, self.sides)
+        self.units = decided_units(self.own, self.newer, base, rules.units, self.sides)
         self.forced = {path: unit.whose for unit in self.units for path in unit.forced}
         unlisted = [path for path in self.forced if path not in index]
         self.filled = {above for path in unlisted for above in ancestors(path)}

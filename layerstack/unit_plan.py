@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from layerstack.chain import Chain
 from layerstack.index import Layer
+from layerstack.paths import ancestors
 from layerstack.record import Index
 from layerstack.states import DIRECTORY
 from layerstack.units import BUILT_IN, SQLITE, Candidates, Decided, Kind, Sides, Unit, decide, named_in, units_of
@@ -18,21 +20,23 @@ def named_by(layer: Layer, kinds: Sequence[Kind]) -> frozenset[Unit]:
     return known[1]
 
 
-def decided_units(own: Layer, newer: Sequence[Layer], kinds: Sequence[Kind], sides: Callable[[], Sides]) -> list[Decided]:
+def decided_units(own: Layer, newer: Sequence[Layer], base: Chain, kinds: Sequence[Kind], sides: Callable[[], Sides]) -> list[Decided]:
     """The units that one side's publication of a part would tear, each with what becomes of it.
 
     Args:
-        own: the sealed work. newer: the layers of the head since its base.
+        own: the sealed work. newer: the layers of the head since `base`.
     Cost: a search of the names, once per layer; the rest only where something looks like a member.
     """
     named = named_in(own.index or {}, kinds).union(*(named_by(layer, kinds) for layer in newer))
     if not named:
         return []
-    found = [decide(unit, _candidates(unit, own, newer), sides()) for unit in sorted(named, key=lambda unit: (unit.root, unit.kind.name))]
+    found = [
+        decide(unit, _candidates(unit, own, newer, base), sides()) for unit in sorted(named, key=lambda unit: (unit.root, unit.kind.name))
+    ]
     return [one for one in found if one is not None]
 
 
-def _candidates(unit: Unit, own: Layer, newer: Sequence[Layer]) -> Candidates:
+def _candidates(unit: Unit, own: Layer, newer: Sequence[Layer], base: Chain) -> Candidates:
     if unit.kind.members(unit.root) is not None:
         return Candidates(())
     ours, again_ours = _listed(own, unit.root)
@@ -41,7 +45,17 @@ def _candidates(unit: Unit, own: Layer, newer: Sequence[Layer]) -> Candidates:
         paths, again = _listed(layer, unit.root)
         theirs |= paths
         again_theirs |= again
-    return Candidates(ours | theirs, again_ours, again_theirs)
+    hidden = {path for layer in (own, *newer) for path in _hidden(layer, unit.root, base)}
+    return Candidates(ours | theirs | hidden, again_ours, again_theirs)
+
+
+def _hidden(layer: Layer, root: str, base: Chain) -> Iterator[str]:
+    """What the base has at or below a path and the layer took away without listing it: with a directory."""
+    above = any((rec := layer.get(path)) is not None and rec.covers for path in (*ancestors(root), root))
+    for path in [root] if above else [path for path in layer.under(root) if (rec := layer.get(path)) is not None and rec.covers]:
+        found = base.find(path)
+        if found is not None and found.kind == DIRECTORY:
+            yield from base.walk(path)
 
 
 def _listed(layer: Layer, root: str) -> tuple[set[str], set[str]]:

@@ -289,13 +289,15 @@ def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
     if not kind.is_there(root, sides.trees):
         return None
     few = kind.members(root)
-    ours, theirs, unlike = set[str](), set[str](), set[str]()
+    ours, theirs, unlike, folders = set[str](), set[str](), set[str](), set[str]()
     for path in few or at.paths:
         if not kind.holds(root, path):
             continue
         b, o, h = (tree(path) for tree in sides.trees)
-        if few and any(state is not None and state.kind == DIRECTORY for state in (b, o, h)):
-            return None
+        if any(state is not None and state.kind == DIRECTORY for state in (b, o, h)):
+            if few:
+                return None
+            folders.add(path)
         if b is None:  # a directory that a side adds is no change: what is in it may be one
             o, h = (None if state is not None and state.kind == DIRECTORY else state for state in (o, h))
         again = path in at.made_again_ours, path in at.made_again_theirs
@@ -305,7 +307,7 @@ def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
             theirs.add(path)
         if any(again) or differs(o, h):
             unlike.add(path)
-    helpers = {path for path in ours | theirs if kind.helps(root, path)}
+    helpers = {path for path in ours | theirs if path not in folders and kind.helps(root, path)}  # in a directory may be anything
     own, other = ours - helpers, theirs - helpers
     changed = tuple(sorted(own | other, key=byte_order))
     if not (own and other and (own | other) & unlike):

@@ -119,16 +119,17 @@ def decide(unit: Unit, base: Tree, ours: Tree, head: Tree, *, loose: Callable[[s
     own = {path for path in unit.members if differs(base.get(path), state(ours, path))}
     other = {path for path in unit.members if differs(base.get(path), state(head, path))}
     unlike = {path for path in unit.members if differs(state(ours, path), state(head, path))}
-    true = own - unit.helpers, other - unit.helpers
+    helpers = {path for path in unit.helpers if not any(path in tree and tree[path].is_dir for tree in (base, ours, head))}
+    true = own - helpers, other - helpers
     if true[0] and true[1] and (true[0] | true[1]) & unlike:
         if derived(unit.root):
             return Decided(unit, HEAD, frozenset(own & unlike))
-        if all(loose(path) for path in unit.members - unit.helpers) and all(loose(path) for path in true[0] | true[1]):
+        if all(loose(path) for path in unit.members - helpers) and all(loose(path) for path in true[0] | true[1]):
             return Decided(unit, OURS, frozenset(other & unlike))
         return Decided(unit, CONFLICT)
     if true[0] and not true[1]:
         return Decided(unit, OURS, frozenset(other & unlike))
-    return Decided(unit, HEAD, frozenset((own if true[1] and not true[0] else own & other) & unit.helpers & unlike))
+    return Decided(unit, HEAD, frozenset((own if true[1] and not true[0] else own & other) & helpers & unlike))
 
 
 # Derived files

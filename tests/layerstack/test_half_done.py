@@ -55,6 +55,9 @@ KEPT = {
     ".git/checked-out/yarn.lock",
     "bare/tree/Cargo.lock",
     ".git/refs/heads/tmp_pack_",
+    ".git/annex/objects/W2/0v/SHA256E-s9--e3b0.lock/SHA256E-s9--e3b0.lock",
+    ".git/hooks/package.lock",
+    ".git/lfs/objects/tmp_1",
 }
 
 

@@ -341,3 +341,54 @@ def test_a_repository_that_is_ignored_is_no_last_writers(stack: Stack) -> None:
     commit(b, "g", "B\n")
     a.publish()
     assert b.rejected() == {".git": "unit"}
+
+
+LEVELDB: Base = {"db/CURRENT": "MANIFEST-000001\n", "db/MANIFEST-000001": "m\n", "db/LOCK": "", "db/LOG": "log\n", "db/000003.log": "3\n"}
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_directory_in_the_place_of_a_helper_is_not_lost_with_the_helper(whose: str) -> None:
+    @on_a_stack(LEVELDB, forms=("trusted",))
+    def body(stack: Stack) -> None:
+        writer, other = stack.session(), stack.session()
+        put(writer.at("db/000003.log"), "3 and more\n")
+        put(writer.at("db/LOCK"), "held\n")
+        os.unlink(other.at("db/LOCK"))
+        put(other.at("db/LOCK/keys.py"), "by hand\n")
+        first, last = (writer, other) if whose == "ours" else (other, writer)
+        first.publish()
+        assert last.rejected() == {"db": "unit"}
+
+    body("trusted")
+
+
+@pytest.mark.parametrize("above", ["db", "cache"])
+def test_an_ignored_unit_whose_directory_the_head_removed_comes_back_whole(above: str) -> None:
+    place = "db" if above == "db" else "cache/deep/db"
+
+    @on_a_stack({".gitignore": f"{above}/\n", **{path.replace("db", place, 1): text for path, text in LEVELDB.items()}}, forms=("trusted",))
+    def body(stack: Stack) -> None:
+        a, b = stack.session(), stack.session()
+        shutil.rmtree(a.at(above))
+        put(b.at(f"{place}/000003.log"), "3 and more\n")
+        a.publish()
+        told = b.upper.preview()
+        assert [(notice.kind, notice.path) for notice in b.publish().notices] == [("replaced", place)]
+        assert [(notice.kind, notice.path) for notice in told.notices] == [("replaced", place)]
+        shown = stack.shows()
+        assert {path.rpartition("/")[2] for path in shown if path.startswith(place + "/")} == {path[3:] for path in LEVELDB}
+        assert shown[f"{place}/000003.log"] == "3 and more\n" and shown[f"{place}/CURRENT"] == "MANIFEST-000001\n"
+
+    body("trusted")
+
+
+@on_a_stack(
+    {"r/.git/HEAD": "ref: refs/heads/main\n", "r/.git/objects": None, "r/.git/refs/heads/main": "0" * 40 + "\n"}, forms=("trusted",)
+)
+def test_a_repository_that_the_head_renamed_and_ours_added_to_is_one_conflict(stack: Stack) -> None:
+    a, b = stack.session(), stack.session()
+    os.rename(a.at("r"), a.at("s"))
+    put(b.at("r/.git/objects/ab/cd"), "an object")
+    put(b.at("r/.git/refs/heads/new"), "1" * 40 + "\n")
+    a.publish()
+    assert b.rejected() == {"r/.git": "unit"}
