@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Generator
 
 from layerstack.content import data_ranges
 
@@ -126,13 +127,24 @@ class Tree:
             self.forget()
             other.forget()
         try:
-            os.rename(_name(path), _name(new), src_dir_fd=self.parent(path), dst_dir_fd=other.parent(new))
+            with self._held_parent(path) as parent:
+                os.rename(_name(path), _name(new), src_dir_fd=parent, dst_dir_fd=other.parent(new))
         except OSError as error:
             raise OSError(error.errno, error.strerror, path, None, new) from None
 
     def link(self, path: bytes, other: Tree, new: bytes) -> None:
         """link(2), of the symlink itself if it is one."""
-        os.link(_name(path), _name(new), src_dir_fd=self.parent(path), dst_dir_fd=other.parent(new), follow_symlinks=False)
+        with self._held_parent(path) as parent:
+            os.link(_name(path), _name(new), src_dir_fd=parent, dst_dir_fd=other.parent(new), follow_symlinks=False)
+
+    @contextlib.contextmanager
+    def _held_parent(self, path: bytes) -> Generator[int]:
+        """As `parent`, valid for the length of the block: the other path of a rename or a link may be in the same tree."""
+        held = os.dup(self.parent(path))
+        try:
+            yield held
+        finally:
+            os.close(held)
 
     def names(self, path: bytes) -> list[bytes]:
         """The names in a directory; '' is the root. Nothing when it is no directory."""

@@ -16,7 +16,7 @@ from eos_mcp.manager.export_rules import REFERENCE
 from layerstack import pax
 from layerstack.run_table import FILE_MAX, Row
 from tests.eos_mcp.test_export_apply import AFTER, DELTA, failure, killed_at, run, shape
-from tests.exporting import SECOND, file, journals, made, made_by_digests, symlink
+from tests.exporting import SECOND, directory, file, hard_link, journals, made, made_by_digests, symlink
 
 DONE = {path: what for path, what in AFTER.items() if path != b"src/kept"}
 
@@ -168,3 +168,11 @@ def test_a_destination_that_somebody_makes_meanwhile_is_theirs(tmp_path: Path) -
         run(made(*DELTA), dest, step=step)
     assert caught.value.details["reason"] == "destination_changed" and caught.value.details["retryable"] is True
     assert shape(dest) == {b"mine": ("f", 0o644, b"mine")} and os.listdir(tmp_path) == ["d"]
+
+
+def test_names_of_one_file_in_several_directories_are_one_file_there_too(tmp_path: Path) -> None:
+    """A tree opens one directory at a time: the two ends of a link need two."""
+    entries = [directory(b"a"), file(b"a/one", b"1"), directory(b"b"), hard_link(b"b/two", b"a/one"), hard_link(b"three", b"a/one")]
+    run(made(*entries), tmp_path / "new")
+    numbers = {os.stat(tmp_path / "new" / name).st_ino for name in ("a/one", "b/two", "three")}
+    assert len(numbers) == 1 and (tmp_path / "new/three").read_bytes() == b"1"
