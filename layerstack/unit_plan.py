@@ -83,5 +83,7 @@ def unit_at(path: str, kinds: Sequence[Kind], sides: Sides) -> Unit | None:
     """The unit that the path is a member of, if it is one in any of the trees; also of a database file alone, which no name tells."""
     for unit in units_of(path, (*kinds, *BUILT_IN)):
         if unit.holds(path) and unit.kind.is_there(unit.root, sides.trees):
-            return unit
+            few = unit.kind.members(unit.root) or ()
+            if not any((state := tree(member)) is not None and state.kind == DIRECTORY for tree in sides.trees for member in few):
+                return unit
     return Unit(SQLITE, path) if SQLITE.begins(path, sides.trees) else None

@@ -227,6 +227,9 @@ class Crowd:
     def database(self) -> None:
         """A part of what SQLite writes."""
         full = self.full(self.random.choice(("d/u.db", "d/u.db", "ig/u.db")))
+        if self.random.random() < 0.3:  # who only reads
+            self.put(full + "-shm", b"%d" % self.random.randrange(3))
+            return
         if self.random.random() < 0.6:
             self.put(full, b"" if self.random.random() < 0.3 else b"SQLite format 3\0page %d" % self.random.randrange(3))
         if self.random.random() < 0.5:

@@ -119,7 +119,7 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
             entry = o
             from_ours.add(path)
         elif derived(path):
-            entry = h
+            entry = None if o is None and h is not None and h.is_dir else h  # a directory that one side removed does not come back
         else:
             wrong, entry = decide(b, o, h)
             if last_wins(path):  # what does not merge is the last writer's
@@ -132,8 +132,6 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
     torn: list[units.Unit] = []
     known = units.units_in(trees, boxes=boxes)
     for unit in known:
-        if unit.is_folder and not all(unit.root in tree and tree[unit.root].is_dir for tree in (ours, head)):
-            continue  # one side has taken all of it away: what the other did in it is the table's
         decided = units.decide(unit, *trees, loose=last_wins, derived=derived)
         if decided.whose == units.CONFLICT:
             torn.append(unit)

@@ -27,8 +27,6 @@ class Unit(NamedTuple):
     root: str
     members: frozenset[str]
     helpers: frozenset[str] = frozenset()
-    is_folder: bool = False
-    """Are its members what lies in its root?"""
 
 
 class Decided(NamedTuple):
@@ -89,10 +87,10 @@ def units_in(trees: Sequence[Tree], *, boxes: bool) -> list[Unit]:
         if name == "CURRENT" and any(names_its_manifest(tree, folder) for tree in trees):
             inside = {p for p in paths if parent(p) == folder and LEVELDB.fullmatch(p.rpartition("/")[2])}
             helpers = {p for p in inside if re.fullmatch(r"LOCK|LOG(\.old.*)?", p.rpartition("/")[2])}
-            found.add(Unit(folder, frozenset(inside), frozenset(helpers), is_folder=True))
+            found.add(Unit(folder, frozenset(inside), frozenset(helpers)))
     if boxes:
         for root in {path for path in paths if path.rpartition("/")[2] == BOX}:
-            found.add(Unit(root, frozenset(p for p in paths if p.startswith(root + "/")), is_folder=True))
+            found.add(Unit(root, frozenset(p for p in paths if p.startswith(root + "/"))))
     return sorted((unit for unit in found if unit.members), key=lambda unit: unit.root)
 
 

@@ -48,14 +48,20 @@ def as_a_person_has_it(base: Tree, random: Random) -> Tree:
     return out
 
 
-def expected(base: Tree, person: Tree, version: Tree, *, root: bool) -> Tree:
-    """What the destination is afterwards."""
+def expected(base: Tree, person: Tree, version: Tree, besides: Besides, *, root: bool) -> Tree:
+    """What the destination is afterwards. Names of one file have what the first of them has."""
     out: Tree = {"": person[""]}
-    for path in sorted(version):
+    first: dict[tuple[int, int], str] = {}
+    for path in sorted(version, key=os.fsencode):
         if not path:
             continue
         entry, old = version[path], person.get(path)
         folder = out[path.rpartition("/")[0]]
+        if entry.kind == FILE and base.get(path) != entry:
+            before = first.setdefault(besides[path].inode, path)
+            if before != path:
+                out[path] = out[before]
+                continue
         if old is not None and base.get(path) == entry:
             out[path] = old
         elif old is not None and old.kind == entry.kind:
@@ -97,7 +103,7 @@ def delivery(snapshot: Snapshot, store: str, folder: str, base: Tree, version: S
     apply(io.BytesIO(data), Request(dest), limits=ExportLimits(), places=places, progress=lambda line: None)
     if (read_tree(outside, after), [at.mtime_ns for at in after.values()]) != (others, [at.mtime_ns for at in before.values()]):
         return "a name outside of the destination leads to another file, or one with other attributes"
-    got, want = read_tree(dest, besides), expected(base, person, version.tree, root=os.geteuid() == 0)
+    got, want = read_tree(dest, besides), expected(base, person, version.tree, version.besides, root=os.geteuid() == 0)
     for path in sorted(got.keys() | want.keys()):
         one, other = got.get(path), want.get(path)
         if one is None or other is None or (one.kind, one.body) != (other.kind, other.body):

@@ -43,6 +43,8 @@ class Act(NamedTuple):
     """Was the head another version than the base?"""
     committed_ns: int
     """When the base was published."""
+    between: tuple[Besides, ...] = ()
+    """Of the versions between the base and the head: the publication may have been planned on any of them."""
 
 
 def broken(act: Act) -> str:
@@ -89,15 +91,17 @@ def wrong_times(act: Act, is_output: Callable[[str], bool]) -> str:
     """On a head that moved: what ours did not change has a time that one of the three had there; our inputs are newer than all that the head
     has, our outputs no newer than they were; and among each of the two the order is kept."""
     own = changed(act.base.tree, act.ours.tree)
-    above = {a for path in own for a in ancestors(path)}
     newest = max((at for path, (at, *_) in act.head.besides.items() if act.head.tree[path].kind == FILE), default=0)
     raised: list[tuple[int, int, str]] = []
     for path, entry in sorted(act.result.tree.items()):
         got = act.result.besides[path].mtime_ns
         mine = act.ours.besides[path].mtime_ns if path in act.ours.besides else None
         touched = path in act.base.besides and mine != act.base.besides[path].mtime_ns
-        if path not in own and not (entry.kind == DIRECTORY and (path in above or touched)):
-            sides = [side.besides[path].mtime_ns for side in act[:3] if path in side.besides]
+        sides = [at[path].mtime_ns for at in (*(side.besides for side in act[:3]), *act.between) if path in at]
+        if entry.kind == DIRECTORY:  # one that got or lost a name is an input, or an output; what only leads to a change is neither
+            if path in act.base.besides and not touched and got not in sides:
+                return f"{path!r}, a directory, has a time that neither base, session nor head had: {got}, not in {sides}"
+        elif path not in own:
             if got not in sides and any(side.tree.get(path) == entry for side in act[:3]) and not touched:
                 return f"{path!r} has a time that neither base, session nor head had: {got}, not in {sides}"
         elif entry.kind == FILE and entry == act.ours.tree.get(path) != act.head.tree.get(path) and mine is not None:

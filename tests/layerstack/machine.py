@@ -294,10 +294,16 @@ class StackMatchesModel(RuleBasedStateMachine):
         assert found <= head <= self.store.head.version
         if session.draft_id in self.drafts and not published.no_op:
             self.consumed[session.draft_id] = self.drafts.pop(session.draft_id)
-        self.check_head()
+        try:
+            self.check_head()
+        except AssertionError as error:
+            paths = [path for path in list(want.tree) if path and repr(path) in str(error)]
+            error.add_note(f"published from {session.base} onto {head}: {self.three(session.base, ours, head, paths)}")
+            raise
         if not published.no_op:
             sides = self.side(session.base), Side(ours, besides), self.side(head), self.side(self.model.head)
-            lost = kept.broken(kept.Act(*sides, session.base != head, self.committed[session.base]))
+            between = tuple(self.besides[version] for version in range(session.base + 1, head) if version in self.besides)
+            lost = kept.broken(kept.Act(*sides, session.base != head, self.committed[session.base], between))
             assert not lost, f"published from {session.base} onto {head}: {lost}"
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+STORM = "tests/layerstack/test_meetings.py::test_thousands_of_meetings_show_what_the_model_shows[trusted-0]"
 MEETINGS = "tests/layerstack/test_meetings.py::test_sessions_that_meet_everywhere_show_what_the_model_shows[trusted]"
 
 
@@ -43,6 +44,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "                if not self.unmoved(q, b, h):\n                    if ignored:",
         "                if h.kind != DIRECTORY and not self.unmoved(q, b, h):\n                    if ignored:",
         "attributes that the head gave a directory are lost where ours made the one above anew",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "s8",
@@ -50,6 +53,8 @@ MUTANTS: tuple[Mutant, ...] = (
         'if kind == "parent" and any(a in self.conflicts for a in ancestors(path)):',
         'if kind == "parent" and parent_of(path) in self.conflicts:',
         "a lost subtree is reported more than once",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "s9",
@@ -57,6 +62,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "if now.meta == h.meta and now.xattrs == h.xattrs:  # nothing",
         "if now.meta == h.meta:  # nothing",
         "xattrs that ours gave a directory are dropped when nothing else of ours is left in it",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "s11",
@@ -64,6 +71,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "own = (ready.indexed.records, work.indexed.records)",
         "own = (ready.indexed.records,)",
         "what met the work but not its rewritten form, between plan and commit, is not looked at again",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "s13",
@@ -71,6 +80,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "times = tree.state(above).times if edit.path else None",
         "times = None",
         "directories of a rewritten layer have the time of the publication",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "s17",
@@ -116,6 +127,8 @@ MUTANTS: tuple[Mutant, ...] = (
         'return home if documents.read(f"{home}/session.json")["token"] == about["upper"] else None',
         "return home",
         "a folded layer is kept for a later session of the name of the one that wrote it",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "s39",
@@ -131,6 +144,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "            whose, forced = OURS, theirs & unlike",
         "            whose, forced = OURS, set[str]()",
         "a database of ours is published beside the head's helper files",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e2",
@@ -138,6 +153,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "return self.HEADER in found or (bool(found) and not any(found))",
         "return self.HEADER in found",
         "a database that is still empty is no unit with its log",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e3",
@@ -145,6 +162,8 @@ MUTANTS: tuple[Mutant, ...] = (
         " or meet(own, newer, store.rules.units):",
         ":",
         "a unit that another publication met between plan and commit is not looked at again",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e4",
@@ -152,6 +171,8 @@ MUTANTS: tuple[Mutant, ...] = (
         'return path == root + "-shm"',
         "return False",
         "who only read a database is refused",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e5",
@@ -159,6 +180,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "if all(map(sides.loose, {*changed, *there})):",
         "if any(map(sides.loose, {*changed, *there})):",
         "a database of which only a part is ignored goes to the last writer",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e6",
@@ -166,6 +189,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if pattern is not None and pattern.name_only:",
         "        if False:",
         "units of the configuration whose pattern begins with `**/` are none",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e7",
@@ -173,6 +198,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "return self._both_ignore(path, is_directory) and self._own_rules.ignored(path, is_directory)",
         "return self._both_ignore(path, is_directory)",
         "what ours has taken out of `.gitignore` is still the last writer's",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e8",
@@ -180,6 +207,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "lambda path, is_directory: one(path, is_directory) and other(path, is_directory)",
         "lambda path, is_directory: one(path, is_directory)",
         "what the head has taken out of `.gitignore` is still the last writer's",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e9",
@@ -187,6 +216,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self.combine_ignored(path, b, o, h)\n",
         "                pass\n",
         "ignored texts of both sides are not merged",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e10",
@@ -194,6 +225,8 @@ MUTANTS: tuple[Mutant, ...] = (
         'int.from_bytes(head[4:], "little") in (0, 3)',
         'int.from_bytes(head[4:], "little") in (0, 1, 3)',
         "byte code that no interpreter compares with its source gives way",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e11",
@@ -201,6 +234,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "and all(map(_is_tag, found))",
         "and any(map(_is_tag, found))",
         "one side's CACHEDIR.TAG takes the other's work in that directory",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e12",
@@ -208,6 +243,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if h.kind != DIRECTORY and self.derived(path, b, h):\n                return self.leave(path, None)\n",
         "",
         "byte code that ours deleted and the head wrote is gone",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e13",
@@ -215,6 +252,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "lost = self._own(fd, place, old.st_uid, old.st_gid)",
         'lost = self._own(fd, place, *self._gives(self._folder(path.rpartition(b"/")[0])))',
         "an export gives a replaced file to the owner of its folder",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e14",
@@ -222,6 +261,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "            lost += self._attributes(fd, path)\n",
         "",
         "an export takes the attributes of a replaced file away",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e15",
@@ -229,6 +270,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "return stat.S_ISGID if folder.setgid else 0",
         "return 0",
         "a directory that an export makes in a setgid folder has no such bit",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e16",
@@ -236,6 +279,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "return folder.uid if self.root else self._uid, folder.gid if inherits else self._gid",
         "return folder.uid if self.root else self._uid, self._gid",
         "what an export makes has the group of the gateway",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e17",
@@ -243,6 +288,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "if len(held.seen) < held.status.st_nlink or stat.S_IMODE(held.status.st_mode) != held.header.mode",
         "if len(held.seen) > held.status.st_nlink",
         "an export writes through a file that has other names",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e18",
@@ -250,6 +297,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "ranges = _ranges(entry.real_path) if holes and content.has_holes(status) else None",
         "ranges = None",
         "an export fills holes",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e19",
@@ -265,6 +314,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not some and quiet and not hit and under is not None and under.times[1] == state.times[1]:",
         "if not some and quiet and not hit:",
         "a squash gives a directory that got and lost a name its old time",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e21",
@@ -272,6 +323,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self._set(at, row.path, first(self._seen.times[at]))",
         "                pass",
         "on a head that moved inputs keep times that are older than outputs made without them",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e22",
@@ -279,6 +332,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self._set(at, row.path, under(self._seen.times[at]))",
         "                pass",
         "on a head that moved outputs keep times that are newer than inputs they were not made from",
+        (STORM,),
+        soak=True,
     ),
     Mutant(
         "e23",
@@ -286,6 +341,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if seen.old:",
         "            if False:",
         "an input that is restored with its old time is older than what was made without it",
+        (STORM,),
+        soak=True,
     ),
 )
 
