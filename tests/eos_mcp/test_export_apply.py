@@ -198,6 +198,8 @@ def test_a_directory_gets_the_delta_and_keeps_all_else(tmp_path: Path) -> None:
         "opaque_clears": 1,
         "skipped_unchanged": 1,
         "bytes_written": sum(len(data) for header, data in DELTA if header.path != b"old/same"),
+        "hygiene": [{"path": "linked", "why": "program"}],
+        "hygiene_classes": {"program": 1},
     }
     assert os.listdir(tmp_path) == ["d"]
 
@@ -467,7 +469,10 @@ def test_an_archive_is_what_an_image_layer_is(tmp_path: Path, fmt: str) -> None:
         "symlinks_written",
         "whiteouts_emitted",
         "bytes_written",
+        "hygiene",
+        "hygiene_classes",
     }
+    assert result["hygiene"] == [{"path": "linked", "why": "program"}] and result["hygiene_classes"] == {"program": 1}
     if fmt == "tar-zst":
         assert data[:4] == b"\x28\xb5\x2f\xfd"
         data = zstandard.ZstdDecompressor().stream_reader(data).read()

@@ -188,13 +188,21 @@ def test_a_read_only_file_system_is_refused_by_a_dry_run_too(short_dir: str, in_
 
 
 @pytest.mark.needs("overlay")
-def test_another_mount_in_the_destination_is_refused_by_a_dry_run_too(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
+def test_a_mount_in_the_destination_is_foretold_as_the_export_treats_it(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
     def child() -> None:
         inner = Path(short_dir, "inner")
         inner.mkdir()
-        linux.mount("none", str(inner), "tmpfs", 0, "")
-        assert failure(made(directory(b"inner"), file(b"inner/f")), short_dir).details["errno"] == "EXDEV"
+        linux.mount("none", str(inner), "tmpfs", 0, "mode=0755")
+        for delta in (made(gone(b"inner")), made(file(b"inner"))):
+            error = failure(delta, short_dir)
+            assert error.details["reason"] == "mount_in_the_way" and os.path.ismount(inner)
+        delta = made(directory(b"inner"), file(b"inner/f"))
+        foretold = run(delta, short_dir, dry_run=True)
+        assert foretold["change_count"] == 1 and foretold["changes"] == [{"action": "write", "path": "inner/f"}]
         assert os.listdir(inner) == []
+        written = run(delta, short_dir)
+        assert {key: foretold[key] for key in written} == written and written["files_written"] == 1
+        assert os.listdir(inner) == ["f"] and os.listdir(short_dir) == ["inner"]
 
     in_mount_namespace(child)
 

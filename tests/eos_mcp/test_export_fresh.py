@@ -92,6 +92,7 @@ def test_what_comes_in_runs_is_written_as_what_comes_by_itself(tmp_path: Path, e
 
 def test_a_run_is_no_way_round_any_check(tmp_path: Path) -> None:
     good = (b"a", b"1", 0o644)
+    before = os.listdir(journals()) if os.path.isdir(journals()) else []  # another test may have left one
     for rows, why in (
         (((b"../x", b"1", 0o644),), "bad_entry"),
         (((b"/x", b"1", 0o644),), "bad_entry"),
@@ -106,7 +107,7 @@ def test_a_run_is_no_way_round_any_check(tmp_path: Path) -> None:
     ):
         error = failure(with_runs(run_of(*rows), count=len(rows)), tmp_path / "d")
         assert error.details["reason"] == why, rows
-        assert os.listdir(tmp_path) == [] and os.listdir(journals()) == []
+        assert os.listdir(tmp_path) == [] and os.listdir(journals()) == before
     error = failure(with_runs(run_of(good, digest=b"0" * 64), count=1), tmp_path / "d")
     assert error.details["reason"] == "stream_corrupt" and os.listdir(tmp_path) == []
     for form in (1, 2, 3):

@@ -44,7 +44,7 @@ class Disk:
         return sorted(os.listdir(self.exports))
 
     def run(self, data: bytes = DELTA, fmt: str = "dir", **more: Any) -> dict[str, Any]:
-        rules = Rules("include", "fail", True, None, self.records)
+        rules = Rules("include", "fail", True, record=self.records)
         dest = self.dest if fmt == "dir" else self.dest.parent / "x.tar"
         return run(data, dest, fmt, places=self.places, **{"rules": rules, "base": str(self.dest), **more})
 
