@@ -202,7 +202,7 @@ def test_p6_sessions_in_one_repository_see_only_their_own_refs_and_the_second_pu
     ended = agent.call("write_command_stdin", command_session_id=waiting["command_session_id"], stdin="\n", yield_time_ms=60_000)
     assert "theirs" in ended["output"] and "ours" not in ended["output"] and ended["publish_rejected"] is True
     (conflict,) = ended["publish_rejection"]["conflicts"]
-    assert conflict["path"] == ".git" and ".git/HEAD" in conflict["unit"]["members"]
+    assert conflict["path"] == ".git" and {"path": ".git/HEAD"} in conflict["unit"]["members"]
     opened = agent.session(draft_id=ended["draft_id"])
     assert agent.run("git log --format=%s | head -n 1; git stash list | wc -l", opened)["output"].split() == ["B", "1"]
     assert agent.run("git log --format=%s | head -n 1; git fsck 2>&1 | grep -c corrupt")["output"].split() == ["A", "0"]
