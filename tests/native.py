@@ -21,6 +21,8 @@ from eos_agent import init_program
 from tests import probes
 
 SOURCE = Path(init_program.__file__).with_name(native_init.SOURCE)
+TEXT = SOURCE.read_text()
+"""Read when it is imported: the users that tests become may not reach the checkout."""
 STARTER = (
     "import sys; from eos_agent import init_program; path = sys.argv.pop(1); init_program.find = lambda: path or None; "
     "from eos_agent.__main__ import main; sys.exit(main(sys.argv[1:]))"
@@ -42,10 +44,9 @@ def compiled(left_out: str = "") -> str | None:
     folder = tempfile.mkdtemp(prefix="native-", dir=probes.scratch_root())
     atexit.register(_remove, folder, os.getpid())
     os.chmod(folder, 0o755)
-    text = SOURCE.read_text()
-    assert left_out in text, left_out
+    assert left_out in TEXT, left_out
     source = Path(folder, SOURCE.name)
-    source.write_text(text.replace(left_out, "") if left_out else text)
+    source.write_text(TEXT.replace(left_out, "") if left_out else TEXT)
     target = os.path.join(folder, native_init.NAME)
     return target if native_init.make(str(source), target) else None
 

@@ -77,12 +77,13 @@ def by_other_names(folder: str) -> list[socket.socket]:
     os.mkdir(folder)
     os.mkfifo(f"{folder}/fifo")
     found = [socket.socket(socket.AF_UNIX) for _ in range(3)]
-    before = os.getcwd()
+    before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # its path may lead through another user's home
     os.chdir(folder)
     try:
         found[0].bind("relative")
     finally:
-        os.chdir(before)
+        os.fchdir(before)
+        os.close(before)
     found[1].bind(f"{folder}/first-name")
     found[2].bind(f"{folder}/first-link")
     os.rename(f"{folder}/first-name", f"{folder}/renamed")
