@@ -16,7 +16,7 @@ from layerstack.chain import Chain
 from layerstack.index import Layer
 from layerstack.packed_index import PackedIndex
 from layerstack.paths import ancestors, byte_order
-from layerstack.states import DIRECTORY, State, equal, same
+from layerstack.states import DIRECTORY, LINK, State, equal, same
 
 KEPT, KEPT_PATHS = 4, 100_000
 """Comparisons that a store remembers, so that the pages of one answer are found once, and paths of each."""
@@ -28,6 +28,8 @@ class Difference(NamedTuple):
     path: str
     old: State | None
     new: State | None
+    retimed: bool = False
+    """Are the states equal, and only the times of the file or directory others?"""
 
 
 def at(old: Chain, new: Chain, path: str) -> Difference | None:
@@ -52,9 +54,13 @@ def paths(old: Chain, new: Chain, *, under: str = "") -> Iterator[str]:
     return (found.path for found in _Walk(old, new).below(under))
 
 
-def tops(old: Chain, new: Chain) -> Iterator[Difference]:
-    """The same differences, without what lies below a path that is no directory in `new`."""
-    return _Walk(old, new, only_tops=True).below("")
+def tops(old: Chain, new: Chain, *, times: bool = False) -> Iterator[Difference]:
+    """The same differences, without what lies below a path that is no directory in `new`.
+
+    Args:
+        times: also files and directories that are the same but for their time.
+    """
+    return _Walk(old, new, only_tops=True, times=times).below("")
 
 
 def count(old: Chain, new: Chain) -> int:
@@ -73,8 +79,8 @@ class _Inside(NamedTuple):
 
 
 class _Walk:
-    def __init__(self, old: Chain, new: Chain, *, only_tops: bool = False) -> None:
-        self.old, self.new, self.only_tops = old, new, only_tops
+    def __init__(self, old: Chain, new: Chain, *, only_tops: bool = False, times: bool = False) -> None:
+        self.old, self.new, self.only_tops, self.times = old, new, only_tops, times
         common = 0
         for one, other in zip(reversed(old.layers), reversed(new.layers), strict=False):
             if one.id != other.id:
@@ -88,7 +94,7 @@ class _Walk:
                 self.large.append(layer.index)  # asked where it is: a set of its names costs ten times what they take there
                 continue
             for path, record in (layer.index or {}).items():
-                if not record.quiet:
+                if times or not record.quiet:
                     self.note(path)
 
     def note(self, path: str) -> None:
@@ -156,12 +162,19 @@ class _Walk:
         else:
             before = None if one is None else one.tree.state(path)
             after = None if other is None else other.tree.state(path)
-            found = None if equal(before, after) else Difference(path, before, after)
+            retimed = equal(before, after)
+            if not retimed or (self.times and _has_another_time(before, after)):
+                found = Difference(path, before, after, retimed)
             both = ((self.old, before), (self.new, after))
             sides = tuple(chain for chain, state in both if state is not None and state.kind == DIRECTORY)
         if not sides or (self.only_tops and self.new not in sides):
             return found, None
         return found, _Inside(path, sides, covered or len(sides) == 1 or self.covers(path))
+
+
+def _has_another_time(before: State | None, after: State | None) -> bool:
+    """Of equal states. The time of a symlink says nothing."""
+    return before is not None and after is not None and after.kind != LINK and before.times[1] != after.times[1]
 
 
 class _Listed:

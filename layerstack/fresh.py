@@ -108,6 +108,8 @@ def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] =
             elif kind == FILE and path not in brought:
                 if quiet:
                     role = _INPUT
+                    if path in roles.written and roles.ignored(path, False):
+                        written.append(path)
                 elif ignored and not roles.by_hand(path):
                     role = _OUTPUT
                 elif mtime > since_ns or not _is_as_in(base, tree, path):
@@ -282,6 +284,8 @@ class Settled:
         """Has nothing but this work the file? It may have several names in it, and each once more in the work that it is a clone of."""
         if state.links == 1:
             return True
+        if state.inode in self._copies:
+            return False  # one of its names has a copy: the others get that, however many are left
         if self._names is None:
             self._names = Counter()
             for row in self._indexed.rows:

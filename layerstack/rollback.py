@@ -1,15 +1,22 @@
-"""Make the head show what an earlier version showed, by one new layer on top: nothing that was published is taken away."""
+"""Make the head show what an earlier version showed, by one new layer on top: nothing that was published is taken away.
+
+Times come back too, also those of files whose content is the head's: what builds by time takes for fresh what it
+took for fresh then, and no output that the head has since from other inputs (ADR 0048). Times alone make no version.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack.chain import Chain
 from layerstack.delta import tops
+from layerstack.index import Layer
 from layerstack.index_file import build
+from layerstack.packed_index import PackedIndex
 from layerstack.paths import ancestors, byte_order
 from layerstack.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
 from layerstack.quota import Sizes
+from layerstack.record import record
 from layerstack.states import DIRECTORY, FILE, State, make_directory
 from layerstack.tree import PATH_MAX, DiskTree
 
@@ -40,27 +47,41 @@ def _once(store: Store, version: int, author: Author) -> Published:
         store.quota.admit(now.manifest, lambda: _copied(now.chain, wanted.chain))
         store.step("rollback.build")
         tree = DiskTree(scrap("rollback"), store.form, aside=store.scrap.path)
-        linked = _write(tree, now.chain, wanted.chain)
-        work = Work(tree, build(tree, now.chain), now.version, now.chain, (), linked)
+        done = _write(tree, now.chain, wanted.chain)
+        indexed = build(tree, now.chain, touched=done.retimed.__contains__)
+        work = Work(tree, indexed, now.version, now.chain, (), done.linked, done.written)
         return publish(store, work, author, merge=False, exact=True)
 
 
 def _copied(now: Chain, target: Chain) -> int:
     """Bytes of the files that will be copied: those of the base. The others are links to what is there."""
     sizes = Sizes()
-    for _, _, new in tops(now, target):
+    for _, _, new, _ in tops(now, target, times=True):
         if new is not None and new.kind == FILE and not new.linkable:
             sizes.add(new)
     return sizes.total()
 
 
-def _write(tree: DiskTree, now: Chain, target: Chain) -> dict[str, int]:
-    """The layer that on top of `now` shows `target`: hard links to its files, copies of those of the base, whiteouts.
+class _Done(NamedTuple):
+    linked: dict[str, int]
+    """Bytes of the linked files, by the layer that holds them."""
+    retimed: PackedIndex
+    """Files that are there for their time alone."""
+    written: set[str]
+    """Files that were last written by `file_write` or `file_edit`, also those that go."""
 
-    Returns:
-        Bytes of the linked files, by the layer that holds them.
-    """
+
+def _write(tree: DiskTree, now: Chain, target: Chain) -> _Done:
+    """Write the layer that on top of `now` shows `target`: hard links to its files, copies of those of the base, whiteouts."""
     linked: dict[str, Sizes] = {}
+    retimed, written = PackedIndex(), set[str]()
+    by_hand: dict[str, frozenset[str]] = {}
+
+    def is_written(holder: Layer, path: str) -> bool:
+        if holder.id not in by_hand:
+            by_hand[holder.id] = frozenset(holder.about.get("written", ()))
+        return path in by_hand[holder.id]
+
     open_now: dict[str, State] = {}  # directories that were made and may still get entries
 
     def folder(path: str) -> None:
@@ -75,20 +96,24 @@ def _write(tree: DiskTree, now: Chain, target: Chain) -> dict[str, int]:
         for known in [known for known in open_now if known and byte_order(known) + b"0" <= before]:
             tree.set_times(known, open_now.pop(known).times)
 
-    for path, _, new in tops(now, target):
+    for path, _, new, only_time in tops(now, target, times=True):
         close(byte_order(path))
         for ancestor in ancestors(path):
             folder(ancestor)
+        holder = (now if new is None else target).holder(path)
+        assert holder is not None
+        if is_written(holder, path):
+            written.add(path)
         if new is None:
             tree.whiteout(path)
         elif new.kind == DIRECTORY:
             folder(path)
         else:
             tree.put(path, new)
+            if only_time:
+                retimed.add(byte_order(path), record(FILE, quiet=True))
             if new.linkable and new.kind == FILE:
-                holder = target.holder(path)
-                assert holder is not None
                 linked.setdefault(holder.id, Sizes()).add(new)
     close(b"\xff" * PATH_MAX)
     tree.set_times("", open_now.pop("").times)
-    return {layer_id: sizes.total() for layer_id, sizes in linked.items()}
+    return _Done({layer_id: sizes.total() for layer_id, sizes in linked.items()}, retimed, written)
