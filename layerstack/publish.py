@@ -8,6 +8,7 @@ lock. The work itself is only ever renamed: what must be rewritten is rewritten 
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -367,6 +368,12 @@ def _write_metadata(store: Store, work: Work, ready: _Ready, author: Author, scr
     return Metadata(stem, about)
 
 
+def _write_about(metadata: Metadata) -> None:
+    """Write the JSON file again, synced."""
+    os.unlink(f"{metadata.stem}.json")
+    durable.write_new(f"{metadata.stem}.json", documents.dump(metadata.about))
+
+
 def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: bool, exact: bool) -> Published | None:
     """The renames and the manifest; None when the head moved in a way that meets the work."""
     if exact and ready.head.version != work.version:
@@ -396,7 +403,9 @@ def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: b
                 store.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)
                 if ready.settled is not None:
                     ready.settled.again(head, planned_on)
-                    about[TIMES] = ready.settled.own.to_json()
+                    if (times := ready.settled.own.to_json()) != about[TIMES]:
+                        about[TIMES] = times
+                        _write_about(ready.metadata)
                 store.layers.shelf.drop(layer)
                 version = head.version + 1
                 layer = store.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)

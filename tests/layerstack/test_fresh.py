@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from layerstack.changes import Notice
+from layerstack.layer_times import recorded
 from tests import build_tools
 from tests.layerstack.builds import SECOND, age, date, edit, mtime, run
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
@@ -362,3 +363,21 @@ def test_python_compiles_what_another_session_changed(stack: Stack) -> None:
         ours=("main.py", "import util\nprint(f'is={util.VER}')\n"),
     )
     assert run(c, "python3", "main.py") == "is=2\n"
+
+
+@on_a_stack({"i.c": "1\n"}, forms=("trusted",))
+def test_times_that_a_head_which_moved_last_asked_for_are_known_after_a_restart(stack: Stack) -> None:
+    a, b = stack.session(), stack.session()
+    put(a.at("i.c"), "2\n")
+    put(b.at("j"), "j\n")
+    waiting = [b]
+
+    def step(name: str) -> None:
+        if name == "publish.write.manifest" and waiting:
+            waiting.pop().publish()
+
+    stack.store.step = step
+    a.publish()
+    told = recorded(stack.store.layers.of(stack.store.head)[0])
+    stack.reopen()
+    assert told is not None and recorded(stack.store.layers.of(stack.store.head)[0]) == told
