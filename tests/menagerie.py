@@ -48,7 +48,7 @@ def make(root: str, *, as_root: bool) -> None:
     """All of it below `root`, which is there. `as_root`: with owners and capabilities, which only root of the machine may set."""
     for number, name in enumerate(ODD_NAMES):  # at the top, where a store might have names of its own
         put(os.path.join(os.fsencode(root), name), b"%d\n" % number)
-    here = os.getcwd()
+    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # its path may lead through another user's home
     os.chdir(root)
     os.umask(0o022)
     put("plain")
@@ -107,7 +107,8 @@ def make(root: str, *, as_root: bool) -> None:
         os.chmod(f"modes/{mode:04o}", mode)
     for path, mtime in TIMES.items():
         os.utime(path, ns=(7, mtime), follow_symlinks=False)
-    os.chdir(here)
+    os.fchdir(here)
+    os.close(here)
 
 
 Facts = dict[str, dict[str, object]]
