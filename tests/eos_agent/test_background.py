@@ -53,7 +53,8 @@ def test_what_ends_within_the_grace_is_waited_for(start_agent: Callable[..., Age
 
 
 def test_a_one_shot_publishes_when_its_background_has_ended(shared_agent: Agent) -> None:
-    ran = shared_agent.run("(read x; echo $x > heard) < /dev/tty & echo up", yield_time_ms=LONG_MS)
+    text = "(: > opened; read x; echo $x > heard) < /dev/tty & until [ -e opened ]; do :; done; echo up"  # no terminal is opened after its leader
+    ran = shared_agent.run(text, yield_time_ms=LONG_MS)
     assert (ran["status"], ran["leader_exit_code"], ran["output"]) == ("running", 0, "up")
     ended = shared_agent.call("write_command_stdin", command_session_id=ran["command_session_id"], stdin="word\n", yield_time_ms=LONG_MS)
     assert ended["status"] == "ok" and ended["publish"]["published"] and shared_agent.read("heard") == "word"
