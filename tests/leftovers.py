@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from layerstack import durable
+from tests.processes import unmasked
 
 FOLDER = "EOS_TESTS_SHARED"  # names the run's own directory to all its processes
 NAME = re.compile(r"eos-(?:[a-z]+-)?[a-z0-9_]{8}(?![a-z0-9_-])")
@@ -100,7 +101,7 @@ def _look() -> list[str]:
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             space = os.readlink(f"/proc/{pid}/ns/mnt")
-            mounts = "" if space in namespaces else Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
+            mounts = "" if space in namespaces else "\n".join(unmasked(Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")))
         except OSError:
             continue
         namespaces.add(space)

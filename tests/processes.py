@@ -51,8 +51,13 @@ def processes_that_name(text: str) -> list[str]:
 
 
 def mounts_that_name(text: str) -> list[str]:
-    """Lines of the mountinfo of any process in which `text` occurs."""
-    return sorted({line for pid in pids() for line in mountinfo(pid).splitlines() if text in line})
+    """Lines of the mountinfo of any process in which `text` occurs, but for masks: sessions of every gateway hide the state directory of a new one."""
+    return sorted({line for pid in pids() for line in unmasked(mountinfo(pid)) if text in line})
+
+
+def unmasked(table: str) -> list[str]:
+    """The lines of a mountinfo that are no mask, as sessions lay it over what they may not see."""
+    return [line for line in table.splitlines() if not (" - tmpfs " in line and "mode=000" in line.rpartition(" ")[2].split(","))]
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
