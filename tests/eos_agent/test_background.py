@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 TTY = pytest.mark.parametrize("tty", [True, False], ids=["pty", "pipes"])
 LONG_MS = 600_000
 """No test waits for so long."""
-WAITS = "(read x < gate; echo later; read x < gate; echo last) & echo first; exit 3"
+WAITS = "(read x < gate; echo later; read x < next; echo last) & echo first; exit 3"
 
 
 @TTY
 def test_a_call_answers_with_what_is_left_in_the_background(shared_agent: Agent, tty: bool) -> None:
     session = shared_agent.session()
-    shared_agent.run("mkfifo gate", session)
+    shared_agent.run("mkfifo gate next", session)
     ran = shared_agent.run(WAITS, session, yield_time_ms=LONG_MS, tty=tty)
     assert (ran["status"], ran["exit_code"], ran["leader_exit_code"], ran["output"]) == ("running", None, 3, "first")
     assert ran["left_behind"] == ran["waiting_on"] and [process["name"] for process in ran["left_behind"]] in (["sh"], ["bash"])
@@ -29,7 +29,7 @@ def test_a_call_answers_with_what_is_left_in_the_background(shared_agent: Agent,
     shared_agent.run("echo > gate", session)
     while "later" not in shared_agent.call("read_command_lines", command_session_id=command)["output"]:
         pass
-    shared_agent.run("echo > gate", session)
+    shared_agent.run("echo > next", session)
     ended = shared_agent.call("wait_command", command_session_id=command, timeout_ms=LONG_MS)
     assert (ended["status"], ended["exit_code"]) == ("error", 3) and "left_behind" not in ended
     assert shared_agent.call("read_command_lines", command_session_id=command)["output"] == "first\nlater\nlast"

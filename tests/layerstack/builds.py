@@ -9,13 +9,19 @@ import time
 from tests.layerstack.stack import Session, Stack, put
 
 SECOND = 1_000_000_000
-START = time.time_ns()
-TOOLS = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": ""}
+TOOLS = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": ""}
+
+_begun: dict[int, int] = {}
+"""When each process first asked: every test of a stack runs in one of its own, which may be long after the modules were imported."""
+
+
+def _start() -> int:
+    return _begun.setdefault(os.getpid(), time.time_ns())
 
 
 def age(stack: Stack, *, seconds: int = 1000) -> None:
     """The base is so old, and the store a little younger: what sessions write is newer than both, whatever the clock's grain."""
-    when = time.time_ns() - seconds * SECOND
+    when = _start() - seconds * SECOND
     for folder, names, files in os.walk(stack.base, topdown=False):
         for name in (*names, *files):
             os.utime(os.path.join(folder, name), ns=(when, when), follow_symlinks=False)
@@ -32,7 +38,7 @@ def edit(session: Session, path: str, text: str | bytes, *, ago: int = 0) -> Non
 
 def date(session: Session, path: str, *, ago: int) -> None:
     """So many seconds before the test; a negative number is from now on."""
-    when = (START if ago > 0 else time.time_ns()) - ago * SECOND
+    when = (_start() if ago > 0 else time.time_ns()) - ago * SECOND
     os.utime(session.at(path), ns=(when, when))
 
 
