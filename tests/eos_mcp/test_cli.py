@@ -359,11 +359,12 @@ def test_the_catalog_export_is_the_document() -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_traceback(state_dir: str, answers: Any) -> None:
+    import shlex
     import subprocess
 
     peer = answers(b'{"a":"' + b"x" * 5_000_000 + b'"}\n')
     words = " ".join(("-m", "eos_mcp.cli.manager", *peer.flags, "list_sandboxes"))
-    done = subprocess.run(["sh", "-c", f"{sys.executable} {words} | head -c 1"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", f"{shlex.quote(sys.executable)} {words} | head -c 1"], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("{", "")
 
 
