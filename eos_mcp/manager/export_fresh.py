@@ -13,7 +13,7 @@ import os
 
 from eos_mcp.manager.export_guard import Guard
 from eos_mcp.manager.export_names import reserved
-from eos_mcp.manager.export_receive import Progress, Receiver
+from eos_mcp.manager.export_receive import Progress, Receiver, judge, write_all
 from eos_mcp.manager.export_request import Request
 from eos_mcp.manager.export_stage import SYNC_EACH_UP_TO, Stage, Step
 from eos_mcp.manager.export_stream import ExportStream, Run, refused, shown
@@ -152,12 +152,11 @@ class FreshReceiver(Receiver):
         try:
             for offset, piece in self.stream.pieces():
                 came += len(piece)
-                if judged is not None and len(judged) <= JUDGED_MAX:
-                    judged.extend(bytes(max(0, min(offset, JUDGED_MAX + 1) - len(judged))))
-                    judged += piece[: max(0, JUDGED_MAX + 1 - len(judged))]
+                if judged is not None:
+                    judge(judged, offset, piece)
                 if offset != end:
                     os.lseek(fd, offset, os.SEEK_SET)
-                _write_all(fd, piece)
+                write_all(fd, piece)
                 end = offset + len(piece)
                 if end - begun >= WRITE_OUT_BYTES:
                     begin_write_out(fd, begun, end - begun)
@@ -165,7 +164,7 @@ class FreshReceiver(Receiver):
             if end < header.length:
                 os.ftruncate(fd, header.length)  # what is behind the data is a hole
                 if judged is not None:
-                    judged.extend(bytes(max(0, min(header.length, JUDGED_MAX + 1) - len(judged))))
+                    judge(judged, header.length, b"")
             self.owners.file(fd, self._staging, header.path, None)
             self._finish(fd, header)
         finally:
@@ -259,7 +258,7 @@ class FreshReceiver(Receiver):
         elif not row.directory:
             fd = os.open(b"new/%d" % n, _NEW, 0o600, dir_fd=self._staging.fd)
             try:
-                _write_all(fd, data)
+                write_all(fd, data)
                 os.fchmod(fd, row.mode)
                 os.utime(fd, ns=(row.mtime_ns, row.mtime_ns))
             finally:
@@ -321,12 +320,6 @@ def _put(stage: Stage, name: bytes) -> None:
         if stage.home.lstat(name) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from None
         os.rename(TREE, name, src_dir_fd=stage.tree.fd, dst_dir_fd=stage.home.fd)
-
-
-def _write_all(fd: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _sync(name: bytes, parent: int) -> None:

@@ -183,7 +183,7 @@ class Receiver:
             try:
                 for offset, piece in self.stream.pieces():
                     os.lseek(fd, offset, os.SEEK_SET)
-                    _write(fd, piece)
+                    write_all(fd, piece)
                 os.ftruncate(fd, header.length)  # what lies behind the data is a hole
                 self._finish(fd, header)
             finally:
@@ -429,7 +429,7 @@ class Receiver:
             for offset, piece in self.stream.pieces():
                 came += len(piece)
                 if judged is not None:
-                    _judge(judged, offset, piece)
+                    judge(judged, offset, piece)
                 if compared is not None:
                     if _empty(compared, done, offset) and _same(compared, piece, offset):
                         done = offset + len(piece)
@@ -442,7 +442,7 @@ class Receiver:
                 if fd is not None:
                     if offset != done:
                         os.lseek(fd, offset, os.SEEK_SET)
-                    _write(fd, piece)
+                    write_all(fd, piece)
                     done = offset + len(piece)
                     if done - begun >= WRITE_OUT_BYTES:
                         begin_write_out(fd, begun, done - begun)
@@ -457,7 +457,7 @@ class Receiver:
                 self._unchanged(n, header, told, os.fstat(compared))
                 return
             if judged is not None:
-                _judge(judged, header.length, b"")
+                judge(judged, header.length, b"")
             stays = self._skips(header, None if judged is None else bytes(judged)) or self._stays(n, header, old)
             if fd is not None:
                 if done < header.length:
@@ -654,7 +654,7 @@ def _empty(fd: int, begin: int, end: int) -> bool:
     return True
 
 
-def _judge(judged: bytearray, offset: int, piece: bytes | memoryview) -> None:
+def judge(judged: bytearray, offset: int, piece: bytes | memoryview) -> None:
     """Take the next bytes of a file, as far as it is judged by them; a hole before them is zeros."""
     judged.extend(bytes(max(0, min(offset, JUDGED_MAX + 1) - len(judged))))
     judged += piece[: max(0, JUDGED_MAX + 1 - len(judged))]
@@ -664,7 +664,8 @@ def _same(fd: int, piece: memoryview, at: int) -> bool:
     return os.pread(fd, len(piece), at) == bytes(piece)
 
 
-def _write(fd: int, piece: bytes | memoryview) -> None:
+def write_all(fd: int, piece: bytes | memoryview) -> None:
+    """write(2) until all of it is written."""
     view = memoryview(piece)
     while view:
         view = view[os.write(fd, view) :]
