@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import errno
 import os
 import re
 import resource
@@ -190,8 +191,8 @@ def search(root_fd: int, root: str, args: Mapping[str, Any], tell: Tell | None =
         for path, fd in _files(root_fd, top, start, chosen, ignored=args["include_ignored"], named=named, page=page):
             try:
                 page.read(path, fd)
-            except OSError:
-                page.unreadable += 1
+            except OSError as error:
+                page.not_read(error)
     except _Full as full:
         page.stopped = full.why
     except _TimeUp:
@@ -312,6 +313,12 @@ class _Page:
             self._reach(path, block, offset, line, number)
             raise
 
+    def not_read(self, error: OSError) -> None:
+        """Count a file or directory that cannot be read. An allocation that a C library did not get (ENOMEM) ends the search."""
+        if error.errno == errno.ENOMEM:
+            raise MemoryError from error
+        self.unreadable += 1
+
     def _reach(self, path: str, block: bytes, offset: int, line: int, number: int) -> None:
         """All lines of the block before line `number` of it, from 0, are done."""
         done = sum(len(raw) + 1 for raw in block.split(b"\n", number)[:number])
@@ -412,8 +419,8 @@ def _files(
                     elif stat.S_ISREG(found.st_mode) and chosen(path) and (all_files or not rules.ignored(path, False)):
                         with opened(entry, FILE_FLAGS, folder.fd) as fd:
                             yield path, fd
-                except OSError:
-                    page.unreadable += 1
+                except OSError as error:
+                    page.not_read(error)
         finally:
             for folder in stack:
                 os.close(folder.fd)

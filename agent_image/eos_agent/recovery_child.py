@@ -7,6 +7,7 @@ memory runs out and ends with the agent's thread that started it; the agent itse
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -82,6 +83,8 @@ def _answer(beside: Any, asked: dict[str, Any]) -> Answer:
     except StoreBusy as error:
         return Answer(error.message, busy=True)
     except (OSError, LayerStackError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return Answer(MEMORY)  # a C library's allocation that failed, opendir(3)'s for one
         return Answer(str(error)[:4096], no_space=isinstance(error, OSError) and error.errno in NO_SPACE)
     except Exception as error:
         return Answer(f"{type(error).__name__}: {error}"[:4096])

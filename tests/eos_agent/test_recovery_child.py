@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eos_agent import recovery_child
 from eos_agent.recovery_child import EXIT_MEMORY, MEMORY
 from layerstack import opening
 from tests.eos_agent.agent_process import WAIT_S, Agent
@@ -85,6 +87,16 @@ def test_a_session_that_takes_more_memory_than_it_may_costs_only_that_process_an
     agent.start()
     (draft,) = agent.call("list_drafts")["drafts"]
     assert draft["draft_id"] == answer["draft_id"] and draft["paths"] >= FILES
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "m1")])
+def test_memory_that_python_or_a_c_library_does_not_get_is_one_failure(error: Exception) -> None:
+    class Full:
+        def recover(self, *asked: object) -> None:
+            raise error
+
+    answer = recovery_child._answer(Full(), {"session_id": "s", "version": 1, "layers": []})
+    assert (answer.error, answer.no_space, answer.draft_id) == (MEMORY, False, None)
 
 
 def test_it_holds_the_store_for_as_long_as_it_lives_and_tells_what_it_cannot_do(agent: Agent) -> None:
