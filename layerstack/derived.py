@@ -1,8 +1,9 @@
 """What tools make again by themselves from other files: byte code, and caches that are known as such. It never conflicts (ADR 0047).
 
-Derived are: below a directory of a known name, or one with a CACHEDIR.TAG (in each of the trees that have the directory); the files of known
-names; and `__pycache__/*.pyc` whose header says that the interpreter compares it with its source. Where both sides changed a derived path the
-head's stays. Byte code without that comparison is an ordinary file.
+Derived are: below a directory of a known name; what is ignored below one with a CACHEDIR.TAG (in each of the trees that have the directory); the
+files of known names; and `__pycache__/*.pyc` whose header says that the interpreter compares it with its source. Where both sides changed a derived
+path the head's stays. Byte code without that comparison is an ordinary file, and so is what lies beside a tag and is not ignored: a tag says what
+backups may leave out, not who wrote it.
 """
 
 from __future__ import annotations
@@ -23,33 +24,42 @@ _TAGS_KEPT = 20_000
 class Derived:
     """The rule over the trees of one publication."""
 
-    def __init__(self, trees: Sequence[Callable[[str], State | None]]) -> None:
-        self._trees = trees
+    def __init__(self, trees: Sequence[Callable[[str], State | None]], ignored: Callable[[str, bool], bool]) -> None:
+        """`ignored`: (path, is it a directory?) -> do the `.gitignore` files of all the trees ignore it?"""
+        self._trees, self._ignored = trees, ignored
         self._tagged: dict[str, bool] = {}
 
     def __call__(self, path: str, *states: State | None) -> bool:
         """Is what the trees have at the path derived? `states` are those that exist, or None."""
         folder, _, name = path.rpartition("/")
         there = [state for state in states if state is not None]
-        if all(state.kind == DIRECTORY for state in there):
-            return name == "__pycache__" or self.within(path)
-        if FILES.fullmatch(name):
+        directory = all(state.kind == DIRECTORY for state in there)
+        if directory and name == "__pycache__":
             return True
-        if folder.rpartition("/")[2] == "__pycache__" and BYTE_CODE.fullmatch(name) and all(map(_is_compared, there)):
+        if not directory and FILES.fullmatch(name):
             return True
-        return self.within(folder)
+        if not directory and folder.rpartition("/")[2] == "__pycache__" and BYTE_CODE.fullmatch(name) and all(map(_is_compared, there)):
+            return True
+        at = path if directory else folder
+        return self.is_named(at) or (self.is_tagged(at) and all(self._ignored(path, state.kind == DIRECTORY) for state in there))
 
-    def within(self, path: str) -> bool:
-        """Is it a derived directory, or below one? The root is none."""
+    def is_named(self, path: str) -> bool:
+        """Is it a directory that its name alone tells, or below one?"""
         for at in (*ancestors(path), path):
             above, _, name = at.rpartition("/")
             if name in DIRECTORIES or (name == ".cache" and above.rpartition("/")[2] == "node_modules"):
                 return True
-            if at and self._is_tagged(at):
-                return True
         return False
 
-    def _is_tagged(self, path: str) -> bool:
+    def is_tagged(self, path: str) -> bool:
+        """Is it a directory with a tag, or below one? What is ignored there is derived. The root is none."""
+        return any(self._has_tag(at) for at in (*ancestors(path), path) if at)
+
+    def within(self, path: str, ignored: bool) -> bool:
+        """Is what is at and below a path derived, if all of it is ignored, or not?"""
+        return self.is_named(path) or (ignored and self.is_tagged(path))
+
+    def _has_tag(self, path: str) -> bool:
         known = self._tagged.get(path)
         if known is None:
             if len(self._tagged) >= _TAGS_KEPT:

@@ -24,7 +24,7 @@ from layerstack.renames import Renames
 from layerstack.rules import DEFAULT, Rules, Verdict, decide
 from layerstack.states import DIRECTORY, FILE, WHITEOUT, State, equal, fingerprint
 from layerstack.tree import Tree
-from layerstack.unit_plan import decided_units, unit_at
+from layerstack.unit_plan import decided_database, decided_units, unit_at
 from layerstack.units import CONFLICT, HEAD, OURS, Decided, Sides, Unit, differs
 
 Ignored = Callable[[str, bool], bool]
@@ -166,7 +166,7 @@ class _Merge:
             "ours": Renames(base, lambda path: self.shown.find(path), lambda: iter(index)),
             "theirs": Renames(base, head.find, lambda: (path for layer in self.newer for path in layer.under(""))),
         }
-        self.derived = Derived((base.find, lambda path: self.shown.find(path), head.find))
+        self.derived = Derived((base.find, lambda path: self.shown.find(path), head.find), self.ignored)
         self.units = decided_units(self.own, self.newer, base, rules.units, self.sides)
         self.forced = {path: unit.whose for unit in self.units for path in unit.forced}
         unlisted = [path for path in self.forced if path not in index]
@@ -540,6 +540,8 @@ class _Merge:
                 unit = unit_at(path, self.rules.units, self.sides())
                 if unit is not None:
                     alone.setdefault(unit, []).append(path)
+            elif (decided := decided_database(path, self.sides())) is not None and decided.whose == CONFLICT:
+                alone[decided.unit] = [*decided.changed]
         self.units += [Decided(unit, CONFLICT, tuple(paths)) for unit, paths in alone.items()]
         torn += alone
         found = {path: what for path, what in self.conflicts.items() if not any(unit.holds(path) for unit in torn)}

@@ -79,6 +79,12 @@ def meet(own: Iterable[Index], newer: Sequence[Layer], kinds: Sequence[Kind]) ->
     return False
 
 
+def decided_database(path: str, sides: Sides) -> Decided | None:
+    """What becomes of a database whose file is at the path, where the files beside it are in the base alone: one side removed their directory, so
+    no layer has a name that tells."""
+    return decide(Unit(SQLITE, path), Candidates(()), sides)
+
+
 def unit_at(path: str, kinds: Sequence[Kind], sides: Sides) -> Unit | None:
     """The unit that the path is a member of, if it is one in any of the trees; also of a database file alone, which no name tells."""
     for unit in units_of(path, (*kinds, *BUILT_IN)):

@@ -6,7 +6,8 @@ here (ADR 0046); pure but for what the states read.
 - Changed by one side: that side's unit as a whole, helpers included.
 - Changed by both, and all members that are no helpers are alike: nothing to decide.
 - Changed by both, differently: one conflict of class `unit` at the unit's root, in place of all that the decision table says of its members.
-  Where the root and all changed members are ignored, the unit of the last writer, as a whole; below a derived directory that of the head.
+  Where all changed members are ignored, the unit of the last writer, as a whole; below a derived directory that of the head, and so below one
+  with a tag where all changed members are ignored.
   A git repository is on no ignored route, and has a rule of its own (`git_unit`).
 """
 
@@ -261,8 +262,8 @@ class Sides(NamedTuple):
     """Have base and head one entry there? True is certain."""
     loose: Callable[[str], bool]
     """Is the path on the ignored route?"""
-    derived: Callable[[str], bool]
-    """Is it a derived directory, or below one?"""
+    derived: Callable[[str, bool], bool]
+    """(path, is all that changed at and below it ignored?) -> is it in a derived directory?"""
 
     @property
     def trees(self) -> tuple[Find, Find, Find]:
@@ -319,9 +320,10 @@ def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
     if isinstance(kind, _Git):
         mixed = git_unit.united(root, own, other, unlike, *sides.trees)
         return None if mixed else Decided(unit, CONFLICT, changed)
-    if sides.derived(root):
-        return Decided(unit, HEAD, changed, frozenset(ours & unlike), True)
     there = [path for path in few or () if not kind.helps(root, path) and any(tree(path) is not None for tree in sides.trees)]
-    if all(map(sides.loose, {*changed, *there})):
+    ignored = all(map(sides.loose, {*changed, *there}))
+    if sides.derived(root, ignored):
+        return Decided(unit, HEAD, changed, frozenset(ours & unlike), True)
+    if ignored:
         return Decided(unit, OURS, changed, frozenset(theirs & unlike), True)
     return Decided(unit, CONFLICT, changed)

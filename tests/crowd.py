@@ -48,7 +48,8 @@ def crowded(random: Random) -> Tree:
         for above in ancestors(path):
             tree.setdefault(above, Entry(DIRECTORY, (random.choice((0o755, 0o755, 0o700)), *owner), b"", some_xattrs(random)))
         tree[path] = Entry(FILE, (0o644, *owner), bodies.get(path, TEXT), some_xattrs(random))
-    parts = {path: byte_code(path, 9) for path in PYC} | {"d/cache/x": b"x", "d/cache/CACHEDIR.TAG": TAG, "d/u.db": b"", "d/u.db-wal": b"9"}
+    parts = {path: byte_code(path, 9) for path in PYC} | {"d/cache/CACHEDIR.TAG": TAG, "d/cache/x": b"x", "d/cache/x.o": b"x"}
+    parts |= {"d/u.db": b"", "d/u.db-wal": b"9"}
     for path, body in parts.items():
         if random.random() < 0.4:
             for above in ancestors(path):
@@ -247,13 +248,13 @@ class Crowd:
 
     def cache(self) -> None:
         """What a tool keeps in a directory of its own, and the tag that says so."""
-        what = self.random.randrange(4)
+        what = self.random.randrange(5)
         if what == 0:
             self.take(self.full("d/cache/CACHEDIR.TAG"))
         elif what == 1:
             self.put(self.full("d/cache/CACHEDIR.TAG"), TAG)
         else:
-            self.put(self.full("d/cache/x"), b"binary\0%d" % self.random.randrange(3))
+            self.put(self.full(f"d/cache/x{'.o' if what == 2 else ''}"), b"binary\0%d" % self.random.randrange(3))
 
     def ignores(self) -> None:
         self.put(self.full(".gitignore"), self.random.choice((b"ig/\n*.o\n", b"*.o\n", b"ig/\n*.o\nd.o\nbig/n0*\n", b"ig/\n")))

@@ -326,12 +326,14 @@ class Hand:
             os.unlink(f"{path}/000000.log")
 
     def derived_file(self) -> None:
-        """Byte code that is compared with its source, byte code that is not, a file of a cache."""
+        """Byte code that is compared with its source, byte code that is not, a file of a cache; in a directory with a tag a source too."""
         path, what, text = self.of(self.dirs), self.number(4), b"%d" % self.number(3)
         folder, name = (("__pycache__", "m.cpython-311.pyc"), (".ruff_cache", "x"), ("tagged", "x"), ("__pycache__", "u.pyc"))[what]
         os.makedirs(f"{path}/{folder}", exist_ok=True)
         if folder == "tagged":
             self.put(f"{path}/{folder}/CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n")
+            if self.number(2):
+                name = "x.o"
         self.put(f"{path}/{folder}/{name}", b"\x00\x00\r\n" + (bytes(4), b"\1\0\0\0")[what // 3] + text)
 
     def box(self) -> None:

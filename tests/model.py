@@ -98,11 +98,12 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
     """
     trees = (base, ours, head)
     rules = [ignore_of(tree) for tree in trees]
-    derived = units.derived_by(trees)
 
     def ignored(path: str, is_directory: bool) -> bool:
         """What one side has taken out of `.gitignore` is checked for conflicts."""
         return all(rule(path, is_directory) for rule in rules)
+
+    derived = units.Derived(trees, ignored)
 
     def last_wins(path: str) -> bool:
         shown, h = ours.get(path) or base.get(path), head.get(path)
@@ -132,7 +133,7 @@ def publish(base: Tree, ours: Tree, head: Tree, *, boxes: bool = False) -> Verdi
     torn: list[units.Unit] = []
     known = units.units_in(trees, boxes=boxes)
     for unit in known:
-        decided = units.decide(unit, *trees, loose=last_wins, derived=derived)
+        decided = units.decide(unit, *trees, loose=last_wins, derived=derived.within)
         if decided.whose == units.CONFLICT:
             torn.append(unit)
         for path in decided.forced:

@@ -107,7 +107,9 @@ def names_its_manifest(tree: Tree, folder: str) -> bool:
     return text is not None and re.fullmatch(rb"MANIFEST-\d+\n?", text) is not None and join(folder, text.decode().strip()) in tree
 
 
-def decide(unit: Unit, base: Tree, ours: Tree, head: Tree, *, loose: Callable[[str], bool], derived: Callable[[str], bool]) -> Decided:
+def decide(
+    unit: Unit, base: Tree, ours: Tree, head: Tree, *, loose: Callable[[str], bool], derived: Callable[[str, bool], bool]
+) -> Decided:
     """With no member forced and no conflict the table has the last word on each member."""
 
     def state(tree: Tree, path: str) -> Entry | None:
@@ -120,9 +122,10 @@ def decide(unit: Unit, base: Tree, ours: Tree, head: Tree, *, loose: Callable[[s
     helpers = {path for path in unit.helpers if not any(path in tree and tree[path].is_dir for tree in (base, ours, head))}
     true = own - helpers, other - helpers
     if true[0] and true[1] and (true[0] | true[1]) & unlike:
-        if derived(unit.root):
+        ignored = all(loose(path) for path in unit.members - helpers) and all(loose(path) for path in true[0] | true[1])
+        if derived(unit.root, ignored):
             return Decided(unit, HEAD, frozenset(own & unlike))
-        if all(loose(path) for path in unit.members - helpers) and all(loose(path) for path in true[0] | true[1]):
+        if ignored:
             return Decided(unit, OURS, frozenset(other & unlike))
         return Decided(unit, CONFLICT)
     if true[0] and not true[1]:
@@ -136,31 +139,37 @@ CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".sass-c
 TAG = b"Signature: 8a477f597d28d172789f06886806bc55"
 
 
-def derived_by(trees: Sequence[Tree]) -> Callable[[str], bool]:
-    """Is the path in a directory that is known to be a tool's cache, byte code that is compared with its source, or such a directory itself?"""
+class Derived:
+    """What no side need have written: in a directory that is known to be a tool's cache, byte code that is compared with its source, and what is
+    ignored in a directory with a tag; or such a directory itself."""
 
-    def tagged(folder: str) -> bool:
-        having = [tree for tree in trees if folder in tree and tree[folder].kind == DIRECTORY]
+    def __init__(self, trees: Sequence[Tree], ignored: Callable[[str, bool], bool]) -> None:
+        self.trees, self.ignored = trees, ignored
+
+    def tagged(self, folder: str) -> bool:
+        having = [tree for tree in self.trees if folder in tree and tree[folder].kind == DIRECTORY]
         return bool(having) and all((body(tree, f"{folder}/CACHEDIR.TAG") or b"").startswith(TAG) for tree in having)
 
-    def within(folder: str) -> bool:
+    def within(self, folder: str, ignored: bool) -> bool:
+        """`ignored`: is all that is asked about?"""
         return any(
-            at.rpartition("/")[2] in CACHES or at.endswith("node_modules/.cache") or tagged(at)
+            at.rpartition("/")[2] in CACHES or at.endswith("node_modules/.cache") or (ignored and self.tagged(at))
             for at in (*ancestors(folder)[1:], folder)
             if at
         )
 
-    def compared(entry: Entry) -> bool:
-        return entry.kind == FILE and len(entry.body) >= 8 and entry.body[2:4] == b"\r\n" and entry.body[4:8] in (bytes(4), b"\3\0\0\0")
-
-    def derived(path: str) -> bool:
-        there = [tree[path] for tree in trees if path in tree]
+    def __call__(self, path: str) -> bool:
+        there = [tree[path] for tree in self.trees if path in tree]
+        ignored = all(self.ignored(path, entry.is_dir) for entry in there)
         folder, _, name = path.rpartition("/")
         if there and all(entry.is_dir for entry in there):
-            return name == "__pycache__" or within(path)
+            return name == "__pycache__" or self.within(path, ignored)
         if re.fullmatch(r"\.eslintcache|\.stylelintcache|.*\.tsbuildinfo", name):
             return True
         byte_code = re.fullmatch(r".*\.pyc(\.\d+)?", name) is not None and folder.rpartition("/")[2] == "__pycache__"
-        return (byte_code and all(map(compared, there))) or within(folder)
+        return (byte_code and all(map(compared, there))) or self.within(folder, ignored)
 
-    return derived
+
+def compared(entry: Entry) -> bool:
+    """Byte code that an interpreter compares with its source."""
+    return entry.kind == FILE and len(entry.body) >= 8 and entry.body[2:4] == b"\r\n" and entry.body[4:8] in (bytes(4), b"\3\0\0\0")

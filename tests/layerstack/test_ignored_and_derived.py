@@ -146,7 +146,15 @@ def test_byte_code_that_is_not_compared_with_its_source_is_a_file_as_any_other(s
 TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# a cache\n"
 
 
-@on_a_stack({"target/CACHEDIR.TAG": TAG, "target/app": b"\0", "own/CACHEDIR.TAG": "Signature: something else\n", "own/f": b"\0"})
+@on_a_stack(
+    {
+        ".gitignore": "target/\n",
+        "target/CACHEDIR.TAG": TAG,
+        "target/app": b"\0",
+        "own/CACHEDIR.TAG": "Signature: something else\n",
+        "own/f": b"\0",
+    }
+)
 def test_caches_are_told_by_name_or_by_their_tag_and_never_conflict(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     for session, name in ((a, b"\0a"), (b, b"\0b")):
@@ -171,6 +179,78 @@ def test_a_tag_that_one_side_makes_takes_no_work_of_the_other(stack: Stack) -> N
     put(b.at("s/f"), "B\n")
     a.publish()
     assert b.rejected() == {"s/f": "content"}
+
+
+@on_a_stack(
+    {
+        ".gitignore": "*.o\n",
+        "c/CACHEDIR.TAG": TAG,
+        "c/text": TEN,
+        "c/both": "b\n",
+        "c/gone": "g\n",
+        "c/also": "g\n",
+        "c/m.o": b"\0",
+        "c/sub/deep": "d\n",
+        "o": "o\n",
+    }
+)
+def test_what_is_not_ignored_beside_a_tag_is_judged_as_source(stack: Stack) -> None:
+    a, b, c = stack.session(), stack.session(), stack.session()
+    put(a.at("c/text"), "A\n" + TEN)
+    put(c.at("c/text"), TEN + "C\n")
+    put(c.at("c/m.o"), b"\0C")
+    for session, name in ((a, "A"), (b, "B")):
+        put(session.at("c/both"), name)
+        put(session.at("c/new"), name)
+        put(session.at("c/m.o"), "\0" + name)
+    os.unlink(a.at("c/gone"))
+    put(b.at("c/gone"), "B")
+    put(a.at("c/also"), "A")
+    os.unlink(b.at("c/also"))
+    a.publish()
+    assert b.rejected() == {"c/also": "delete_modify", "c/both": "content", "c/gone": "modify_delete", "c/new": "add_add"}
+    assert told(c) == [("derived", "c/m.o")], "what is ignored there still is a cache"
+    shows = stack.shows()
+    assert shows["c/text"] == "A\n" + TEN + "C\n" and shows["c/m.o"] == "\0A"
+
+
+@on_a_stack({".gitignore": "*.o\n", "c/CACHEDIR.TAG": TAG, "c/f": "f\n", "c/m.o": b"\0", "o": "o\n"})
+def test_a_directory_with_a_tag_that_one_side_removed_keeps_the_others_sources(stack: Stack) -> None:
+    a, b, c = stack.session(), stack.session(), stack.session()
+    shutil.rmtree(a.at("c"))
+    put(b.at("c/f"), "B\n")
+    put(b.at("c/new"), "B\n")
+    put(b.at("c/m.o"), b"\0B")
+    put(c.at("c/m.o"), b"\0C")
+    put(c.at("o"), "C\n")
+    a.publish()
+    assert b.rejected() == {"c/f": "modify_delete", "c/new": "parent"}
+    assert told(c) == [("derived", "c/m.o")]
+    stack.store.rollback(1, owner="o", request_id="r")
+    d, e = stack.session(), stack.session()
+    put(d.at("c/f"), "D\n")
+    put(d.at("c/new"), "D\n")
+    put(d.at("c/m.o"), b"\0D")
+    shutil.rmtree(e.at("c"))
+    d.publish()
+    assert e.rejected() == {"c/f": "delete_modify", "c/new": "parent"}
+
+
+HEADER = b"SQLite format 3\0"
+
+
+@on_a_stack({".gitignore": "i.db*\n", "c/CACHEDIR.TAG": TAG, "c/f.db": HEADER, "c/f.db-wal": b"", "c/i.db": HEADER, "c/i.db-wal": b""})
+def test_a_database_beside_a_tag_is_a_cache_only_where_it_is_ignored(stack: Stack) -> None:
+    a, b, c = stack.session(), stack.session(), stack.session()
+    for session, name in ((a, b"a"), (b, b"b"), (c, b"c")):
+        put(session.at("c/i.db-wal"), name)
+        put(session.at("c/i.db"), HEADER + name)
+    put(a.at("c/f.db"), HEADER + b"a")
+    put(c.at("o"), "C\n")
+    put(b.at("c/f.db-wal"), b"b")
+    a.publish()
+    assert b.rejected() == {"c/f.db": "unit"}
+    assert told(c) == [("derived", "c/i.db")]
 
 
 def test_a_notice_says_on_the_wire_what_it_is_about() -> None:

@@ -173,6 +173,17 @@ def test_a_database_changed_by_both_is_named_as_such_also_without_a_wal(stack: S
     assert b.rejected() == {"app.db": "unit"} and c.rejected() == {"app.db": "unit"}
 
 
+@on_a_stack({"x": "x\n", "d/app.db-wal": b"left", "d/x": "x\n"})
+def test_a_database_that_came_beside_a_wal_whose_directory_the_other_side_removed_is_a_unit_too(stack: Stack) -> None:
+    a, b = stack.session(), stack.session()
+    put(a.at("d/app.db"), b"SQLite format 3\0page")
+    shutil.rmtree(b.at("d"))
+    a.publish()
+    (torn,) = b.conflicts()
+    assert (torn.path, torn.cls) == ("d/app.db", "unit") and torn.unit is not None
+    assert torn.unit.changed == ("d/app.db", "d/app.db-wal")
+
+
 @on_a_stack({"x": "x\n", "d/app.db": b"", "d/x": "x\n"})
 def test_a_hot_journal_goes_with_its_database(stack: Stack) -> None:
     a, b = stack.session(), stack.session()

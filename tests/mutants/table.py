@@ -231,11 +231,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e11",
         "layerstack/derived.py",
-        "and all(map(_is_tag, found))",
-        "and any(map(_is_tag, found))",
-        "one side's CACHEDIR.TAG takes the other's work in that directory",
-        (STORM,),
-        soak=True,
+        "(self.is_tagged(at) and all(self._ignored(path, state.kind == DIRECTORY) for state in there))",
+        "self.is_tagged(at)",
+        "sources beside a CACHEDIR.TAG give way to the head's",
+        ("tests/layerstack/test_ignored_and_derived.py",),
     ),
     Mutant(
         "e12",
