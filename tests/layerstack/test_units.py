@@ -181,7 +181,7 @@ def test_a_database_that_came_beside_a_wal_whose_directory_the_other_side_remove
     a.publish()
     (torn,) = b.conflicts()
     assert (torn.path, torn.cls) == ("d/app.db", "unit") and torn.unit is not None
-    assert torn.unit.changed == ("d/app.db", "d/app.db-wal")
+    assert torn.unit.members == ("d/app.db", "d/app.db-wal")
 
 
 @on_a_stack({"x": "x\n", "d/app.db": b"", "d/x": "x\n"})

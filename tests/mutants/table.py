@@ -177,8 +177,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e5",
         "layerstack/units.py",
-        "if all(map(sides.loose, {*changed, *there})):",
-        "if any(map(sides.loose, {*changed, *there})):",
+        "ignored = all(map(sides.loose, {*changed, *there}))",
+        "ignored = any(map(sides.loose, {*changed, *there}))",
         "a database of which only a part is ignored goes to the last writer",
         (STORM,),
         soak=True,
