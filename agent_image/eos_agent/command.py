@@ -70,6 +70,7 @@ class Command:
         self._tty = False
         self._line_open = False  # the terminal holds the beginning of a line
         self._input_lock = asyncio.Lock()
+        self._room: asyncio.Future[None] | None = None  # what a write waits for when the input is full
         self._cursor = self._cursor_errors = 0
         self._seen_open = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -250,11 +251,13 @@ class Command:
         )
 
     async def _writable(self) -> None:
-        fd, ready = self._input, self._loop.create_future()
+        fd = self._input
+        ready = self._room = self._loop.create_future()
         self._loop.add_writer(fd, _set, ready)
         try:
             await ready
         finally:
+            self._room = None
             if self._input == fd:
                 self._loop.remove_writer(fd)
 
@@ -273,6 +276,8 @@ class Command:
         if self._input >= 0:
             fd, self._input = self._input, -1
             self._loop.remove_writer(fd)
+            if self._room is not None:  # it would wait in vain for a descriptor that is watched no more
+                _set(self._room)
             if fd in self._readers:
                 self._loop.remove_reader(fd)
                 del self._readers[fd]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ class Link:
         self._turn = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._open = True
+        self._room: asyncio.Future[None] | None = None  # what the holder of the turn waits for when the peer's buffer is full
+        self._rest: asyncio.Task[bool] | None = None  # sends what is left of a frame that was begun
         self._loop.add_reader(sock, self._read)
 
     def _read(self) -> None:
@@ -39,31 +42,55 @@ class Link:
             self._on_end()
 
     async def send(self, message: dict[str, Any], data: bytes | None = None, fds: Sequence[int] = ()) -> None:
-        """Queue one frame in order.
+        """Queue one frame in order. A frame that was begun goes out whole, also when its sender is cancelled: half of one would spoil the next.
 
         Raises:
-            OSError: the peer is gone.
+            OSError: the peer is gone, or the link was closed meanwhile.
         """
         raw = channel.encode(message, data, len(fds))
         async with self._turn:
             while self._open:
+                if self._rest is not None:
+                    await self._begun(self._rest)
+                    continue
                 try:
                     sent = self._sock.sendmsg([raw], channel.rights(fds))
                 except (BlockingIOError, InterruptedError):
                     await self._writable()
                     continue
                 if sent < len(raw):
-                    await self._loop.sock_sendall(self._sock, memoryview(raw)[sent:])
+                    self._rest = self._loop.create_task(self._send_rest(memoryview(raw)[sent:]))
+                    await self._begun(self._rest)
                 return
-        raise BrokenPipeError(32, "the session's process is gone")
+        raise _gone()
+
+    async def _begun(self, rest: asyncio.Task[bool]) -> None:
+        whole = await asyncio.shield(rest)
+        self._rest = None
+        if not whole:
+            raise _gone()
+
+    async def _send_rest(self, rest: memoryview) -> bool:
+        """False: the peer is gone."""
+        while rest and self._open:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except (BlockingIOError, InterruptedError):
+                await self._writable()
+            except OSError:
+                return False
+        return not rest
 
     async def _writable(self) -> None:
-        ready: asyncio.Future[None] = self._loop.create_future()
+        """Return once there is room, or the link was closed: the loop says nothing of a socket that it watches no more."""
+        ready = self._room = self._loop.create_future()
         self._loop.add_writer(self._sock, resolve, ready)
         try:
             await ready
         finally:
-            self._loop.remove_writer(self._sock)
+            self._room = None
+            if self._open:
+                self._loop.remove_writer(self._sock)
 
     def close(self) -> None:
         if self._open:
@@ -72,6 +99,12 @@ class Link:
             self._loop.remove_writer(self._sock)
             self._decoder.close()
             self._sock.close()
+            if self._room is not None:
+                resolve(self._room)
+
+
+def _gone() -> BrokenPipeError:
+    return BrokenPipeError(errno.EPIPE, "the session's process is gone")
 
 
 def resolve(future: asyncio.Future[None]) -> None:

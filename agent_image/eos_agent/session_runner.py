@@ -287,11 +287,11 @@ class Runner:
             await link.send({**message, "id": number}, data)
             frame = await reply  # when cancelled, the reply that still comes is dropped in _on_frame
         except OSError:
-            self._waiting.pop(number, None)
             if helper is not None and not self.gone.done():
                 raise not_made("it has just ended") from None
             raise _lost(self.spec.session_id) from None
         finally:
+            self._waiting.pop(number, None)
             watch.end()
             if helper is not None:
                 helper.leave(number)
