@@ -9,7 +9,7 @@ import pytest
 from tests.end_to_end.desk import Container, Sandbox
 from tests.end_to_end.places import DOCKER, in_places
 
-pytestmark = [pytest.mark.soak, pytest.mark.needs("dockerd", "root")]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(2400), pytest.mark.needs("dockerd", "root")]
 
 COUNT = 600_000
 MOST_KIB = 100 << 10

@@ -197,6 +197,7 @@ def test_a_squash_of_many_files_takes_little_memory_and_so_do_the_next_a_rebase_
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(2400)
 @pytest.mark.needs("overlay")
 def test_six_hundred_thousand_files_take_less_than_100_mib_at_each_step(short_dir: str, in_mount_namespace: Call) -> None:
     def child() -> None:
