@@ -53,8 +53,7 @@ def stored(found: Mapping[str, bytes], keeping: Keeping) -> dict[str, bytes]:
     for name, value in found.items():
         if name in ACLS and not keeping.acls:
             continue
-        escaped = keeping.escape and name.startswith(USER.namespace)
-        out[USER.escaped + name.removeprefix(USER.namespace) if escaped else name] = value
+        out[USER.stored(name) if keeping.escape else name] = value
     return out
 
 

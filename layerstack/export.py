@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 from layerstack import content, export_runs, pax
 from layerstack.errors import LayerStackError, StoreCorrupt
 from layerstack.export_runs import Decided, Run
+from layerstack.form import Form
 from layerstack.manifest import Manifest
 from layerstack.projection import Snapshot
 
@@ -84,6 +85,8 @@ class Version(Protocol):
 
     @property
     def manifest(self) -> Manifest: ...
+    @property
+    def form(self) -> Form: ...
     def changed(self) -> Iterator[tuple[str, Any, bool]]: ...
     def stat(self, path: str) -> Any: ...
     def in_base(self, path: str) -> Any: ...
@@ -152,7 +155,7 @@ def fold(
                 yield ExportEntry(pax.Header(raw, pax.FILE, 0o644, kind=pax.WHITEOUT, earlier=before(path)), None)
         elif entry.kind == "directory":
             kind = pax.OPAQUE if opaque else b""
-            more = _xattrs(entry.real_path) if xattrs else {}
+            more = _xattrs(entry.real_path, version.form) if xattrs else {}
             yield ExportEntry(pax.Header(raw, pax.DIRECTORY, entry.mode & 0o7777, 0, entry.mtime_ns, kind=kind, xattrs=more), None)
         elif entry.kind == "symlink":
             target = os.fsencode(os.readlink(entry.real_path))
@@ -167,7 +170,7 @@ def fold(
                     header = header._replace(output=outputs is not None and outputs(entry.layer_id, path))
                     yield ExportEntry(header, None)
                     continue
-            more = _xattrs(entry.real_path) if xattrs else {}
+            more = _xattrs(entry.real_path, version.form) if xattrs else {}
             digest = b"" if digests is None else _digest(entry, path, digests, plain=not holes).hex().encode()
             header = pax.Header(raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more, sha256=digest)
             ranges = _ranges(entry.real_path) if holes and content.has_holes(status) else None
@@ -225,8 +228,8 @@ def _state_of_base(entry: Any) -> ExportEntry:
     return ExportEntry(pax.Header(os.fsencode(entry.path), pax.FILE, 0o644, kind=pax.BASE, of_base=state), None)
 
 
-def _xattrs(path: str) -> dict[bytes, bytes]:
-    """The `user.` attributes that a session sees; overlayfs's own are left out, and one of the user's that it escaped is restored."""
+def _xattrs(path: str, form: Form) -> dict[bytes, bytes]:
+    """The `user.` attributes that a session sees, by the names that it sees."""
     out: dict[bytes, bytes] = {}
     try:
         names = os.listxattr(path, follow_symlinks=False)
@@ -235,10 +238,8 @@ def _xattrs(path: str) -> dict[bytes, bytes]:
             return out
         raise
     for name in names:
-        if not name.startswith("user.") or (name.startswith("user.overlay.") and not name.startswith("user.overlay.overlay.")):
-            continue
-        seen = "user.overlay." + name.removeprefix("user.overlay.overlay.") if name.startswith("user.overlay.overlay.") else name
-        out[os.fsencode(seen)] = os.getxattr(path, name, follow_symlinks=False)
+        if name.startswith("user.") and (shown := form.shown(name)) is not None:
+            out[os.fsencode(shown)] = os.getxattr(path, name, follow_symlinks=False)
     return out
 
 

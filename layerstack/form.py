@@ -40,6 +40,16 @@ class Form(NamedTuple):
         """What a user's own xattr of our namespace is stored under: overlayfs.rst, "Nesting overlayfs mounts"."""
         return self.namespace + "overlay."
 
+    def shown(self, stored: str) -> str | None:
+        """The name under which a user of the merged tree sees an xattr of a layer; None: a mark of overlayfs, which is not shown."""
+        if not stored.startswith(self.namespace):
+            return stored
+        return self.namespace + stored[len(self.escaped) :] if stored.startswith(self.escaped) else None
+
+    def stored(self, shown: str) -> str:
+        """The name of an xattr in a layer that a user of the merged tree sees as `shown`."""
+        return self.escaped + shown[len(self.namespace) :] if shown.startswith(self.namespace) else shown
+
 
 TRUSTED = Form("trusted", "trusted.overlay.", ("redirect_dir=on", "index=off", "metacopy=off"))
 USER = Form("user", "user.overlay.", ("userxattr",))

@@ -94,10 +94,8 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = 
     for name in list_xattrs(full):
         if name in SYSTEM_XATTRS:
             continue
-        if not name.startswith(form.namespace):
-            xattrs[name] = os.getxattr(full, name, follow_symlinks=False)
-        elif name.startswith(form.escaped):
-            xattrs[form.namespace + name[len(form.escaped) :]] = os.getxattr(full, name, follow_symlinks=False)
+        if (shown_name := form.shown(name)) is not None:
+            xattrs[shown_name] = os.getxattr(full, name, follow_symlinks=False)
         elif name in (form.redirect, form.metacopy) or (name == form.whiteout and kind == FILE and not status.st_size):
             say(shown, f"carries {name}, which no layer does", "its xattrs")
     meta = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)

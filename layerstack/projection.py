@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from layerstack.chain import Chain
 from layerstack.errors import NotAFile, NotFound
+from layerstack.form import Form
 from layerstack.index import Layer
 from layerstack.manifest import Manifest
 from layerstack.packed_index import SMALL, PackedIndex
@@ -65,6 +66,11 @@ class Snapshot:
     def version(self) -> int:
         """Its number."""
         return self.manifest.version
+
+    @property
+    def form(self) -> Form:
+        """That of its store: how overlayfs' marks are kept in its layers."""
+        return self.chain.form
 
     @property
     def lowerdirs(self) -> tuple[str, ...]:

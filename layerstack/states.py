@@ -88,14 +88,9 @@ class State:
         """As a user of the merged tree sees them: overlayfs' own left out, escaped ones under their own name."""
         if self._xattrs is None:
             found: dict[str, bytes] = {}
-            namespace, escaped = self.form.namespace, self.form.escaped
             for name in list_xattrs(self.path):
-                if name in SYSTEM_XATTRS:
-                    continue
-                if not name.startswith(namespace):
-                    found[name] = os.getxattr(self.path, name, follow_symlinks=False)
-                elif name.startswith(escaped):
-                    found[namespace + name[len(escaped) :]] = os.getxattr(self.path, name, follow_symlinks=False)
+                if name not in SYSTEM_XATTRS and (shown := self.form.shown(name)) is not None:
+                    found[shown] = os.getxattr(self.path, name, follow_symlinks=False)
             self._xattrs = found
         return self._xattrs
 
@@ -187,22 +182,15 @@ def set_xattrs(path: str, want: dict[str, bytes], form: Form) -> None:
     have: dict[str, bytes] = {}
     stored: dict[str, str] = {}
     for name in list_xattrs(path):
-        seen = name
-        if name in SYSTEM_XATTRS:
-            continue
-        if name.startswith(form.namespace):
-            if not name.startswith(form.escaped):
-                continue
-            seen = form.namespace + name[len(form.escaped) :]
-        have[seen] = os.getxattr(path, name, follow_symlinks=False)
-        stored[seen] = name
+        if name not in SYSTEM_XATTRS and (shown := form.shown(name)) is not None:
+            have[shown] = os.getxattr(path, name, follow_symlinks=False)
+            stored[shown] = name
     for name, raw in stored.items():
         if name not in want:
             os.removexattr(path, raw, follow_symlinks=False)
     for name, value in want.items():
         if have.get(name) != value:
-            raw = form.escaped + name[len(form.namespace) :] if name.startswith(form.namespace) else name
-            os.setxattr(path, raw, value, follow_symlinks=False)
+            os.setxattr(path, form.stored(name), value, follow_symlinks=False)
 
 
 def set_attributes(path: str, state: State) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -22,6 +23,7 @@ from layerstack.index import record
 from layerstack.index_cursor import Digests
 from layerstack.index_file import Indexed, Row, dump
 from tests.exporting import Stack, file, joined, tar_of, unpack
+from tests.layerstack import stack as stacks
 from tests.trees import DIRECTORY, FILE, Entry, Tree
 
 Call = Callable[..., Any]
@@ -159,7 +161,7 @@ def test_a_file_that_lost_bytes_ends_the_stream_with_an_error_and_no_digest(expo
         class Shrunk:
             """The version as it was when it was looked at."""
 
-            manifest = stack.snapshot().manifest
+            manifest, form = stack.snapshot().manifest, stack.snapshot().form
             stat = staticmethod(stack.snapshot().stat)
 
             def changed(self) -> Any:
@@ -169,6 +171,26 @@ def test_a_file_that_lost_bytes_ends_the_stream_with_an_error_and_no_digest(expo
 
     trailer = exported(look)
     assert "sha256" not in trailer and trailer["error"]["details"]["reason"] == "store_corrupt"
+
+
+@stacks.on_a_stack({"f": "f\n", "d/x": "x\n"})
+def test_attributes_that_are_named_like_marks_of_overlays_are_exported_as_the_session_sees_them(stack: stacks.Stack) -> None:
+    session = stack.session()
+    own = stack.store.form.namespace.startswith("user.")
+    wanted: dict[str, dict[str, bytes]] = {"f": {}, "d": {}}
+    for path, found in wanted.items():
+        for name in ("user.overlay.opaque", "user.overlay.overlay.opaque", "user.overlaid", "user.note"):
+            try:
+                os.setxattr(session.at(path), name, name.encode())
+            except OSError as error:  # an older kernel keeps no xattr of the namespace that its own marks are in
+                assert own and name.startswith("user.overlay.") and error.errno in (errno.EPERM, errno.EOPNOTSUPP), name
+                continue
+            found[name] = os.getxattr(session.at(path), name)
+    session.publish()
+    assert len(wanted["f"]) == 4 or own
+    for entry in fold(stack.store.snapshot(), xattrs=True):
+        found = {os.fsdecode(name): value for name, value in entry.header.xattrs.items()}
+        assert found == wanted[os.fsdecode(entry.header.path)]
 
 
 @pytest.mark.needs("overlay")
