@@ -32,6 +32,10 @@ START_UP = (
 """Below a home: what runs by itself, or under a name that is typed."""
 APART = (".codex/worktrees", ".cursor/worktrees", ".claude/worktrees")
 """Below a home: checkouts that agents make inside their own, otherwise secret, folders."""
+_OF_HOME = tuple(
+    (name, name.partition("/")[0].casefold()) for name in (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP)
+)
+"""With the first component of each, in one spelling for file systems that fold names."""
 
 
 class Bounds(NamedTuple):
@@ -99,18 +103,20 @@ def of_request(args: Mapping[str, Any]) -> Bounds:
 def sensitive(real: str) -> str | None:
     """Why a resolved path is no place for a workspace or an export; None when it is one.
 
-    Cost: one look-up per known place; nothing is read but the list of users.
+    Cost: one look-up per known place that may be there; nothing is read but the list of users and the names in their homes.
     """
-    for home in homes():
+    there = [(home, _there(home)) for home in homes()]
+    for home, names in there:
         if roots.inside(home, [real]):
             return f"it is or holds the home directory {home}"
         for name in APART:
             if roots.inside(real, [f"{home}/{name}"]) and real != f"{home}/{name}":
                 return None
-        for name in (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP):
-            if _met(real, f"{home}/{name}"):
+        below = roots.inside(real, [home])
+        for name, first in _OF_HOME:
+            if (below and roots.inside(real, [f"{home}/{name}"])) or (_may(first, names) and _met(real, f"{home}/{name}")):
                 return f"{home}/{name} holds secrets or what runs by itself"
-    if (why := _another_name(real)) is not None:
+    if (why := _another_name(real, there)) is not None:
         return why
     for place in (*SYSTEM, *secret_paths.ENGINE_ROOTS):
         if _met(real, place) or roots.inside(place, [real]):
@@ -118,7 +124,22 @@ def sensitive(real: str) -> str | None:
     return None
 
 
-def _another_name(real: str) -> str | None:
+def _there(home: str) -> frozenset[str] | None:
+    """The names in a home, in one spelling; None: they cannot be listed."""
+    try:
+        return frozenset(name.casefold() for name in os.listdir(home))
+    except FileNotFoundError:
+        return frozenset()
+    except OSError:
+        return None
+
+
+def _may(first: str, names: frozenset[str] | None) -> bool:
+    """Whether a place whose first component below its home is `first` can be there."""
+    return names is None or first in names
+
+
+def _another_name(real: str, there: Sequence[tuple[str, frozenset[str] | None]]) -> str | None:
     """By device and inode: a bind mount shows such a place under another path."""
     around: set[tuple[int, int]] = set()
     own, at = _identity(real), real
@@ -126,11 +147,11 @@ def _another_name(real: str) -> str | None:
         if (one := _identity(at)) is not None:
             around.add(one)
         at = os.path.dirname(at)
-    for home in homes():
+    for home, names in there:
         if own is not None and _identity(home) == own:
             return f"it is the home directory {home} under another name"
-        for name in (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP):
-            if _identity(f"{home}/{name}") in around:
+        for name, first in _OF_HOME:
+            if _may(first, names) and _identity(f"{home}/{name}") in around:
                 return f"it is {home}/{name} under another name, or lies in it, which holds secrets or what runs by itself"
     for place in (*SYSTEM, *secret_paths.ENGINE_ROOTS):
         if _identity(place) in around:

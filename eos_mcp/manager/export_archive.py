@@ -1,7 +1,8 @@
 """Formats `tar` and `tar-zst`: the delta as an archive that any tar reads and that can be an OCI layer.
 
 Folders come before what is in them, deletions after all content, as `.wh.NAME`; an opaque directory holds `.wh..wh..opq`. A file with holes is one of
-GNU tar's PAX format 1.0, which keeps them. The archive is written beside its place and renamed when the stream is known to be whole.
+GNU tar's PAX format 1.0, which keeps them. The archive is written beside its place and renamed when the stream is known to be whole; one that replaces nothing has no name
+until then where the system can do so: a kill leaves nothing of it, and it needs no record.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ def apply_archive(
         if dry_run and len(changes) < LISTED_MAX:
             changes.append({"action": action, "path": path.decode("utf-8", "replace")})
 
-    export_replaced.check(dest, overwrite=request.rules.on_conflict == "overwrite")
+    overwrite = request.rules.on_conflict == "overwrite"
+    export_replaced.check(dest, overwrite=overwrite)
     try:
         with contextlib.ExitStack() as stack:
-            sink = stack.enter_context(_replacing(dest, journals, dry_run, step))
+            sink = stack.enter_context(_replacing(dest, journals, dry_run, step, overwrite=overwrite))
             late = stack.enter_context(tempfile.SpooledTemporaryFile(max_size=1 << 20))
             out = stack.enter_context(_packed(sink, fmt))
             said = 0
@@ -169,8 +171,8 @@ class _Measure(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook) -> Generator[Any]:
-    """A file that takes the place of `dest` when the block ends well; siblings that a killed export left are removed first."""
+def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overwrite: bool) -> Generator[Any]:
+    """A file that takes the place of `dest` when the block ends well, as `export_replaced.check` allows (see there for `overwrite`); siblings that a killed export left are removed first."""
     directory, name = os.path.split(dest)
     if dry_run:
         check_home(directory)
@@ -180,6 +182,24 @@ def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook) -> Gener
         home = Tree(directory)
         stack.callback(home.close)
         _sweep(dest, journals)
+        if (nameless := _nameless(home, os.fsencode(name))) is not None:
+            with open(nameless, "wb") as file:
+                yield file
+                _finish(file, step)
+                step("export.rename")
+                if _named(nameless, home, os.fsencode(name)):
+                    step("export.sync_names")
+                    os.fsync(home.fd)
+                    return
+                export_replaced.check(dest, overwrite=overwrite)
+                step("export.voucher")
+                voucher = Voucher.create(journals, kind="archive", dest=dest, home=directory, home_fd=home.fd, ending=".tmp")
+                stack.callback(_end, home, voucher)
+                voucher.bind(nameless)
+                os.link(_proc(nameless), voucher.said.name, dst_dir_fd=home.fd)
+            os.rename(voucher.said.name, os.fsencode(name), src_dir_fd=home.fd, dst_dir_fd=home.fd)
+            os.fsync(home.fd)
+            return
         step("export.voucher")
         voucher = Voucher.create(journals, kind="archive", dest=dest, home=directory, home_fd=home.fd, ending=".tmp")
         stack.callback(_end, home, voucher)
@@ -190,14 +210,46 @@ def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook) -> Gener
             voucher.bind(fd)
             step("export.bound")
             yield file
-            file.flush()
-            os.fchmod(fd, 0o666 & ~_umask())
-            step("export.sync")
-            os.fsync(fd)
+            _finish(file, step)
         step("export.rename")
         os.rename(voucher.said.name, os.fsencode(name), src_dir_fd=home.fd, dst_dir_fd=home.fd)
         step("export.sync_names")
         os.fsync(home.fd)
+
+
+def _finish(file: IO[bytes], step: StepHook) -> None:
+    """All is written: it gets its mode, and is on disk."""
+    file.flush()
+    os.fchmod(file.fileno(), 0o666 & ~_umask())
+    step("export.sync")
+    os.fsync(file.fileno())
+
+
+def _nameless(home: Tree, name: bytes) -> int | None:
+    """A new file without a name; None: something has `name`, or the system has no such files."""
+    if home.lstat(name) is not None or not hasattr(os, "O_TMPFILE"):
+        return None
+    try:
+        fd = os.open(b".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=home.fd)
+    except OSError:  # the other way says what is wrong
+        return None
+    if os.path.exists(_proc(fd)):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _named(fd: int, home: Tree, name: bytes) -> bool:
+    """Give a nameless file its name; False: something has it by now."""
+    try:
+        os.link(_proc(fd), name, dst_dir_fd=home.fd)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _proc(fd: int) -> str:
+    return f"/proc/self/fd/{fd}"
 
 
 def _end(home: Tree, voucher: Voucher) -> None:

@@ -80,8 +80,8 @@ def apply_directory(
                 stack.callback(fresh.tree.close)
                 if fresh.atomic:
                     fresh.receive(progress)
-                    guard.ready()
-                    _commit_fresh(stage, dest, fresh, guard)
+                    guard.ready(fresh.tree)
+                    _commit_fresh(stage, dest, fresh)
                     return {**fresh.result(), **strangers(dest, stage), **_left(stage)}
             work = Receiver(stream, target, stage, request, guard)
             work.receive(progress)
@@ -120,10 +120,10 @@ def _end(stage: Stage) -> None:
         stage.destroy()
 
 
-def _commit_fresh(stage: Stage, dest: str, work: FreshReceiver, guard: Guard) -> None:
+def _commit_fresh(stage: Stage, dest: str, work: FreshReceiver) -> None:
     """Put the whole tree in its place, or leave it where it is thrown away."""
     try:
-        commit_fresh(stage, work, os.fsencode(os.path.basename(dest)), guard)
+        commit_fresh(stage, work, os.fsencode(os.path.basename(dest)))
     except FileExistsError:
         message = f"{dest} was made by somebody else while it was exported"
         raise refused(message, "destination_changed", path=dest, retryable=True) from None

@@ -177,12 +177,11 @@ class Record(Facts):
             (number,) = self._db.execute("pragma user_version").fetchone()
             if number not in (0, FORMAT):
                 raise sqlite3.DatabaseError(f"its format is {number}, this version reads {FORMAT}")
-            if number == 0:
+            if number == 0:  # ended by `begin`: one transaction, with one row of syncs; without it the file stays empty
                 self._db.execute("begin immediate")
                 self._db.execute(_TABLE)
                 self._db.execute("create table if not exists about (key text primary key, value text not null) without rowid")
                 self._db.execute(f"pragma user_version = {FORMAT}")
-                self._db.execute("commit")
 
     @contextlib.contextmanager
     def _reading(self) -> Generator[None]:
@@ -215,20 +214,24 @@ class Record(Facts):
             row = self._db.execute("select value from about where key = 'identity'").fetchone()
         return None if row is None else Identity(*json.loads(row[0]))
 
-    def begin(self, heads: Facts, *, fresh: bool) -> None:
+    def begin(self, heads: Facts, *, fresh: bool, whole: tuple[Identity, str] | None = None) -> None:
         """Before the destination changes: what it is about to hold, so that it survives a power cut.
 
         Args:
             fresh: the destination does not exist: what earlier exports left there counts no more.
+            whole: of a fresh one whose tree is made and takes its place by one rename: what `finish` would be given, which is then not called.
         Raises:
             RecordFull: nothing of it is there.
         """
         with self._reading():
-            self._db.execute("begin immediate")
+            if not self._db.in_transaction:
+                self._db.execute("begin immediate")
             self._db.execute("delete from fact" if fresh else "delete from fact where slot = 1")
             if fresh:  # nothing is to be kept apart from it: what was there is gone, and so is the directory that the record was about
                 self._db.execute("delete from about where key = 'identity'")
             self._db.executemany(f"insert or replace into fact values (?, {int(not fresh)}, ?, ?, ?, ?)", heads.rows())
+            if whole is not None:
+                self._about(*whole)
             self._db.execute("commit")
 
     def finish(self, identity: Identity, dest: str) -> None:
@@ -245,9 +248,12 @@ class Record(Facts):
             if rows > ROWS_MAX:
                 self._db.execute("delete from fact where slot = 0 and path not in (select path from fact where slot = 1)")
             self._db.execute("delete from fact where slot = 1")
-            for key, value in (("identity", json.dumps(identity)), ("dest", dest)):
-                self._db.execute("insert or replace into about values (?, ?)", (key, value))
+            self._about(identity, dest)
             self._db.execute("commit")
+
+    def _about(self, identity: Identity, dest: str) -> None:
+        for key, value in (("identity", json.dumps(identity)), ("dest", dest)):
+            self._db.execute("insert or replace into about values (?, ?)", (key, value))
 
 
 def place_of(directory: str, sandbox_id: str, dest: str) -> str:

@@ -292,7 +292,7 @@ class FreshReceiver(Receiver):
         return found
 
 
-def commit(stage: Stage, work: FreshReceiver, name: bytes, guard: Guard) -> None:
+def commit(stage: Stage, work: FreshReceiver, name: bytes) -> None:
     """Rename the tree into its place in the stage's home; from then on the export is done."""
     stage.step("export.sync")
     work.sync()
@@ -307,7 +307,6 @@ def commit(stage: Stage, work: FreshReceiver, name: bytes, guard: Guard) -> None
         if len(work.everything()) == work.made:  # else somebody has put something there already: theirs stays, and ours with it
             os.rename(name, TREE, src_dir_fd=stage.home.fd, dst_dir_fd=stage.tree.fd)
         raise
-    guard.finish(work.tree)
 
 
 def _put(stage: Stage, name: bytes) -> None:

@@ -151,11 +151,12 @@ class Guard:
         message = f"export to {self.dest}: {count} file{'s' * (count != 1)} would run by {'themselves' if count != 1 else 'itself'} there"
         raise OperationError(OPERATION_FAILED, f"{message}, nothing was written: {first}{more}", details, reason="unsafe_content")
 
-    def ready(self) -> None:
-        """Before the destination changes."""
+    def ready(self, whole: Tree | None = None) -> None:
+        """Before the destination changes. `whole` is what becomes it by one rename: the record then needs no `finish`."""
         if self.record is not None and self.heads is not None:
             try:
-                self.record.begin(self.heads, fresh=self.target is None)
+                about = None if whole is None else (identity_of(whole), self.dest)
+                self.record.begin(self.heads, fresh=self.target is None, whole=about)
             except RecordFull:
                 self.record, self.unrecorded = None, True
 

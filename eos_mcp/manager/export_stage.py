@@ -1,7 +1,8 @@
 """The staging directory of one `dir` export, and the journal that takes a half-done one back.
 
     .eos-export-<...>/      inside the destination, or beside it while that does not exist; locked with flock(2) by its export
-      state                 {"format", "phase": receiving | ready | done | back, "created", "plan", "clears", "mac"}; replaced by rename
+      state                 {"format", "phase": ready | done | back, "created", "plan", "clears", "mac"}; replaced by rename; none while the
+                            stream is read, when there is nothing to take back
       plan                  one record per entry of the stream, in its order: what to do, with which mode, which mode was there, and size and time of
                             what is put in place
       clears                paths that opaque directories hide
@@ -132,7 +133,6 @@ class Stage:
             os.mkdir(b"new", 0o700, dir_fd=tree.fd)
             os.mkdir(b"undo", 0o700, dir_fd=tree.fd)
             stage = cls(home, tree, voucher, step, create=True)
-            stage.set_phase("receiving")
             stack.pop_all()
         return stage
 

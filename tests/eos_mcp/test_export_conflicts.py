@@ -405,7 +405,7 @@ def test_a_store_tells_of_its_base_where_the_delta_decides(short_dir: str, in_mo
             stack.close()
         dest = Path(short_dir, "d")
         write_tree(str(dest), base)
-        rules = Rules("auto", "fail", False, str(dest), None)
+        rules = Rules("auto", "fail", False, str(dest))
         (dest / "gone/deep/mine").write_text("")
         with pytest.raises(OperationError) as caught:
             run(stream, dest, rules=rules)
@@ -446,7 +446,7 @@ def test_files_with_holes_are_compared_like_others(short_dir: str, in_mount_name
             os.utime(path, (1, 1))
         record = export_facts.place_of(f"{short_dir}/records", "eos-1", str(dest))
         more: dict[str, Any] = {"base": None if told else str(copy)}
-        rules = Rules("auto", "fail", False, str(dest), record)
+        rules = Rules("auto", "fail", False, str(dest), record=record)
         (dest / "mine").write_bytes(bytes(size) + b"MINE")
         os.utime(dest / "mine", (1, 1))
         with pytest.raises(OperationError) as caught:

@@ -136,6 +136,7 @@ def test_after_a_killed_export_a_dry_run_tells_that_it_cannot_tell_and_leaves_it
             assert caught.value.details["reason"] == "export_unfinished" and everything(tmp_path) == before
         children.call(None, run, made(*DELTA), str(dest))
         shutil.rmtree(dest)
+    run(made(file(b"f", b"0")), tmp_path / "x.tar", "tar")
     with pytest.raises(children.ChildDied):
         children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1))
     before = everything(tmp_path)

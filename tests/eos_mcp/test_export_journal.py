@@ -268,20 +268,47 @@ def test_two_exports_to_places_that_hold_one_another_do_not_run_at_once(tmp_path
 
 def test_only_the_unfinished_archive_that_is_on_record_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".eos-export-0.tmp").write_text("the person's own")
+    run(made(file(b"f", b"0")), tmp_path / "x.tar", "tar")
     for name in ("export.voucher", "export.mkdir", "export.bind", "export.bound", "export.sync", "export.rename", "export.sync_names"):
         with pytest.raises(children.ChildDied):
             children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
         assert len(records()) == (name != "export.voucher")
         run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar")
         assert sorted(os.listdir(tmp_path)) == [".eos-export-0.tmp", "x.tar"] and records() == [], name
-        os.unlink(tmp_path / "x.tar")
     with pytest.raises(children.ChildDied):
         children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1))
-    (left,) = set(os.listdir(tmp_path)) - {".eos-export-0.tmp"}
+    (left,) = set(os.listdir(tmp_path)) - {".eos-export-0.tmp", "x.tar"}
     (tmp_path / "other").write_text("another file of that name")
     (tmp_path / "other").rename(tmp_path / left)
     run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar")
     assert (tmp_path / left).read_text() == "another file of that name"
+
+
+def test_a_killed_archive_that_replaces_nothing_leaves_nothing_and_needs_no_record(tmp_path: Path) -> None:
+    for name in ("export.sync", "export.rename", "export.sync_names"):
+        with pytest.raises(children.ChildDied):
+            children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
+        assert os.listdir(tmp_path) == (["x.tar"] if name == "export.sync_names" else []) and records() == [], name
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["of an export", "of somebody"])
+def test_a_file_that_takes_the_name_of_a_new_archive_meanwhile_is_replaced_only_if_it_is_an_exports(tmp_path: Path, theirs: bool) -> None:
+    dest, data = tmp_path / "x.tar", made(file(b"f", b"1"))
+    run(data, tmp_path / "other.tar", "tar")
+    work = b"somebody's work" if theirs else b"\0" * 1024
+
+    def step(name: str) -> None:
+        if name == "export.rename":
+            dest.write_bytes(work)
+
+    if theirs:
+        with pytest.raises(OperationError) as caught:
+            run(data, dest, "tar", step=step)
+        assert caught.value.details["reason"] == "export_conflict" and dest.read_bytes() == work
+    else:
+        run(data, dest, "tar", step=step)
+        assert dest.read_bytes() == (tmp_path / "other.tar").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["other.tar", "x.tar"] and records() == []
 
 
 # names that exports use themselves
