@@ -373,7 +373,7 @@ MANAGER: tuple[Operation, ...] = (
                 "not_kept", "array", "dir: path and what of it the system refused: owner, group, attributes; 100 at most", ours=True
             ),
             ResultField("not_kept_count", "integer", "of all of them", ours=True),
-            ResultField("not_recorded", "string", "dir: why this export is on no record", ours=True),
+            ResultField("not_recorded", "string", "dir: why this export, or what earlier ones wrote, is on no record", ours=True),
             ResultField(
                 "ignored_staging",
                 "array",

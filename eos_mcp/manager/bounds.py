@@ -32,9 +32,8 @@ START_UP = (
 """Below a home: what runs by itself, or under a name that is typed."""
 APART = (".codex/worktrees", ".cursor/worktrees", ".claude/worktrees")
 """Below a home: checkouts that agents make inside their own, otherwise secret, folders."""
-_OF_HOME = tuple(
-    (name, name.partition("/")[0].casefold()) for name in (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP)
-)
+_NAMES = (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP)
+_OF_HOME = tuple((name, name.partition("/")[0].casefold()) for name in _NAMES)
 """With the first component of each, in one spelling for file systems that fold names."""
 
 
@@ -103,7 +102,8 @@ def of_request(args: Mapping[str, Any]) -> Bounds:
 def sensitive(real: str) -> str | None:
     """Why a resolved path is no place for a workspace or an export; None when it is one.
 
-    Cost: one look-up per known place that may be there; nothing is read but the list of users and the names in their homes.
+    Cost: one look-up per known place that may be there; nothing is read but the list of users and the names in
+    their homes.
     """
     there = [(home, _there(home)) for home in homes()]
     for home, names in there:

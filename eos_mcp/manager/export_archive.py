@@ -1,8 +1,8 @@
 """Formats `tar` and `tar-zst`: the delta as an archive that any tar reads and that can be an OCI layer.
 
 Folders come before what is in them, deletions after all content, as `.wh.NAME`; an opaque directory holds `.wh..wh..opq`. A file with holes is one of
-GNU tar's PAX format 1.0, which keeps them. The archive is written beside its place and renamed when the stream is known to be whole; one that replaces nothing has no name
-until then where the system can do so: a kill leaves nothing of it, and it needs no record.
+GNU tar's PAX format 1.0, which keeps them. The archive is written beside its place and renamed when the stream is known to be whole; one that
+replaces nothing has no name until then where the system can do so: a kill leaves nothing of it, and it needs no record.
 """
 
 from __future__ import annotations
@@ -172,49 +172,58 @@ class _Measure(io.RawIOBase):
 
 @contextlib.contextmanager
 def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overwrite: bool) -> Generator[Any]:
-    """A file that takes the place of `dest` when the block ends well, as `export_replaced.check` allows (see there for `overwrite`); siblings that a killed export left are removed first."""
+    """A file that takes the place of `dest` when the block ends well; siblings that a killed export left are removed first.
+
+    Args:
+        overwrite: as of `export_replaced.check`, for what has taken the name of a new archive meanwhile.
+    """
     directory, name = os.path.split(dest)
     if dry_run:
         check_home(directory)
         yield _Measure()
         return
+    final = os.fsencode(name)
     with contextlib.ExitStack() as stack:
         home = Tree(directory)
         stack.callback(home.close)
         _sweep(dest, journals)
-        if (nameless := _nameless(home, os.fsencode(name))) is not None:
+        nameless = _nameless(home, final)
+        if nameless is not None:
             with open(nameless, "wb") as file:
                 yield file
                 _finish(file, step)
                 step("export.rename")
-                if _named(nameless, home, os.fsencode(name)):
-                    step("export.sync_names")
-                    os.fsync(home.fd)
-                    return
-                export_replaced.check(dest, overwrite=overwrite)
-                step("export.voucher")
-                voucher = Voucher.create(journals, kind="archive", dest=dest, home=directory, home_fd=home.fd, ending=".tmp")
-                stack.callback(_end, home, voucher)
-                voucher.bind(nameless)
-                os.link(_proc(nameless), voucher.said.name, dst_dir_fd=home.fd)
-            os.rename(voucher.said.name, os.fsencode(name), src_dir_fd=home.fd, dst_dir_fd=home.fd)
-            os.fsync(home.fd)
-            return
-        step("export.voucher")
-        voucher = Voucher.create(journals, kind="archive", dest=dest, home=directory, home_fd=home.fd, ending=".tmp")
-        stack.callback(_end, home, voucher)
-        step("export.mkdir")
-        fd = os.open(voucher.said.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=home.fd)
-        with open(fd, "wb") as file:
-            step("export.bind")
-            voucher.bind(fd)
-            step("export.bound")
-            yield file
-            _finish(file, step)
-        step("export.rename")
-        os.rename(voucher.said.name, os.fsencode(name), src_dir_fd=home.fd, dst_dir_fd=home.fd)
+                if not _named(nameless, home, final):
+                    export_replaced.check(dest, overwrite=overwrite)
+                    voucher = _vouch(stack, home, dest, journals, step)
+                    step("export.bind")
+                    voucher.bind(nameless)
+                    step("export.bound")
+                    os.link(_proc(nameless), voucher.said.name, dst_dir_fd=home.fd)
+                    step("export.linked")
+                    os.rename(voucher.said.name, final, src_dir_fd=home.fd, dst_dir_fd=home.fd)
+        else:
+            voucher = _vouch(stack, home, dest, journals, step)
+            step("export.mkdir")
+            fd = os.open(voucher.said.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=home.fd)
+            with open(fd, "wb") as file:
+                step("export.bind")
+                voucher.bind(fd)
+                step("export.bound")
+                yield file
+                _finish(file, step)
+            step("export.rename")
+            os.rename(voucher.said.name, final, src_dir_fd=home.fd, dst_dir_fd=home.fd)
         step("export.sync_names")
         os.fsync(home.fd)
+
+
+def _vouch(stack: contextlib.ExitStack, home: Tree, dest: str, journals: str, step: StepHook) -> Voucher:
+    """A record of the unfinished file; both go when `stack` ends."""
+    step("export.voucher")
+    voucher = Voucher.create(journals, kind="archive", dest=dest, home=os.path.dirname(dest), home_fd=home.fd, ending=".tmp")
+    stack.callback(_end, home, voucher)
+    return voucher
 
 
 def _finish(file: IO[bytes], step: StepHook) -> None:

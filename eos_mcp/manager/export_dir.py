@@ -81,7 +81,7 @@ def apply_directory(
                 if fresh.atomic:
                     fresh.receive(progress)
                     guard.ready(fresh.tree)
-                    _commit_fresh(stage, dest, fresh)
+                    _commit_fresh(stage, dest, fresh, guard)
                     return {**fresh.result(), **strangers(dest, stage), **_left(stage)}
             work = Receiver(stream, target, stage, request, guard)
             work.receive(progress)
@@ -120,13 +120,14 @@ def _end(stage: Stage) -> None:
         stage.destroy()
 
 
-def _commit_fresh(stage: Stage, dest: str, work: FreshReceiver) -> None:
+def _commit_fresh(stage: Stage, dest: str, work: FreshReceiver, guard: Guard) -> None:
     """Put the whole tree in its place, or leave it where it is thrown away."""
     try:
         commit_fresh(stage, work, os.fsencode(os.path.basename(dest)))
     except FileExistsError:
         message = f"{dest} was made by somebody else while it was exported"
         raise refused(message, "destination_changed", path=dest, retryable=True) from None
+    guard.finish(work.tree)
 
 
 def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:

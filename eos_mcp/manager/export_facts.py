@@ -29,7 +29,7 @@ from layerstack.run_table import Row
 
 FORMAT = 1
 ROWS_MAX = 2_000_000
-"""Rows of one record; what no delta names any more goes first."""
+"""Rows of one record; above, what the delta of the last export does not name goes. Only that delta can be larger."""
 READ = 1 << 20
 SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN = 10, 13, 14
 ROOM = 1 << 18
@@ -219,7 +219,8 @@ class Record(Facts):
 
         Args:
             fresh: the destination does not exist: what earlier exports left there counts no more.
-            whole: of a fresh one whose tree is made and takes its place by one rename: what `finish` would be given, which is then not called.
+            whole: of a fresh one whose tree is made and takes its place by one rename: what `finish` would be given, which is then
+                not called.
         Raises:
             RecordFull: nothing of it is there.
         """
@@ -234,8 +235,13 @@ class Record(Facts):
                 self._about(*whole)
             self._db.execute("commit")
 
-    def finish(self, identity: Identity, dest: str) -> None:
-        """What was gathered is there. Raises RecordFull: it stays as `begin` wrote it."""
+    def finish(self, identity: Identity, dest: str) -> int:
+        """What was gathered is there. Raises RecordFull: it stays as `begin` wrote it.
+
+        Returns:
+            How many paths of earlier exports went from the record, since there were more than `ROWS_MAX`.
+        """
+        dropped = 0
         with self._reading():
             self._db.execute("begin immediate")
             hiding = self._db.execute(
@@ -246,10 +252,12 @@ class Record(Facts):
             self._db.execute("insert or replace into fact select path, 0, letter, size, mtime_ns, digest from fact where slot = 1")
             (rows,) = self._db.execute("select count(*) from fact where slot = 0").fetchone()
             if rows > ROWS_MAX:
-                self._db.execute("delete from fact where slot = 0 and path not in (select path from fact where slot = 1)")
+                gone = "delete from fact where slot = 0 and path not in (select path from fact where slot = 1)"
+                dropped = self._db.execute(gone).rowcount
             self._db.execute("delete from fact where slot = 1")
             self._about(identity, dest)
             self._db.execute("commit")
+        return dropped
 
     def _about(self, identity: Identity, dest: str) -> None:
         for key, value in (("identity", json.dumps(identity)), ("dest", dest)):

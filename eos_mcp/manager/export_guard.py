@@ -11,7 +11,7 @@ from typing import Any
 from eos_agent.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.manager import export_hooks
 from eos_mcp.manager.export_conflict import Conflicts, Seen, tell
-from eos_mcp.manager.export_facts import FILE, LINK, Fact, Facts, Record, RecordFull, fact_of, fact_of_row
+from eos_mcp.manager.export_facts import FILE, LINK, ROWS_MAX, Fact, Facts, Record, RecordFull, fact_of, fact_of_row
 from eos_mcp.manager.export_identity import identity_of
 from eos_mcp.manager.export_left_out import LeftOut
 from eos_mcp.manager.export_request import Request
@@ -26,7 +26,10 @@ UNRECORDED = (
     "the disk of the gateway's state directory is full, so what this export wrote is on no record: the next export to this destination may "
     "take it for somebody's edit and ask; free space there"
 )
-
+DROPPED = (
+    "the record of what exports wrote to this destination holds {most:,} paths: {count:,} that earlier exports wrote and this one does not name "
+    "are in it no longer; the next export to this destination may take them for edits made there and ask, and takes none of them away"
+)
 
 _OTHERS = 0o077
 
@@ -41,6 +44,8 @@ class Guard:
         self.heads = heads
         self.copy: Tree | None = None
         self.unrecorded = False
+        self.dropped = 0
+        self._ended = False
         self.seen = Seen()
 
     # what it is made of
@@ -152,11 +157,18 @@ class Guard:
         raise OperationError(OPERATION_FAILED, f"{message}, nothing was written: {first}{more}", details, reason="unsafe_content")
 
     def ready(self, whole: Tree | None = None) -> None:
-        """Before the destination changes. `whole` is what becomes it by one rename: the record then needs no `finish`."""
+        """Before the destination changes.
+
+        Args:
+            whole: what becomes the destination by one rename. Where its time of birth is known no other directory can be taken for it, so the
+                record says at once what `finish` would.
+        """
         if self.record is not None and self.heads is not None:
+            about = None if whole is None else identity_of(whole)
+            self._ended = about is not None and about.born_ns > 0
             try:
-                about = None if whole is None else (identity_of(whole), self.dest)
-                self.record.begin(self.heads, fresh=self.target is None, whole=about)
+                end = (about, self.dest) if about is not None and self._ended else None
+                self.record.begin(self.heads, fresh=self.target is None, whole=end)
             except RecordFull:
                 self.record, self.unrecorded = None, True
 
@@ -167,9 +179,9 @@ class Guard:
 
     def finish(self, target: Tree) -> None:
         """It is final."""
-        if self.record is not None:
+        if self.record is not None and not self._ended:
             try:
-                self.record.finish(identity_of(target), self.dest)
+                self.dropped = self.record.finish(identity_of(target), self.dest)
             except RecordFull:
                 self.unrecorded = True
 
@@ -186,6 +198,8 @@ class Guard:
                 out["edited_count"] = self.conflicts.lost_count if self.conflicts is not None else 0
         if self.unrecorded:
             out["not_recorded"] = UNRECORDED
+        elif self.dropped:
+            out["not_recorded"] = DROPPED.format(most=ROWS_MAX, count=self.dropped)
         if dry_run or hygiene.unsafe_count:
             out["unsafe"], out["unsafe_count"] = hygiene.unsafe, hygiene.unsafe_count
         return out

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eos_agent.protocol import OperationError
-from eos_mcp.manager import export_facts
+from eos_mcp.manager import export_facts, export_guard
 from eos_mcp.manager.export_rules import Rules
 from layerstack import pax
 from layerstack.content import BLOCK
@@ -355,6 +355,52 @@ def test_a_record_is_private_has_a_format_and_a_later_one_is_refused(project: Ca
     assert at.refused(file(b"x", b"y")) == [("x", "created")]
     export_facts.forget(str(at.root / "records"), "eos-1")
     assert os.listdir(at.root / "records") == []
+
+
+def test_a_record_that_is_full_drops_earlier_exports_says_so_and_then_asks(
+    project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (export_facts, export_guard):
+        monkeypatch.setattr(module, "ROWS_MAX", 3)
+    at = project()
+    assert "not_recorded" not in at.export(file(b"a", b"1"), file(b"b", b"1"), file(b"c", b"1"), directory(b"src"))
+    done = at.export(file(b"c", b"1"), file(b"d", b"1"))
+    assert "holds 3 paths: 3 that earlier exports wrote" in done["not_recorded"]
+    assert "not_recorded" not in at.export(file(b"c", b"2"), file(b"d", b"2")), "what it named itself is there"
+    assert at.refused(file(b"a", b"2")) == [("a", "created")]
+    record = sqlite3.connect(str(at.rules().record))
+    assert [path for (path,) in record.execute("select path from fact order by path")] == [b"c", b"d"]
+    record.close()
+
+
+@pytest.mark.parametrize("killed", [None, "export.placed"])
+def test_what_a_person_deletes_from_a_new_directory_is_known_after_a_kill_too(project: Callable[..., Project], killed: str | None) -> None:
+    """The record of a new directory speaks of it before it has its name: a kill that comes right after leaves nothing unsaid."""
+    at = project()
+    at.dest = at.root / "new"
+    first = (file(b"a", b"1"), file(b"b", b"1"))
+    if killed is None:
+        at.export(*first)
+    else:
+        with pytest.raises(children.ChildDied):
+            children.call(None, run, at.stream(first), str(at.dest), base=str(at.base), rules=at.rules(), step=Killer(killed, 1))
+    os.unlink(at.dest / "b")
+    assert at.refused(file(b"a", b"2"), file(b"b", b"2")) == [("b", "deleted")]
+
+
+def test_a_directory_made_after_a_killed_export_is_not_the_one_that_it_was_about_to_make(project: Callable[..., Project]) -> None:
+    at = project()
+    at.dest = at.root / "new"
+    first = (file(b"a", b"1"), file(b"b", b"1"))
+    with pytest.raises(children.ChildDied):
+        children.call(None, run, at.stream(first), str(at.dest), base=str(at.base), rules=at.rules(), step=Killer("export.done", 1))
+    assert not at.dest.exists()
+    at.dest.mkdir()
+    (at.dest / "a").write_text("1")
+    (at.dest / "mine").write_text("mine")
+    done = at.export(file(b"b", b"2"))
+    assert (done["files_written"], done["deletes_applied"]) == (1, 0), "b was not deleted there, and a is not this export's to take away"
+    assert sorted(os.listdir(at.dest)) == ["a", "b", "mine"]
 
 
 def test_conflicts_are_listed_up_to_a_bound_and_all_counted(project: Callable[..., Project]) -> None:

@@ -291,11 +291,11 @@ def test_a_killed_archive_that_replaces_nothing_leaves_nothing_and_needs_no_reco
         assert os.listdir(tmp_path) == (["x.tar"] if name == "export.sync_names" else []) and records() == [], name
 
 
-@pytest.mark.parametrize("theirs", [False, True], ids=["of an export", "of somebody"])
-def test_a_file_that_takes_the_name_of_a_new_archive_meanwhile_is_replaced_only_if_it_is_an_exports(tmp_path: Path, theirs: bool) -> None:
+@pytest.mark.parametrize("theirs", [False, True], ids=["of an export", "a person's"])
+def test_a_file_that_takes_the_name_of_a_new_archive_is_replaced_only_if_it_is_an_exports(tmp_path: Path, theirs: bool) -> None:
     dest, data = tmp_path / "x.tar", made(file(b"f", b"1"))
     run(data, tmp_path / "other.tar", "tar")
-    work = b"somebody's work" if theirs else b"\0" * 1024
+    work = b"a person's work" if theirs else b"\0" * 1024
 
     def step(name: str) -> None:
         if name == "export.rename":
@@ -308,6 +308,24 @@ def test_a_file_that_takes_the_name_of_a_new_archive_meanwhile_is_replaced_only_
     else:
         run(data, dest, "tar", step=step)
         assert dest.read_bytes() == (tmp_path / "other.tar").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["other.tar", "x.tar"] and records() == []
+
+
+@pytest.mark.parametrize("name", ["export.voucher", "export.bind", "export.bound", "export.linked", "export.sync_names"])
+def test_a_kill_while_a_new_archive_replaces_one_that_came_meanwhile_leaves_one_or_the_other(tmp_path: Path, name: str) -> None:
+    dest, data = tmp_path / "x.tar", made(file(b"f", b"1"))
+    theirs, killer = b"\0" * 1024, Killer(name, 1)
+
+    def step(reached: str) -> None:
+        if reached == "export.rename":
+            dest.write_bytes(theirs)
+        killer(reached)
+
+    with pytest.raises(children.ChildDied):
+        children.call(None, run, data, str(dest), "tar", step=step)
+    assert len(records()) == (name != "export.voucher")
+    assert (dest.read_bytes() == theirs) == (name != "export.sync_names")
+    run(data, tmp_path / "other.tar", "tar")
     assert sorted(os.listdir(tmp_path)) == ["other.tar", "x.tar"] and records() == []
 
 
