@@ -42,9 +42,8 @@ class Project:
 
     def rules(self, **more: Any) -> Rules:
         record = export_facts.place_of(str(self.root / "records"), "eos-1", str(self.dest))
-        return Rules(
-            **{"git": "auto", "on_conflict": "fail", "allow_unsafe": False, "workspace": str(self.workspace), "record": record, **more}
-        )
+        usual: dict[str, Any] = {"git": "auto", "on_conflict": "fail", "allow_unsafe": False}
+        return Rules(**{**usual, "workspace": str(self.workspace), "record": record, **more})
 
     def stream(self, entries: Entries) -> bytes:
         if self.known == "copy":
@@ -364,6 +363,8 @@ def test_a_record_that_is_full_drops_earlier_exports_says_so_and_then_asks(
         monkeypatch.setattr(module, "ROWS_MAX", 3)
     at = project()
     assert "not_recorded" not in at.export(file(b"a", b"1"), file(b"b", b"1"), file(b"c", b"1"), directory(b"src"))
+    for name in ("a", "b"):  # else they would be taken away, and that be on record
+        (at.dest / name).write_text("mine")
     done = at.export(file(b"c", b"1"), file(b"d", b"1"))
     assert "holds 3 paths: 3 that earlier exports wrote" in done["not_recorded"]
     assert "not_recorded" not in at.export(file(b"c", b"2"), file(b"d", b"2")), "what it named itself is there"
