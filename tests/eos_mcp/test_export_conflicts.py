@@ -43,7 +43,8 @@ class Project:
     def rules(self, **more: Any) -> Rules:
         record = export_facts.place_of(str(self.root / "records"), "eos-1", str(self.dest))
         usual: dict[str, Any] = {"git": "auto", "on_conflict": "fail", "allow_unsafe": False}
-        return Rules(**{**usual, "workspace": str(self.workspace), "record": record, **more})
+        usual.update(workspace=str(self.workspace), record=record)
+        return Rules(**(usual | more))
 
     def stream(self, entries: Entries) -> bytes:
         if self.known == "copy":
