@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import os
 import re
@@ -97,7 +98,12 @@ def imports_of(module: str, path: str, modules: set[str]) -> list[Import]:
 
 
 FILES = {module: path for package in PACKAGES for module, path in _sources(package)}
-IMPORTS = {module: imports_of(module, path, set(FILES)) for module, path in FILES.items()}
+
+
+@functools.cache
+def all_imports() -> dict[str, list[Import]]:
+    """Of every module, read once, and only where these tests run: each process of a run collects them."""
+    return {module: imports_of(module, path, set(FILES)) for module, path in FILES.items()}
 
 
 def top(module: str) -> str:
@@ -125,7 +131,7 @@ def wrong(imports: list[Import]) -> str:
 def test_layerstack_imports_the_standard_library_only() -> None:
     bad = [
         i
-        for module, found in IMPORTS.items()
+        for module, found in all_imports().items()
         if top(module) == "layerstack"
         for i in found
         if top(i.target) not in {*sys.stdlib_module_names, "layerstack"}
@@ -136,7 +142,7 @@ def test_layerstack_imports_the_standard_library_only() -> None:
 def test_the_agent_imports_the_standard_library_and_layerstack_only() -> None:
     bad = [
         i
-        for module, found in IMPORTS.items()
+        for module, found in all_imports().items()
         if top(module) == "eos_agent"
         for i in found
         if top(i.target) not in {*sys.stdlib_module_names, "eos_agent", "layerstack"}
@@ -172,7 +178,7 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
     }
     third_party = distributions()
     bad: list[Import] = []
-    for module, found in IMPORTS.items():
+    for module, found in all_imports().items():
         if top(module) != "eos_mcp":
             continue
         for i in found:
@@ -191,7 +197,10 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
 
 def test_pure_modules_of_layerstack_import_pure_modules_only() -> None:
     bad = [
-        i for name in PURE for i in IMPORTS[f"layerstack.{name}"] if top(i.target) == "layerstack" and i.target.split(".")[1] not in PURE
+        i
+        for name in PURE
+        for i in all_imports()[f"layerstack.{name}"]
+        if top(i.target) == "layerstack" and i.target.split(".")[1] not in PURE
     ]
     assert not bad, wrong(bad)
 
@@ -199,12 +208,12 @@ def test_pure_modules_of_layerstack_import_pure_modules_only() -> None:
 @pytest.mark.parametrize("foundation", ["linux", "durable"])
 def test_the_foundations_of_layerstack_know_nothing_above_them(foundation: str) -> None:
     below = {f"layerstack.{name}" for name in (*PURE, "linux")} | {"layerstack"}
-    bad = [i for i in IMPORTS[f"layerstack.{foundation}"] if top(i.target) == "layerstack" and i.target not in below]
+    bad = [i for i in all_imports()[f"layerstack.{foundation}"] if top(i.target) == "layerstack" and i.target not in below]
     assert not bad, wrong(bad)
 
 
 def test_no_module_of_ours_is_imported_in_a_circle_at_start() -> None:
-    graph = {module: {i.target for i in found if not i.late and i.target in FILES} - {module} for module, found in IMPORTS.items()}
+    graph = {module: {i.target for i in found if not i.late and i.target in FILES} - {module} for module, found in all_imports().items()}
     done: set[str] = set()
 
     def visit(module: str, path: list[str]) -> None:
@@ -219,7 +228,7 @@ def test_no_module_of_ours_is_imported_in_a_circle_at_start() -> None:
 
 
 def test_the_agent_is_imported_under_one_name() -> None:
-    bad = [i for found in IMPORTS.values() for i in found if i.target.startswith("agent_image.eos_agent")]
+    bad = [i for found in all_imports().values() for i in found if i.target.startswith("agent_image.eos_agent")]
     for folder in ("tests", "benchmarks", "examples", "agent_image"):
         for directory, _, files in os.walk(os.path.join(ROOT, folder)):
             for file in files:
@@ -243,7 +252,7 @@ def test_a_command_line_program_starts_with_nothing_slow() -> None:
         if module in seen:
             continue
         seen.add(module)
-        for i in IMPORTS[module]:
+        for i in all_imports()[module]:
             if i.late:
                 continue
             if i.target in FILES:
@@ -259,5 +268,5 @@ def test_a_command_line_program_starts_with_nothing_slow() -> None:
 def test_the_client_uses_the_standard_library_only_even_late() -> None:
     own = {"eos_mcp", "eos_agent", "layerstack"}
     modules = [module for module in quick_modules() if not module.startswith("eos_mcp.cli")]
-    bad = [i for module in modules for i in IMPORTS[module] if top(i.target) not in {*sys.stdlib_module_names, *own}]
+    bad = [i for module in modules for i in all_imports()[module] if top(i.target) not in {*sys.stdlib_module_names, *own}]
     assert not bad, wrong(bad)
