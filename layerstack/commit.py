@@ -38,9 +38,12 @@ class Arrival(NamedTuple):
 
 
 def write_new(stem: str, manifest: Manifest) -> None:
-    """The two files of a version that is to be the head, their bytes only on their way. Raises OSError."""
+    """The two files of a version that is to be the head, the bytes of HEAD on their way, those of NUMBERED left to the kernel: see `layerstack.versions`.
+
+    Raises OSError.
+    """
     durable.write_new(stem + HEAD, manifest.dump(), sync=False)
-    durable.write_new(stem + NUMBERED, versions.dump(manifest.version, manifest.layers[0].layer_id), sync=False)
+    durable.write_unsynced(stem + NUMBERED, versions.dump(manifest.version, manifest.layers[0].layer_id))
 
 
 def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], stem: str, *, written: bool) -> None:
@@ -48,7 +51,7 @@ def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], stem: 
 
     Args:
         stem: a path in staging, with HEAD and NUMBERED for the files that `write_new` writes.
-        written: they are there, synced; else they are written here.
+        written: they are there, HEAD synced; else they are written here.
     Raises:
         CommitUnsynced: the head has changed; only its last fsync failed.
         OSError: the disk refused; the head is as before.
@@ -78,7 +81,7 @@ def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], stem: 
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(stem + suffix)
             write_new(stem, manifest)
-            durable.sync_files(root, [stem + HEAD, stem + NUMBERED], (), followed=True)
+            durable.sync_files(root, [stem + HEAD], (), followed=True)
         step("commit.place_manifest")
         os.rename(stem + HEAD, temporary)
         undo.callback(_back, temporary, stem + HEAD)

@@ -204,6 +204,15 @@ def write_new(path: str, data: bytes, *, mode: int = 0o644, sync: bool = True) -
         os.close(fd)
 
 
+def write_unsynced(path: str, data: bytes, *, mode: int = 0o644) -> None:
+    """A new file whose bytes reach the disk when the kernel sees fit. EEXIST when it is there."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        _write_all(fd, data)
+    finally:
+        os.close(fd)
+
+
 def write_before(path: str, data: bytes, *, root: str, mode: int = 0o644) -> None:
     """A new file whose bytes are there after a power cut if any later change of names is; `root` lies on the same file system.
 

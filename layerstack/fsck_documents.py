@@ -58,6 +58,10 @@ def _versions(look: Look, head: Manifest | None) -> Iterator[Damage]:
             seen_head = seen_head or (head is not None and int(stem) == head.version)
             yield from look.corrupt(error, file)
             continue
+        if found is None:
+            seen_head = seen_head or (head is not None and int(stem) == head.version)
+            look.note("left_over", file, "its bytes were lost in a power cut; the next open writes them again, as manifest.json has them")
+            continue
         if found.version != int(stem):
             yield Damage(file, f"is of version {found.version}", "its name")
         if head is not None and found.version == head.version:

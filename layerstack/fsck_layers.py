@@ -106,8 +106,8 @@ def _is_named(look: Look, layer_id: str) -> bool:
         return True
 
 
-def _names(version: Named, layer_id: str) -> bool:
-    return version.top == layer_id or any(layer.layer_id == layer_id for layer in version.layers or ())
+def _names(version: Named | None, layer_id: str) -> bool:
+    return version is not None and (version.top == layer_id or any(layer.layer_id == layer_id for layer in version.layers or ()))
 
 
 def draft(look: Look, name: str) -> Iterator[Damage | None]:

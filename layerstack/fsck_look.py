@@ -123,11 +123,12 @@ class Look:
         except FileNotFoundError:
             raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 
-    def version(self, name: str) -> versions.Named:
-        """The file of a version at a path below the store. Raises StoreCorrupt, OSError."""
+    def version(self, name: str) -> versions.Named | None:
+        """The file of a version at a path below the store; None: it was lost. Raises StoreCorrupt, OSError."""
         path = f"{self.root}/{name}"
         try:
-            return versions.load(documents.content(path), source=path)
+            data = documents.content(path)
+            return None if versions.lost(data) else versions.load(data, source=path)
         except FileNotFoundError:
             raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 

@@ -96,7 +96,7 @@ def named_by_history(store: Store) -> set[str]:
             continue
         try:
             data = documents.content(path)
-            if not lists_the_end_of(data, layers):
+            if not versions.lost(data) and not lists_the_end_of(data, layers):
                 found = versions.load(data, source=path)
                 named.update([found.top] if found.layers is None else [layer.layer_id for layer in found.layers])
         except StoreCorrupt as error:

@@ -42,7 +42,8 @@ from layerstack.unit_plan import meet
 if TYPE_CHECKING:
     from layerstack.store import Store
 
-SUFFIXES = (*METADATA_SUFFIXES, HEAD, NUMBERED)
+SYNCED = (*METADATA_SUFFIXES, HEAD)
+"""Suffixes of what is synced beside a layer before it is renamed in."""
 
 ROUNDS = 3
 """Optimistic rounds before the lock is held from plan to commit."""
@@ -314,7 +315,7 @@ def _complete(store: Store, work: Work, author: Author, scrap: Names, ready: _Re
     """What goes beside the tree is written, and all of it synced."""
     tree, indexed = ready.tree, ready.indexed
     metadata = _write_metadata(store, work, ready, author, scrap)
-    files = itertools.chain(map(tree.full, indexed.files()), [metadata.stem + suffix for suffix in SUFFIXES])
+    files = itertools.chain(map(tree.full, indexed.files()), [metadata.stem + suffix for suffix in SYNCED])
     store.step("publish.sync_layer")
     durable.sync_files(store.root, files, map(tree.full, indexed.folders()), followed=True)
     return ready._replace(metadata=metadata)
@@ -356,7 +357,7 @@ def _write_metadata(store: Store, work: Work, ready: _Ready, author: Author, scr
         about["rollback_to"] = author.rollback_to
     if work.linked:
         about["linked"] = dict(work.linked)
-    stem = scrap("metadata", *SUFFIXES)
+    stem = scrap("metadata", *SYNCED, NUMBERED)
     manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
     store.step("publish.write.index")
     about["index_sha256"] = write_index(f"{stem}.index", indexed)

@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from layerstack import closing, documents, drafts, gc, overlay, versions
+from layerstack import closing, documents, drafts, durable, gc, overlay, versions
 from layerstack.drafts import Draft
 from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
 from layerstack.index import Layer
@@ -61,6 +61,9 @@ def _check_versions(store: Store, head: Manifest) -> None:
             data = documents.content(path)
             if data == versions.dump(version, layers[at].id) or before.lists(data, version, at):
                 continue
+            if versions.lost(data):
+                store.lost.append(version)
+                continue
             found = versions.load(data, source=path)
             if found.version != version:
                 raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
@@ -69,6 +72,18 @@ def _check_versions(store: Store, head: Manifest) -> None:
                 raise StoreCorrupt(text, details={"file": path})
         except StoreCorrupt as error:
             store.set_apart(error)
+
+
+def _write_lost(store: Store) -> None:
+    """Write the files of versions that a power cut took the bytes of; one that the disk refuses stays lost until the next open."""
+    layers = store.layers.of(store.head)
+    for version in store.lost:
+        at = versions.place(layers, version)
+        if at is not None:
+            with durable.best_effort():
+                data = versions.dump(version, layers[at].id)
+                durable.write_file(f"{store.root}/manifests/{version}.json", data)
+    store.lost.clear()
 
 
 class _Before:
@@ -111,6 +126,7 @@ def find_dead(store: Store) -> None:
     store.step("open.sweep")
     store.scrap.sweep_all()
     gc.sweep_root(root)
+    _write_lost(store)
     gc.sweep_drafts(root)
     closing.finish(store)
     gc.give_back(store)

@@ -222,7 +222,7 @@ def _name(store: Store, fit: list[_Ready], head: Manifest, scrap: Names) -> _Nam
     stem = scrap("manifest", HEAD, NUMBERED)
     rewritten = closing.write_anew(store, layers, [layer for layer in layers if layer.id in names], head.version, scrap)
     write_manifest(stem, manifest)
-    durable.sync_files(store.root, [stem + HEAD, stem + NUMBERED, *(new for new, _ in rewritten)], (), followed=True)
+    durable.sync_files(store.root, [stem + HEAD, *(new for new, _ in rewritten)], (), followed=True)
     return _Named(head, fit, names, manifest, stem, rewritten)
 
 

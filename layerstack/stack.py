@@ -38,6 +38,8 @@ class Stack:
         """Ignored files that are inputs of builds all the same; holds for all that is published from then on."""
         self.damaged: dict[str, str] = {}
         """What is set apart: file -> what is wrong with it. See `set_apart`."""
+        self.lost: list[int] = []
+        """Versions whose files a power cut took the bytes of; empty once they are written again."""
         self.unsynced = False
         """Is the last fsync of the head still to be done? Set and read under the lock."""
         self.replaced: set[str] = set()
@@ -70,7 +72,8 @@ class Stack:
             at = None if version > head.version else versions.place(self.chain(head).published, version)
             if at is None:
                 raise FileNotFoundError
-            if versions.load(documents.content(path), source=path).version != version:
+            data = documents.content(path)
+            if not versions.lost(data) and versions.load(data, source=path).version != version:
                 raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
             return Manifest(version, head.layers[at:])
         except FileNotFoundError:

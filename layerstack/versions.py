@@ -4,6 +4,9 @@
 
 The layers of a version are those of the head that are not newer than it; `top` is the first of them, or what a squash has folded into that one
 since. A version inside a squashed block is none any more. Stores of before have a whole manifest in each file (schema 1), which is read too.
+
+A publish syncs the name of the file and not its bytes, since the head's manifest says the same (ADR 0060). After a power cut it may be `lost`: the
+version is what the head says that it is, and the next open writes the file again.
 """
 
 from __future__ import annotations
@@ -36,6 +39,11 @@ def dump(version: int, top: str) -> bytes:
     canonical = b'{"schema_version":%d,"top":"%s","version":%d}' % (NAMED_SCHEMA, top.encode(), version)
     digest = hashlib.sha256(canonical).hexdigest().encode()
     return b'{"schema_version":%d,"version":%d,"top":"%s","sha256":"%s"}\n' % (NAMED_SCHEMA, version, top.encode(), digest)
+
+
+def lost(data: bytes) -> bool:
+    """Is it what a power cut leaves of a file of a version whose bytes were not on the device yet? It is smaller than a block: they all are, or none is."""
+    return not data.strip(b"\0")
 
 
 def load(data: bytes, *, source: str) -> Named:

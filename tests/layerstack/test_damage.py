@@ -157,6 +157,8 @@ def test_damage_of_a_file_that_only_one_needs_keeps_nobody_else_out_and_is_named
     for name in ("sessions/live/session.json", *files.apart):
         data, path = parts(f"{stack.root}/{name}")
         for broken in some_flips(data):
+            if not broken and name.startswith("manifests/"):
+                continue  # that is what a power cut leaves: see test_versions
             write(path, broken)
             store = Store.open(stack.root)
             assert list(store.damaged) == [path], (name, broken, store.damaged)

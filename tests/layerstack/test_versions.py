@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Callable
 
 import pytest
 
-from layerstack import fsck, history, versions
+from layerstack import durable, fsck, history, linux, versions
 from layerstack.errors import StoreCorrupt
 from layerstack.fsck import check
 from layerstack.manifest import Manifest
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, on_a_stack, put
+from tests.layerstack.stack import Stack, get, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n"}
 
@@ -105,3 +107,105 @@ def test_a_version_whose_file_names_another_layer_is_set_apart_and_named(stack: 
     assert stack.store.damaged == {}
     with pytest.raises(StoreCorrupt):
         versions.load(wrong[:-4], source="x")
+
+
+def lose(path: str, size: int) -> None:
+    """As a power cut leaves a file whose name was durable and whose bytes were not."""
+    with open(path, "wb") as file:
+        file.truncate(size)
+
+
+@on_a_stack(BASE, forms=("trusted",))
+def test_versions_whose_bytes_a_power_cut_took_are_read_from_the_head_and_written_again(stack: Stack) -> None:
+    publish(stack, 2)
+    stack.store.squash()  # 2 is closed; 3 and 4 have the layer that was folded
+    publish(stack, 2)
+    stack.store.pins.pin(5)
+    draft = stack.session()
+    put(draft.at("kept"), "kept\n")
+    kept = draft.keep(reason="test")
+    numbers = (1, 3, 4, 5, 6)
+    trees = {version: stack.shows(version) for version in numbers}
+    right = {version: get(f"{stack.root}/manifests/{version}.json") for version in numbers}
+    stack.store.close()
+    for size in (0, 140):
+        for version in numbers:
+            lose(f"{stack.root}/manifests/{version}.json", size)
+        assert list(check(stack.root)) == []
+        with fsck.offline(stack.root) as looking:
+            assert list(looking) == []
+            assert {f"manifests/{version}.json" for version in numbers} <= {note.file for note in looking.notes if note.kind == "left_over"}
+        stack.store = Store.open(stack.root)
+        assert stack.store.damaged == {} and list(stack.store.pins.all()) == [5] and stack.store.drafts() == [kept]
+        assert {version: stack.shows(version) for version in numbers} == trees
+        assert {version: get(f"{stack.root}/manifests/{version}.json") for version in numbers} == right
+        stack.store.close()
+    stack.store = Store.open(stack.root)
+    publish(stack, 2)
+    assert len(stack.store.squash().blocks) == 1, "nothing is set apart, so that it may fold"
+
+
+@on_a_stack(BASE, forms=("trusted",))
+def test_lost_versions_can_be_opened_where_the_disk_lets_no_file_be_written(stack: Stack) -> None:
+    publish(stack, 2)
+    tree = stack.shows(2)
+    stack.store.close()
+    path = f"{stack.root}/manifests/2.json"
+    lose(path, 0)
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        stack.store = Store.open(stack.root)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.stat(path).st_size == 0 and stack.shows(2) == tree and stack.store.damaged == {}
+    stack.store.gc()
+    publish(stack, 1)
+    assert [version.version for version in history.versions(stack.store)[0]] == [4, 3, 2, 1]
+    stack.reopen()
+    assert os.stat(path).st_size > 100 and stack.shows(2) == tree
+
+
+class Syncs:
+    """What a publish waits for: files that are synced or written out, and directories that are synced."""
+
+    def __init__(self) -> None:
+        self.fsyncs: list[str] = []
+        self.waited: set[str] = set()
+
+    def fsync(self, fd: int) -> None:
+        self.fsyncs.append(os.readlink(f"/proc/self/fd/{fd}"))
+
+    def sync_file_range(self, fd: int, flags: int, *_: int) -> None:
+        if flags & linux.SYNC_FILE_RANGE_WAIT_AFTER:
+            self.waited.add(os.readlink(f"/proc/self/fd/{fd}"))
+
+
+def watched(patch: pytest.MonkeyPatch) -> Syncs:
+    """From here on what is synced is seen."""
+    seen = Syncs()
+    for module, name in ((os, "fsync"), (linux, "sync_file_range")):
+        real, tell = getattr(module, name), getattr(seen, name)
+
+        def passing(*args: int, real: Callable[..., None] = real, tell: Callable[..., None] = tell) -> None:
+            tell(*args)
+            real(*args)
+
+        patch.setattr(module, name, passing)
+    return seen
+
+
+@on_a_stack(BASE, forms=("trusted",))
+def test_a_publish_of_one_file_waits_for_no_more_than_the_layer_and_the_head_need(stack: Stack) -> None:
+    for orderly, most in ((True, 1), (False, 11)):
+        session = stack.session()
+        put(session.at(f"new{most}"), "new\n")
+        session.umount()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(durable, "keeps_order", lambda root, orderly=orderly: orderly)
+            seen = watched(patch)
+            session.upper.publish(owner="o", request_id="r")
+        assert len(seen.fsyncs) <= most, seen.fsyncs
+        assert len(seen.waited) == 5, "the file, three of its layer, manifest.json"
+        assert not any(path.endswith(".version") for path in (*seen.fsyncs, *seen.waited)), seen.fsyncs
