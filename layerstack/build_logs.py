@@ -10,15 +10,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from layerstack.changes import Notice
+from layerstack.edits import Drop
 from layerstack.layer_times import times_of
-from layerstack.resolve import Drop, Plan
+from layerstack.resolve import Plan
 from layerstack.states import FILE
 
 if TYPE_CHECKING:
     from layerstack.index import Index
     from layerstack.manifest import Manifest
-    from layerstack.resolve import Ignored
     from layerstack.stack import Stack
+    from layerstack.three_trees import Ignored
 
 NAMES = frozenset({".ninja_log"})
 

@@ -20,10 +20,10 @@ from layerstack import durable
 from layerstack.chain import Chain
 from layerstack.changes import Notice
 from layerstack.durable import suppress_errno
+from layerstack.edits import Bring, Edit, Write
 from layerstack.index import Layer
 from layerstack.index_file import Indexed
 from layerstack.layer_times import LayerTimes, newest_in, published_ns, times_of
-from layerstack.resolve import Bring, Edit, Write
 from layerstack.roles import Roles
 from layerstack.spread import MILLISECOND, SECOND, below, spread
 from layerstack.states import DIRECTORY, FILE, LINK, WHITEOUT, State, same

@@ -22,6 +22,7 @@ from layerstack.changes import Conflict, Notice, TheirsLayer
 from layerstack.commit import HEAD, METADATA_SUFFIXES, NUMBERED, Arrival, commit
 from layerstack.commit import CommitUnsynced as CommitUnsynced
 from layerstack.commit import write_new as write_manifest
+from layerstack.edits import Edit
 from layerstack.errors import LayerStackError, PublishRejected
 from layerstack.fresh import Settled, Standing, Survey, notices, published_at, survey
 from layerstack.index import Index, Layer
@@ -32,10 +33,11 @@ from layerstack.manifest import Manifest, published_id
 from layerstack.memory_tree import MemoryTree
 from layerstack.paths import parent as parent_of
 from layerstack.quota import holders, size_of
-from layerstack.resolve import Edit, Ignored, Plan, plan
+from layerstack.resolve import Plan, plan
 from layerstack.roles import Roles
 from layerstack.staging import Names
 from layerstack.states import DIRECTORY, WHITEOUT
+from layerstack.three_trees import Ignored, Meeting
 from layerstack.tree import DiskTree, Tree, clone
 from layerstack.unit_plan import meet
 
@@ -208,9 +210,7 @@ def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int,
     if head.version == version:
         return Plan((), (), ())
     ignored = store.routes.for_merge(version, head.version)
-    found = plan(
-        tree, indexed.records, base=base, head=store.chain(head), version=version, ignored=ignored, describe=describe, rules=store.rules
-    )
+    found = plan(Meeting(tree, indexed.records, base, store.chain(head), version, ignored, describe, store.rules))
     return build_logs.leave_out(store, found, indexed.records, ignored, version, head)
 
 

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from layerstack import build_logs, durable
 from layerstack.changes import Notice
+from layerstack.edits import Write
 from layerstack.errors import PublishRejected
 from layerstack.fresh import Settled, Standing, published_at, survey
 from layerstack.index import Layer
 from layerstack.index_file import build
 from layerstack.manifest import LayerId, Manifest
 from layerstack.publish import describe, is_touched, settle
-from layerstack.resolve import Write, plan
+from layerstack.resolve import plan
 from layerstack.roles import Roles
 from layerstack.session import CARRIED, make_upper
 from layerstack.states import FILE
+from layerstack.three_trees import Meeting
 from layerstack.tree import DiskTree, clone
 
 if TYPE_CHECKING:
@@ -99,9 +101,7 @@ def rebase(
     store.step("rebase.plan")
     ignored = store.routes.for_merge(base.version, head.version)
     roles = Roles(store.routes.ignored(base.version), store.inputs, written)
-    planned = plan(
-        work.tree, work.index, base=below, head=over, version=base.version, ignored=ignored, describe=describe, rules=store.rules
-    )
+    planned = plan(Meeting(work.tree, work.index, below, over, base.version, ignored, describe, store.rules))
     planned = build_logs.leave_out(store, planned, work.index, ignored, base.version, head)
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=base.version, head=head.version)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from layerstack.chain import Chain
 from layerstack.ignore import FILE_MAX, KEPT_BYTES, IgnoreRules
-from layerstack.resolve import Ignored
 from layerstack.states import FILE
+from layerstack.three_trees import Ignored
 
 if TYPE_CHECKING:
     from layerstack.stack import Stack

@@ -14,6 +14,7 @@ from layerstack import (
     closing,
     drafts,
     durable,
+    edits,
     gc,
     index,
     lease,
@@ -187,7 +188,7 @@ def marks_stay_on_new_directories() -> None:
 
 def containers_keep_their_attributes() -> None:
     """Trap 2: a directory that ours only passed through keeps the base's mode, and hides what the head made of it."""
-    replace(resolve.Attributes, "apply", nothing)
+    replace(edits.Attributes, "apply", nothing)
 
 
 def empty_containers_stay() -> None:
