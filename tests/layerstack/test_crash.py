@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
@@ -25,8 +25,11 @@ from tests.trees import Tree
 
 CALLS = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "symlink", "mknod", "setxattr", "removexattr", "chmod")
 SOAK = os.environ.get("EOS_SOAK", "") not in ("", "0")
-STRIDE = 1 if SOAK else 24
+STRIDE = 1 if SOAK else 48
 """Every so many unnamed acts one is cut at; see `chosen`."""
+
+
+Which = Literal["first", "last", "both"]
 
 
 class Recorded(NamedTuple):
@@ -82,13 +85,14 @@ def _play_until(places: Places, journal: Journal, number: int, broken_by: Callab
     scenario.play(places, journal, tick)
 
 
-def chosen(acts: list[str], stride: int) -> list[int]:
-    """Which acts are cut at: with a stride of 1 all of them, else the first and the last of each named step, and every stride-th system call."""
+def chosen(acts: list[str], stride: int, which: Which = "both") -> list[int]:
+    """Which acts are cut at: with a stride of 1 all of them, else the first or the last of each named step, or both, and every stride-th system call."""
     last = {name: number for number, name in enumerate(acts)}
     first = {name: number for number, name in reversed(list(enumerate(acts)))}
+    ends = {"first": (first,), "last": (last,), "both": (first, last)}[which]
 
     def taken(number: int, name: str) -> bool:
-        return number % stride == 0 if name.startswith("call:") else stride == 1 or number in (first[name], last[name])
+        return number % stride == 0 if name.startswith("call:") else stride == 1 or any(end[name] == number for end in ends)
 
     return [number for number, name in enumerate(acts) if taken(number, name)]
 
@@ -98,12 +102,20 @@ def intact() -> None:
 
 
 def kill_everywhere(
-    form: str, folder: str, stride: int, *, every: int = 1, broken_by: Callable[[], None] = intact, all_of_them: bool = True
+    form: str,
+    folder: str,
+    stride: int,
+    *,
+    which: Which = "both",
+    every: int = 1,
+    broken_by: Callable[[], None] = intact,
+    all_of_them: bool = True,
 ) -> list[str]:
     """Runs the history once for each chosen act, killed there, and once to its end; checks what is left. Returns the names of the acts.
 
     Runs in a child that may mount; the store lies in memory, since a killed process loses nothing of the page cache anyway.
     Args:
+        which: of the acts of one name, when not all are cut at.
         every: only every so many of the chosen acts.
         broken_by: breaks the library in the processes that are killed; those that record and check have it whole.
         all_of_them: go on to the end, and tell all that are broken; else the first one ends it.
@@ -117,7 +129,7 @@ def kill_everywhere(
     recorded = _record(*fresh("recorded"))
     names = [*recorded.acts, "the end"]
     broken: list[str] = []
-    for number in [*chosen(recorded.acts, stride)[::every], len(recorded.acts)]:
+    for number in [*chosen(recorded.acts, stride, which)[::every], len(recorded.acts)]:
         places, journal = fresh(f"n{number}")
         try:
             try:
@@ -230,7 +242,7 @@ def _check_names(form: str, acts: list[str]) -> None:
 @pytest.mark.timeout(7200 if SOAK else 180)
 @pytest.mark.needs("overlay", "root")
 def test_a_process_killed_at_any_durable_act_loses_nothing_as_root(short_dir: str) -> None:
-    _check_names("trusted", children.call("trusted", kill_everywhere, "trusted", short_dir, STRIDE))
+    _check_names("trusted", children.call("trusted", kill_everywhere, "trusted", short_dir, STRIDE, which="last"))
 
 
 @pytest.mark.timeout(7200 if SOAK else 180)
@@ -239,6 +251,6 @@ def test_a_process_killed_at_any_durable_act_loses_nothing_in_a_user_namespace(s
     os.chmod(short_dir, 0o777)
 
     def kill() -> list[str]:
-        return kill_everywhere("user", short_dir, STRIDE * 2, every=1 if SOAK else 2)
+        return kill_everywhere("user", short_dir, STRIDE if SOAK else 2 * STRIDE, which="first")
 
     _check_names("user", children.call("user", kill))
