@@ -331,8 +331,10 @@ class UnitOfFiles(Section):
     Both are patterns over whole paths, as in `.gitignore`."""
 
     name: NonEmpty
-    root: NonEmpty
-    members: Annotated[list[NonEmpty], Field(min_length=1)] = Field(default_factory=lambda: ["**"])
+    root: Annotated[NonEmpty, Field(max_length=256)]
+    members: Annotated[list[Annotated[NonEmpty, Field(max_length=256)]], Field(min_length=1, max_length=100)] = Field(
+        default_factory=lambda: ["**"]
+    )
 
 
 class LayerStack(Section):

@@ -8,6 +8,8 @@ together, and each HEAD still shows the commit that its worktree's index belongs
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Collection
 
 from layerstack.states import DIRECTORY, FILE, State
@@ -15,7 +17,7 @@ from layerstack.states import DIRECTORY, FILE, State
 Find = Callable[[str], State | None]
 
 NEEDLES = (".git/", ".git\n", "objects/", "refs/", "HEAD\n", "packed-refs\n")
-"""One of them is in `<path>LF` of each path that `root_of` has a root for."""
+"""One of them is in `<path>LF` of each path that `roots_of` has a root for."""
 _OWN = frozenset(
     (
         "objects",
@@ -44,33 +46,58 @@ _OF_MAIN = frozenset(("bisect", "worktree", "rewritten"))
 PACKED_MAX = 32 << 20
 """Bytes of packed-refs that are read."""
 
+_HEAD = re.compile(rb"ref:\s*refs/|[0-9a-f]{40}")
+
 OBJECTS, MAIN = ("objects", ""), ("main", "")
 Cell = tuple[str, str]
 
 
-def root_of(path: str) -> str | None:
-    """The repository that a path of such a name may belong to: up to the last `.git`, to a submodule in it, or to what a bare one is told by."""
-    if path.endswith("/.git") or path == ".git":
-        return path
-    at = path.rfind("/.git/")
-    if at < 0 and not path.startswith(".git/"):
-        return _bare(path)
-    root = path[: at + 5] if at >= 0 else ".git"
-    names = path[len(root) + 1 :].split("/")
-    while len(names) > 2 and names[0] == "modules":
-        end = next((n for n, name in enumerate(names[2:], 2) if name in _OWN or name == "modules"), None)
-        if end is None:
-            break
-        root, names = f"{root}/{'/'.join(names[:end])}", names[end:]
-    return root
+_BARE = frozenset(("objects", "refs"))
+_BARE_FILES = frozenset(("HEAD", "packed-refs"))
+_BESIDE = _OWN - _BARE - _BARE_FILES - {"hooks", "config", "info"}
+"""In a bare repository, what neither its name nor a place in objects or refs tells: its worktrees, indexes and logs."""
 
 
-def _bare(path: str) -> str | None:
-    names = path.split("/")
-    if names[-1] in ("HEAD", "packed-refs"):
-        return "/".join(names[:-1]) or None
-    ends = [names.index(name) for name in ("objects", "refs") if name in names]
-    return "/".join(names[: min(ends)]) or None if ends else None
+def roots_of(path: str) -> tuple[str, ...]:
+    """The repositories that a path of such a name may belong to, outermost first: the last `.git`; a submodule in it; else whatever may be a bare
+    one. A bare repository may lie below a directory called `objects`, a submodule be called `lib/refs`: names alone do not tell, so each place
+    is answered where one may be.
+    """
+    above, _, name = path.rpartition("/")
+    if name == ".git":
+        return (path,)
+    root, places = _places(above)
+    if root is None:
+        last = bool(above) and (name in _BARE or name in _BARE_FILES)
+    else:
+        last = name in _OWN and above.startswith(f"{root}/modules/")
+    if last and above not in places:
+        places = (*places, above)
+    return places or (() if root is None else (root,))
+
+
+@functools.lru_cache(maxsize=8)
+def _places(folder: str) -> tuple[str | None, tuple[str, ...]]:
+    """What the names down to a directory tell: the last `.git`, and where a submodule of it, or a bare repository, may be."""
+    names = folder.split("/")
+    at = next((n for n in reversed(range(len(names))) if names[n] == ".git"), None)
+    if at is None:
+        ends = [n for n in range(1, len(names)) if names[n] in _BARE]
+        return None, tuple("/".join(names[:n]) for n in ends)
+    root = "/".join(names[: at + 1])
+    ends = [n for n in range(at + 3, len(names)) if names[n] in _OWN] if names[at + 1 : at + 2] == ["modules"] else []
+    return root, tuple("/".join(names[:n]) for n in ends)
+
+
+def holds(root: str, path: str) -> bool:
+    """Whether the path is a member of a repository at `root`, if there is one."""
+    if path == root:
+        return True
+    if not path.startswith(root + "/") or cell(below := path[len(root) + 1 :]) is None:
+        return False
+    if root in roots_of(path):
+        return True
+    return below.partition("/")[0] in _BESIDE and _places(path)[0] is None
 
 
 def cell(below: str) -> Cell | None:
@@ -94,9 +121,13 @@ def cell(below: str) -> Cell | None:
 
 
 def is_repository(root: str, tree: Find) -> bool:
-    """Whether the tree has one there."""
-    head, objects, refs = tree(f"{root}/HEAD"), tree(f"{root}/objects"), tree(f"{root}/refs")
-    return head is not None and head.kind == FILE and all(state is not None and state.kind == DIRECTORY for state in (objects, refs))
+    """Whether the tree has one there. Where no `.git` says so, HEAD has to hold what git would write."""
+    head = tree(f"{root}/HEAD")
+    if head is None or head.kind != FILE:
+        return False
+    if any((state := tree(f"{root}/{name}")) is None or state.kind != DIRECTORY for name in ("objects", "refs")):
+        return False
+    return _places(root)[0] is not None or _HEAD.match(head.data(64)) is not None
 
 
 def commit_of(root: str, tree: Find) -> str | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import abc
 import itertools
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -35,8 +36,8 @@ class Kind(abc.ABC):
     name: str = ""
 
     @abc.abstractmethod
-    def root_of(self, path: str) -> str | None:
-        """The root of the unit that a path of such a name may be a member of."""
+    def roots_of(self, path: str) -> Sequence[str]:
+        """The roots of the units that a path of such a name may be a member of; nearly always none or one."""
 
     @abc.abstractmethod
     def holds(self, root: str, path: str) -> bool:
@@ -77,11 +78,11 @@ class _Sqlite(Kind):
     HEADER = b"SQLite format 3\0"
     BESIDE = ("-wal", "-journal", "-shm")
 
-    def root_of(self, path: str) -> str | None:
+    def roots_of(self, path: str) -> Sequence[str]:
         for end in self.BESIDE:
             if path.endswith(end) and not path.endswith("/" + end):
-                return path[: -len(end)]
-        return None
+                return (path[: -len(end)],)
+        return ()
 
     def holds(self, root: str, path: str) -> bool:
         return path == root or (path.startswith(root) and path[len(root) :] in self.BESIDE)
@@ -110,8 +111,8 @@ class _Lmdb(Kind):
     name = "lmdb"
     MAGIC = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")
 
-    def root_of(self, path: str) -> str | None:
-        return parent(path) if path.rpartition("/")[2] in ("data.mdb", "lock.mdb") else None
+    def roots_of(self, path: str) -> Sequence[str]:
+        return (parent(path),) if path.rpartition("/")[2] in ("data.mdb", "lock.mdb") else ()
 
     def holds(self, root: str, path: str) -> bool:
         return path in self.members(root)
@@ -135,11 +136,11 @@ class _LevelDb(Kind):
     HELPERS = re.compile(r"LOCK|LOG(\.old.*)?")
     CURRENT = re.compile(rb"MANIFEST-\d+\n?")
 
-    def root_of(self, path: str) -> str | None:
-        return parent(path) if self.NAMES.fullmatch(path.rpartition("/")[2]) else None
+    def roots_of(self, path: str) -> Sequence[str]:
+        return (parent(path),) if self.NAMES.fullmatch(path.rpartition("/")[2]) else ()
 
     def holds(self, root: str, path: str) -> bool:
-        return self.root_of(path) == root
+        return root in self.roots_of(path)
 
     def helps(self, root: str, path: str) -> bool:
         return self.HELPERS.fullmatch(path.rpartition("/")[2]) is not None
@@ -157,30 +158,54 @@ class _Git(Kind):
 
     name = "git"
 
-    def root_of(self, path: str) -> str | None:
-        return git_unit.root_of(path)
+    def roots_of(self, path: str) -> Sequence[str]:
+        return git_unit.roots_of(path)
 
     def holds(self, root: str, path: str) -> bool:
-        return path == root or (
-            path.startswith(root + "/") and git_unit.root_of(path) == root and git_unit.cell(path[len(root) + 1 :]) is not None
-        )
+        return git_unit.holds(root, path)
 
     def is_there(self, root: str, trees: Sequence[Find]) -> bool:
         return any(git_unit.is_repository(root, tree) for tree in trees)
 
 
 class Named(Kind):
-    """What `runtime.layerstack.units` names: directories that match `root`, with the paths below them that one of `members` matches."""
+    """What `runtime.layerstack.units` names: directories that match `root`, with the paths below them that one of `members` matches.
+
+    A path has one root, the outermost. Of the directories above it that match `root` the outermost `ROOTS_MAX` and as many of the innermost are
+    looked at, each with every member: a path may have two thousand. A directory is compared with `root` once while paths come in their order.
+    """
+
+    ROOTS_MAX = 64
 
     def __init__(self, name: str, root: str, members: Sequence[str] = ("**",)) -> None:
         self.name = name
         self._root, self._members = _Glob(root), tuple(map(_Glob, members))
+        self._last: tuple[str, tuple[int, ...]] | None = None
+        """A directory and the lengths of what matches of it and of those above; one value, since threads share it."""
 
-    def root_of(self, path: str) -> str | None:
-        for above in ancestors(path):
-            if self._root.matches(above or ".") and self.holds(above, path):
-                return above
-        return None
+    def roots_of(self, path: str) -> Sequence[str]:
+        if not path:
+            return ()
+        sizes = self._matching(parent(path))
+        if len(sizes) > 2 * self.ROOTS_MAX:
+            sizes = (*sizes[: self.ROOTS_MAX], *sizes[-self.ROOTS_MAX :])
+        return next(((path[:size],) for size in sizes if self.holds(path[:size], path)), ())
+
+    def _matching(self, folder: str) -> tuple[int, ...]:
+        """The lengths of the directories that match `root`, down to this one, topmost first."""
+        last = self._last
+        if last is not None and last[0] == folder:
+            return last[1]
+        shared, sizes = -1, list[int]()
+        if last is not None:
+            both = os.path.commonprefix((f"{folder}/", f"{last[0]}/"))  # noqa: RUF071 - cut at a slash below
+            shared = max(both.rfind("/"), 0)
+            sizes += [size for size in last[1] if size <= shared]
+        for above in (*ancestors(folder), folder):
+            if len(above) > shared and self._root.matches(above or "."):
+                sizes.append(len(above))
+        self._last = folder, tuple(sizes)
+        return self._last[1]
 
     def holds(self, root: str, path: str) -> bool:
         below = path[len(root) + 1 :] if root else path
@@ -229,8 +254,7 @@ def named_in(index: Index, kinds: Sequence[Kind] = ()) -> frozenset[Unit]:
 def units_of(path: str, kinds: Iterable[Kind]) -> Iterator[Unit]:
     """The units that a path of such a name may be a member of."""
     for kind in kinds:
-        root = kind.root_of(path)
-        if root is not None:
+        for root in kind.roots_of(path):
             yield Unit(kind, root)
 
 
