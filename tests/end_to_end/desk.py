@@ -42,6 +42,7 @@ class Desk:
         self.workspace = person.home / "w"
         self.state = person.home / "state"
         self.env = {"XDG_CACHE_HOME": str(cache), **env}
+        self.patience_s = 120.0
         if not self.workspace.exists():
             self.give("w/.id", person.home.name)  # a base of its own, so that its volume can be removed
             self.give("w/d/b.txt", "in a directory\n")
@@ -61,7 +62,7 @@ class Desk:
 
     def run(self, program: str, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         argv = [self.person.python, "-m", MODULES.get(program, f"eos_mcp.cli.{program}"), *words]
-        code, out, err = self.person.run(argv, env=self.person.environment(**self.env, **(env or {})))
+        code, out, err = self.person.run(argv, env=self.person.environment(**self.env, **(env or {})), timeout_s=self.patience_s)
         return subprocess.CompletedProcess(argv, code, out, err)
 
     def do(self, program: str, *words: str) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Watched:
 
 @in_places(DOCKER)
 def test_an_agent_of_512_mib_previews_publishes_squashes_and_restarts_with_so_many_files(sandbox: Container) -> None:
+    sandbox.desk.patience_s = 600
     session = sandbox.session()
     fill(f"{sandbox.store}/sessions/{session}/upper")
     agent = Watched(sandbox.agent())
