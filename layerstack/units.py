@@ -175,7 +175,7 @@ class Named(Kind):
     looked at, each with every member: a path may have two thousand. A directory is compared with `root` once while paths come in their order.
     """
 
-    ROOTS_MAX = 64
+    ROOTS_MAX = 16
 
     def __init__(self, name: str, root: str, members: Sequence[str] = ("**",)) -> None:
         self.name = name
