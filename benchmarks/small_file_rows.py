@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -26,12 +27,13 @@ FORMS = {"dir": "cp -a; sync -f", "tar": "tar; sync -f", "tar-zst": "tar \\| zst
 GOAL = "<= 1.3x"
 
 FILL = """
-import os, sys
+import os, random, sys
+random.seed(1)
 for n in range(int(sys.argv[1])):
     if n % 100 == 0:
         os.mkdir(f"d{n // 100:04d}")
     with open(f"d{n // 100:04d}/f{n:06d}.txt", "wb") as file:
-        file.write(os.urandom(64 + n * 37 % 1500).hex().encode())
+        file.write(random.randbytes(64 + n * 37 % 1500).hex().encode())
 """
 
 
@@ -48,7 +50,8 @@ def export(place: Place) -> Iterator[Row]:
         with place.sandbox("host", files=1) as sandbox:
             source = Path(tempfile.mkdtemp(prefix="source", dir=place.home))
             subprocess.run(["python3", "-c", FILL, str(count)], cwd=source, check=True, timeout=120)
-            done = place.ask("exec_command", {"cmd": f"cp -a {source}/. .", "yield_time_ms": 30_000}, sandbox)
+            again = f"python3 -c {shlex.quote(FILL)} {count}"  # sessions have a /tmp of their own, so that they may not see `source`
+            done = place.ask("exec_command", {"cmd": f"rm -r ./* && {again}", "yield_time_ms": 30_000}, sandbox)
             assert done["status"] == "ok", done
             want = _digest({str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()})
             ours: dict[str, list[Cost]] = {form: [] for form in FORMS}
