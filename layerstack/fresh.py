@@ -99,7 +99,8 @@ def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] =
                 ignored = bool(path) and roles.ignored(path, directory)
                 if not quiet:
                     routes[ignored] += 1
-                    newest = max(newest, mtime)
+                    if mtime > newest:
+                        newest = mtime
             else:
                 ignored = False
             if directory:
@@ -123,7 +124,7 @@ def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] =
             elif kind == LINK and not ignored:
                 removes = removes or base.find(path) is not None  # what it leads to may be of any time
         kinds.append(role)
-        times.append(max(-_FAR, min(_FAR, mtime)))
+        times.append(mtime if -_FAR <= mtime <= _FAR else max(-_FAR, min(_FAR, mtime)))
     own = LayerTimes(oldest, newest, removes)
     return Survey(routes[False], routes[True], bytes(kinds), times, own, newest_made, old, tuple(written))
 

@@ -229,13 +229,17 @@ class Shelf:
 
     def touched(self, path: str, version: int) -> bool:
         """May a layer newer than `version` have changed something at or below `path`? False is certain."""
-        return self.sub.get(path, 0) > version or any(layer.version > version and layer.get(path) is not None for layer in self.large)
+        if self.sub.get(path, 0) > version:
+            return True
+        return bool(self.large) and any(layer.version > version and layer.get(path) is not None for layer in self.large)
 
     def covered(self, path: str, version: int) -> bool:
         """May a layer newer than `version` have changed everything below `path` without listing it? False is certain."""
         if self.cover.get(path, 0) > version:
             return True
-        return any(layer.version > version and (rec := layer.get(path)) is not None and rec.covers for layer in self.large)
+        return bool(self.large) and any(
+            layer.version > version and (rec := layer.get(path)) is not None and rec.covers for layer in self.large
+        )
 
     def untouched(self, path: str, version: int) -> bool:
         """Is nothing at, below or covering `path` newer than `version`? True is certain."""

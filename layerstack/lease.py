@@ -33,6 +33,8 @@ class Leases:
         self._lock = threading.Condition(threading.Lock())
         self._held: dict[int, Lease] = {}
         self._numbers = itertools.count(1)
+        self._waiting = 0
+        """Who waits for readers; changed under the lock."""
         self.on_change: Callable[[str, Lease], object] | None = None
         """Told of each lease but readers' that was `acquired` or `released`, in whatever thread."""
 
@@ -49,7 +51,7 @@ class Leases:
         """Give the claim back; once more does nothing."""
         with self._lock:
             held = self._held.pop(lease.number, None)
-            if held is not None and lease.kind == READER:
+            if self._waiting and held is not None and lease.kind == READER:
                 self._lock.notify_all()
         if self.on_change is not None and held is not None and lease.kind != READER:
             self.on_change("released", lease)
@@ -67,6 +69,11 @@ class Leases:
         """Return when no reader holds any of the layers, or after the time."""
         wanted = set(layer_ids)
         with self._lock:
-            self._lock.wait_for(
-                lambda: not any(lease.kind == READER and not wanted.isdisjoint(lease.layer_ids) for lease in self._held.values()), timeout_s
-            )
+            self._waiting += 1
+            try:
+                self._lock.wait_for(
+                    lambda: not any(lease.kind == READER and not wanted.isdisjoint(lease.layer_ids) for lease in self._held.values()),
+                    timeout_s,
+                )
+            finally:
+                self._waiting -= 1

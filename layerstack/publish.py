@@ -194,7 +194,7 @@ def _preview(
         over = store.chain(head)
         settle(tree, planned.edits, head=over, version=version)
         indexed = build(tree, over, hashes=False)
-    elif _containers_met(store, indexed, version):
+    elif _containers_met(store, indexed, version, head):
         indexed = build(tree, store.chain(head), hashes=False)
     no_op, told = not indexed.changes, planned.notices
     if head.version == version or no_op:
@@ -292,7 +292,7 @@ def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manif
         found = settle(tree, planned.edits, head=over, version=work.version, roles=roles)
         touched = is_touched(work.indexed.records, found)
         indexed = build(tree, over, known=known_digests(work.tree, work.indexed), touched=touched)
-    elif _containers_met(store, indexed, work.version):
+    elif _containers_met(store, indexed, work.version, head):
         touched = is_touched(work.indexed.records, ())
         indexed = build(tree, store.chain(head), known=known_digests(tree, indexed), touched=touched)
     if not indexed.changes:
@@ -326,9 +326,11 @@ def _wanted(work: Work, indexed: Indexed) -> int:
     return indexed.size_bytes - sum(work.linked.values())
 
 
-def _containers_met(store: Store, indexed: Indexed, version: int) -> bool:
+def _containers_met(store: Store, indexed: Indexed, version: int, head: Manifest) -> bool:
     """May a directory that is a mere container on the base be more than that on the head? (An ignored one that the head removed.)"""
-    return any(row.record.quiet and not store.layers.shelf.untouched(row.path, version) for row in indexed.rows if row.path)
+    return head.version != version and any(
+        row.record.quiet and not store.layers.shelf.untouched(row.path, version) for row in indexed.rows if row.path
+    )
 
 
 def _write_metadata(store: Store, work: Work, ready: _Ready, author: Author, scrap: Names) -> Metadata:
