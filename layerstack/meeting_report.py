@@ -14,7 +14,7 @@ from layerstack.renames import Renames
 from layerstack.states import WHITEOUT, fingerprint
 from layerstack.three_trees import Trees
 from layerstack.unit_plan import decided_database, unit_at
-from layerstack.units import CONFLICT, HEAD, OURS, Decided, Kind, Unit, differs
+from layerstack.units import CONFLICT, HEAD, OURS, Decided, Kind, Unit, differs, held_by
 
 NOTICE_LIMIT = 100
 """Replaced paths that are named; of more the last notice has the number."""
@@ -119,8 +119,9 @@ class Report:
         """The conflicts, those about members of a unit put together at its root; the torn units by their roots."""
         torn = [one for one in self._found.units if one.whose == CONFLICT]
         alone: dict[Unit, list[str]] = {}
+        held = held_by(one.unit for one in torn)
         for path in sorted(self._found.conflicts, key=byte_order):
-            if any(one.unit.holds(path) for one in torn):
+            if held(path):
                 continue
             b, o, h = self._trees.base.find(path), self._trees.shown.find(path), self._trees.head.find(path)
             if differs(b, h) and differs(b, o) and differs(o, h):
@@ -130,7 +131,8 @@ class Report:
             elif (decided := decided_database(path, self._trees.sides())) is not None and decided.whose == CONFLICT:
                 alone[decided.unit] = [*decided.changed]
         torn += [Decided(unit, CONFLICT, tuple(paths)) for unit, paths in alone.items()]
-        left = {path: what for path, what in self._found.conflicts.items() if not any(one.unit.holds(path) for one in torn)}
+        held = held_by(one.unit for one in torn)
+        left = {path: what for path, what in self._found.conflicts.items() if not held(path)}
         return {**left, **{one.unit.root: (UNIT, ()) for one in torn}}, {one.unit.root: one for one in torn}
 
     def _renamed(self, path: str, kind: str) -> Renamed | None:

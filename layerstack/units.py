@@ -258,6 +258,18 @@ def units_of(path: str, kinds: Iterable[Kind]) -> Iterator[Unit]:
             yield Unit(kind, root)
 
 
+def held_by(units: Iterable[Unit]) -> Callable[[str], bool]:
+    """Whether a path is a member of one of them. Cost of a path: its depth, however many there are."""
+    few, wide = set[str](), dict[str, list[Unit]]()
+    for unit in units:
+        members = unit.kind.members(unit.root)
+        if members is None:
+            wide.setdefault(unit.root, []).append(unit)
+        else:
+            few.update(members)
+    return lambda path: path in few or any(unit.holds(path) for at in (*ancestors(path), path) for unit in wide.get(at, ()))
+
+
 # ---- what becomes of one
 
 CONFLICT, OURS, HEAD = "conflict", "ours", "head"

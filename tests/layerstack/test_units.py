@@ -15,7 +15,7 @@ from layerstack.changes import Conflict
 from layerstack.errors import PublishRejected
 from layerstack.publish import Published
 from layerstack.rules import Rules
-from layerstack.units import Named
+from layerstack.units import BUILT_IN, SQLITE, Named, Unit, held_by
 from tests import children
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 
@@ -466,3 +466,37 @@ def test_the_matching_directories_of_a_path_are_those_of_a_unit_that_saw_no_othe
         for folder in dice.choices(folders, k=200):
             path = f"{folder}/f".lstrip("/")
             assert unit.roots_of(path) == Named("u", root, ["f"]).roots_of(path), (root, path)
+
+
+def test_the_members_of_many_units_are_told_without_asking_each_of_them() -> None:
+    """Each conflict asked each torn unit: a preview of 600 databases that both sides changed asked 720,000 times, one of 3,000 took minutes."""
+    asked = [0]
+
+    class Counting(Named):
+        def holds(self, root: str, path: str) -> bool:
+            asked[0] += 1
+            return super().holds(root, path)
+
+    kinds = {kind.name: kind for kind in BUILT_IN}
+    units = [Unit(SQLITE, f"d/{n}.db") for n in range(50)] + [Unit(Counting("u", "*", ["x*"]), f"u{n}") for n in range(50)]
+    units += [Unit(kinds["git"], "r/.git"), Unit(kinds["lmdb"], "m"), Unit(kinds["leveldb"], "l")]
+    paths = [
+        "d/7.db",
+        "d/7.db-shm",
+        "d/7.dbx",
+        "u3/x",
+        "u3/y",
+        "u3",
+        "u33/x",
+        "r/.git",
+        "r/.git/HEAD",
+        "r/f",
+        "m/data.mdb",
+        "l/CURRENT",
+        "l/k",
+        "",
+    ]
+    held = held_by(units)
+    found = [held(path) for path in paths]
+    assert asked[0] == 4, "u3/x, u3/y, u3 and u33/x, each by one unit"
+    assert found == [any(unit.holds(path) for unit in units) for path in paths]
