@@ -8,6 +8,7 @@ Source: overlayfs.rst, "redirect_dir", "whiteouts and opaque directories"; the k
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -56,6 +57,15 @@ def seal(
         worker.expand("", "")
     worker.prune("", inside=False)
     return Sealed(tuple(worker.dropped), tuple(worker.linked), worker.decide_touched())
+
+
+class Fate(enum.Enum):
+    """What became of an entry. Its directory stays for what did not go, and gets its time back after what did not stay as it was."""
+
+    STAYS = enum.auto()
+    REPLACED = enum.auto()
+    """By a whiteout."""
+    GONE = enum.auto()
 
 
 class _Seal:
@@ -131,28 +141,21 @@ class _Seal:
     # pass 2: what is as in the base is no change
 
     def prune(self, path: str, *, inside: bool) -> bool:
-        """`inside`: nothing of the base shows here. -> must the directory stay?"""
+        """Take what is as in the base out of a directory. `inside`: nothing of the base shows here. -> must the directory stay?
+
+        It stays for itself: where nothing of the base shows in it (*cut*), where names of the base are gone from it, and where its attributes are
+        others; and for any entry that stays. Else it was only passed through.
+        """
         if path and self.keep(path):
             return True
         tree = self.tree
         state = tree.state(path)
         below = None if inside else self.chain.find(path)
         merges = below is not None and below.kind == DIRECTORY
-        marked = tree.opaque(path)
-        children = tree.scan(path)
-        missing, moved = False, False
-        if marked and not (merges and not inside):
-            tree.unmark_opaque(path)  # below is no directory: a mark would hide what others add here
-            marked = False
-        elif marked:
-            here = [child.name for child in children if child.kind in (FILE, LINK, DIRECTORY)]
-            names = self.chain.names(path, stop_above=max(2 * len(here) + self.slack, len(here)))
-            gone = names - set(here)
-            if not gone or len(gone) <= len(here) + self.slack:
-                children = self._unopaque(path, children, names, gone)
-                marked, missing, moved = False, bool(gone), True
-        cut = self.cut[path] = inside or marked or not merges
-        alive = cut or missing or not equal(below, state) or (below is not None and self._retimed(path, state, below))
+        opaque, children, gone = self._settle_mark(path, tree.scan(path), merges=merges)
+        cut = self.cut[path] = inside or opaque or not merges
+        stays = cut or bool(gone) or not equal(below, state) or (below is not None and self._retimed(path, state, below))
+        retime = gone is not None
         for name, kind in children:
             stopping.check()
             child = join(path, name)
@@ -161,45 +164,64 @@ class _Seal:
             ):
                 self.dropped.append(child)
                 tree.remove(child)
-                moved = True
-            elif kind == DIRECTORY:
-                if self.prune(child, inside=cut):
-                    alive = True
-                else:
-                    tree.rmdir(child)
-                    moved = True
-            elif kind == WHITEOUT:
-                if cut or self.chain.holder(child) is None:
-                    tree.unlink(child)
-                    moved = True
-                else:
-                    alive = True
-            elif kind == SPECIAL:
-                over = not cut and self.chain.holder(child) is not None
-                self._special(child, over=over)
-                alive, moved = alive or over, True
-            elif not cut and (under := self.chain.find(child)) is not None:
-                own = tree.state(child)
-                if own.hides:
-                    tree.whiteout(child)
-                    alive, moved = True, True
-                elif equal(under, own) and not self._retimed(child, own, under):
-                    if self.is_input is not None and under.times[1] < own.times[1] and own.kind == FILE and self.is_input(child):
-                        self.touched[child] = under.times[1], own.times[1]
-                        alive = True
-                    else:
-                        tree.unlink(child)
-                        moved = True
-                else:
-                    alive = True
-                    if under.links > 1 and under.kind == FILE == own.kind:
-                        self.linked.append(child)
+                fate = Fate.GONE
+            elif kind != DIRECTORY:
+                fate = self._settle(child, kind, cut=cut)
+            elif self.prune(child, inside=cut):
+                fate = Fate.STAYS
             else:
-                alive = True
-        if moved:
+                tree.rmdir(child)
+                fate = Fate.GONE
+            stays = stays or fate is not Fate.GONE
+            retime = retime or fate is not Fate.STAYS
+        if retime:
             tree.set_times(path, state.times)
         del self.cut[path]
-        return alive
+        return stays
+
+    def _settle_mark(self, path: str, children: Sequence[Child], *, merges: bool) -> tuple[bool, Sequence[Child], set[str] | None]:
+        """Keep the opaque mark of a directory, or take it away: over nothing it would hide what others add there, and one that lacks few of the base's
+        names says the same with whiteouts. -> is it opaque, the children that are left to look at, the names that got whiteouts for the mark."""
+        tree = self.tree
+        if not tree.opaque(path):
+            return False, children, None
+        if not merges:
+            tree.unmark_opaque(path)
+            return False, children, None
+        here = [child.name for child in children if child.kind in (FILE, LINK, DIRECTORY)]
+        names = self.chain.names(path, stop_above=max(2 * len(here) + self.slack, len(here)))
+        gone = names - set(here)
+        if gone and len(gone) > len(here) + self.slack:
+            return True, children, None
+        return False, self._unopaque(path, children, names, gone), gone
+
+    def _settle(self, path: str, kind: str, *, cut: bool) -> Fate:
+        """What becomes of an entry that is no directory. `cut`: nothing of the base shows where it is, so that it neither equals nor hides anything."""
+        if kind in (WHITEOUT, SPECIAL):
+            over = not cut and self.chain.holder(path) is not None
+            if kind == SPECIAL:
+                self._special(path, over=over)
+                return Fate.REPLACED if over else Fate.GONE
+            if over:
+                return Fate.STAYS
+            self.tree.unlink(path)
+            return Fate.GONE
+        under = None if cut else self.chain.find(path)
+        if under is None:
+            return Fate.STAYS
+        own = self.tree.state(path)
+        if own.hides:
+            self.tree.whiteout(path)
+            return Fate.REPLACED
+        if not equal(under, own) or self._retimed(path, own, under):
+            if under.links > 1 and under.kind == FILE == own.kind:
+                self.linked.append(path)
+            return Fate.STAYS
+        if self.is_input is not None and under.times[1] < own.times[1] and own.kind == FILE and self.is_input(path):
+            self.touched[path] = under.times[1], own.times[1]
+            return Fate.STAYS
+        self.tree.unlink(path)
+        return Fate.GONE
 
     # pass 3: touched inputs
 

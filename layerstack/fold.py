@@ -74,6 +74,36 @@ class Folded(NamedTuple):
     """Is a file there for its time alone?"""
 
 
+class Reach(NamedTuple):
+    """How far down the block a directory of the result reaches."""
+
+    mask: int
+    """The oldest rank that has a say in what is in it."""
+    hides: bool
+    """Did the block end it, so that nothing of what is below the block shows in it?"""
+    quiet: bool
+    """Did all its layers only pass through it?"""
+
+
+def reach(records: Sequence[Listed], mask: int) -> Reach:
+    """Go down the records of a directory, the newest first, as far as the mask of the directory that it is in.
+
+    It merges with older directories until one layer has something else there, or hides what is older. The mask ends at the first record that is no
+    directory, just above it: what that layer has there, and what is older, shows no more. An opaque directory keeps its rank: what is in
+    it shows, what is older does not.
+    """
+    quiet = True
+    for rank, _, rec in records:
+        if rank > mask:
+            break
+        if rec.kind != DIRECTORY:
+            return Reach(rank - 1, True, quiet)
+        quiet = quiet and rec.quiet
+        if rec.opaque:
+            return Reach(rank, True, quiet)
+    return Reach(mask, False, quiet)
+
+
 def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Folded:
     """Write what the layers of `block` show on top of `below` into `target`, which holds nothing but its root, like the newest layer's.
 
@@ -83,54 +113,50 @@ def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Folded:
         Stopped, at any entry.
     Cost: O(entries of the block); names come from the indexes, not from the disk.
     """
-    listed = Block(block)
+    folding = _Fold(Block(block), below, target)
+    root = block[0].tree.state("")
+    target.set_attributes("", root)
+    folding.fill("", len(block) - 1, cut=False)
+    target.set_times("", root.times)
+    return Folded(folding.listed.source, folding.listed.is_touched)
 
-    def go(path: str, last: int, *, cut: bool) -> bool:
-        """What is in a directory. Layers older than rank `last` have nothing to say; `cut`: nothing of `below` shows here."""
+
+class _Fold:
+    def __init__(self, listed: Block, below: Chain, target: Tree) -> None:
+        self.listed, self.below, self.target = listed, below, target
+
+    def fill(self, path: str, mask: int, *, cut: bool) -> bool:
+        """Write what is in a directory. Layers of a rank beyond `mask` have no say; `cut`: nothing of `below` shows here. -> is there anything?"""
         some = False
-        for child in listed.children(path):
+        for child in self.listed.children(path):
             stopping.check()
-            rank, top, rec = listed.at(child)[0]
-            if rank > last:
+            records = self.listed.at(child)
+            rank, layer, rec = records[0]
+            if rank > mask:
                 continue
-            if rec.kind == WHITEOUT:
-                if not cut and below.holder(child) is not None:
-                    target.whiteout(child)
-                    some = True
-            elif rec.kind != DIRECTORY:
-                target.put(child, top.tree.state(child))
+            if rec.kind == DIRECTORY:
+                some = self._directory(child, records, mask, cut=cut) or some
+            elif rec.kind != WHITEOUT:
+                self.target.put(child, layer.tree.state(child))
                 some = True
-            else:
-                some = directory(child, last, cut=cut) or some
+            elif not cut and self.below.holder(child) is not None:
+                self.target.whiteout(child)
+                some = True
         return some
 
-    def directory(path: str, last: int, *, cut: bool) -> bool:
-        hit, quiet, records = False, not cut, listed.at(path)
-        for rank, _, rec in records:
-            if rank > last:
-                break
-            if rec.kind != DIRECTORY:
-                hit, last = True, rank - 1
-                break
-            quiet = quiet and rec.quiet
-            if rec.opaque:
-                hit, last = True, rank
-                break
-        under = below.find(path) if not cut else None
-        under_directory = under is not None and under.kind == DIRECTORY
+    def _directory(self, path: str, records: Sequence[Listed], mask: int, *, cut: bool) -> bool:
+        """Write a directory with what is in it. -> is it in the result? One that all layers only passed through, without a trace, is not."""
+        target = self.target
+        mask, hides, quiet = reach(records, mask)
+        under = None if cut else self.below.find(path)
+        merges = under is not None and under.kind == DIRECTORY
         state = records[0][1].tree.state(path)
         target.put(path, state)
-        if hit and not cut and under_directory:
+        if hides and merges:
             target.mark_opaque(path)
-        some = go(path, last, cut=cut or hit or not under_directory)
-        if not some and quiet and not hit and under is not None and under.times[1] == state.times[1]:
+        some = self.fill(path, mask, cut=hides or not merges)
+        if not some and not hides and quiet and under is not None and under.times[1] == state.times[1]:
             target.rmdir(path)
             return False
         target.set_times(path, state.times)
         return True
-
-    root = block[0].tree.state("")
-    target.set_attributes("", root)
-    go("", len(block) - 1, cut=False)
-    target.set_times("", root.times)
-    return Folded(listed.source, listed.is_touched)

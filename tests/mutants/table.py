@@ -86,15 +86,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s17",
         "layerstack/capture.py",
-        "        if moved:\n            tree.set_times(path, state.times)\n        del",
+        "        if retime:\n            tree.set_times(path, state.times)\n        del",
         "        del",
         "directories that sealing changed have the time of the sealing",
     ),
     Mutant(
         "s18",
         "layerstack/capture.py",
-        "alive, moved = alive or over, True",
-        "moved = True",
+        "return Fate.REPLACED if over else Fate.GONE",
+        "return Fate.GONE",
         "a FIFO over the only file of a directory: the publication fails with ENOTEMPTY",
     ),
     Mutant(
@@ -310,8 +310,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e20",
         "layerstack/fold.py",
-        "if not some and quiet and not hit and under is not None and under.times[1] == state.times[1]:",
-        "if not some and quiet and not hit:",
+        "if not some and not hides and quiet and under is not None and under.times[1] == state.times[1]:",
+        "if not some and not hides and quiet:",
         "a squash gives a directory that got and lost a name its old time",
         (STORM,),
         soak=True,
