@@ -18,7 +18,7 @@ endif
 # The tests start thousands of processes: each would compile our sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint bench soak mutants bare vm lock
+.PHONY: help demo test lint docs bench soak mutants bare vm lock
 
 # Whether an environment elsewhere is whole, .ci/venv knows and make does not.
 ifneq ($(EOS_VENV),)
@@ -29,6 +29,7 @@ help:
 	@echo "make demo    three agents work on one project in one sandbox (30 s after set-up)"
 	@echo "make test    every test that this machine can run, linters included"
 	@echo "make lint    ruff, mypy, pyright"
+	@echo "make docs    the documentation as a site in build/site (installs mkdocs-material into the environment)"
 	@echo "make bench   figures of this machine, each beside its baseline"
 	@echo "make soak    thousands of random histories, every durable act, every refused call: an hour or two"
 	@echo "make mutants each single fault of tests/mutants in a copy of the packages: which tests notice it"
@@ -57,6 +58,12 @@ lint: .venv/dev.stamp
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m pyright --pythonpath $(PY)
+
+# mkdocs and its theme are installed when they are asked for.
+docs: .venv/dev.stamp
+	$(PY) docs/make_pictures.py
+	$(PY) -m pip --disable-pip-version-check --no-input install --quiet --require-hashes --no-deps -r docs/requirements.lock
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 bench: .venv/dev.stamp
 	$(PY) -m benchmarks $(ARGS)

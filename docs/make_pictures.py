@@ -95,6 +95,31 @@ class Picture:
         )
 
 
+def overview() -> Picture:
+    """What the whole is for."""
+    p = Picture("Sessions over one stack of layers", 980, 330)
+    p.box(20, 120, 150, 72, "files", ["your project", "on the host;", "never written to"])
+    p.box(240, 20, 320, 290, "zone", ["sandbox: one stack of layers"], top=True)
+    for n, (title, line) in enumerate(
+        (("version 3, the head", "published by A"), ("version 2", "published by B"), ("version 1", "the base: the copied project"))
+    ):
+        p.box(270, 60 + n * 66, 260, 52, "state", [title, line])
+    p.text(400, 276, "layers are immutable; overlayfs shows a", anchor="middle", size=12)
+    p.text(400, 292, "version as one ordinary directory", anchor="middle", size=12)
+    p.arrow([(170, 156), (222, 156), (222, 218), (270, 218)], ["copy, once"], (95, 210))
+    p.box(640, 40, 150, 56, "process", ["session of A", "commands, files"])
+    p.box(640, 126, 150, 56, "process", ["session of B", "commands, files"])
+    p.box(640, 212, 150, 56, "process", ["session of C", "commands, files"])
+    for y in (72, 154):
+        p.arrow([(640, y), (530, y)], ["publish"], (567, y - 6))
+    p.arrow([(640, 240), (545, 240), (545, 100), (530, 100)], ["conflict"], (594, 234))
+    p.box(830, 212, 130, 56, "work", ["draft", "kept, not lost"])
+    p.arrow([(790, 240), (830, 240)])
+    p.box(830, 40, 130, 56, "files", ["a directory", "of your choice"])
+    p.arrow([(530, 86), (600, 86), (600, 20), (895, 20), (895, 40)], ["export"], (720, 14))
+    return p
+
+
 def processes() -> Picture:
     """Processes, and the sockets between them."""
     p = Picture("Processes and sockets", 980, 560)
@@ -309,6 +334,7 @@ def rooms(package: str) -> Picture:
 
 def pictures() -> Iterator[tuple[str, str]]:
     """(file name, its content) of each."""
+    yield "overview.svg", overview().svg()
     yield "processes.svg", processes().svg()
     yield "store.svg", store().svg()
     yield "session.svg", session().svg()

@@ -24,7 +24,7 @@ from tests.people import Person
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
 
-README = Path(__file__).resolve().parent.parent.parent / "README.md"
+GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "guide.md"
 CURL = """curl() { python3 - "$@" <<'end'
 import sys, time, urllib.request
 ask = urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open
@@ -199,8 +199,8 @@ def test_where_private_addresses_are_denied_there_are_no_isolated_sessions(
 
 
 @in_places(ORDINARY, DEBIAN)
-def test_the_commands_of_the_readme_show_a_file_of_the_session(sandbox: Sandbox) -> None:
-    text = README.read_text()
+def test_the_commands_of_the_guide_show_a_file_of_the_session(sandbox: Sandbox) -> None:
+    text = GUIDE.read_text()
     (block,) = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)
     sandbox.write("greeting.txt", "hello from a session\n")
     run = f'sandbox={sandbox.id}\nrun() {{ sandbox-runtime-cli --sandbox-id "$sandbox" "$@"; }}\n'
