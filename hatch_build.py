@@ -15,7 +15,7 @@ MACHINES = {"x86_64": "manylinux2014_x86_64.musllinux_1_1_x86_64", "aarch64": "m
 
 
 class NativeInit(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles `eos_agent/init.c` and puts the program beside it."""
+    """Compiles `eos_agent/init/init.c` and puts the program beside it."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if os.environ.get("EOS_WHEEL") != "platform" or version == "editable":
@@ -27,9 +27,9 @@ class NativeInit(BuildHookInterface):  # type: ignore[type-arg]
             raise RuntimeError(f"EOS_WHEEL=platform: no platform tag is known for {platform.machine()}")
         self._made = tempfile.TemporaryDirectory(prefix="eos-wheel-")
         target = os.path.join(self._made.name, native_init.NAME)
-        if not native_init.make(os.path.join(self.root, "agent_image", "eos_agent", native_init.SOURCE), target):
+        if not native_init.make(os.path.join(self.root, "agent_image", "eos_agent", "init", native_init.SOURCE), target):
             raise RuntimeError(f"EOS_WHEEL=platform wants a C compiler that links statically: {', '.join(native_init.COMPILERS)}")
-        build_data["force_include"][target] = f"eos_agent/{native_init.NAME}"
+        build_data["force_include"][target] = f"eos_agent/init/{native_init.NAME}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{MACHINES[platform.machine()]}"
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 from agent_image import native_init
-from eos_agent import private_dirs
+from eos_agent.machine import private_dirs
 
 FORMAT = 1
 PRELOAD_OF_GLIBC, PRELOAD_OF_OURS = b"/etc/ld.so.preload\0", b"/eos/ld.so.preload"
@@ -226,7 +226,7 @@ def make(out: str) -> list[list[Any]]:
     _strip(out)
     for package in PACKAGES:
         _copy_package(package, target)
-    _make_init(os.path.join(target, "eos_agent"))
+    _make_init(os.path.join(target, "eos_agent", "init"))
     with open(os.path.join(out, "bin", "sandbox-daemon"), "w", encoding="utf-8") as script:
         script.write(DAEMON_SCRIPT)
     steady = {"PYTHONHASHSEED": "0", "PATH": os.environ.get("PATH", os.defpath)}
@@ -448,12 +448,12 @@ def _copy_package(package: str, target: str) -> None:
 
 
 def _init_source() -> str:
-    return os.path.join(_package_root("eos_agent"), native_init.SOURCE)
+    return os.path.join(_package_root("eos_agent"), "init", native_init.SOURCE)
 
 
 def _init_made() -> list[Any] | None:
     """The native pid 1 that a wheel brought along."""
-    path = os.path.join(_package_root("eos_agent"), native_init.NAME)
+    path = os.path.join(_package_root("eos_agent"), "init", native_init.NAME)
     return _stat_of(path) if os.path.exists(path) else None
 
 

@@ -1,4 +1,4 @@
-"""The native pid 1 of sessions (eos_agent/init.c, ADR 0042) from a compiler of this machine, where there is one; the agent does without."""
+"""The native pid 1 of sessions (eos_agent/init/init.c, ADR 0042) from a compiler of this machine, where there is one; the agent does without."""
 
 from __future__ import annotations
 

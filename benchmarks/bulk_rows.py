@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.harness import Row, Series, check, timed, token
 from benchmarks.place import Place, fill
 from benchmarks.rows import run
-from eos_mcp import places
+from eos_mcp.config import paths
 
 FILES, AT_ONCE, FILE_MIB = 64, 8, 16
 WORKSPACE_FILES = 20_000
@@ -61,7 +61,7 @@ def export(place: Place) -> Iterator[Row]:
                     os.unlink(dest)
                     os.unlink(f"{dest}-copy")
         agent = int(json.loads((place.home / "state" / "sandboxes" / sandbox / "endpoint.json").read_text())["pid"])
-        gateway = int(Path(places.pid_path()).read_text())
+        gateway = int(Path(paths.pid_path()).read_text())
         peaks = {name: peak_mib(pid) for name, pid in (("agent", agent), ("gateway", gateway))}
     titles = {"dir": "cp -a; sync -f", "tar-zst": "tar \\| zstd -3; sync -f"}
     for form, ms in ours.items():

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Generator
 
-from layerstack import durable
+from layerstack.kernel import fsync
 
 SIZE_BYTES = 16 << 30
 """Of the file, which is sparse."""
@@ -19,7 +19,7 @@ SIZE_BYTES = 16 << 30
 def journaled() -> Generator[tuple[str | None, str]]:
     """(a folder on such a disk, or None for the ordinary one; what to say about it)."""
     temporary = tempfile.gettempdir()
-    if durable.keeps_order(temporary):
+    if fsync.keeps_order(temporary):
         yield None, "a file system with an ordered journal"
         return
     if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:

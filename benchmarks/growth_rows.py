@@ -21,10 +21,10 @@ GOAL, MEMORY_GOAL = "exponent <= 1.1", "<= 100 MB"
 
 LOOK = """
 import json, os, sys, time
-from layerstack import history
-from layerstack.export import stream
-from layerstack.form import TRUSTED, USER
-from layerstack.index_cursor import Digests
+from layerstack.history import versions as history
+from layerstack.export.stream import stream
+from layerstack.kernel.xattrs import TRUSTED, USER
+from layerstack.layers.index_cursor import Digests
 from layerstack.store import Store
 
 root, count = sys.argv[1], int(sys.argv[2])
@@ -83,9 +83,9 @@ print(json.dumps(found))
 
 SPARSE = """
 import json, os, sys, time
-from layerstack.export import stream
-from layerstack.form import TRUSTED, USER
-from layerstack.index_cursor import Digests
+from layerstack.export.stream import stream
+from layerstack.kernel.xattrs import TRUSTED, USER
+from layerstack.layers.index_cursor import Digests
 from layerstack.store import Store
 
 root, size = sys.argv[1], int(sys.argv[2])

@@ -13,9 +13,9 @@ from benchmarks.harness import Row, Series, timed
 from benchmarks.place import Place
 from benchmarks.rows import run
 from benchmarks.store_rows import Stack
-from layerstack.blame import Cache
-from layerstack.durable import sync_tree_of
-from layerstack.squash import Squashed
+from layerstack.history.blame import Cache
+from layerstack.kernel.fsync import sync_tree_of
+from layerstack.squash.squash import Squashed
 
 FOLDED_LAYERS = 100
 FOLDED_FILES = {1_000: 7, 20_000: 3}

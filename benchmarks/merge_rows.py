@@ -12,13 +12,13 @@ from pathlib import Path
 from benchmarks.harness import Row, Series, in_turn
 from benchmarks.place import Place
 from benchmarks.rows import run
-from layerstack.merge import Merged
-from layerstack.merge import merge as merge_lines
+from layerstack.text.merge import Merged
+from layerstack.text.merge import merge as merge_lines
 
 REWRITTEN, LONG, EDITS = 8_000, 100_000, 100
 MERGE = """
 import re, sys
-from layerstack.merge import merge
+from layerstack.text.merge import merge
 texts = [open(name, "rb").read() for name in sys.argv[1:]]
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 before = peak()

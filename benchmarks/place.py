@@ -12,7 +12,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from eos_mcp import client
+from eos_mcp.gateway_client import sync
 
 
 class Place:
@@ -27,7 +27,7 @@ class Place:
 
     def ask(self, op: str, args: dict[str, Any], sandbox_id: str | None = None) -> dict[str, Any]:
         """One request on a connection of its own, as a CLI makes it; an error envelope raises."""
-        reply = client.call(client.discover(), op, args, sandbox_id=sandbox_id)
+        reply = sync.call(sync.discover(), op, args, sandbox_id=sandbox_id)
         if "error" in reply:
             raise RuntimeError(f"{op}: {reply['error']}")
         return reply

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from benchmarks.harness import Row, Series
 from benchmarks.place import Place
 from benchmarks.rows import run
-from eos_mcp import places
+from eos_mcp.config import paths
 
 COUNTS = {1_000: 7, 20_000: 3}
 """Files, and how often each is exported."""
@@ -135,7 +135,7 @@ def _digest(files: dict[str, bytes]) -> str:
 
 def _pids(place: Place, sandbox: str) -> tuple[int, ...]:
     agent = int(json.loads((place.home / "state" / "sandboxes" / sandbox / "endpoint.json").read_text())["pid"])
-    return agent, int(Path(places.pid_path()).read_text())
+    return agent, int(Path(paths.pid_path()).read_text())
 
 
 def _spent(pids: tuple[int, ...]) -> float:

@@ -18,11 +18,11 @@ from types import TracebackType
 from benchmarks.harness import Row, Series, check, in_turn, timed, token
 from benchmarks.place import Place, fill
 from benchmarks.rows import fsync_loop, run
-from layerstack.capture import seal
-from layerstack.form import TRUSTED, USER
-from layerstack.index_file import build
+from layerstack.kernel.xattrs import TRUSTED, USER
+from layerstack.layers.capture import seal
+from layerstack.layers.index_file import build
 from layerstack.store import Store
-from layerstack.tree import DiskTree
+from layerstack.tree.disk import DiskTree
 
 BASE_FILES = 50_000
 LAYERS = (1, 300)

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.harness import Row, Series, check, in_turn, token
 from benchmarks.place import Place, fill
-from eos_agent.protocol import KEEP_ALIVE_KEY, encode_request, new_request_id
+from eos_agent.wire.protocol import KEEP_ALIVE_KEY, encode_request, new_request_id
 
 SANDBOX = "eos-bench"
 RUNS = 1000

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 
-from eos_agent.operation import ANSWER_S, Argument, Operation, ResultField
+from eos_agent.wire.operation import ANSWER_S, Argument, Operation, ResultField
 from eos_mcp import catalog
 
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "operations.md")

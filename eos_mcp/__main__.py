@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from eos_mcp import __version__
-from eos_mcp.server.options import EOS, SANDBOX, Options, Shown, UsageError, parse, usage
+from eos_mcp.mcp.server_options import EOS, SANDBOX, Options, Shown, UsageError, parse, usage
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -31,33 +31,33 @@ def _run(program: str, words: list[str]) -> None:
         _check_gateway(options)
     if options.transport == "stdio":
         _stdio(options)
-    from eos_mcp.server.http import run
+    from eos_mcp.mcp.http import run
 
     raise SystemExit(run(options))
 
 
 def _check_gateway(options: Options) -> None:
     """What the command line says of the gateway must make sense at once. What the environment says is told by the tools of eos-mcp."""
-    from eos_agent.protocol import OperationError
-    from eos_mcp import client
+    from eos_agent.wire.protocol import OperationError
+    from eos_mcp.gateway_client import sync
 
     try:
-        client.discover(endpoint=options.gateway_endpoint, token=options.gateway_token)
+        sync.discover(endpoint=options.gateway_endpoint, token=options.gateway_token)
     except OperationError as error:
         sys.stderr.write(f"{options.program}: {error.message}\n")
         raise SystemExit(2) from None
 
 
 def _stdio(options: Options) -> None:
-    from eos_mcp.server import stdio
+    from eos_mcp.mcp import stdio
 
     pipes = stdio.claim()
-    from eos_mcp.server.identity import identity
+    from eos_mcp.mcp.server_identity import identity
 
     def serve(reader: stdio.Reader, writer: stdio.Writer, ending: stdio.Ending) -> None:
-        from eos_mcp.server import app, serving
+        from eos_mcp.mcp import app, event_loop
 
-        serving.serve(app.build(options), reader, writer, ending)
+        event_loop.serve(app.build(options), reader, writer, ending)
 
     stdio.run(pipes, identity(options), serve)
 

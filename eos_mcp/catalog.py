@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from eos_agent.arguments import budget_s, check_arguments
-from eos_agent.observability import OBSERVABILITY, OBSERVABILITY_FAMILIES
-from eos_agent.operation import NO_BUDGET, Argument, Family, Operation, ResultField
-from eos_agent.operations import RUNTIME, RUNTIME_FAMILIES
-from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_agent.wire.arguments import budget_s, check_arguments
+from eos_agent.wire.operation import NO_BUDGET, Argument, Family, Operation, ResultField
+from eos_agent.wire.operations import RUNTIME, RUNTIME_FAMILIES
+from eos_agent.wire.operations_observe import OBSERVABILITY, OBSERVABILITY_FAMILIES
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from eos_mcp import client
+from eos_mcp.gateway_client import sync
 
 
 def ask(op: str, args: dict[str, Any], sandbox_id: str | None = None) -> dict[str, Any]:
     """One request; an error envelope ends the program with its message."""
-    reply = client.call(client.discover(), op, args, sandbox_id=sandbox_id)
+    reply = sync.call(sync.discover(), op, args, sandbox_id=sandbox_id)
     if "error" in reply:
         raise SystemExit(f"{op}: {reply['error']['message']}")
     return reply

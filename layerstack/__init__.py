@@ -16,19 +16,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from layerstack.blame_file import Range
-    from layerstack.changes import Conflict, Fingerprint, Hunk, Notice, TheirsLayer
-    from layerstack.drafts import Draft
     from layerstack.errors import LayerStackError, PublishRejected
-    from layerstack.form import TRUSTED, USER, Form
-    from layerstack.fsck import Check, Damage, check
-    from layerstack.history import Change, Version
-    from layerstack.manifest import LayerId, LayerRef, Manifest
-    from layerstack.pins import Pin
-    from layerstack.projection import Entry, Snapshot
-    from layerstack.publish import Preview, Published
+    from layerstack.fsck.check import Check, Damage, check
+    from layerstack.history.blame_file import Range
+    from layerstack.history.pins import Pin
+    from layerstack.history.versions import Change, Version
+    from layerstack.kernel.xattrs import TRUSTED, USER, Form
+    from layerstack.layers.snapshot import Entry, Snapshot
+    from layerstack.model.conflict import Conflict, Fingerprint, Hunk, Notice, TheirsLayer
+    from layerstack.model.manifest import LayerId, LayerRef, Manifest
+    from layerstack.publish.drafts import Draft
+    from layerstack.publish.publish import Preview, Published
+    from layerstack.session.upper import Upper
     from layerstack.store import Store
-    from layerstack.upper import Upper
 
 __all__ = [
     "TRUSTED",
@@ -61,33 +61,33 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Change": "layerstack.history",
-    "Check": "layerstack.fsck",
-    "Conflict": "layerstack.changes",
-    "Damage": "layerstack.fsck",
-    "Draft": "layerstack.drafts",
-    "Entry": "layerstack.projection",
-    "Fingerprint": "layerstack.changes",
-    "Form": "layerstack.form",
-    "Hunk": "layerstack.changes",
-    "LayerId": "layerstack.manifest",
-    "LayerRef": "layerstack.manifest",
+    "Change": "layerstack.history.versions",
+    "Check": "layerstack.fsck.check",
+    "Conflict": "layerstack.model.conflict",
+    "Damage": "layerstack.fsck.check",
+    "Draft": "layerstack.publish.drafts",
+    "Entry": "layerstack.layers.snapshot",
+    "Fingerprint": "layerstack.model.conflict",
+    "Form": "layerstack.kernel.xattrs",
+    "Hunk": "layerstack.model.conflict",
+    "LayerId": "layerstack.model.manifest",
+    "LayerRef": "layerstack.model.manifest",
     "LayerStackError": "layerstack.errors",
-    "Manifest": "layerstack.manifest",
-    "Notice": "layerstack.changes",
-    "Pin": "layerstack.pins",
-    "Preview": "layerstack.publish",
+    "Manifest": "layerstack.model.manifest",
+    "Notice": "layerstack.model.conflict",
+    "Pin": "layerstack.history.pins",
+    "Preview": "layerstack.publish.publish",
     "PublishRejected": "layerstack.errors",
-    "Published": "layerstack.publish",
-    "Range": "layerstack.blame_file",
-    "Snapshot": "layerstack.projection",
+    "Published": "layerstack.publish.publish",
+    "Range": "layerstack.history.blame_file",
+    "Snapshot": "layerstack.layers.snapshot",
     "Store": "layerstack.store",
-    "TRUSTED": "layerstack.form",
-    "TheirsLayer": "layerstack.changes",
-    "USER": "layerstack.form",
-    "Upper": "layerstack.upper",
-    "Version": "layerstack.history",
-    "check": "layerstack.fsck",
+    "TRUSTED": "layerstack.kernel.xattrs",
+    "TheirsLayer": "layerstack.model.conflict",
+    "USER": "layerstack.kernel.xattrs",
+    "Upper": "layerstack.session.upper",
+    "Version": "layerstack.history.versions",
+    "check": "layerstack.fsck.check",
 }
 
 

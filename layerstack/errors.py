@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from layerstack.changes import Conflict
+    from layerstack.model.conflict import Conflict
 
 
 class LayerStackError(Exception):

@@ -10,14 +10,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from layerstack import documents, opening
-from layerstack.drafts import Draft
-from layerstack.durable import no_step
-from layerstack.lease import Lease
-from layerstack.manifest import LayerId, Manifest, reference
-from layerstack.recovery import dead_upper
-from layerstack.staging import Staging
+from layerstack.kernel import records
+from layerstack.kernel.fsync import no_step
+from layerstack.model.lease import Lease
+from layerstack.model.manifest import LayerId, Manifest, reference
+from layerstack.publish.drafts import Draft
+from layerstack.recovery import opening
+from layerstack.recovery.reopen import dead_upper
 from layerstack.store import PATH_DEPTH_MAX, Store
+from layerstack.tree.staging import Staging
 
 
 class Beside:
@@ -40,7 +41,7 @@ class Beside:
         """
         store = self._store
         store.become(Manifest(version, tuple(reference(LayerId(layer_id)) for layer_id in layer_ids)))
-        body = documents.read(f"{store.root}/sessions/{session_id}/session.json")
+        body = records.read(f"{store.root}/sessions/{session_id}/session.json")
         lease = Lease(0, f"session {session_id}", version, tuple(layer_ids))
         draft = dead_upper(store, session_id, body, lease).to_draft(reason="recovered")
         return None if draft is not None and draft.draft_id == body["draft_id"] else draft

@@ -6,11 +6,11 @@
     base/B000001-base/        the base, read-only, on a mount of its own
     .layer-metadata/          <id>.json owner, agent, base version, sizes, digest; <id>.index the changed paths; of published layers <id>.digest
                               the digest alone, of squashed ones <id>.blame whose lines they hold
-    sessions/<id>/            the live writes of a session (layerstack.upper)
+    sessions/<id>/            the live writes of a session (layerstack.session.upper)
     workspace.json            which workspace, which base, xattr form
     .storage-writer.lock      flock: one process at a time
-    drafts/<id>/              work that was not published (layerstack.drafts)
-    pins/<version>.json       a version that stays openable (layerstack.pins); the folder comes with the first
+    drafts/<id>/              work that was not published (layerstack.publish.drafts)
+    pins/<version>.json       a version that stays openable (layerstack.history.pins); the folder comes with the first
     staging/                  scrap: empty at rest, swept at open
 
 Durability: data is synced before the rename that makes it visible, metadata is renamed in before its layer, the layer before the manifest
@@ -26,26 +26,29 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
-from layerstack import closing, figures, gc, giving_up, opening, rebase, recovery, session, squash, update
-from layerstack.blame import Cache as BlameCache
-from layerstack.blame import blame
-from layerstack.blame_file import Answer as Blame
-from layerstack.dead import Dead
-from layerstack.delta import Deltas
-from layerstack.draft_book import DraftBook
-from layerstack.drafts import Draft
-from layerstack.durable import Step, no_step
+from layerstack.core import stats
+from layerstack.core.stack import Stack
 from layerstack.errors import Invalid
-from layerstack.form import Form
-from layerstack.fsck import Check
-from layerstack.pins import Pins
-from layerstack.publish import Author, Preview, Published
-from layerstack.quota import Quota
-from layerstack.rollback import rollback
-from layerstack.rules import DEFAULT, Rules
-from layerstack.squash import Squashed
-from layerstack.stack import Stack
-from layerstack.upper import Identity, Upper
+from layerstack.fsck.check import Check
+from layerstack.history.blame import Cache as BlameCache
+from layerstack.history.blame import blame
+from layerstack.history.blame_file import Answer as Blame
+from layerstack.history.pins import Pins
+from layerstack.kernel.fsync import Step, no_step
+from layerstack.kernel.xattrs import Form
+from layerstack.layers.delta import Deltas
+from layerstack.publish.decide import DEFAULT, Rules
+from layerstack.publish.draft_refs import DraftBook
+from layerstack.publish.drafts import Draft
+from layerstack.publish.publish import Author, Preview, Published
+from layerstack.publish.quota import Quota
+from layerstack.recovery import gc, opening, purge, reopen
+from layerstack.recovery.dead_sessions import Dead
+from layerstack.session import rebase, start, update
+from layerstack.session.rollback import rollback
+from layerstack.session.upper import Identity, Upper
+from layerstack.squash import finish, squash
+from layerstack.squash.squash import Squashed
 
 PATH_DEPTH_MAX = 2_048
 """Names that fit into PATH_MAX; trees are walked by recursion."""
@@ -102,14 +105,14 @@ class Store(Stack):
             workspace, form = opening.workspace_of(root)
             store = Store(root, form, workspace, fd, step)
             opening.check_form(root, form)
-            store.become(recovery.load_all(store))
+            store.become(reopen.load_all(store))
             store.pins.load()
             if not recover:
                 store.scrap.later = store.behind.append
-            recovery.find_dead(store)
+            reopen.find_dead(store)
             store.scrap.later = None
             if recover:
-                store.recovered, store.unrecovered = recovery.recover(store)
+                store.recovered, store.unrecovered = reopen.recover(store)
         except BaseException:
             os.close(fd)
             raise
@@ -156,11 +159,11 @@ class Store(Stack):
             Invalid: the id is malformed or in use. NotFound: no such version or draft. LayerLimit: more lowers than the kernel mounts.
             PublishRejected: the draft cannot be carried over to the head, with every conflict.
         """
-        session.check_id(session_id)
+        start.check_id(session_id)
         self.check_open()
         rebased = draft_id is not None and draft_base == "head"
         identity = Identity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex(), rebased)
-        return rebase.open_rebased(self, identity) if rebased else session.open_upper(self, identity, version)
+        return rebase.open_rebased(self, identity) if rebased else start.open_upper(self, identity, version)
 
     def give_up_session(self, session_id: str) -> None:
         """Delete a dead session that waits to become a draft or is set apart, with its work: a way to settle it. Durable on return.
@@ -170,7 +173,7 @@ class Store(Stack):
             StoreBusy: something still writes into its upperdir.
             OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of that failed.
         """
-        giving_up.give_up(self, session_id)
+        purge.give_up(self, session_id)
 
     # ---- drafts
 
@@ -223,7 +226,7 @@ class Store(Stack):
     # ---- history
 
     def blame(self, path: str) -> Blame:
-        """Who wrote each line of a path of the head, or of its last text when it is gone; see `layerstack.blame`."""
+        """Who wrote each line of a path of the head, or of its last text when it is gone; see `layerstack.history.blame`."""
         return blame(self, path)
 
     def rollback(self, version: int, *, owner: str, request_id: str, agent: str | None = None) -> Published:
@@ -254,15 +257,15 @@ class Store(Stack):
 
     def layer_stats(self) -> dict[str, Any]:
         """Sizes, leases and counts, for observability; reads no layer."""
-        return figures.of(self)
+        return stats.of(self)
 
     def gc(self) -> None:
         """Delete layers that nothing names and scrap of failed operations. Live sessions, drafts and openable versions keep all they need."""
         if self.unsettled:
             with self.lock:
-                closing.finish(self)
+                finish.finish(self)
         if self.replaced:
-            closing.reclaim(self)
+            finish.reclaim(self)
         gc.collect(self)
 
     @contextlib.contextmanager

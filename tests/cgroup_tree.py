@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from eos_agent import cgroups, hierarchies
+from eos_agent.kernel import cgroup_fs, cgroups
 
 WAIT_S = 30
 BOMB = """
@@ -38,7 +38,7 @@ def folders_of(text: str) -> list[str]:
     """`hierarchy:path` of every cgroup whose path holds `text`, outermost first."""
     found: list[str] = []
     for hierarchy in limiting():
-        root = hierarchies.root_of(hierarchy)
+        root = cgroup_fs.root_of(hierarchy)
         try:
             found += [f"{hierarchy}:{path}" for path in _below(root, ".") if text in path]
         finally:

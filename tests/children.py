@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from layerstack import linux
+from layerstack.kernel import syscalls
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,8 +54,8 @@ def timeout_s() -> float:
 
 def enter_mount_namespace() -> None:
     """A private copy of all mounts; needs CAP_SYS_ADMIN."""
-    linux.unshare(linux.CLONE_NEWNS)
-    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 
 
 def become(uid: int) -> None:
@@ -63,17 +63,17 @@ def become(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
 
 
 def enter_user_namespace() -> None:
     """This user becomes uid 0 of a new user namespace, with mounts of its own; a single-threaded process only."""
     uid, gid = os.geteuid(), os.getegid()
-    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)
+    syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 
 
 def enter(form: str | None) -> None:
@@ -112,7 +112,7 @@ def _serve(
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         try:
             enter(form)
-            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() not in (parent, 0):
                 os._exit(1)
             answer = pickle.dumps((True, function(*args, **kwargs)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from layerstack import durable
+from layerstack.kernel import fsync
 from tests import children, images, leftovers, probes
 
 REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(" ", ",").split(",") if name)
@@ -166,7 +166,7 @@ def drop_dir(path: str) -> None:
         mounted = [line.split()[4].decode() for line in file if line.split()[4].startswith(os.fsencode(path) + b"/")]
     assert not mounted, f"the test left mounts: {mounted}"
     leftovers.note_instances_in(path)
-    durable.remove_tree(path)
+    fsync.remove_tree(path)
 
 
 @pytest.fixture

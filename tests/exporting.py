@@ -13,11 +13,12 @@ import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from layerstack import linux, overlay, pax
-from layerstack.export import FileRange, stream
-from layerstack.form import FORMS
-from layerstack.index_cursor import Digests
-from layerstack.projection import Snapshot
+from layerstack.export import pax
+from layerstack.export.stream import FileRange, stream
+from layerstack.kernel import overlay, syscalls
+from layerstack.kernel.xattrs import FORMS
+from layerstack.layers.index_cursor import Digests
+from layerstack.layers.snapshot import Snapshot
 from layerstack.store import Store
 from tests.trees import Tree, read_tree, write_tree
 
@@ -136,12 +137,12 @@ class Stack:
         self.count += 1
         upper = self.store.open_upper(f"s{self.count}", origin=f"workspace_session:s{self.count}")
         fd = upper.mount()
-        linux.move_mount(fd, self.mount_point)
+        syscalls.move_mount(fd, self.mount_point)
         os.close(fd)
         try:
             edit(self.mount_point)
         finally:
-            linux.umount(self.mount_point)
+            syscalls.umount(self.mount_point)
         upper.publish(owner="test", request_id=f"r{self.count}")
 
     def snapshot(self) -> Snapshot:
@@ -160,12 +161,12 @@ class Stack:
     def look(self) -> Tree:
         """The head as the kernel shows it."""
         fd = overlay.create([*self.snapshot().lowerdirs, os.path.join(self.folder, "empty")], form=self.form)
-        linux.move_mount(fd, self.mount_point)
+        syscalls.move_mount(fd, self.mount_point)
         os.close(fd)
         try:
             return read_tree(self.mount_point)
         finally:
-            linux.umount(self.mount_point)
+            syscalls.umount(self.mount_point)
 
     def close(self) -> None:
         self.store.close()

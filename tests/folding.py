@@ -14,7 +14,7 @@ import struct
 import unicodedata
 from collections.abc import Callable, Generator
 
-from layerstack import linux
+from layerstack.kernel import syscalls
 from tests import children
 
 _IN, _OUT = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ")
@@ -231,7 +231,7 @@ def open_device(folder: str) -> int:
 def mounted(target: str, backing: str) -> Generator[None]:
     """For the length of the block the tree of `backing` is at `target`, folding; in a mount namespace of one's own, as root."""
     fd = open_device(os.path.dirname(target))
-    linux.mount("eos-folding", target, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions")
+    syscalls.mount("eos-folding", target, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions")
     pid = children.fork()
     if pid == 0:
         code = 1
@@ -244,5 +244,5 @@ def mounted(target: str, backing: str) -> Generator[None]:
     try:
         yield
     finally:
-        linux.umount(target)
+        syscalls.umount(target)
         assert os.waitpid(pid, 0)[1] == 0, "the server of the folding file system failed"

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from layerstack import durable
+from layerstack.kernel import fsync
 from tests.processes import unmasked
 
 FOLDER = "EOS_TESTS_SHARED"  # names the run's own directory to all its processes
@@ -46,7 +46,7 @@ def end() -> None:
     """Delete the shared directory."""
     path = os.environ.pop(FOLDER, None)
     if path is not None:
-        durable.remove_tree(path)
+        fsync.remove_tree(path)
 
 
 def shared() -> Path:

@@ -28,7 +28,7 @@ LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("history",),
         ("squash",),
         ("export",),
-        ("check",),
+        ("fsck",),
         ("recovery",),
         ("store",),
         ("recover_one",),
@@ -45,8 +45,8 @@ LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("handles",),
         ("sessions",),
         ("observe",),
-        ("http",),
         ("serve",),
+        ("http",),
         ("__main__",),
     ),
     "eos_mcp": (
@@ -80,7 +80,7 @@ class Arrow(NamedTuple):
 
 
 def room_of(module: str) -> str:
-    """`layerstack.tree.state` -> `tree`; `layerstack` -> `.`."""
+    """`layerstack.tree.disk.state` -> `tree`; `layerstack` -> `.`."""
     return module.split(".")[1] if "." in module else "."
 
 

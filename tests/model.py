@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from layerstack import merge
-from layerstack.ignore import IgnoreRules
-from layerstack.lines import TEXT_MAX
+from layerstack.text import merge
+from layerstack.text.gitignore import IgnoreRules
+from layerstack.text.lines import TEXT_MAX
 from tests import units
 from tests.trees import DIRECTORY, FILE, LINK, Entry, Tree, ancestors
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from agent_image import native_init
-from eos_agent import init_program
+from eos_agent.init import native
 from tests import probes
 
-SOURCE = Path(init_program.__file__).with_name(native_init.SOURCE)
+SOURCE = Path(native.__file__).with_name(native_init.SOURCE)
 TEXT = SOURCE.read_text()
 """Read when it is imported: the users that tests become may not reach the checkout."""
 STARTER = (
-    "import sys; from eos_agent import init_program; path = sys.argv.pop(1); init_program.find = lambda: path or None; "
+    "import sys; from eos_agent.init import native as init_program; path = sys.argv.pop(1); init_program.find = lambda: path or None; "
     "from eos_agent.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
 """What an agent executes whose sessions shall have `program()`, which comes before its arguments."""

@@ -19,8 +19,8 @@ if __name__ == "__main__":  # run as a file: the checkout is what `tests` is fou
     sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from agent_image import native_init
-from eos_agent.cgroups import Groups, Limits, Wanted, open_groups
-from layerstack import linux
+from eos_agent.kernel.cgroups import Groups, Limits, Wanted, open_groups
+from layerstack.kernel import syscalls
 from tests import build_tools, children, folding, images, inspector
 
 
@@ -48,10 +48,10 @@ def mount_overlay(folder: str, options: str) -> None:
     for name in ("lower", "upper", "work", "merged"):
         os.mkdir(os.path.join(folder, name))
     os.chdir(folder)
-    linux.mount("overlay", "merged", "overlay", 0, f"lowerdir=lower,upperdir=upper,workdir=work,{options}")
+    syscalls.mount("overlay", "merged", "overlay", 0, f"lowerdir=lower,upperdir=upper,workdir=work,{options}")
     with open("merged/file", "w") as file:
         file.write("x")
-    linux.umount("merged")
+    syscalls.umount("merged")
     assert os.path.exists("upper/file")
 
 
@@ -136,7 +136,7 @@ def _loopfs() -> None:
             mounted = _run("mount", "-o", "loop", backing, target)
             if mounted.returncode:
                 raise RuntimeError(_says(mounted))
-            linux.umount(target)
+            syscalls.umount(target)
 
         children.call("trusted", try_it)
 
@@ -148,9 +148,9 @@ def _fuse() -> None:
         def try_it() -> None:
             fd, target = folding.open_device(folder), os.path.join(folder, "mnt")
             os.mkdir(target)
-            linux.mount("eos-probe", target, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0")
+            syscalls.mount("eos-probe", target, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0")
             os.close(fd)
-            linux.umount(target)
+            syscalls.umount(target)
 
         children.call("trusted", try_it)
 
@@ -195,10 +195,10 @@ def _musl() -> None:
 
 
 def _cc() -> None:
-    from eos_agent import init_program
+    from eos_agent.init import native
 
     with tempfile.TemporaryDirectory() as folder:
-        source = os.path.join(os.path.dirname(os.path.abspath(init_program.__file__)), native_init.SOURCE)
+        source = os.path.join(os.path.dirname(os.path.abspath(native.__file__)), native_init.SOURCE)
         if not native_init.make(source, os.path.join(folder, native_init.NAME)):
             raise RuntimeError(f"no compiler that makes a static program ({', '.join(native_init.COMPILERS)})")
 

@@ -15,7 +15,7 @@ import pytest
 
 from agent_image import build, native_init
 
-IMPORTS = "import asyncio, ctypes, hashlib, json, tarfile, zlib, layerstack.linux, layerstack.store, eos_agent.__main__, sys"
+IMPORTS = "import asyncio, ctypes, hashlib, json, tarfile, zlib, layerstack.kernel.syscalls, layerstack.store, eos_agent.__main__, sys"
 
 
 @pytest.fixture(scope="session")
@@ -53,12 +53,12 @@ def test_a_change_in_a_package_makes_another_bundle(bundle: build.Bundle, tmp_pa
     copy = os.path.join(str(tmp_path), "eos_agent")
     found = build._package_root
     shutil.copytree(found("eos_agent"), copy)
-    with open(os.path.join(copy, "protocol.py"), "a") as file:
+    with open(os.path.join(copy, "wire", "protocol.py"), "a") as file:
         file.write("CHANGED = True\n")
     monkeypatch.setattr(build, "_package_root", lambda name: copy if name == "eos_agent" else found(name))
     changed = build.build(os.path.dirname(bundle.path))
     assert changed.sha != bundle.sha
-    done = run([*build.python_argv(changed.path), "-c", "import eos_agent.protocol as p; print(p.CHANGED)"])
+    done = run([*build.python_argv(changed.path), "-c", "import eos_agent.wire.protocol as p; print(p.CHANGED)"])
     assert done.stdout == "True\n", done.stderr
 
 
@@ -109,7 +109,7 @@ def test_the_loader_preloads_nothing_that_a_file_of_the_image_names(bundle: buil
 
 @pytest.mark.needs("cc")
 def test_the_bundle_has_the_native_init_where_a_compiler_is(bundle: build.Bundle) -> None:
-    (path,) = [path for relative, path, _ in build._walk(bundle.path) if relative.endswith(f"eos_agent/{native_init.NAME}")]
+    (path,) = [path for relative, path, _ in build._walk(bundle.path) if relative.endswith(f"eos_agent/init/{native_init.NAME}")]
     done = run([path, "--version"])
     assert (done.returncode, done.stdout) == (0, native_init.SAYS.decode()) and os.stat(path).st_mode & 0o111
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eos_mcp import catalog
-from eos_mcp.config_model import BUILT_IN_PROFILES
+from eos_mcp.config.model import BUILT_IN_PROFILES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/contract.md").read_text()

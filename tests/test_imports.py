@@ -17,22 +17,13 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = {"layerstack": "layerstack", "eos_agent": "agent_image/eos_agent", "eos_mcp": "eos_mcp"}
 PURE = {
     "errors",
-    "manifest",
-    "changes",
-    "paths",
-    "lines",
-    "merge",
-    "myers",
-    "passing",
-    "pax",
-    "run_table",
-    "ignore",
-    "wildmatch",
-    "roles",
-    "spread",
+    "export.pax",
+    *(f"model.{name}" for name in ("cancel", "conflict", "lease", "manifest", "paths", "run_table", "spread_times")),
+    *(f"text.{name}" for name in ("build_roles", "gitignore", "lines", "merge", "myers", "wildmatch")),
+    "kernel.tempnames",
 }
 """Modules of layerstack without I/O: what the host may take."""
-QUICK = ("eos_mcp.client", "eos_mcp.catalog", "eos_mcp.places", "eos_mcp.cli")
+QUICK = ("eos_mcp.gateway_client.sync", "eos_mcp.catalog", "eos_mcp.config.paths", "eos_mcp.cli")
 """What runs in each CLI process before its request is sent: the standard library only, and nothing slow of it."""
 COMPANIONS = {"mcp_types", "opentelemetry", "starlette", "uvicorn", "pydantic_core", "requests"}
 """What the declared distributions are made of and show to their callers: `requests` is what docker-py's exceptions are."""
@@ -151,29 +142,20 @@ def test_the_agent_imports_the_standard_library_and_layerstack_only() -> None:
 
 
 def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_distributions() -> None:
-    """The pure modules, and `durable`: a file of the host is replaced by the same rename as one of the store."""
+    """The pure modules, and `fsync`: a file of the host is replaced by the same rename as one of the store."""
     allowed_below = {
         "layerstack",
         "eos_agent",
-        "eos_agent.light",
-        "eos_agent.proof",
-        "eos_agent.protocol",
-        *(
-            f"eos_agent.{name}"
-            for name in (
-                "arguments",
-                "file_operations",
-                "neighbours",
-                "observability",
-                "operation",
-                "operations",
-                "private_dirs",
-                "secret_paths",
-            )
-        ),
-        "layerstack.base_xattrs",
-        "layerstack.content",
-        "layerstack.durable",
+        "eos_agent.wire.namedtuple",
+        "eos_agent.wire.proof",
+        "eos_agent.wire.protocol",
+        "eos_agent.machine.neighbours",
+        "eos_agent.machine.private_dirs",
+        "eos_agent.machine.secret_paths",
+        *(f"eos_agent.wire.{name}" for name in ("arguments", "operation", "operations", "operations_files", "operations_observe")),
+        "layerstack.kernel.base_xattrs",
+        "layerstack.kernel.content",
+        "layerstack.kernel.fsync",
         *(f"layerstack.{name}" for name in PURE),
     }
     third_party = distributions()
@@ -200,15 +182,15 @@ def test_pure_modules_of_layerstack_import_pure_modules_only() -> None:
         i
         for name in PURE
         for i in all_imports()[f"layerstack.{name}"]
-        if top(i.target) == "layerstack" and i.target.split(".")[1] not in PURE
+        if top(i.target) == "layerstack" and i.target.partition(".")[2] not in PURE
     ]
     assert not bad, wrong(bad)
 
 
-@pytest.mark.parametrize("foundation", ["linux", "durable"])
+@pytest.mark.parametrize("foundation", ["syscalls", "fsync"])
 def test_the_foundations_of_layerstack_know_nothing_above_them(foundation: str) -> None:
-    below = {f"layerstack.{name}" for name in (*PURE, "linux")} | {"layerstack"}
-    bad = [i for i in all_imports()[f"layerstack.{foundation}"] if top(i.target) == "layerstack" and i.target not in below]
+    below = {f"layerstack.{name}" for name in (*PURE, "kernel.syscalls")} | {"layerstack"}
+    bad = [i for i in all_imports()[f"layerstack.kernel.{foundation}"] if top(i.target) == "layerstack" and i.target not in below]
     assert not bad, wrong(bad)
 
 

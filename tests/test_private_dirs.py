@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from agent_image import build
-from eos_agent import private_dirs
-from eos_agent.protocol import OperationError
-from eos_mcp import places, token_file
-from eos_mcp.manager import base, prune
+from eos_agent.machine import private_dirs
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.config import paths, token_file
+from eos_mcp.manager import prune
+from eos_mcp.workspace import base
 from tests.children import ORDINARY_UID
 
 AS_ROOT = pytest.mark.needs("uid")
@@ -246,12 +247,12 @@ def test_the_folder_of_token_and_socket_is_closed(
     monkeypatch.delenv("EOS_STATE_DIR", raising=False)
     if variable is not None:
         monkeypatch.setenv(variable, f"{short_dir}/s")
-    folder = os.path.dirname(places.token_file())
+    folder = os.path.dirname(paths.token_file())
     os.makedirs(folder)
     Path(folder, "gateway.lock").touch()
     os.chmod(folder, 0o755)
     token_file.ensure()
-    assert mode(folder) == 0o700 and mode(places.token_file()) == 0o600
+    assert mode(folder) == 0o700 and mode(paths.token_file()) == 0o600
 
 
 @AS_ROOT

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from layerstack import linux
+from layerstack.kernel import syscalls
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,8 +38,8 @@ def test_the_environment_lies_in_the_checkout_or_where_it_is_said(tmp_path: Path
 
 
 def _read_only(made: Path) -> None:
-    linux.mount(str(made), str(made), None, linux.MS_BIND)
-    linux.mount("none", str(made), None, linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY)
+    syscalls.mount(str(made), str(made), None, syscalls.MS_BIND)
+    syscalls.mount("none", str(made), None, syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
     code, first, _ = asked(made, "where", HOME="/h")
     assert code == 0 and first.startswith("/h/.cache/eos-venv/with a space, ö-")
     assert asked(made, "where", HOME="/h", XDG_CACHE_HOME="/c")[1] == first.replace("/h/.cache", "/c")

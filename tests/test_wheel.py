@@ -95,7 +95,7 @@ def test_the_installation_makes_the_bundle_that_the_checkout_makes(installed: In
 
 
 def test_a_platform_wheel_brings_the_native_init_for_each_libc(tmp_path: Path) -> None:
-    if native_init.make(str(ROOT / "agent_image/eos_agent" / native_init.SOURCE), str(tmp_path / "try")) is False:
+    if native_init.make(str(ROOT / "agent_image/eos_agent/init" / native_init.SOURCE), str(tmp_path / "try")) is False:
         assert not any(map(shutil.which, ("musl-gcc", "gcc"))), "a compiler is here and makes no program"
         return
     environment = {**os.environ, "EOS_WHEEL": "platform"}
@@ -105,6 +105,6 @@ def test_a_platform_wheel_brings_the_native_init_for_each_libc(tmp_path: Path) -
     machine = platform.machine()
     assert wheel.name.endswith(f"-py3-none-manylinux2014_{machine}.musllinux_1_1_{machine}.whl")
     with zipfile.ZipFile(wheel) as archive:
-        program = Path(archive.extract(f"eos_agent/{native_init.NAME}", tmp_path))
+        program = Path(archive.extract(f"eos_agent/init/{native_init.NAME}", tmp_path))
     program.chmod(0o755)
     assert subprocess.run([program, "--version"], capture_output=True, check=True).stdout == native_init.SAYS

@@ -16,7 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import cgroups, headroom, init_program, log, namespaces, neighbours, oom, open_files, settings, telemetry, zygote
+from eos_agent.base import log, settings, telemetry
+from eos_agent.handles import zygote_handle
+from eos_agent.init import native
+from eos_agent.kernel import cgroups, fd_limits, headroom, namespaces, oom
+from eos_agent.machine import neighbours
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -40,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = settings.load(args[2])
         if args[0] == "recover":
-            from eos_agent import recovery_child
+            from eos_agent.sessions import recovery_child
 
             return recovery_child.main(found)
         return serve(found) if args[0] == "serve" else reap(found)
@@ -85,7 +89,7 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
             namespaces.enter_mount_namespace()
         if found.base_dir is not None:
             namespaces.bind_base(found.base_dir, os.path.join(found.layer_stack_root, "base"))
-    host = zygote.HostSpec(
+    host = zygote_handle.HostSpec(
         found.provider,
         found.workspace_root,
         found.hidden_paths,
@@ -94,11 +98,11 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
         found.runtime_dir,
         found.get("runtime.workspace.max_terminals", 64),
         found.get("runtime.workspace.max_open_files", 65536),
-        init_program.find() if found.get("runner.init", "auto") == "auto" else None,
+        native.find() if found.get("runner.init", "auto") == "auto" else None,
     )
     news = neighbours.News() if found.local else None
-    zygote_pid, zygote_socket = zygote.fork_zygote(host, groups)
-    open_files.take_all()
+    zygote_pid, zygote_socket = zygote_handle.fork_zygote(host, groups)
+    fd_limits.take_all()
     oom.take(oom.Scores.here().agent)  # refused to whoever may not lower it: all else is above it anyway
     store = open_store(found, ordinary)
     try:
@@ -138,12 +142,12 @@ def reap(found: settings.Settings) -> int:
 
 def open_store(found: settings.Settings, ordinary: bool) -> Store:
     """The store, made if this is the sandbox's first start. What a dead agent left in it is only found: `_run` sweeps and recovers behind."""
-    from eos_agent.recovering import SWEPT
-    from layerstack.form import TRUSTED, USER
-    from layerstack.roles import INPUTS, patterns
-    from layerstack.rules import Rules
+    from eos_agent.sessions.recovery import SWEPT
+    from layerstack.kernel.xattrs import TRUSTED, USER
+    from layerstack.publish.decide import Rules
     from layerstack.store import Store
-    from layerstack.units import Named
+    from layerstack.text.build_roles import INPUTS, patterns
+    from layerstack.units.units import Named
 
     log.line("live remount kernel gate: NOT PROVEN (live remount is not part of this version)")
     reaped = _sweep_scratch(found)
@@ -186,7 +190,7 @@ def _opened(root: str) -> Store:
 
 def _sweep_scratch(found: settings.Settings) -> int:
     """Transcripts of an earlier agent belong to nobody. Writes the empty inventory that tools look for."""
-    from layerstack import durable
+    from layerstack.kernel import fsync
 
     os.makedirs(os.path.join(found.scratch_root, ".export"), mode=0o700, exist_ok=True)
     os.makedirs(found.transcripts, mode=0o700, exist_ok=True)
@@ -199,17 +203,17 @@ def _sweep_scratch(found: settings.Settings) -> int:
             os.rename(os.path.join(found.transcripts, name), os.path.join(gone, name))
     except OSError:  # a full disk has no room for a folder: their removal makes some
         for name in names:
-            durable.remove_tree(os.path.join(found.transcripts, name))
+            fsync.remove_tree(os.path.join(found.transcripts, name))
     inventory = json.dumps({"schema_version": 1, "sessions": []}).encode() + b"\n"
-    durable.write_file(os.path.join(found.scratch_root, "manager.json"), inventory)
+    fsync.write_file(os.path.join(found.scratch_root, "manager.json"), inventory)
     return len(names)
 
 
 def _gone(found: settings.Settings) -> list[Callable[[], None]]:
-    from layerstack import durable
+    from layerstack.kernel import fsync
 
     there = [os.path.join(found.transcripts, name) for name in os.listdir(found.transcripts) if name.startswith(GONE)]
-    return [functools.partial(durable.remove_tree, path) for path in there]
+    return [functools.partial(fsync.remove_tree, path) for path in there]
 
 
 async def _run(
@@ -222,18 +226,19 @@ async def _run(
     room: headroom.Headroom,
     news: neighbours.News | None,
 ) -> int:
-    from eos_agent import apart, proof
-    from eos_agent.commands import Commands
-    from eos_agent.environment import base_environment
-    from eos_agent.handlers import Handlers
-    from eos_agent.http import HttpServer
-    from eos_agent.pool import Pool
-    from eos_agent.server import Server
-    from eos_agent.sessions import Sessions
-    from eos_agent.squash import Policy
-    from layerstack import durable
+    from eos_agent.base.pool import Pool
+    from eos_agent.handles.environment import base_environment
+    from eos_agent.http.http_server import HttpServer
+    from eos_agent.kernel import container_isolation
+    from eos_agent.serve.handlers import Handlers
+    from eos_agent.serve.server import Server
+    from eos_agent.sessions.commands import Commands
+    from eos_agent.sessions.squash import Policy
+    from eos_agent.sessions.table import Sessions
+    from eos_agent.wire import proof
+    from layerstack.kernel import fsync
 
-    forker = zygote.Zygote(zygote_pid, zygote_socket, groups, news=news)
+    forker = zygote_handle.Zygote(zygote_pid, zygote_socket, groups, news=news)
     forker.inotify_most = found.get("runtime.workspace.max_inotify_instances", forker.inotify_most)
     await forker.start()
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
@@ -257,12 +262,12 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if not found.local and found.get("daemon.network.neighbours", "deny") == "deny":
-        apart.leave_neighbours(os.path.join(os.path.dirname(found.endpoint_path), "nameservers.json"))
+        container_isolation.leave_neighbours(os.path.join(os.path.dirname(found.endpoint_path), "nameservers.json"))
     tcp = await server.listen()
     web = await http.listen(tcp[1])
     endpoint = {"format": 1, "pid": os.getpid(), "started": _started(), "proof": proof.FORMAT, "tcp": list(tcp), "http": list(web)}
-    durable.write_file(found.pid_path, f"{os.getpid()}\n".encode())
-    durable.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)
+    fsync.write_file(found.pid_path, f"{os.getpid()}\n".encode())
+    fsync.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)
     gc.collect()
     gc.freeze()  # what was loaded stays: no collection walks it again
     handlers.sampler.watch()

@@ -10,9 +10,12 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from eos_agent.protocol import OperationError
-from eos_mcp import __version__, client, places, token_file
+from eos_agent.wire.protocol import OperationError
+from eos_mcp import __version__
 from eos_mcp.cli import output
+from eos_mcp.config import paths as places
+from eos_mcp.config import token_file
+from eos_mcp.gateway_client import sync
 
 TRIAL_S = 30
 
@@ -77,7 +80,7 @@ def check_local() -> Finding:
 
 def check_userns() -> Finding:
     """Does root need to run the local provider here, or can anybody?"""
-    code = "from layerstack import linux; linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)"
+    code = "from layerstack.kernel import syscalls as linux; linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)"
     done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_S)
     if done.returncode == 0:
         return Finding("user namespaces", True, "work: no root needed")
@@ -133,12 +136,12 @@ def check_hidden() -> Finding:
     """What local sessions do not see of this machine, as the gateway's configuration and this person's homes have it."""
     if platform.system() != "Linux":
         return Finding("hidden", None, "nothing: no local sessions here")
-    from eos_agent import neighbours, secret_paths
-    from eos_mcp import config
+    from eos_agent.machine import neighbours, secret_paths
+    from eos_mcp.config import load
 
     try:
-        added = config.load(os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML")).manager.local_daemon.hidden_paths
-    except config.ConfigError as error:
+        added = load.load(os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML")).manager.local_daemon.hidden_paths
+    except load.ConfigError as error:
         return Finding("hidden", False, error.message, "mend the file")
     own = [places.state_dir(), places.cache_dir(), places.token_file()]  # as the gateway of this environment has them
     paths = list(dict.fromkeys([*own, *neighbours.folders(), *added, *secret_paths.hidden_here()]))
@@ -153,8 +156,8 @@ def check_hidden() -> Finding:
 
 
 def check_token() -> Finding:
-    if os.environ.get(client.TOKEN_ENV):
-        return Finding("token", None, f"from {client.TOKEN_ENV}")
+    if os.environ.get(sync.TOKEN_ENV):
+        return Finding("token", None, f"from {sync.TOKEN_ENV}")
     try:
         token = token_file.read()
     except OperationError as error:
@@ -164,10 +167,10 @@ def check_token() -> Finding:
 
 def check_socket() -> Finding:
     try:
-        endpoint = client.discover().endpoint
+        endpoint = sync.discover().endpoint
     except OperationError as error:
         return Finding("endpoint", False, error.message, "a shorter EOS_STATE_DIR, or another SANDBOX_GATEWAY_SOCKET")
-    return Finding("endpoint", True, f"{endpoint}" + (f" (from {client.SOCKET_ENV})" if os.environ.get(client.SOCKET_ENV) else ""))
+    return Finding("endpoint", True, f"{endpoint}" + (f" (from {sync.SOCKET_ENV})" if os.environ.get(sync.SOCKET_ENV) else ""))
 
 
 def check_gateway() -> Finding:

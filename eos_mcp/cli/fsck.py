@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eos_agent import protocol
-from eos_agent.protocol import INTERNAL_ERROR, OperationError
-from eos_mcp import catalog, client, places
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp import catalog
 from eos_mcp.cli import output
+from eos_mcp.config import paths
+from eos_mcp.gateway_client import sync
 
 USAGE = """usage: eos fsck [--base] [--json] [--progress] SANDBOX|DIR
 
@@ -102,15 +104,15 @@ def of_sandbox(sandbox_id: str, base: bool, report: Report) -> dict[str, Any]:
     """
     operation = catalog.find("fsck")
     assert operation is not None
-    settings, cursor = client.discover(), None
+    settings, cursor = sync.discover(), None
     while True:
         given: dict[str, Any] = {"base": base, **({"cursor": cursor} if cursor is not None else {})}
         _, args = catalog.build(operation, given, selector=sandbox_id)
-        reply = client.call(settings, operation.name, args, sandbox_id=sandbox_id)
+        reply = sync.call(settings, operation.name, args, sandbox_id=sandbox_id)
         if "error" in reply:
             failure = reply["error"]
             details = dict(failure.get("details") or {})
-            state = os.path.join(places.state_dir(), "sandboxes", sandbox_id)
+            state = os.path.join(paths.state_dir(), "sandboxes", sandbox_id)
             import shlex
 
             folder = shlex.quote(state) if os.path.isdir(state) else "DIR"
@@ -134,7 +136,7 @@ def of_folder(folder: str, base: bool, report: Report) -> dict[str, Any]:
     Raises:
         OperationError: no store is there, somebody has it open, or this user may not look.
     """
-    command = [sys.executable, "-P", "-m", "eos_agent.fsck", *(["--base"] if base else []), folder]
+    command = [sys.executable, "-P", "-m", "eos_agent.sessions.check_store", *(["--base"] if base else []), folder]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as looking:
         assert looking.stdout is not None
         try:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from eos_agent.protocol import OperationError
-from eos_mcp import client, places, token_file
+from eos_agent.wire.protocol import OperationError
 from eos_mcp.cli import output, stop
 from eos_mcp.cli.start_gateway import last_reason
+from eos_mcp.config import paths, token_file
+from eos_mcp.gateway_client import sync
 
 USAGE = """usage: eos gateway start [options of `sandbox-gateway serve`] | stop | status
   start   start it in the background, on this user's own socket; it stays until it is stopped
@@ -33,13 +34,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def start(arguments: list[str]) -> int:
-    from eos_mcp.gateway import options
+    from eos_mcp.gateway import serve_options
     from eos_mcp.gateway.ownership import running_pid
 
     try:
-        chosen = options.parse(arguments)
-    except options.UsageError as error:
-        output.write_error(f"eos gateway: {error}\n\n{options.usage()}".encode("utf-8", "replace"))
+        chosen = serve_options.parse(arguments)
+    except serve_options.UsageError as error:
+        output.write_error(f"eos gateway: {error}\n\n{serve_options.usage()}".encode("utf-8", "replace"))
         return output.USAGE
     if running_pid() is not None:
         if arguments:
@@ -51,16 +52,16 @@ def start(arguments: list[str]) -> int:
     if mistake is not None:
         output.write_error(f"eos gateway: {mistake}\n".encode("utf-8", "replace"))
         return output.FAILED
-    if os.environ.get(client.TOKEN_ENV) is None:
+    if os.environ.get(sync.TOKEN_ENV) is None:
         token_file.ensure()
-    own = f"unix://{places.socket_path()}"
+    own = f"unix://{paths.socket_path()}"
     given = any(word.startswith(("--gateway-endpoint", "--gateway-socket")) for word in arguments)
-    pid = client.spawn_gateway(None, [*([] if given else ["--gateway-endpoint", own]), *arguments], environment=os.environ)
+    pid = sync.spawn_gateway(None, [*([] if given else ["--gateway-endpoint", own]), *arguments], environment=os.environ)
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         ended, code = os.waitpid(pid, os.WNOHANG)
         if ended:
-            reason = last_reason(places.log_path(), pid)
+            reason = last_reason(paths.log_path(), pid)
             output.write_error(
                 f"eos gateway: it ended with status {os.waitstatus_to_exitcode(code)}: {reason}\n".encode("utf-8", "replace")
             )
@@ -68,17 +69,17 @@ def start(arguments: list[str]) -> int:
         if running_pid() == pid and info() is not None:
             return status([])
         time.sleep(0.02)
-    output.write_error(f"eos gateway: pid {pid} does not answer within {READY_S:g} s; see {places.log_path()}\n".encode())
+    output.write_error(f"eos gateway: pid {pid} does not answer within {READY_S:g} s; see {paths.log_path()}\n".encode())
     return output.FAILED
 
 
 def mistake_in(path: str | None) -> str | None:
     """What is wrong with a configuration, the sections included that are otherwise read only when a sandbox is made."""
-    from eos_mcp import config
+    from eos_mcp.config import load
 
     try:
-        return config.load(path).agent_problem()
-    except config.ConfigError as error:
+        return load.load(path).agent_problem()
+    except load.ConfigError as error:
         return error.message if path is None or path in error.message else f"{path}: {error.message}"
 
 
@@ -91,14 +92,14 @@ def end(_: list[str]) -> int:
 def status(_: list[str]) -> int:
     found = info()
     if found is None:
-        output.write(f"no gateway runs for {places.state_dir()}; it starts on demand, or with: eos gateway start\n".encode())
+        output.write(f"no gateway runs for {paths.state_dir()}; it starts on demand, or with: eos gateway start\n".encode())
         return output.FAILED
     endpoints = ", ".join(str(one) for one in found.get("endpoints", ()))
     lines = [
         f"gateway {found.get('version')} runs (pid {found.get('pid')}), {found.get('sandboxes')} sandboxes",
         f"  endpoints  {endpoints}",
         f"  state      {found.get('state_dir')}",
-        f"  log        {places.log_path()}",
+        f"  log        {paths.log_path()}",
         *(f"  warning    {warning}" for warning in found.get("warnings", ())),
     ]
     return output.page("\n".join(lines))
@@ -110,9 +111,9 @@ def info() -> dict[str, Any] | None:
     Raises:
         OperationError: somebody answers with an error.
     """
-    settings = client.discover(endpoint=f"unix://{places.socket_path()}")._replace(autostart=False)
+    settings = sync.discover(endpoint=f"unix://{paths.socket_path()}")._replace(autostart=False)
     try:
-        reply = client.call(settings, "gateway_info", {}, timeout_s=10)
+        reply = sync.call(settings, "gateway_info", {}, timeout_s=10)
     except OperationError as error:
         if error.details.get("reason") == "gateway_unreachable":
             return None

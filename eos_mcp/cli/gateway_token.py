@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from eos_agent.protocol import OperationError
-from eos_mcp import places, token_file
+from eos_agent.wire.protocol import OperationError
 from eos_mcp.cli import output
+from eos_mcp.config import paths, token_file
 
 USAGE = """usage: sandbox-gateway-token path | read | ensure | write
   path    print where the token file lies
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def do(verb: str) -> int:
     if verb == "path":
-        return output.page(places.token_file())
+        return output.page(paths.token_file())
     if verb == "ensure":
         return output.page(token_file.ensure())
     if verb == "write":
@@ -41,7 +41,7 @@ def do(verb: str) -> int:
         return output.OK
     token = token_file.read()
     if token is None:
-        output.write_error(f"sandbox-gateway-token: there is no {places.token_file()}; run: sandbox-gateway-token ensure\n".encode())
+        output.write_error(f"sandbox-gateway-token: there is no {paths.token_file()}; run: sandbox-gateway-token ensure\n".encode())
         return output.FAILED
     return output.page(token)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from eos_agent.operation import Argument, Operation
-from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_agent.wire.operation import Argument, Operation
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 from eos_mcp import catalog
 from eos_mcp.cli.parse import GLOBALS
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eos_mcp import places
 from eos_mcp.cli import output
-from eos_mcp.client import SOCKET_ENV
+from eos_mcp.config import paths
+from eos_mcp.gateway_client.sync import SOCKET_ENV
 
 CLIENTS = ("claude-code", "cursor", "vscode", "codex", "gemini", "zed")
 CALL_TIMEOUT_MS = 600_000
-PATHS = (*places.VARIABLES, "SANDBOX_GATEWAY_CONFIG_YAML")
+PATHS = (*paths.VARIABLES, "SANDBOX_GATEWAY_CONFIG_YAML")
 CARRIED = (*PATHS, SOCKET_ENV, "EOS_GATEWAY_BACKEND")
 _ENV_FLAG = {"claude": "--env", "codex": "--env"}
 _WHERE = {

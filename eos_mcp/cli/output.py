@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from eos_agent import protocol
-from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
 if TYPE_CHECKING:

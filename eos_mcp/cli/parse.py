@@ -8,14 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from eos_agent.operation import U64_MAX, Argument, Operation
-from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_agent.wire.operation import U64_MAX, Argument, Operation
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
 if TYPE_CHECKING:
     from typing import Any, NamedTuple
 else:
-    from eos_agent.light import NamedTuple
+    from eos_agent.wire.namedtuple import NamedTuple
 
 REQUEST_ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-from eos_agent.operation import Operation
-from eos_agent.protocol import CONFIG_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
-from eos_mcp import catalog, client
+from eos_agent.wire.operation import Operation
+from eos_agent.wire.protocol import CONFIG_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
+from eos_mcp import catalog
 from eos_mcp.cli import output
 from eos_mcp.cli.parse import Parsed, check_request_id, parse, sandbox_from_environment, usage_error
+from eos_mcp.gateway_client import sync
 
 
 def main(domain: str, program: str, argv: Sequence[str] | None) -> int:
@@ -43,7 +44,7 @@ def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details
         if text is not None:
             return output.page(text)
         sandbox_id = selected_sandbox(parsed, domain)
-        settings = client.discover(endpoint=parsed.options.get("gateway_endpoint"), token=parsed.options.get("gateway_auth_token"))
+        settings = sync.discover(endpoint=parsed.options.get("gateway_endpoint"), token=parsed.options.get("gateway_auth_token"))
         operation = known(parsed, domain)
         if parsed.error is not None:
             raise parsed.error
@@ -95,11 +96,11 @@ def _has_surrogates(value: object) -> bool:
 
 
 def send(
-    settings: client.Settings, operation: Operation, args: dict[str, object], sandbox_id: str | None, parsed: Parsed, started: float
+    settings: sync.Settings, operation: Operation, args: dict[str, object], sandbox_id: str | None, parsed: Parsed, started: float
 ) -> int:
     progress = "progress" in parsed.options
     watched = progress or (operation in catalog.DOMAINS["manager"] and sys.stderr.isatty())  # some take seconds: nobody stares at nothing
-    reply = client.call(
+    reply = sync.call(
         settings,
         operation.name,
         args,

@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from eos_agent.protocol import OperationError
-from eos_mcp import client, places, token_file
+from eos_agent.wire.protocol import OperationError
 from eos_mcp.cli import output, stop
+from eos_mcp.config import paths, token_file
+from eos_mcp.gateway_client import sync
 
 USAGE = """usage: start-sandbox-docker-gateway [--gateway-socket HOST:PORT] [--pid-file FILE] [--rebuild-binary]
 environment: SANDBOX_GATEWAY_CONFIG_YAML (config/prd.yml), SANDBOX_GATEWAY_SOCKET (127.0.0.1:7878), SANDBOX_GATEWAY_PID_FILE,
@@ -47,16 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def replace(socket_text: str | None, pid_file: str | None) -> int:
     """Stop, start, wait for the first answer."""
-    endpoint = client.parse_endpoint(socket_text or os.environ.get(client.SOCKET_ENV) or DEFAULT_SOCKET)
+    endpoint = sync.parse_endpoint(socket_text or os.environ.get(sync.SOCKET_ENV) or DEFAULT_SOCKET)
     pid_file = os.path.abspath(
-        pid_file or os.environ.get("SANDBOX_GATEWAY_PID_FILE") or os.path.join(places.state_dir(), "start-gateway.pid")
+        pid_file or os.environ.get("SANDBOX_GATEWAY_PID_FILE") or os.path.join(paths.state_dir(), "start-gateway.pid")
     )
-    if os.environ.get(client.TOKEN_ENV) is None:
+    if os.environ.get(sync.TOKEN_ENV) is None:
         token_file.ensure()
     root = product_root()
     configuration = os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML") or (os.path.join(root, "config", "prd.yml") if root else None)
     pid_file = os.path.abspath(pid_file or os.environ.get("SANDBOX_GATEWAY_PID_FILE") or _configured_pid_file(configuration, root))
-    log = places.log_path()
+    log = paths.log_path()
     stop.by_pid_file(pid_file)
     stop.running()  # one started on demand: one gateway per state directory
     arguments = ["--gateway-endpoint", str(endpoint), "--pid-file", pid_file]
@@ -64,15 +65,15 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
         arguments += ["--config-yaml", os.path.abspath(configuration)]
     if root is not None:
         arguments += ["--relative-to", root]
-    pid = client.spawn_gateway(None, arguments, environment=os.environ, log=log)
-    settings = client.Settings(endpoint, os.environ.get(client.TOKEN_ENV), autostart=False)
+    pid = sync.spawn_gateway(None, arguments, environment=os.environ, log=log)
+    settings = sync.Settings(endpoint, os.environ.get(sync.TOKEN_ENV), autostart=False)
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return _fail(f"the gateway ended with status {os.waitstatus_to_exitcode(status)}: {last_reason(log, pid)}")
         try:
-            reply = client.call(settings, "gateway_info", {}, timeout_s=1)
+            reply = sync.call(settings, "gateway_info", {}, timeout_s=1)
         except OperationError:
             time.sleep(0.02)
             continue
@@ -84,13 +85,13 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
 
 def _configured_pid_file(configuration: str | None, root: str | None) -> str:
     """`gateway.pid_path`; of a document that cannot be read the default, as the gateway itself will say what is wrong with it."""
-    from eos_mcp import config
+    from eos_mcp.config import load
 
     try:
-        found = config.load(configuration, relative_to=root).gateway.pid_path
-    except config.ConfigError:
+        found = load.load(configuration, relative_to=root).gateway.pid_path
+    except load.ConfigError:
         found = None
-    return found or os.path.join(places.state_dir(), "start-gateway.pid")
+    return found or os.path.join(paths.state_dir(), "start-gateway.pid")
 
 
 def product_root() -> str | None:

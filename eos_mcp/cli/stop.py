@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 
-from eos_agent.protocol import OPERATION_FAILED, OperationError
-from eos_mcp import places
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.config import paths
 
 STOP_S = 30.0
 
@@ -76,7 +76,7 @@ def end(pid: int) -> None:
         return
     except PermissionError:
         raise OperationError(OPERATION_FAILED, f"the gateway (pid {pid}) belongs to another user", reason="not_permitted") from None
-    raise OperationError(OPERATION_FAILED, f"the gateway (pid {pid}) of {places.state_dir()} does not end", reason="gateway_hangs")
+    raise OperationError(OPERATION_FAILED, f"the gateway (pid {pid}) of {paths.state_dir()} does not end", reason="gateway_hangs")
 
 
 def _ended(pid: int, number: signal.Signals, wait_s: float) -> bool:

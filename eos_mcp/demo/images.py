@@ -93,7 +93,7 @@ def choose(image: str | None, backend: str) -> Choice:
         return Choice(image or "host", "local", "the local provider was asked for")
     if image is not None:
         return Choice(image, "docker", "the image was asked for")
-    from eos_agent.protocol import OperationError
+    from eos_agent.wire.protocol import OperationError
     from eos_mcp.providers.engine import connect
 
     try:

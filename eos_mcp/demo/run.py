@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 from mcp import Client, StdioServerParameters
 
-from eos_agent.protocol import OperationError
+from eos_agent.wire.protocol import OperationError
 from eos_mcp.cli import doctor
 from eos_mcp.demo import Options, agents, host_tests, images, project
 from eos_mcp.demo.story import Story

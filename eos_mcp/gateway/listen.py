@@ -7,8 +7,9 @@ import os
 import socket
 from typing import NamedTuple
 
-from eos_mcp import client, places
-from eos_mcp.client import Endpoint
+from eos_mcp.config import paths
+from eos_mcp.gateway_client import sync
+from eos_mcp.gateway_client.sync import Endpoint
 
 
 class ListenError(Exception):
@@ -37,13 +38,13 @@ def unix(path: str) -> Listener:
     """
     endpoint = Endpoint("unix", path=path)
     try:
-        places.make_folder(path)
+        paths.make_folder(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(5)
             error = probe.connect_ex(path)
         if error not in (errno.ECONNREFUSED, errno.ENOENT):  # 0, or EAGAIN: its backlog is full
             raise ListenError(f"something already listens at {endpoint}; stop it, or choose another --gateway-endpoint")
-        listening = client.bind_unix(path)
+        listening = sync.bind_unix(path)
     except OSError as error:
         raise ListenError(f"cannot listen at {endpoint}: {error.strerror or error}") from None
     listening.setblocking(False)
@@ -64,7 +65,7 @@ def tcp(endpoint: Endpoint) -> Listener:
         listening = socket.socket(family, kind, number)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(client.BACKLOG)
+        listening.listen(sync.BACKLOG)
     except OSError as error:
         if listening is not None:
             listening.close()

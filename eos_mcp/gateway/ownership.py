@@ -6,14 +6,14 @@ import fcntl
 import os
 import time
 
-from eos_agent import private_dirs
-from eos_mcp import places
+from eos_agent.machine import private_dirs
+from eos_mcp.config import paths
 
 
 class AlreadyRunning(Exception):
     def __init__(self, pid: int | None) -> None:
         who = "a gateway" if pid is None else f"a gateway (pid {pid})"
-        super().__init__(f"{who} already runs for {places.state_dir()}; stop it with: eos gateway stop")
+        super().__init__(f"{who} already runs for {paths.state_dir()}; stop it with: eos gateway stop")
         self.pid = pid
 
 
@@ -32,7 +32,7 @@ class Ownership:
             AlreadyRunning: another gateway owns it.
             OSError: the state directory cannot be written.
         """
-        path = places.pid_path()
+        path = paths.pid_path()
         private_dirs.make(os.path.dirname(path))
         deadline = time.monotonic() + wait_s
         while True:
@@ -55,8 +55,8 @@ class Ownership:
 
     def release(self) -> None:
         if self._fd >= 0:
-            if _same_file(self._fd, places.pid_path()):
-                os.unlink(places.pid_path())
+            if _same_file(self._fd, paths.pid_path()):
+                os.unlink(paths.pid_path())
             os.close(self._fd)
             self._fd = -1
 
@@ -64,7 +64,7 @@ class Ownership:
 def running_pid() -> int | None:
     """The pid of the living gateway of this state directory; None when there is none."""
     try:
-        fd = os.open(places.pid_path(), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(paths.pid_path(), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -78,7 +78,7 @@ def running_pid() -> int | None:
 
 def instance_id() -> str:
     """The mark on this state directory's containers, minted once: two users or two test runs on one engine never adopt each other's."""
-    path = os.path.join(places.state_dir(), "instance_id")
+    path = os.path.join(paths.state_dir(), "instance_id")
     for _ in range(2):
         try:
             with open(path) as file:

@@ -13,13 +13,13 @@ import socket
 import time
 from typing import Any, NamedTuple, Protocol, cast
 
-from eos_agent import protocol
-from eos_agent.protocol import SERVER_SHUTTING_DOWN, OperationError, Request
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import SERVER_SHUTTING_DOWN, OperationError, Request
 from eos_mcp import catalog
-from eos_mcp.gateway import forward
-from eos_mcp.gateway.deadlines import Deadlines
-from eos_mcp.gateway.forward import Forwarder, Pooled, Target
-from eos_mcp.gateway.lines import LineSocket, TooLong
+from eos_mcp.agent_client import pool
+from eos_mcp.agent_client.deadlines import Deadlines
+from eos_mcp.agent_client.line_socket import LineSocket, TooLong
+from eos_mcp.agent_client.pool import Forwarder, Pooled, Target
 
 LONGEST = 16 * 1024
 """Bytes of a request that surely fit into the buffer of a connection at rest; a longer one takes the long way."""
@@ -93,7 +93,7 @@ class Relay:
         if size > LONGEST or (target := self._routes.straight(request)) is None:
             return False
         try:
-            data = forward.request_data(target, request.op, request.args, request.request_id)
+            data = pool.request_data(target, request.op, request.args, request.request_id)
         except ValueError:  # a number that JSON has no word for
             return False
         pooled = self._forwarder.at_rest(target)
@@ -123,12 +123,12 @@ class Relay:
         """A connection that has been idle proves itself first, as on the long way."""
         flight.line, flight.address = pooled.line, pooled.address
         flight.line.watch(lambda: self._arrived(server, flight))
-        if flight.started - pooled.used_at < forward.TRUSTED_IDLE_S:
+        if flight.started - pooled.used_at < pool.TRUSTED_IDLE_S:
             self._send(server, flight)
             return
         flight.proving = True
-        self._deadlines.set(flight, flight.started + forward.READY_TIMEOUT_S, lambda: self._give_back(server, flight))
-        self._put(server, flight, forward.ping_data(flight.target))
+        self._deadlines.set(flight, flight.started + pool.READY_TIMEOUT_S, lambda: self._give_back(server, flight))
+        self._put(server, flight, pool.ping_data(flight.target))
 
     def _send(self, server: Server, flight: _Flight) -> None:
         flight.proving = False
@@ -177,10 +177,10 @@ class Relay:
             self._give_back(server, flight)
             return
         self._forwarder.forget(flight.target.sandbox_id)  # its other connections end the same way
-        self._fail(server, flight, forward.gone(flight.request.op, error))
+        self._fail(server, flight, pool.gone(flight.request.op, error))
 
     def _expired(self, server: Server, flight: _Flight) -> None:
-        self._fail(server, flight, forward.late(flight.target.sandbox_id, flight.request.op, flight.budget_s))
+        self._fail(server, flight, pool.late(flight.target.sandbox_id, flight.request.op, flight.budget_s))
 
     def _fail(self, server: Server, flight: _Flight, error: OperationError) -> None:
         flight.line.close()
@@ -209,4 +209,4 @@ def _proved(line: bytes, target: Target) -> bool:
         value = json.loads(line)
     except ValueError:
         return False
-    return isinstance(value, dict) and forward.is_ready(cast("dict[str, Any]", value), target)
+    return isinstance(value, dict) and pool.is_ready(cast("dict[str, Any]", value), target)

@@ -11,17 +11,19 @@ import sys
 import time
 from typing import Any
 
-from eos_agent import protocol
-from eos_agent.protocol import OPERATION_FAILED, OperationError
-from eos_mcp import client, config, places
-from eos_mcp.client import Endpoint
-from eos_mcp.gateway import listen, options, ownership, route
-from eos_mcp.gateway.forward import Forwarder
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.config import load, paths
+from eos_mcp.config.log import log
+from eos_mcp.gateway import listen, ownership, serve_options
+from eos_mcp.gateway import router as route
 from eos_mcp.gateway.listen import Listener, ListenError
-from eos_mcp.gateway.log import log
-from eos_mcp.gateway.options import Options
 from eos_mcp.gateway.relay import Relay
+from eos_mcp.gateway.serve_options import Options
 from eos_mcp.gateway.server import GatewayServer
+from eos_mcp.gateway_client import sync
+from eos_mcp.gateway_client.sync import Endpoint
 
 PREDECESSOR_S = 20.0
 GRACE_S = 5.0
@@ -42,14 +44,14 @@ def run(chosen: Options) -> int:
     extra_pid_file: str | None = None
     try:
         try:
-            settings = config.load(chosen.config_yaml, relative_to=chosen.relative_to)
+            settings = load.load(chosen.config_yaml, relative_to=chosen.relative_to)
             owner.claim(wait_s=PREDECESSOR_S if chosen.listen_fd is not None else 0)
-            token = options.token_of(chosen)
+            token = serve_options.token_of(chosen)
             listeners = _listeners(chosen, settings.gateway.bind_addr)
             extra_pid_file = chosen.pid_file or settings.gateway.pid_path
             if extra_pid_file is not None:
                 _write_pid(extra_pid_file)
-        except config.ConfigError as error:
+        except load.ConfigError as error:
             where = chosen.config_yaml
             raise StartError(error.message if where is None or where in error.message else f"{where}: {error.message}") from None
         except (ownership.AlreadyRunning, ListenError) as error:
@@ -58,7 +60,7 @@ def run(chosen: Options) -> int:
             raise StartError(error.message) from None
         except OSError as error:
             raise StartError(f"{error.strerror}: {error.filename}") from None
-        for name in places.VARIABLES:  # a relative path means the caller's directory, which is left now
+        for name in paths.VARIABLES:  # a relative path means the caller's directory, which is left now
             if os.environ.get(name):
                 os.environ[name] = os.path.abspath(os.environ[name])
         os.chdir("/")
@@ -78,7 +80,7 @@ def run(chosen: Options) -> int:
 
 
 class _Life:
-    def __init__(self, chosen: Options, settings: config.Config, token: str, listeners: list[Listener]) -> None:
+    def __init__(self, chosen: Options, settings: load.Config, token: str, listeners: list[Listener]) -> None:
         self.chosen, self.settings, self.token, self.listeners = chosen, settings, token, listeners
         self.stopping = asyncio.Event()
         self.started_at = time.time()
@@ -112,7 +114,7 @@ class _Life:
                 pid=os.getpid(),
                 endpoints=[str(one.endpoint) for one in self.listeners],
                 backend=self.chosen.backend,
-                state_dir=places.state_dir(),
+                state_dir=paths.state_dir(),
             )
             for warning in self._warnings():
                 log("config_invalid", error=warning)
@@ -145,7 +147,7 @@ class _Life:
     async def _leave(self, server: GatewayServer) -> None:
         """Nobody is lost: under the start lock the socket goes, and whoever connected before that is still served."""
         await server.stop_accepting()
-        lock = client.StartLock()
+        lock = sync.StartLock()
         await asyncio.to_thread(lock.__enter__)
         try:
             for listener in self.listeners:
@@ -171,39 +173,39 @@ class _Life:
             "backend": self.chosen.backend,
             "pid": os.getpid(),
             "endpoints": [str(listener.endpoint) for listener in self.listeners],
-            "state_dir": places.state_dir(),
+            "state_dir": paths.state_dir(),
             "started_unix_ms": int(self.started_at * 1000),
             "sandboxes": 0 if self.manager is None else self.manager.sandbox_count(),
             "warnings": self._warnings(),
         }
 
 
-def _manager(settings: config.Config, backend: str, forwarder: Forwarder) -> route.Manager:
-    from eos_mcp.manager.sandboxes import Manager
+def _manager(settings: load.Config, backend: str, forwarder: Forwarder) -> route.Manager:
+    from eos_mcp.manager.manager import Manager
 
     instance = settings.manager.docker.gateway_instance_id or ownership.instance_id()
-    return Manager(settings, places.state_dir(), backend=backend, instance_id=instance, forwarder=forwarder)
+    return Manager(settings, paths.state_dir(), backend=backend, instance_id=instance, forwarder=forwarder)
 
 
 def _listeners(chosen: Options, bind_addr: str | None) -> list[Listener]:
     """The endpoint that was asked for and this user's own socket, on every gateway."""
     found: list[Listener] = []
-    own = Endpoint("unix", path=places.socket_path())
+    own = Endpoint("unix", path=paths.socket_path())
     try:
         wanted = chosen.endpoint
         if chosen.listen_fd is not None:
             wanted = wanted or own
             found.append(listen.inherited(chosen.listen_fd, wanted))
-            also = [client.parse_endpoint(bind_addr)] if bind_addr else []
+            also = [sync.parse_endpoint(bind_addr)] if bind_addr else []
         else:
-            also = [wanted or client.parse_endpoint(bind_addr or options.DEFAULT_ENDPOINT)]
+            also = [wanted or sync.parse_endpoint(bind_addr or serve_options.DEFAULT_ENDPOINT)]
         for endpoint in (*also, own):
             if any(endpoint == listener.endpoint for listener in found):
                 continue
             if endpoint.kind == "tcp":
                 found.append(listen.tcp(endpoint))
                 continue
-            with client.StartLock():
+            with sync.StartLock():
                 found.append(listen.unix(endpoint.path))
     except BaseException:
         for listener in found[1 if chosen.listen_fd is not None else 0 :]:
@@ -223,7 +225,7 @@ def _tell_waiting(chosen: Options, why: str) -> None:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(chosen.listen_fd)) as listening:
         listening.setblocking(False)
         if chosen.endpoint is not None and chosen.endpoint.kind == "unix":
-            with client.StartLock():
+            with sync.StartLock():
                 os.unlink(chosen.endpoint.path)
         while True:
             connected, _ = listening.accept()
@@ -260,14 +262,14 @@ def _remove_pid(path: str) -> None:
 def main(words: list[str]) -> int:
     """`sandbox-gateway serve …`."""
     if words[:1] in (["help"], ["--help"], ["-h"]) or words[1:2] in (["--help"], ["-h"]):
-        sys.stdout.write(options.usage())
+        sys.stdout.write(serve_options.usage())
         return 0
     if words[:1] != ["serve"]:
-        sys.stderr.write(options.usage())
+        sys.stderr.write(serve_options.usage())
         return 2
     try:
-        chosen = options.parse(words[1:])
-    except options.UsageError as error:
+        chosen = serve_options.parse(words[1:])
+    except serve_options.UsageError as error:
         sys.stderr.write(f"sandbox-gateway: {error}\n")
         return 2
     return run(chosen)

@@ -13,8 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from eos_agent import protocol
-from eos_agent.protocol import (
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import (
     BAD_JSON,
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -24,13 +24,13 @@ from eos_agent.protocol import (
     OperationError,
     Request,
 )
-from eos_mcp.client import progress_frame
-from eos_mcp.gateway import caller
-from eos_mcp.gateway.deadlines import Deadlines
-from eos_mcp.gateway.lines import LineSocket, TooLong, unread
+from eos_mcp.agent_client.deadlines import Deadlines
+from eos_mcp.agent_client.line_socket import LineSocket, TooLong, unread
+from eos_mcp.config.log import log
 from eos_mcp.gateway.listen import Listener
-from eos_mcp.gateway.log import log
 from eos_mcp.gateway.relay import LONGEST, Outcome, Relay
+from eos_mcp.gateway_client.sync import progress_frame
+from eos_mcp.requests import caller
 
 READ_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 60.0  # for 16 MiB at most: who takes longer to read them has gone to sleep, and holds one of our connections

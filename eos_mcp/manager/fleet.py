@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from eos_agent.protocol import OperationError, is_error
-from eos_mcp.gateway.forward import Forwarder
-from eos_mcp.manager.registry import Record
+from eos_agent.wire.protocol import OperationError, is_error
+from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.record.registry import Record
 
 ERROR_TEXT_MAX = 4096
 NEWEST_WINDOW_MS = 600_000

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from eos_agent.protocol import OperationError
-from eos_mcp.config import Config, ConfigError
-from eos_mcp.config_model import Observability
-from eos_mcp.gateway.log import log
-from eos_mcp.manager.registry import Record
-from eos_mcp.manager.ring import Ring, Sample
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.config.load import Config, ConfigError
+from eos_mcp.config.log import log
+from eos_mcp.config.model import Observability
 from eos_mcp.providers.provider import Provider
+from eos_mcp.record.registry import Record
+from eos_mcp.record.sample_ring import Ring, Sample
 
 COUNTERS = ("cpu_usec", "io_rbytes", "io_wbytes")
 POINTS_MAX = 500

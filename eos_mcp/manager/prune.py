@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from agent_image import build
-from eos_agent import private_dirs
-from eos_agent.protocol import OperationError
-from eos_mcp.manager.base import BASE_LAYER
-from layerstack import durable
+from eos_agent.machine import private_dirs
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.workspace.base import BASE_LAYER
+from layerstack.kernel import fsync
 
 USERS = "users"
 SETTLING_S = 3600.0
@@ -128,7 +128,7 @@ def remove(item: Item) -> None:
     if item.kind != "scrap":
         aside = os.path.join(os.path.dirname(item.path), f".pruned-{os.urandom(6).hex()}")
         os.rename(item.path, aside)
-    durable.remove_tree(aside)
+    fsync.remove_tree(aside)
 
 
 def _bases(cache: str, registry_path: str, used: frozenset[str]) -> Iterator[Item]:

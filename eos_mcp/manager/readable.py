@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from eos_mcp.manager.registry import Record
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
+from eos_mcp.record.registry import Record
 
 HIDDEN = "keys, tokens and histories of homes, the state of gateways and the data of container engines (`eos doctor` lists them), manager.local_daemon.hidden_paths"
 NETWORK = "that of %s, with its servers on loopback; none in a session with network_profile isolated"

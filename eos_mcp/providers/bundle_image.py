@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agent_image import build
-from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp.providers.volumes import read_file
-from layerstack import durable
+from layerstack.kernel import fsync
 
 
 def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
@@ -56,7 +56,7 @@ def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
     path = os.path.join(cache_dir, sha)
     found = build.tree_hash(path)
     if found != sha:
-        durable.remove_tree(path)
+        fsync.remove_tree(path)
         raise OperationError(INTERNAL_ERROR, f"the bundle built FROM {base_image} arrived as {found}, not as {sha}", reason="bundle_failed")
     return build.Bundle(path, sha)
 
@@ -78,7 +78,7 @@ def _unpack(stream: Iterable[bytes], sha: str, cache_dir: str) -> None:
             tar.extractall(staging)
         build.put(os.path.join(staging, "bundle"), path, sha)
     finally:
-        durable.remove_tree(staging)
+        fsync.remove_tree(staging)
 
 
 class _Pieces(io.RawIOBase):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from eos_agent import proof
-from eos_mcp.config_model import Docker
-from eos_mcp.manager.registry import quota_of
+from eos_agent.wire import proof
+from eos_mcp.config.model import Docker
 from eos_mcp.providers.provider import Plan
 from eos_mcp.providers.volumes import files_archive
+from eos_mcp.record.registry import quota_of
 
 RUNTIME_DIR = "/eos/runtime/daemon"
 SETTINGS_AT = "/eos/config/agent.json"

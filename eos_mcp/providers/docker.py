@@ -18,15 +18,15 @@ from collections.abc import Generator
 from typing import Any
 
 from agent_image import build
-from eos_agent import proof
-from eos_agent.protocol import INTERNAL_ERROR, OperationError
-from eos_mcp.config import Config
-from eos_mcp.manager.registry import Endpoint, Record, SharedBase
-from eos_mcp.manager.ring import Sample
+from eos_agent.wire import proof
+from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp.config.load import Config
 from eos_mcp.providers import bundle_image, contents, engine, image_name, limits
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress
 from eos_mcp.providers.volumes import Volumes, read_file
-from layerstack.base_xattrs import Keeping
+from eos_mcp.record.registry import Endpoint, Record, SharedBase
+from eos_mcp.record.sample_ring import Sample
+from layerstack.kernel.base_xattrs import Keeping
 
 Client = Any
 Container = Any

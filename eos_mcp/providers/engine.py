@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Any, NamedTuple, NoReturn
 
-from eos_agent.protocol import INTERNAL_ERROR, OperationError
+from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
 
 POOL = 64
 

@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any
 
-from eos_agent.protocol import INTERNAL_ERROR, OperationError, os_error
+from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError, os_error
 
 FULL = ("ENOSPC", "EDQUOT")
 

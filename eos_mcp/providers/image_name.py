@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 HOST_IMAGE = "host"
 ROOTFS_PREFIX = "rootfs:"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from eos_mcp.config_model import ResourceProfile
+from eos_mcp.config.model import ResourceProfile
 
 RUNNER_PIDS = 256
 """The container's limit of processes is the profile's and this much: the pid 1 of each session counts, and a second session finds room."""

@@ -22,19 +22,20 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from agent_image import build
-from eos_agent import private_dirs, proof
-from eos_agent.protocol import INTERNAL_ERROR, INVALID_REQUEST, OperationError, os_error
-from eos_mcp.config import Config
-from eos_mcp.gateway.log import log
-from eos_mcp.manager.registry import Endpoint, Record, SharedBase, quota_of
-from eos_mcp.manager.ring import Sample
+from eos_agent.machine import private_dirs
+from eos_agent.wire import proof
+from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OperationError, os_error
+from eos_mcp.config.load import Config
+from eos_mcp.config.log import log
 from eos_mcp.providers import freezer, image_name, limits, local_probe, passed_on
 from eos_mcp.providers.full_disk import disk_full, refused
+from eos_mcp.providers.host_processes import Process, agents_of, descendants, is_agent, is_ours
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
-from eos_mcp.providers.processes import Process, agents_of, descendants, is_agent, is_ours
 from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, new_token, told_by_log
-from layerstack import durable
-from layerstack.base_xattrs import Keeping
+from eos_mcp.record.registry import Endpoint, Record, SharedBase, quota_of
+from eos_mcp.record.sample_ring import Sample
+from layerstack.kernel import fsync
+from layerstack.kernel.base_xattrs import Keeping
 
 SOCKET_PATH_MAX = 100
 START_POLL_S = 0.003
@@ -109,9 +110,9 @@ class LocalProvider:
                 private_dirs.make(path)
             progress(f"base {plan.base.root_hash} bound read-only")
             settings = self._settings(plan, folder)
-            durable.write_file(f"{folder}/daemon.yml", plan.yaml, mode=0o600)
-            durable.write_file(f"{folder}/token", plan.token.encode() + b"\n", mode=0o600)
-            durable.write_file(f"{folder}/agent.json", json.dumps(settings, indent=1).encode(), mode=0o600)
+            fsync.write_file(f"{folder}/daemon.yml", plan.yaml, mode=0o600)
+            fsync.write_file(f"{folder}/token", plan.token.encode() + b"\n", mode=0o600)
+            fsync.write_file(f"{folder}/agent.json", json.dumps(settings, indent=1).encode(), mode=0o600)
             endpoint = self._start(plan.sandbox_id, bundle)
         except BaseException as error:
             with contextlib.suppress(Exception):
@@ -200,7 +201,7 @@ class LocalProvider:
     def _renew_token(self, sandbox_id: str) -> None:
         """A new one for a new start of the agent: what anybody has heard before is worth nothing. On a full disk the old one stays."""
         try:
-            durable.write_file(f"{self.folder(sandbox_id)}/token", new_token().encode() + b"\n", mode=0o600)
+            fsync.write_file(f"{self.folder(sandbox_id)}/token", new_token().encode() + b"\n", mode=0o600)
         except OSError as error:
             log("token_kept", sandbox_id=sandbox_id, error=str(error))
 
@@ -221,7 +222,7 @@ class LocalProvider:
         with open(path, encoding="utf-8") as file:
             settings: dict[str, Any] = json.load(file)
         if settings["private_dirs"] != self._hidden():
-            durable.write_file(path, json.dumps({**settings, "private_dirs": self._hidden()}, indent=1).encode(), mode=0o600)
+            fsync.write_file(path, json.dumps({**settings, "private_dirs": self._hidden()}, indent=1).encode(), mode=0o600)
 
     def usage(self, record: Record) -> Sample | None:
         """The agent alone knows which processes are its sandbox's."""
@@ -475,7 +476,7 @@ class LocalProvider:
                 with open(f"{folder}/agent.json", encoding="utf-8") as file:
                     socket_dir = os.path.dirname(str(json.load(file)["socket_path"]))
                 if not socket_dir.startswith(folder):
-                    durable.remove_tree(socket_dir)
+                    fsync.remove_tree(socket_dir)
         try:
             local_probe.remove_tree(folder, self._python)
         except OSError as error:

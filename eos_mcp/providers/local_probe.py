@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from eos_agent import protocol
-from layerstack import durable
+import eos_agent
+import layerstack
+from layerstack.kernel import fsync
 
 IN_NAMESPACE = """
 import errno, json, os, sys, tempfile
-from layerstack import linux
+from layerstack.kernel import syscalls as linux
 def say(step, error):
     print(json.dumps({"step": step, "errno": errno.errorcode.get(error.errno, str(error.errno)), "message": str(error)})); sys.exit(0)
 uid, gid = os.geteuid(), os.getegid()
@@ -40,7 +41,7 @@ except OSError as error:
 """
 
 ROOTFS = """
-from eos_agent import view
+from eos_agent.init import mounts as view
 told = json.loads(sys.argv[1])
 try:
     view.prepare(told["workspace"], [], told["hidden"], local=True, rootfs=told["rootfs"])
@@ -49,7 +50,7 @@ except view.SetupFailed as failed:
 """
 
 REMOVE = """
-from layerstack import durable
+from layerstack.kernel import fsync as durable
 durable.remove_tree(sys.argv[1])
 """
 
@@ -139,7 +140,7 @@ def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
         OSError: something is still there.
     """
     try:
-        durable.remove_tree(path)
+        fsync.remove_tree(path)
         return
     except (OSError, RecursionError):
         if not os.path.lexists(path):
@@ -153,7 +154,7 @@ def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
 
 def _run(python: Sequence[str], code: str, argument: str) -> subprocess.CompletedProcess[str]:
     """`code` in a fresh single-threaded interpreter, which finds our packages by itself or where this process has them."""
-    packages = dict.fromkeys(os.path.dirname(os.path.dirname(os.path.abspath(file))) for file in (durable.__file__, protocol.__file__))
+    packages = dict.fromkeys(os.path.dirname(os.path.abspath(path)) for package in (layerstack, eos_agent) for path in package.__path__)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
     argv = [*python, "-c", code, argument]
     return subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from eos_agent import proof, protocol
-from eos_agent.protocol import INTERNAL_ERROR, OperationError
-from eos_mcp.gateway.lines import check_owner
-from eos_mcp.manager.base import BaseTree
-from eos_mcp.manager.registry import Endpoint, Record, SharedBase, Target
-from eos_mcp.manager.ring import Sample
-from layerstack.base_xattrs import Keeping
+from eos_agent.wire import proof, protocol
+from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp.agent_client.line_socket import check_owner
+from eos_mcp.record.registry import Endpoint, Record, SharedBase, Target
+from eos_mcp.record.sample_ring import Sample
+from eos_mcp.workspace.base import BaseTree
+from layerstack.kernel.base_xattrs import Keeping
 
 Progress = Callable[[str], None]
 LOG_LINES = 200

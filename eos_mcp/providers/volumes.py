@@ -16,10 +16,11 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from agent_image import build
-from eos_agent import private_dirs
-from eos_mcp.manager.base import BASE_LAYER
-from eos_mcp.manager.tree_index import look
-from layerstack import base_xattrs, pax
+from eos_agent.machine import private_dirs
+from eos_mcp.workspace.base import BASE_LAYER
+from eos_mcp.workspace.tree_index import look
+from layerstack.export import pax
+from layerstack.kernel import base_xattrs
 
 MARKER = ".eos-complete"
 RUNTIME_PREFIX = "eos-rt-"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eos_mcp.manager import export_reserve
-from layerstack import overlay
+from eos_mcp.export import reserve
+from layerstack.kernel import overlay
 from tests import leftovers
 from tests.children import ORDINARY_UID
 from tests.eos_mcp import programs
@@ -105,7 +105,7 @@ class Desk:
         found = [name for name in sorted(os.listdir(self.state)) if not name.startswith(own) and name not in folders]
         for folder in folders:
             if (self.state / folder).exists():
-                found += [f"{folder}/{name}" for name in os.listdir(self.state / folder) if not name.endswith(export_reserve.SUFFIX)]
+                found += [f"{folder}/{name}" for name in os.listdir(self.state / folder) if not name.endswith(reserve.SUFFIX)]
         if (self.state / "registry.json").exists():
             found += [record["id"] for record in json.loads((self.state / "registry.json").read_text())["sandboxes"]]
         return found

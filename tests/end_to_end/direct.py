@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from eos_agent.protocol import is_error
-from eos_mcp import client, token_file
+from eos_agent.wire.protocol import is_error
+from eos_mcp.config import token_file
+from eos_mcp.gateway_client import sync
 from tests.end_to_end.desk import Sandbox
 
 
@@ -16,10 +17,10 @@ class Direct:
         self.id = sandbox.id
         (path,) = sandbox.desk.person.home.rglob("gateway.sock")
         token = token_of(sandbox)
-        self.settings = client.Settings(client.parse_endpoint(str(path)), token, autostart=False)
+        self.settings = sync.Settings(sync.parse_endpoint(str(path)), token, autostart=False)
 
     def ask(self, op: str, **args: Any) -> dict[str, Any]:
-        return client.call(self.settings, op, args, sandbox_id=self.id, timeout_s=120)
+        return sync.call(self.settings, op, args, sandbox_id=self.id, timeout_s=120)
 
     def do(self, op: str, **args: Any) -> dict[str, Any]:
         reply = self.ask(op, **args)

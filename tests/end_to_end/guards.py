@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eos_agent import proof, protocol
-from eos_mcp.manager.registry import Record
+from eos_agent.wire import proof, protocol
+from eos_mcp.record.registry import Record
 from tests.end_to_end.hosting import Host
 from tests.eos_mcp.test_export_apply import shape
 from tests.eos_mcp.test_export_journal import forge, victim_in

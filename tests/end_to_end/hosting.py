@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from agent_image import build
-from eos_agent.protocol import OperationError
-from eos_mcp import config
-from eos_mcp.gateway.forward import Forwarder
-from eos_mcp.manager.sandboxes import Manager
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.config import load
+from eos_mcp.manager.manager import Manager
 from eos_mcp.providers.local import LocalProvider
 
 
@@ -57,7 +57,7 @@ async def hosting(
 ) -> AsyncGenerator[Host]:
     """A started manager. `bundle`: use this one, where this machine's interpreter cannot be read by who runs the test."""
     forwarder = Forwarder()
-    manager = Manager(config.load(yaml), state_dir, backend=backend, instance_id=instance_id, forwarder=forwarder)
+    manager = Manager(load.load(yaml), state_dir, backend=backend, instance_id=instance_id, forwarder=forwarder)
     forwarder.targets = manager.target
     local = manager.providers.get("local")
     if bundle is not None and isinstance(local, LocalProvider):

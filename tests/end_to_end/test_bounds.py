@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent import protocol
+from eos_agent.wire import protocol
 from tests.end_to_end.desk import Desk
 from tests.eos_mcp.mcp_wire import Wire, call
 

@@ -14,10 +14,10 @@ import docker
 import pytest
 
 from agent_image import build
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import base
+from eos_agent.wire.protocol import OperationError
 from eos_mcp.providers import engine, volumes
 from eos_mcp.providers.docker import MADE_BY, DockerProvider
+from eos_mcp.workspace import base
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.hosting import Host, hosting, records
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from layerstack import linux
+from layerstack.kernel import syscalls
 from tests import children
 from tests.end_to_end.desk import Desk, Desks, assert_told, in_engine
 from tests.people import Person
@@ -91,7 +91,7 @@ def test_forbidden_user_namespaces_are_named_with_the_settings_that_allow_them(d
 
     def limit_of_zero() -> None:
         children.become(uid)
-        linux.unshare(linux.CLONE_NEWUSER)
+        syscalls.unshare(syscalls.CLONE_NEWUSER)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{uid} {uid} 1")):
             Path(f"/proc/self/{name}").write_text(text)
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
@@ -101,7 +101,7 @@ def test_forbidden_user_namespaces_are_named_with_the_settings_that_allow_them(d
         children.enter_mount_namespace()
         where = at.person.home / "root"
         where.mkdir()
-        linux.mount("/", str(where), None, linux.MS_BIND | linux.MS_REC)
+        syscalls.mount("/", str(where), None, syscalls.MS_BIND | syscalls.MS_REC)
         os.chroot(where)
         os.chdir("/")
         children.become(uid)
@@ -115,7 +115,7 @@ def test_forbidden_user_namespaces_are_named_with_the_settings_that_allow_them(d
 
 def test_root_without_the_right_to_mount_is_told_which_capability_is_missing(desk: Desks) -> None:
     at = desk("root")
-    error, left, listed = _refused_inside(at, lambda: linux.prctl(linux.PR_CAPBSET_DROP, 21))
+    error, left, listed = _refused_inside(at, lambda: syscalls.prctl(syscalls.PR_CAPBSET_DROP, 21))
     assert_told(error, "mountns_forbidden", "CAP_SYS_ADMIN")
     assert left == [] and listed == {"sandboxes": []}
 
@@ -129,7 +129,7 @@ def test_a_store_on_an_overlay_is_refused_with_the_variable_that_moves_it(desk: 
         children.enter_mount_namespace()
         for name in ("upper", "work"):
             os.mkdir(f"{short_dir}/{name}")
-        linux.mount("overlay", str(at.state), "overlay", 0, f"lowerdir={at.state},upperdir={short_dir}/upper,workdir={short_dir}/work")
+        syscalls.mount("overlay", str(at.state), "overlay", 0, f"lowerdir={at.state},upperdir={short_dir}/upper,workdir={short_dir}/work")
         if at.person.uid is not None:
             os.chown(at.state, at.person.uid, at.person.uid)
 
@@ -144,7 +144,7 @@ def test_a_file_system_that_overlayfs_cannot_write_to_is_named(desk: Desks) -> N
 
     def enter() -> None:
         children.enter_mount_namespace()
-        linux.mount("eos-ram", str(at.state), "ramfs", 0, "mode=0700")
+        syscalls.mount("eos-ram", str(at.state), "ramfs", 0, "mode=0700")
         (at.state / ".probe-1-left-by-a-killed-gateway" / "work" / "work").mkdir(parents=True)
 
     error, left, listed = _refused_inside(at, enter)

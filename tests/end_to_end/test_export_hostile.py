@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from layerstack import durable
+from layerstack.kernel import fsync
 from tests.end_to_end.desk import Sandbox
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 from tests.eos_mcp.test_export_apply import shape
@@ -61,7 +61,7 @@ def test_a_journal_from_a_clone_or_from_the_sandbox_itself_reaches_nothing(sandb
     desk.do("manager", "destroy_sandbox", "--sandbox-id", record["id"])
     assert beside_path(record) == ["left out, a name that exports use themselves: .eos-export-0"]
     for root in (out, victim):
-        durable.remove_tree(str(root))
+        fsync.remove_tree(str(root))
 
 
 @in_places(ROOT, ORDINARY, DOCKER)
@@ -74,4 +74,4 @@ def test_bits_that_let_a_file_act_as_its_owner_stay_in_the_sandbox_unless_they_a
     assert (result["stripped"], result["stripped_count"]) == ([{"path": "su", "what": "setuid"}], 1)
     sandbox.desk.do("manager", *to, "--keep-setuid")
     assert stat.S_IMODE(os.lstat(out / "su").st_mode) == 0o4755
-    durable.remove_tree(str(out))
+    fsync.remove_tree(str(out))

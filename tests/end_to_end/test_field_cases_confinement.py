@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from docker.models.containers import ContainerCollection
 
-from eos_agent.protocol import OperationError
-from layerstack import linux
+from eos_agent.wire.protocol import OperationError
+from layerstack.kernel import syscalls
 from tests import children
 from tests.processes import pids
 
@@ -57,7 +57,7 @@ def test_p5_without_the_right_to_mount_the_doctor_fails_a_create_is_refused_and_
     at = desk("root", DOCKER_HOST="unix:///nonexistent.sock")
 
     def in_child() -> tuple[Any, ...]:
-        linux.prctl(linux.PR_CAPBSET_DROP, CAP_SYS_ADMIN)
+        syscalls.prctl(syscalls.PR_CAPBSET_DROP, CAP_SYS_ADMIN)
         doctor = at.run("eos", "doctor")
         try:
             return doctor.returncode, doctor.stdout, at.refused_create("host"), at.left_in_state(), at.do("manager", "list_sandboxes")

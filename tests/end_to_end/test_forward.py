@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent.netlink import Netlink
+from eos_agent.kernel.netlink import Netlink
 from tests.end_to_end.desk import Container, Desk, Sandbox, docker
 from tests.end_to_end.places import DEBIAN, DOCKER, ORDINARY, ROOT, in_places
 from tests.people import Person

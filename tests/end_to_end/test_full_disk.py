@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from layerstack import linux
+from layerstack.kernel import syscalls
 from tests import children
 from tests.end_to_end.desk import Desk, Desks, Sandbox, assert_told
 from tests.eos_mcp import programs
@@ -27,7 +27,7 @@ def on_a_small_disk(at: Desk, body: Callable[[Desk], None]) -> None:
         children.enter_mount_namespace()
         at.make_state()
         owner = at.person.uid or 0
-        linux.mount("eos-small", str(at.state), "tmpfs", 0, f"size=16m,mode=0700,uid={owner},gid={owner}")
+        syscalls.mount("eos-small", str(at.state), "tmpfs", 0, f"size=16m,mode=0700,uid={owner},gid={owner}")
         try:
             body(at)
         finally:

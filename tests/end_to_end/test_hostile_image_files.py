@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent import plain_file
+from eos_agent.machine import plain_file
 
 from . import test_docker_provider
 from .hosting import Host

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from eos_mcp import catalog
-from eos_mcp.gateway import listen, route
+from eos_mcp.gateway import listen
+from eos_mcp.gateway import router as route
 from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
 from tests.conftest import drop_dir, make_short_dir

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import is_error
+from eos_agent.wire.protocol import is_error
 from tests.cgroup_tree import BOMB, folders_of, paths_of, wait_until_gone
 from tests.processes import kill
 

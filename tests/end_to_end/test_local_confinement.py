@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from layerstack import linux
+from layerstack.kernel import syscalls
 from tests.eos_agent import attacks, confined, escapes
 from tests.processes import cmdline, pids
 
@@ -47,8 +47,8 @@ def shown_again(*folders: str) -> Generator[list[str]]:
         for folder in folders:
             places.append(tempfile.mkdtemp(prefix="eos-test-again-", dir="/var/tmp"))
             undo.callback(os.rmdir, places[-1])
-            linux.mount(folder, places[-1], None, linux.MS_BIND)
-            undo.callback(linux.umount, places[-1], linux.MNT_DETACH)
+            syscalls.mount(folder, places[-1], None, syscalls.MS_BIND)
+            undo.callback(syscalls.umount, places[-1], syscalls.MNT_DETACH)
         yield places
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from agent_image import build
-from eos_agent.protocol import OperationError
+from eos_agent.wire.protocol import OperationError
 from eos_mcp.providers.local_probe import remove_tree
-from layerstack import linux
+from layerstack.kernel import syscalls
 from tests import children
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.hosting import Host, hosting, records
@@ -260,7 +260,7 @@ def test_a_store_on_an_overlay_is_refused_by_name_with_the_variable_that_moves_i
         children.enter_mount_namespace()
         for name in ("upper", "work"):
             os.makedirs(f"{place.root}/ov/{name}")
-        linux.mount(
+        syscalls.mount(
             "overlay", place.state, "overlay", 0, f"lowerdir={place.state},upperdir={place.root}/ov/upper,workdir={place.root}/ov/work"
         )
         if user.form == "uid":
@@ -296,7 +296,7 @@ def _forbid_user_namespaces(_: Place) -> None:
     """As an ordinary user of the outer namespace, inside one that allows no more of them and maps that user to itself."""
     uid = children.ORDINARY_UID
     children.become(uid)
-    linux.unshare(linux.CLONE_NEWUSER)
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{uid} {uid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import creation, export
-from eos_mcp.manager.registry import Registry
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export import apply as export
+from eos_mcp.manager import create
+from eos_mcp.record.registry import Registry
 from tests import children
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.hosting import Host, hosting, records
@@ -178,7 +179,7 @@ def test_a_create_that_was_killed_is_taken_back_by_the_next_gateway(place: Place
         def die(*_: Any, **__: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        creation.wait_ready = die  # type: ignore[attr-defined]
+        create.wait_ready = die  # type: ignore[attr-defined]
 
         async def hosted() -> None:
             async with hosting(place.state, backend="local") as host:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eos_mcp.manager.metrics import NOTHING
-from eos_mcp.manager.ring import SIZE_BYTES
+from eos_mcp.record.sample_ring import SIZE_BYTES
 from tests.end_to_end.desk import Container, Desk, Sandbox, docker
 from tests.end_to_end.places import DOCKER, ROOT, in_places
 from tests.people import Person

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from layerstack import durable
+from layerstack.kernel import fsync
 from tests.end_to_end.desk import MODULES, Sandbox, living, watch
 from tests.eos_mcp import programs
 from tests.processes import WAIT_S, kill
@@ -112,7 +112,7 @@ def test_a_one_shot_with_such_a_tree_says_where_its_files_are_and_is_a_draft_onc
         assert str(folder) in error["details"]["hint"] and (folder / "mine.txt").read_text() == "mine\n"
         kill(sandbox.agent())
     sandbox.refused("exec_command", "--workspace-session-id", session, "true")
-    durable.remove_tree(str(folder / "x"))
+    fsync.remove_tree(str(folder / "x"))
     recovered = sandbox.do("recover_workspace_session", "--workspace-session-id", session)
     (draft,) = sandbox.do("list_drafts")["drafts"]
     assert recovered["draft_id"] == draft["draft_id"]
@@ -215,4 +215,4 @@ def test_a_gateway_killed_while_it_exports_leaves_the_destination_as_it_was(sand
     again = desk.do("manager", "export_changes", "--sandbox-id", sandbox.id, "--dest", str(out))
     assert again["files_written"] == 6000 and len(os.listdir(out / "m")) == 6000
     assert [*desk.person.home.glob(".eos-export-*"), *out.glob(".eos-export-*")] == []
-    durable.remove_tree(str(out))
+    fsync.remove_tree(str(out))

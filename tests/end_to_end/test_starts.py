@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from layerstack import linux
+from layerstack.kernel import syscalls
 from tests import children
 from tests.conftest import drop_dir, make_short_dir
 from tests.end_to_end.desk import Desk, Desks, Sandbox, assert_told, docker
@@ -191,7 +191,7 @@ def on_a_small_ext4(at: Desk, body: Callable[[Desk], None]) -> None:
             (at.state / "filler").unlink(missing_ok=True)
             at.destroy_all()
             at.stop()
-            linux.umount(str(at.state), 2)
+            syscalls.umount(str(at.state), 2)
 
     try:
         children.call(None, in_child)

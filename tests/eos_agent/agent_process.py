@@ -17,25 +17,27 @@ from typing import Any
 
 import pytest
 
-from eos_agent import cgroups, init_program, operations
-from eos_agent.protocol import DAEMON_TOKEN_KEY, encode_request, new_request_id
+from eos_agent.init import native as init_program
+from eos_agent.kernel import cgroups
+from eos_agent.wire import operations
+from eos_agent.wire.protocol import DAEMON_TOKEN_KEY, encode_request, new_request_id
 from tests import children, native
 
 for _module in (
     "__main__",
-    "forker",
-    "runner",
-    "commands",
-    "handlers",
-    "http",
-    "server",
-    "sessions",
-    "files_of_head",
-    "environment",
-    "pool",
+    "zygote.main",
+    "init.setup",
+    "sessions.commands",
+    "serve.handlers",
+    "http.http_server",
+    "serve.server",
+    "sessions.table",
+    "files.head",
+    "handles.environment",
+    "base.pool",
 ):
     importlib.import_module(f"eos_agent.{_module}")  # an ordinary user may not be able to read the checkout
-for _module in ("asyncio", "layerstack.store", "layerstack.export", "layerstack.form"):
+for _module in ("asyncio", "layerstack.store", "layerstack.export.stream", "layerstack.kernel.xattrs"):
     importlib.import_module(_module)
 
 TOKEN = "t0ken-of-the-test"

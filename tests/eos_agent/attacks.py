@@ -24,16 +24,17 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from eos_agent import files, harden
-from layerstack import linux
+from eos_agent.files import mounted
+from eos_agent.kernel import harden
+from layerstack.kernel import syscalls
 
 importlib.import_module("encodings.idna")  # what is imported late cannot be found behind the masks
 Place = Mapping[str, Any]
 Attack = Callable[[Place], object]
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-X86 = linux.MACHINE == "x86_64"
-NUMBERS = {**harden.denied_calls(), **linux.NR, "clone": 56 if X86 else 220, "mknodat": 259 if X86 else 33, "fchmodat2": 452}
+X86 = syscalls.MACHINE == "x86_64"
+NUMBERS = {**harden.denied_calls(), **syscalls.NR, "clone": 56 if X86 else 220, "mknodat": 259 if X86 else 33, "fchmodat2": 452}
 _NEVER_ALLOWED = {  # by a capability that is gone: numbers on x86_64 and aarch64
     "settimeofday": (164, 170),
     "setdomainname": (171, 162),
@@ -259,7 +260,7 @@ def node(kind: int, device: int | str = 0) -> Plain:
     def attack(place: Place) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink("made-node")
-        raw("mknodat", linux.AT_FDCWD, b"made-node", kind | 0o600, int(str(device).format(**place)))
+        raw("mknodat", syscalls.AT_FDCWD, b"made-node", kind | 0o600, int(str(device).format(**place)))
         assert stat.S_IFMT(os.lstat("made-node").st_mode) == kind
 
     return Plain(attack, "node", (kind, device))
@@ -353,14 +354,14 @@ def renames(_place: Place) -> None:
     with open("r1", "w"):
         pass
     os.rename("r1", "r2")
-    linux.renameat2("r2", "r3", linux.RENAME_NOREPLACE)
+    syscalls.renameat2("r2", "r3", syscalls.RENAME_NOREPLACE)
 
 
 def fchmodat2(_place: Place) -> None:
     with open("m1", "w"):
         pass
     try:
-        raw("fchmodat2", linux.AT_FDCWD, b"m1", 0o640, 0)
+        raw("fchmodat2", syscalls.AT_FDCWD, b"m1", 0o640, 0)
     except OSError as error:
         if error.errno != errno.ENOSYS:  # before Linux 6.6
             raise
@@ -395,7 +396,7 @@ def replacing(path: str) -> Plain:
     def attack(_place: Place) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(f"{path}-folder")
-        linux.renameat2(f"{path}-folder", path, linux.RENAME_EXCHANGE)
+        syscalls.renameat2(f"{path}-folder", path, syscalls.RENAME_EXCHANGE)
 
     return Plain(attack, "exchange", (path,))
 
@@ -488,8 +489,8 @@ def answer(table: Mapping[str, Attack], place: Place) -> dict[str, str]:
         if pid == 0:
             try:
                 os.dup2(writable, 3)
-                linux.close_range(4)
-                linux.prctl(linux.PR_SET_DUMPABLE, 1)  # as execve(2) would
+                syscalls.close_range(4)
+                syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # as execve(2) would
                 signal.alarm(20)
                 os.chdir(place["workspace"])
                 try:
@@ -540,7 +541,7 @@ def _serve_in_child(args: Mapping[str, Any]) -> int:
 
 def become_a_file_operation(table: Mapping[str, Attack]) -> None:
     """Called before the zygote is forked: its runners answer the file operation "attack" with what `answer` found, and "serve" with a port."""
-    real = files.perform_in_mount
+    real = mounted.perform_in_mount
 
     def perform(
         name: str, root: str, args: Mapping[str, Any], data: bytes | None = None, *more: Any
@@ -551,4 +552,4 @@ def become_a_file_operation(table: Mapping[str, Attack]) -> None:
             return {"port": _serve_in_child(args)}, None
         return real(name, root, args, data, *more)
 
-    files.perform_in_mount = perform  # type: ignore[assignment, unused-ignore]
+    mounted.perform_in_mount = perform  # type: ignore[assignment, unused-ignore]

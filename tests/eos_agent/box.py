@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from eos_agent.neighbours import News
-from eos_agent.zygote import HostSpec, Runner, SessionSpec, Zygote, fork_zygote
-from layerstack import form, overlay
+from eos_agent.handles.zygote_handle import HostSpec, Runner, SessionSpec, Zygote, fork_zygote
+from eos_agent.machine.neighbours import News
+from layerstack.kernel import overlay
+from layerstack.kernel import xattrs as form
 from tests import children, leftovers, native, probes
 
-for _module in ("eos_agent.forker", "eos_agent.files", "concurrent.futures.thread", "asyncio.unix_events"):
+for _module in ("eos_agent.zygote.main", "eos_agent.files.mounted", "concurrent.futures.thread", "asyncio.unix_events"):
     importlib.import_module(_module)  # an ordinary user may not be able to read the checkout
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 
-from eos_agent import netlink
+from eos_agent.kernel import netlink
 
 
 def ports_of(zygote: int) -> list[str]:

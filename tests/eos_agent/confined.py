@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from layerstack import linux
+from layerstack.kernel import syscalls
 from tests import probes
 
 from . import attacks, escapes
@@ -93,7 +93,7 @@ def by_other_names(folder: str) -> list[socket.socket]:
     pid = os.fork()
     if pid == 0:
         try:
-            linux.unshare(linux.CLONE_NEWNET)
+            syscalls.unshare(syscalls.CLONE_NEWNET)
             there = socket.socket(socket.AF_UNIX)
             there.bind(f"{folder}/elsewhere")
             socket.send_fds(theirs, [b"x"], [there.fileno()])
@@ -138,12 +138,12 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             Path(path).write_text("secret")
         for name, shown in (("second", f"{top}/private"), ("again", top)):
             os.mkdir(f"{top}/{name}")
-            linux.mount(shown, f"{top}/{name}", None, linux.MS_BIND)
+            syscalls.mount(shown, f"{top}/{name}", None, syscalls.MS_BIND)
         Path(f"{top}/store/base/attacks").write_bytes(code)
         os.chmod(f"{top}/store/base/attacks", 0o755)
         attacks.become_a_file_operation(table)
         if tamper:
-            linux.unshare(linux.CLONE_NEWUTS)  # one of the attacks changes the name of the host, and here it may succeed
+            syscalls.unshare(syscalls.CLONE_NEWUTS)  # one of the attacks changes the name of the host, and here it may succeed
             tamper()
 
     async def scenario(box: Box) -> Findings:
@@ -212,7 +212,7 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             os.unlink(engine)
             os.close(fifo)
             for name in ("second", "again"):
-                linux.umount(f"{box.top}/{name}", linux.MNT_DETACH)
+                syscalls.umount(f"{box.top}/{name}", syscalls.MNT_DETACH)
             for path in (place["other_tmp"], f"{place['other_tmp']}.sock", late):
                 if os.path.exists(path):
                     os.unlink(path)

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any, NamedTuple
 
-from layerstack import linux
+from layerstack.kernel import syscalls
 
 from . import attacks
 from .attacks import Attack, call, cloning, connecting, following, hunting, listing, node, opening, reading, signalling, tracing, write_file
@@ -79,19 +79,19 @@ def lines_of(kind: str, place: dict[str, Any]) -> str:
 
 
 NAMESPACES = {
-    "CLONE_NEWUSER": linux.CLONE_NEWUSER,
-    "CLONE_NEWNS": linux.CLONE_NEWNS,
-    "CLONE_NEWPID": linux.CLONE_NEWPID,
-    "CLONE_NEWNET": linux.CLONE_NEWNET,
-    "CLONE_NEWIPC": linux.CLONE_NEWIPC,
-    "CLONE_NEWUTS": linux.CLONE_NEWUTS,
-    "CLONE_NEWCGROUP": linux.CLONE_NEWCGROUP,
+    "CLONE_NEWUSER": syscalls.CLONE_NEWUSER,
+    "CLONE_NEWNS": syscalls.CLONE_NEWNS,
+    "CLONE_NEWPID": syscalls.CLONE_NEWPID,
+    "CLONE_NEWNET": syscalls.CLONE_NEWNET,
+    "CLONE_NEWIPC": syscalls.CLONE_NEWIPC,
+    "CLONE_NEWUTS": syscalls.CLONE_NEWUTS,
+    "CLONE_NEWCGROUP": syscalls.CLONE_NEWCGROUP,
 }
 
 CALLS: dict[str, Row] = {
     "mount": Row(call("mount", b"none", b"/tmp", b"tmpfs", 0, None), DENIED),
-    "mount: remount / writable": Row(call("mount", None, b"/", None, linux.MS_REMOUNT, None), DENIED),
-    "mount: bind": Row(call("mount", b"/proc", b"/tmp", None, linux.MS_BIND, None), DENIED),
+    "mount: remount / writable": Row(call("mount", None, b"/", None, syscalls.MS_REMOUNT, None), DENIED),
+    "mount: bind": Row(call("mount", b"/proc", b"/tmp", None, syscalls.MS_BIND, None), DENIED),
     "mount over the workspace": Row(call("mount", b"none", b".", b"tmpfs", 0, None), DENIED),
     "umount2 of the workspace": Row(call("umount2", b".", 2), DENIED),
     "umount2": Row(call("umount2", b"/proc", 2), DENIED),
@@ -105,7 +105,7 @@ CALLS: dict[str, Row] = {
     "fspick": Row(call("fspick", -100, b"/", 0), DENIED),
     "mount_setattr": Row(call("mount_setattr", -100, b"/", 0, bytes(32), 32), DENIED),
     "unshare of nothing": Row(call("unshare", 0), DENIED),
-    "unshare user": Row(call("unshare", linux.CLONE_NEWUSER), DENIED),
+    "unshare user": Row(call("unshare", syscalls.CLONE_NEWUSER), DENIED),
     "setns": Row(attacks.joining, DENIED),
     **{f"clone {name}": Row(cloning(flag), DENIED) for name, flag in NAMESPACES.items()},
     "clone3": Row(attacks.clone3, frozenset({"ENOSYS"})),

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eos_agent import apart, netlink
-from eos_agent.netlink import Netlink
-from layerstack import linux
+from eos_agent.kernel import container_isolation, netlink
+from eos_agent.kernel.netlink import Netlink
+from layerstack.kernel import syscalls
 
 _NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
 _NODAD, _TENTATIVE = 0x02, 0x40  # of IFA_F_*: there at once; not to be used yet
@@ -64,7 +64,7 @@ def _with_family_6() -> None:
 @contextmanager
 def neighbours() -> Generator[list[Member]]:
     """In a network namespace of the caller's own: a bridge with the gateway's addresses, and two members plugged into it."""
-    linux.unshare(linux.CLONE_NEWNET)
+    syscalls.unshare(syscalls.CLONE_NEWNET)
     _with_family_6()
     here = Netlink()
     kind = netlink.nested(netlink.IFLA_LINKINFO, netlink.text(netlink.IFLA_INFO_KIND, "bridge"))
@@ -124,8 +124,8 @@ def _live(orders: int, answers: int) -> None:
     """The life of a member: it carries out what it is told by name."""
     code = 1
     try:
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-        linux.unshare(linux.CLONE_NEWNET)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        syscalls.unshare(syscalls.CLONE_NEWNET)
         os.write(answers, b"x")
         with open(orders, "rb") as lines:
             for line in lines:
@@ -171,7 +171,7 @@ def do_link_address() -> str:
 def do_cut_off() -> list[str]:
     connection = Netlink()
     try:
-        return sorted(map(str, apart.cut_off(connection)))
+        return sorted(map(str, container_isolation.cut_off(connection)))
     finally:
         connection.close()
 

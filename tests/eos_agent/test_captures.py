@@ -21,7 +21,7 @@ pytestmark = pytest.mark.needs("overlay")
 
 HELD = """
 import os, sys, threading
-from layerstack import stopping
+from layerstack.model import cancel as stopping
 check, gate, inside = stopping.check, sys.argv[1], threading.local()
 def held():
     check()

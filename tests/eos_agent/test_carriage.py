@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from eos_agent.carriage import collapse
+from eos_agent.sessions.carriage_return import collapse
 
 
 @pytest.mark.parametrize(

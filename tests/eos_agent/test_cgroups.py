@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from eos_agent import cgroups, hierarchies, oom
-from eos_agent.harden import permitted_capabilities
-from eos_agent.processes import Marks
-from eos_agent.session_group import SessionGroup
-from eos_mcp.config_model import BUILT_IN_PROFILES
+from eos_agent.kernel import cgroup_fs, cgroups, oom
+from eos_agent.kernel.harden import permitted_capabilities
+from eos_agent.kernel.process_tag import Marks
+from eos_agent.kernel.session_cgroup import SessionGroup
+from eos_mcp.config.model import BUILT_IN_PROFILES
 from eos_mcp.providers.limits import of_profile
 from tests import children
 from tests.cgroup_tree import BOMB, folders_of, paths_of, wait_until_gone
@@ -324,7 +324,7 @@ def test_sessions_of_an_agent_with_real_time_priority_live_and_say_what_does_not
     (workspace,) = agent.call("topology")["topology"]["workspaces"]
     cpu = next((name for name in paths_of(os.getpid()) if "cpu" in name.split(",")), "")
     joined = f"/{name_of(agent)}." in paths_of(workspace["holder_pid"])[cpu]
-    refused = f"not enforced: cpu: Invalid argument ({hierarchies.name_of(cpu)}) for a process of real-time priority"
+    refused = f"not enforced: cpu: Invalid argument ({cgroup_fs.name_of(cpu)}) for a process of real-time priority"
     assert (held["nano_cpus"], held["reason"]) == ((LIMITS["workload"]["nano_cpus"], None) if joined else (None, refused))
     assert agent.stop() == 0
     assert folders_of(name_of(agent)) == []
@@ -340,7 +340,7 @@ def test_two_may_remove_a_cgroup_at_once(tmp_path: Path) -> None:
         if pid == 0:
             groups.join(leaf)
             signal.pause()
-        while not hierarchies.members(unified.fd, leaf):
+        while not cgroup_fs.members(unified.fd, leaf):
             pass
 
         def other(pid: int = pid, leaf: str = leaf, fd: int = os.dup(unified.fd)) -> None:
@@ -351,7 +351,7 @@ def test_two_may_remove_a_cgroup_at_once(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=other)
         thread.start()
-        assert hierarchies.remove_tree(unified.parent_fd, os.path.basename(unified.path))
+        assert cgroup_fs.remove_tree(unified.parent_fd, os.path.basename(unified.path))
         thread.join(WAIT_S)
         groups.close()
 
@@ -503,7 +503,7 @@ def test_what_is_frozen_moves_only_when_all_have_thawed_it_and_a_command_is_kill
 
     def stands_still() -> bool:
         assert groups.unified is not None
-        return "frozen 1" in hierarchies.read(groups.unified.fd, f"{leaf}/cgroup.events")
+        return "frozen 1" in cgroup_fs.read(groups.unified.fd, f"{leaf}/cgroup.events")
 
     async def scenario() -> None:
         group = SessionGroup(groups, leaf)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from eos_agent.environment import with_git_config
-from eos_agent.protocol import encode_request
+from eos_agent.handles.environment import with_git_config
+from eos_agent.wire.protocol import encode_request
 from tests.children import ORDINARY_UID
 from tests.native import both as both
 from tests.processes import children_of, mountinfo

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from agent_image import native_init
-from eos_agent import harden, machine_view, mounts, view
-from eos_agent.harden import CAP_NUMBERS
-from layerstack import linux
+from eos_agent.init import mounts as view
+from eos_agent.kernel import harden, machine_view, mountinfo
+from eos_agent.kernel.harden import CAP_NUMBERS
+from layerstack.kernel import syscalls
 from tests import native
 
 from . import attacks, escapes
@@ -27,15 +28,15 @@ def _nothing(*_args: object, **_options: object) -> None:
 
 
 def _leave_dumpable() -> None:
-    real = linux.prctl
-    linux.prctl = lambda option, *args: 0 if (option, *args) == (linux.PR_SET_DUMPABLE, 0) else real(option, *args)
+    real = syscalls.prctl
+    syscalls.prctl = lambda option, *args: 0 if (option, *args) == (syscalls.PR_SET_DUMPABLE, 0) else real(option, *args)
 
 
 def _only_where_it_is_named() -> None:
     """Masks by mount point and path, as if no other mount could show the same."""
     real = machine_view._Composer._hidden_below  # pyright: ignore[reportPrivateUsage]
 
-    def by_name(composer: Any, inside: str, here: mounts.Spot) -> list[str]:
+    def by_name(composer: Any, inside: str, here: mountinfo.Spot) -> list[str]:
         return real(composer, inside, here) if inside == "/" else []
 
     machine_view._Composer._hidden_below = by_name  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
@@ -43,7 +44,7 @@ def _only_where_it_is_named() -> None:
 
 def _bind_instead() -> None:
     """The machine's root itself, read-only, in the place of an overlay of it."""
-    machine_view._overlay = lambda lowerdirs, _attributes: mounts.clone(next(path for path in lowerdirs if path.startswith("/proc")))  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
+    machine_view._overlay = lambda lowerdirs, _attributes: mountinfo.clone(next(path for path in lowerdirs if path.startswith("/proc")))  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
 
 
 PROTECTIONS: dict[str, tuple[str, Callable[[], object]]] = {
@@ -51,14 +52,14 @@ PROTECTIONS: dict[str, tuple[str, Callable[[], object]]] = {
     "own /dev": ("devices of the machine", lambda: setattr(view, "_dev", _nothing)),
     "own /run": ("list /run", lambda: setattr(view, "_run", _nothing)),
     "read-only /proc/sys": ("core_pattern", lambda: setattr(view, "_PROC_READ_ONLY", ())),
-    "hidden folders": ("read the agent's token", lambda: setattr(mounts.Looking, "spots", lambda *_: [])),
+    "hidden folders": ("read the agent's token", lambda: setattr(mountinfo.Looking, "spots", lambda *_: [])),
     "hidden on each mount": ("read ~/.ssh by a second mount of the home", _only_where_it_is_named),
     "overlays": ("connect to a socket outside the private folders", _bind_instead),
     "families": ("socket AF_VSOCK", lambda: setattr(harden, "_only_families", lambda _machine, **_options: [])),
     "Landlock": ("connect to an abstract socket of the machine", lambda: setattr(harden.Landlock, "restrict", _nothing)),
     "seccomp": ("unshare user", lambda: setattr(harden, "install_seccomp", _nothing)),
     "no packet sockets": ("read the packets of others", lambda: setattr(harden, "_only_families", lambda _machine, **_options: [])),
-    "capset": ("chroot", lambda: setattr(linux, "capset", _nothing)),
+    "capset": ("chroot", lambda: setattr(syscalls, "capset", _nothing)),
     "not dumpable": ("trace pid 1", _leave_dumpable),
 }
 

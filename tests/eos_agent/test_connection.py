@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.connection import Connection
+from eos_agent.serve.connection import Connection
 
 
 @pytest.mark.parametrize("waits", [False, True])

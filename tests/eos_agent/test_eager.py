@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent import eager
+from eos_agent.base import eager
 
 PLACE: ContextVar[str] = ContextVar("place", default="outside")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eos_mcp.server import render
+from eos_mcp.mcp import render
 
 from .agent_process import Agent, Failed
 

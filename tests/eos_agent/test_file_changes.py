@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from eos_agent import file_changes, files, text
-from eos_agent.files import perform_in_mount
-from eos_agent.protocol import OperationError
+from eos_agent.files import mounted as files
+from eos_agent.files import move as file_changes
+from eos_agent.files import text
+from eos_agent.files.mounted import perform_in_mount
+from eos_agent.wire.protocol import OperationError
 
 from .agent_process import Agent, Failed, refused
 from .folder import Folder

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from eos_agent.aside import Aside, Work
-from eos_agent.file_search import KILL_S, PAGE_BYTES, PAGE_MATCHES, Place, Tell, compile_glob, place_of
-from eos_agent.files import perform_in_mount
-from eos_agent.protocol import OperationError
-from eos_agent.resident import MAX_ASIDES
+from eos_agent.files.mounted import perform_in_mount
+from eos_agent.files.search import KILL_S, PAGE_BYTES, PAGE_MATCHES, Place, Tell, compile_glob, place_of
+from eos_agent.init.loop import MAX_ASIDES
+from eos_agent.init.worker import Aside, Work
+from eos_agent.wire.protocol import OperationError
 
 from .agent_process import Agent, Failed
 

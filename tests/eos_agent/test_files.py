@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent.files import perform_in_mount
-from eos_agent.protocol import OperationError
-from layerstack import passing
+from eos_agent.files.mounted import perform_in_mount
+from eos_agent.wire.protocol import OperationError
+from layerstack.kernel import tempnames
 from tests import children
 from tests.native import both as both
 
@@ -115,7 +115,7 @@ def test_what_is_left_of_a_write_that_was_killed_before_its_last_step_is_told_fr
         children.call(None, write)
     assert died.value.signal == signal.SIGKILL
     (left,) = [name for name in os.listdir(tree.root) if name != "f"]
-    assert passing.is_file(left, os.stat(tree.at(left)).st_mtime_ns) and not passing.is_file(left, os.stat(tree.at("f")).st_mtime_ns)
+    assert tempnames.is_file(left, os.stat(tree.at(left)).st_mtime_ns) and not tempnames.is_file(left, os.stat(tree.at("f")).st_mtime_ns)
     assert tree.get("f") == b"old" and tree.get(left) == b"new"
 
 

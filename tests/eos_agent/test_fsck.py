@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eos_agent import fsck
-from eos_agent.protocol import OperationError
+from eos_agent.sessions import check_store
+from eos_agent.wire.protocol import OperationError
 from tests.layerstack.stack import Stack, on_a_stack
 
 from .agent_process import Agent, Failed
@@ -44,9 +44,9 @@ def test_a_check_in_pages_looks_at_everything_once(agent: Agent) -> None:
 
 
 def test_a_name_that_is_no_text_is_told_with_its_bytes() -> None:
-    from layerstack.fsck import Damage
+    from layerstack.fsck.check import Damage
 
-    said = fsck.damage_json(Damage("layers/L/" + os.fsdecode(b"\xff"), "w", "h"))
+    said = check_store.damage_json(Damage("layers/L/" + os.fsdecode(b"\xff"), "w", "h"))
     assert said == {"file": "layers/L/\ufffd", "file_b64": "bGF5ZXJzL0wv/w==", "what": "w", "found_by": "h"}
 
 
@@ -131,6 +131,6 @@ def test_a_page_ends_at_the_next_entry_when_the_agent_leaves(stack: Stack) -> No
         return len(asked) == 2
 
     with pytest.raises(OperationError) as caught:
-        fsck.page(stack.store, {}, stopped=stopped)
+        check_store.page(stack.store, {}, stopped=stopped)
     assert caught.value.kind == "server_shutting_down" and len(asked) == 2
     assert stack.store.leases.all() == (), "the lease is given back"

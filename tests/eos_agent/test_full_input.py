@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from eos_agent.command import Command
-from eos_agent.protocol import OperationError
+from eos_agent.sessions.command import Command
+from eos_agent.wire.protocol import OperationError
 from tests.native import both as both
 
 from .box import PATH, WAIT_S, Box, in_box

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from eos_agent import harden
-from layerstack import linux
+from eos_agent.kernel import harden
+from layerstack.kernel import syscalls
 
 MACHINES = ["x86_64", "aarch64"]
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -73,7 +73,14 @@ def test_both_machines_deny_the_same_calls_by_name(machine: str) -> None:
 def test_clone_is_refused_for_each_namespace_flag_and_passes_for_threads_and_processes(machine: str) -> None:
     thread = 0x003D0F00
     assert run(machine, CLONE[machine], 17) == ALLOW and run(machine, CLONE[machine], thread) == ALLOW
-    for flag in (linux.CLONE_NEWNS, linux.CLONE_NEWUSER, linux.CLONE_NEWPID, linux.CLONE_NEWNET, linux.CLONE_NEWIPC, linux.CLONE_NEWUTS):
+    for flag in (
+        syscalls.CLONE_NEWNS,
+        syscalls.CLONE_NEWUSER,
+        syscalls.CLONE_NEWPID,
+        syscalls.CLONE_NEWNET,
+        syscalls.CLONE_NEWIPC,
+        syscalls.CLONE_NEWUTS,
+    ):
         assert run(machine, CLONE[machine], flag | 17) == denied(errno.EPERM)
     assert run(machine, 435) == denied(errno.ENOSYS)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent import headroom
+from eos_agent.kernel import headroom
 from tests import children
 
 from .agent_process import Agent, Failed, refused

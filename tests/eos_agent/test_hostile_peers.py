@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from eos_agent import http, server
-from eos_agent.http import HttpServer
-from eos_agent.protocol import Request, encode_request
-from eos_agent.server import Server
-from eos_agent.telemetry import Telemetry
+from eos_agent.base.telemetry import Telemetry
+from eos_agent.http import http_server as http
+from eos_agent.http.http_server import HttpServer
+from eos_agent.serve import server
+from eos_agent.serve.server import Server
+from eos_agent.wire.protocol import Request, encode_request
 from tests.eos_agent.agent_process import TOKEN
 
 HUGE = "x" * (8 << 20)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent import operations
-from eos_agent.observability import OBSERVABILITY
-from eos_agent.operation import Operation
+from eos_agent.wire import operations
+from eos_agent.wire.operation import Operation
+from eos_agent.wire.operations_observe import OBSERVABILITY
 
 from .agent_process import Agent, Connection
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from eos_agent import proof
+from eos_agent.wire import proof
 from tests.eos_agent.agent_process import TOKEN
 from tests.eos_agent.test_hostile_peers import web
 from tests.eos_agent.test_http_forward import HELLO, ask, reason, request, server, status

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from eos_agent import exchange, http
-from eos_agent.exchange import Wire
-from eos_agent.forward import Route, parse_route
-from eos_agent.http_answer import Refused
-from eos_agent.http_message import BadMessage, parse_request, parse_response
+from eos_agent.http import exchange, http_server
+from eos_agent.http.answer import Refused
+from eos_agent.http.exchange import Wire
+from eos_agent.http.message import BadMessage, parse_request, parse_response
+from eos_agent.http.proxy import Route, parse_route
 from tests.eos_agent.agent_process import TOKEN, Agent
 from tests.eos_agent.bridge import wait_until_empty
 from tests.eos_agent.test_hostile_peers import web
@@ -626,7 +626,7 @@ def test_forwarded_requests_have_a_limit_of_their_own_and_a_draining_agent_takes
 
 
 def test_slow_clients_are_told_so(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(http_server, "READ_TIMEOUT_S", 0.1)
     monkeypatch.setattr(exchange, "BODY_STALL_S", 0.1)
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

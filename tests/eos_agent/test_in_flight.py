@@ -13,7 +13,7 @@ from collections.abc import Generator
 
 import pytest
 
-from eos_agent import open_files
+from eos_agent.kernel import fd_limits
 from tests import children
 from tests.native import both as both
 
@@ -95,7 +95,7 @@ def test_where_others_left_too_many_a_command_is_refused_and_the_session_goes_on
     agent = agent_of(start_agent, ordinary, workspace={"max_open_files": MOST})
     session = agent.session()
     assert agent.run("echo before", session, tty=False)["output"] == "before"
-    with in_flight(MOST + open_files.MORE + 500, children.ORDINARY_UID if ordinary else None):
+    with in_flight(MOST + fd_limits.MORE + 500, children.ORDINARY_UID if ordinary else None):
         error = refused(lambda: agent.run("echo meanwhile; sleep 1000", session, tty=False, yield_time_ms=0))
         assert (error.reason, error.details["retryable"]) == ("too_many_in_flight", True)
     assert agent.run("echo after", session, tty=False)["output"] == "after"

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from eos_agent import channel
-from eos_agent.link import Link
+from eos_agent.ipc import frames as channel
+from eos_agent.ipc.frame_socket import Link
 
 WAIT_S = 30
 LARGE = b"x" * (4 << 20)

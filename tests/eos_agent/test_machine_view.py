@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent import freshness, machine_view, secret_paths
-from layerstack import linux
+from eos_agent.handles import freshness
+from eos_agent.kernel import machine_view
+from eos_agent.machine import secret_paths
+from layerstack.kernel import syscalls
 from tests import children
 
 from .box import Box, in_box
@@ -105,14 +107,14 @@ def test_the_root_of_the_machine_mounted_once_more_shows_no_more(tmp_path: Path)
     def before(top: str) -> None:
         os.mkdir(f"{top}/machine")
         Path(f"{top}/private/token").write_text("secret")
-        linux.mount("/", f"{top}/machine", None, linux.MS_BIND)
+        syscalls.mount("/", f"{top}/machine", None, syscalls.MS_BIND)
 
     async def scenario(box: Box) -> str:
         try:
             live = await box.session()
             return (await live.run(f"cat {box.top}/machine{box.top}/private/token; ls {box.top}/machine/etc/passwd")).out
         finally:
-            linux.umount(f"{box.top}/machine", linux.MNT_DETACH)
+            syscalls.umount(f"{box.top}/machine", syscalls.MNT_DETACH)
 
     found = str(in_machine(scenario, "trusted", before))
     assert "secret" not in found and found.endswith("/etc/passwd\n")
@@ -133,8 +135,8 @@ def test_what_lies_over_an_overlay_of_ours_is_left_alone_when_that_looks_again()
     def in_child(top: str) -> bool:
         for name in ("one", "two", "at"):
             os.mkdir(f"{top}/{name}")
-        linux.mount("eos-view", f"{top}/at", "overlay", linux.MS_RDONLY, f"lowerdir={top}/one:{top}/two")
-        linux.mount("tmpfs", f"{top}/at", "tmpfs")
+        syscalls.mount("eos-view", f"{top}/at", "overlay", syscalls.MS_RDONLY, f"lowerdir={top}/one:{top}/two")
+        syscalls.mount("tmpfs", f"{top}/at", "tmpfs")
         machine_view.refresh(os.getpid())
         Path(top, "at/written").write_text("x")
         return True

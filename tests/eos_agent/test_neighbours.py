@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent import engine_roots, neighbours, secret_paths
+from eos_agent.machine import engine_roots, neighbours, secret_paths
 
 from .box import Box, in_box
 

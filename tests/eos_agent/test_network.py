@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent import network
-from eos_agent.protocol import OperationError
-from layerstack import linux
+from eos_agent.kernel import network
+from eos_agent.wire.protocol import OperationError
+from layerstack.kernel import syscalls
 from tests import children
 
 from .box import Box, Live, in_box
@@ -300,7 +300,7 @@ def test_an_isolated_session_sees_no_interface_but_its_own_in_sys_and_the_rest_o
 @pytest.mark.skipif(not os.path.isdir("/sys/firmware"), reason="nothing is there to be masked for good")
 def test_where_the_kernel_gives_no_sysfs_an_isolated_session_sees_no_interface_in_sys() -> None:
     def masked_for_good(_top: str) -> None:
-        linux.mount("tmpfs", "/sys/firmware", "tmpfs", 0, "size=4k")
+        syscalls.mount("tmpfs", "/sys/firmware", "tmpfs", 0, "size=4k")
         children.enter_user_namespace()  # what was mounted before cannot be taken away in it, user_namespaces(7)
 
     async def scenario(box: Box) -> Any:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from eos_agent.observe import processes
+from eos_agent.base.settings import Settings, parse
+from eos_agent.kernel import procfs
 from eos_agent.observe.diagnostics import Diagnostics
 from eos_agent.observe.layerstack import changed_paths
 from eos_agent.observe.usage import Usage, of_cgroup, of_processes, point
-from eos_agent.settings import Settings, parse
-from layerstack.form import TRUSTED
-from layerstack.index import Layer, record
-from layerstack.manifest import LayerId
-from layerstack.tree import DiskTree
+from layerstack.kernel.xattrs import TRUSTED
+from layerstack.layers.index import Layer, record
+from layerstack.model.manifest import LayerId
+from layerstack.tree.disk import DiskTree
 
 from .agent_process import WAIT_S, Agent, Failed
 
@@ -79,7 +79,7 @@ def test_each_session_shows_its_own_processes_and_only_those(agent: Agent) -> No
                 assert row["namespace_pid"] > 1
             assert row["cgroup_memberships"] == Path(f"/proc/{row['pid']}/cgroup").read_text().splitlines()
             assert Path(f"/proc/{row['pid']}/comm").read_text().strip() == row["name"]
-            seen = processes.look(row["pid"])
+            seen = procfs.look(row["pid"])
             assert seen is not None and (seen.parent, seen.started_ticks) == (row["parent_pid"], row["start_time_ticks"])
             assert row["resident_memory_bytes"] > 0 and row["cpu_time_us"] >= 0
         namespaces |= {one["mount_namespace"], one["pid_namespace"]}
@@ -326,9 +326,9 @@ def test_a_counter_that_began_anew_has_no_negative_difference() -> None:
 
 
 def test_sums_over_processes_are_of_those_that_can_be_seen() -> None:
-    everyone = processes.everybody()
-    assert os.getpid() in everyone and everyone[os.getpid()] in processes.below(os.getpid(), everyone)
-    assert processes.below(2**22 + 1, everyone) == [] and processes.look(2**22 + 1) is None
+    everyone = procfs.everybody()
+    assert os.getpid() in everyone and everyone[os.getpid()] in procfs.below(os.getpid(), everyone)
+    assert procfs.below(2**22 + 1, everyone) == [] and procfs.look(2**22 + 1) is None
     measured = of_processes([everyone[os.getpid()], everyone[os.getpid()]._replace(pid=2**22 + 1)])
     assert measured.mem_cur is not None and measured.mem_cur > 1 << 20 and measured.cpu_usec
 

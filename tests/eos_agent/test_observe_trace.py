@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import eos_agent
-from eos_agent.observability import OBSERVABILITY
-from eos_agent.telemetry import Telemetry, event, trace_id
+from eos_agent.base.telemetry import Telemetry, event, trace_id
+from eos_agent.wire.operations_observe import OBSERVABILITY
 from tests.conftest import drop_dir, make_short_dir
 
 from .agent_process import TOKEN, Agent, Failed, running
@@ -54,7 +54,7 @@ def test_a_one_shot_command_shows_where_its_time_went(shared_agent: Agent) -> No
     agent.call("exec_command", request_id="one-shot", cmd="echo hi > made", yield_time_ms=20_000)
     found = agent.call("trace", trace_id="one-shot")
     assert found["view"] == "trace" and found["trace"] == "one-shot"
-    publish: list[Any] = ["workspace_session.publish", [["workspace_session.capture_changes", []], ["layerstack.publish", []]]]
+    publish: list[Any] = ["workspace_session.publish", [["workspace_session.capture_changes", []], ["layerstack.publish.publish", []]]]
     assert shape(found["spans"]) == [
         [
             "daemon.dispatch",
@@ -79,7 +79,7 @@ def test_a_one_shot_command_shows_where_its_time_went(shared_agent: Agent) -> No
 
 def test_the_page_of_events_names_each_that_the_agent_may_write() -> None:
     (told,) = [a.help for o in OBSERVABILITY if o.name == "events" for a in o.arguments if a.name == "name"]
-    sources = [path.read_text() for path in Path(eos_agent.__file__).parent.glob("*.py")]
+    sources = [path.read_text() for path in Path(eos_agent.__file__).parent.rglob("*.py")]
     written = {name for text in sources for name in re.findall(r"telemetry\.event\(\s*\"([\w.]+)\"", text)}
     assert "workspace_session.finalize.publish_failed" in written
     names = set(told.partition(": ")[2].removesuffix(".").split(", "))
@@ -145,10 +145,10 @@ def test_a_running_command_shows_what_is_over_and_all_of_it_when_it_ended(shared
 def test_a_write_without_a_session_and_a_squash_have_their_phases(agent: Agent) -> None:
     for number in range(3):
         agent.call("file_write", request_id=f"w{number}", path=f"f{number}", content="x")
-    assert names(agent, "w2") == ["daemon.dispatch", "layerstack.publish"]
+    assert names(agent, "w2") == ["daemon.dispatch", "layerstack.publish.publish"]
     assert len(raw(agent, agent.line("squash_layerstack", "sq"))["squashed_blocks"]) == 1
-    assert names(agent, "sq") == ["daemon.dispatch", "layerstack.squash"] + [
-        f"layerstack.squash.{phase}" for phase in ("plan", "flatten", "commit")
+    assert names(agent, "sq") == ["daemon.dispatch", "layerstack.squash.squash"] + [
+        f"layerstack.squash.squash.{phase}" for phase in ("plan", "flatten", "commit")
     ]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from eos_agent import proof
-from eos_agent.protocol import encode, encode_request
+from eos_agent.wire import proof
+from eos_agent.wire.protocol import encode, encode_request
 from tests.eos_agent.agent_process import TOKEN, WAIT_S, Agent
 
 SANDBOX = "eos-test"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from layerstack import documents
+from layerstack.kernel import records
 from tests.eos_agent.agent_process import WAIT_S, Agent, Failed, refused
 
 pytestmark = [pytest.mark.needs("overlay", "root")]
@@ -49,9 +49,9 @@ def too_far(agent: Agent, session: str) -> str:
 
 def bring_near(upper: str) -> None:
     """Undo what makes it too long."""
-    from layerstack import durable
+    from layerstack.kernel import fsync
 
-    durable.remove_tree(os.path.join(upper, FAR))
+    fsync.remove_tree(os.path.join(upper, FAR))
 
 
 def hostile(agent: Agent) -> str:
@@ -76,7 +76,7 @@ def test_a_session_that_fails_twice_is_quarantined_and_the_others_become_drafts_
     assert draft["agent"] == "good"
     error = refused(lambda: agent.read("important.txt", workspace_session_id=bad))
     assert error.reason == "session_lost" and error.details["quarantined"] is True and "retryable" not in error.details
-    marker = documents.read(f"{agent.store}/sessions/{bad}/recovery.json")
+    marker = records.read(f"{agent.store}/sessions/{bad}/recovery.json")
     assert (marker["session_id"], marker["tries"]) == (bad, 2) and "too long" in marker["why"]
     with open(f"{agent.store}/sessions/{bad}/recovery.json") as file:
         assert json.load(file)["format"] == 1
@@ -140,7 +140,7 @@ def test_an_agent_that_dies_while_it_recovers_a_session_counts_that_as_a_try(age
     agent.run("echo mine > mine.txt", session)
     agent.kill()
     for tries in (1, 2):
-        documents.write(f"{agent.store}/sessions/{session}/recovery.json", {"session_id": session, "tries": tries, "why": None})
+        records.write(f"{agent.store}/sessions/{session}/recovery.json", {"session_id": session, "tries": tries, "why": None})
         if tries == 2:
             agent.start()
     row = until(agent, session, "quarantined")

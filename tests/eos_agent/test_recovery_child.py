@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent import recovery_child
-from eos_agent.recovery_child import EXIT_MEMORY, MEMORY
-from layerstack import opening
+from eos_agent.sessions import recovery_child
+from eos_agent.sessions.recovery_child import EXIT_MEMORY, MEMORY
+from layerstack.recovery import opening
 from tests.eos_agent.agent_process import WAIT_S, Agent
 
 pytestmark = [pytest.mark.needs("overlay", "root")]

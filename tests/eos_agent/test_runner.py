@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from layerstack import passing
+from eos_agent.wire.protocol import OperationError
+from layerstack.kernel import tempnames
 from tests.native import both as both
 
 from .box import Box, Ended, in_box
@@ -306,7 +306,7 @@ def test_a_move_that_is_killed_while_it_copies_leaves_nothing_that_could_be_publ
     reason, names, left, touched = in_box(scenario, form="user", before_fork=large)
     assert names == ["new"] and not touched
     if who == "the session":
-        assert [passing.is_place(name, mode) for name, mode in left] == [True]
+        assert [tempnames.is_place(name, mode) for name, mode in left] == [True]
     else:
         assert (reason, left) == ("operation_killed", [])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import encode_request
+from eos_agent.wire.protocol import encode_request
 
 from .agent_process import TOKEN, Agent, Connection
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent import settings
-from eos_agent.environment import base_environment, command_environment
-from eos_agent.settings import SettingsError
+from eos_agent.base import settings
+from eos_agent.base.settings import SettingsError
+from eos_agent.handles.environment import base_environment, command_environment
 
 from .agent_process import Agent, refused
 

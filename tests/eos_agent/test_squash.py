@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from eos_agent.squash import Policy
-from layerstack.depth import Depth
+from eos_agent.sessions.squash import Policy
+from layerstack.squash.depth import Depth
 from tests.eos_agent.agent_process import WAIT_S, Agent, Failed
 
 pytestmark = pytest.mark.needs("overlay")

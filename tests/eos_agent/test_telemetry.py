@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from eos_agent import telemetry
+from eos_agent.base import telemetry
+from eos_agent.base.rotating_log import Segments, decode
+from eos_agent.base.telemetry import Phases, Telemetry, event, span, trace_id, within
 from eos_agent.observe.trace import tree
-from eos_agent.protocol import OperationError
-from eos_agent.segments import Segments, decode
-from eos_agent.telemetry import Phases, Telemetry, event, span, trace_id, within
+from eos_agent.wire.protocol import OperationError
 from tests import children
 
 

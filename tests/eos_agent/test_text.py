@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent import text
-from eos_agent.protocol import OperationError
-from eos_agent.text import apply_edits, parse_edits, read_window
+from eos_agent.files import text
+from eos_agent.files.text import apply_edits, parse_edits, read_window
+from eos_agent.wire.protocol import OperationError
 
 
 def window(raw: bytes, offset: int = 1, limit: int = 2000, **more: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 
-from eos_agent.transcript import ANSWER_MAX_BYTES, ROW_MAX_BYTES, Transcript
+from eos_agent.sessions.transcript import ANSWER_MAX_BYTES, ROW_MAX_BYTES, Transcript
 
 
 def all_rows(transcript: Transcript) -> list[str]:

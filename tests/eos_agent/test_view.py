@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from eos_agent.protocol import OperationError
+from eos_agent.wire.protocol import OperationError
 
 from .box import Box, in_box
 

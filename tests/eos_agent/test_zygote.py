@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_agent.zygote import Runner, SessionSpec
+from eos_agent.handles.zygote_handle import Runner, SessionSpec
+from eos_agent.wire.protocol import OperationError
 from tests import children
 from tests.conftest import drop_dir
 from tests.native import both as both

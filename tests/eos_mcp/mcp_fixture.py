@@ -15,14 +15,14 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    from eos_mcp.server import stdio
+    from eos_mcp.mcp import stdio
 
     PIPES = stdio.claim() if sys.argv[1] == "stdio" else None
 
-from eos_agent.operation import Argument, Operation
-from eos_agent.protocol import INVALID_REQUEST, OperationError
-from eos_mcp.server.identity import identity
-from eos_mcp.server.options import Options
+from eos_agent.wire.operation import Argument, Operation
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
+from eos_mcp.mcp.server_identity import identity
+from eos_mcp.mcp.server_options import Options
 
 SECONDS = Argument("seconds", "float", help="How long.", default=600.0)
 
@@ -110,7 +110,7 @@ def main() -> None:
         transport=transport, port=0, token_file=os.environ.get("FIXTURE_TOKEN_FILE"), host=os.environ.get("FIXTURE_HOST", "127.0.0.1")
     )
     if PIPES is None:
-        from eos_mcp.server import app, http
+        from eos_mcp.mcp import app, http
 
         sys.exit(http.run(options, app.build(options, gateway=FixtureGateway(), operations=OPERATIONS)))
 
@@ -118,9 +118,9 @@ def main() -> None:
         while gate != "-" and not os.path.exists(gate):
             threading.Event().wait(0.01)
         print("A MODULE PRINTS WHILE IT IS IMPORTED", flush=True)
-        from eos_mcp.server import app, serving
+        from eos_mcp.mcp import app, event_loop
 
-        serving.serve(app.build(options, gateway=FixtureGateway(), operations=OPERATIONS), reader, writer, ending)
+        event_loop.serve(app.build(options, gateway=FixtureGateway(), operations=OPERATIONS), reader, writer, ending)
 
     stdio.run(PIPES, identity(options), serve)
 

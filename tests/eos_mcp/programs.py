@@ -13,9 +13,9 @@ from typing import Any
 from tests.processes import WAIT_S, cmdline, ended, kill, pids
 
 MODULES = {
-    "manager": "eos_mcp.cli.manager",
-    "runtime": "eos_mcp.cli.runtime",
-    "observability": "eos_mcp.cli.observability",
+    "manager": "eos_mcp.cli.sandbox_manager",
+    "runtime": "eos_mcp.cli.sandbox_runtime",
+    "observability": "eos_mcp.cli.sandbox_observability",
     "eos": "eos_mcp.cli.eos",
 }
 

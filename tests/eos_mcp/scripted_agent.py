@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from eos_agent import proof, protocol
-from eos_agent.protocol import INVALID_REQUEST, OperationError, Request
-from eos_mcp.manager.registry import Target
+from eos_agent.wire import proof, protocol
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError, Request
+from eos_mcp.record.registry import Target
 
 TOKEN = "agent-token"
 START = "ab" * proof.NONCE_BYTES

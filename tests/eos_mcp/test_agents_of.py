@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eos_mcp.providers.processes import agents_of, is_agent, is_ours
+from eos_mcp.providers.host_processes import agents_of, is_agent, is_ours
 from tests.children import ORDINARY_UID
 
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import base, tree_index
-from layerstack import durable
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.workspace import base, tree_index
+from layerstack.kernel import fsync
 from tests import children
 
 OLD_NS = 1_600_000_000_123_456_789
@@ -26,7 +26,7 @@ def cache(tmp_path: Path) -> Generator[Path]:
     for thread in threading.enumerate():
         if thread.name == "base-durable":
             thread.join(60)
-    durable.remove_tree(str(tmp_path / "cache"))
+    fsync.remove_tree(str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def test_a_directory_with_much_in_it_that_goes_during_the_copy_is_taken_out_agai
         real(self, listing)
         if not gone:
             gone.append(True)
-            durable.remove_tree(str(workspace / "src/deep"))
+            fsync.remove_tree(str(workspace / "src/deep"))
             (workspace / "src/deep").write_text("a file now")
 
     monkeypatch.setattr(base._Copy, "bring_to", bring_to)

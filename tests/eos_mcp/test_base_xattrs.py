@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from eos_mcp.manager import base, tree_index
-from layerstack import fsck_base, linux
-from layerstack.base_xattrs import Keeping
+from eos_mcp.workspace import base, tree_index
+from layerstack.fsck import base_hash
+from layerstack.kernel import syscalls
+from layerstack.kernel.base_xattrs import Keeping
 from tests import acls, children
 from tests.exporting import Stack
 from tests.trees import DIRECTORY, Entry
@@ -36,7 +37,7 @@ def fill(workspace: Path) -> None:
 def copied(workspace: Path, cache: Path, keeping: Keeping) -> tuple[Path, base.BaseTree]:
     made = base.prepare(str(workspace), str(cache), keeping=keeping)
     assert tree_index.tree_hash(made.source) == made.root_hash
-    looking = fsck_base.tree_hash(made.source, lambda error: pytest.fail(str(error)))
+    looking = base_hash.tree_hash(made.source, lambda error: pytest.fail(str(error)))
     try:
         while True:
             next(looking)
@@ -142,7 +143,7 @@ def test_a_file_system_without_room_for_an_attribute_leaves_it_out_by_name(short
         root = Path(short_dir)
         for name in ("w", "cache"):
             (root / name).mkdir()
-        linux.mount("ramfs", str(root / "cache"), "ramfs", 0)  # has no attributes at all
+        syscalls.mount("ramfs", str(root / "cache"), "ramfs", 0)  # has no attributes at all
         os.chmod(root / "cache", 0o700)
         (root / "w/f").write_text("f")
         os.setxattr(root / "w/f", "user.note", b"1")
@@ -159,7 +160,7 @@ def test_what_is_mounted_in_a_workspace_is_copied_and_said(short_dir: str, in_mo
     def child() -> None:
         root = Path(short_dir)
         (root / "w/mnt").mkdir(parents=True)
-        linux.mount("tmpfs", str(root / "w/mnt"), "tmpfs", 0)
+        syscalls.mount("tmpfs", str(root / "w/mnt"), "tmpfs", 0)
         (root / "w/mnt/f").write_text("f")
         said = ("mounted there, and copied with the rest: mnt",)
         for reused in (False, True):

@@ -13,12 +13,12 @@ from mcp import Client
 from mcp.client.client import ConnectMode
 from mcp.types import ListRootsResult, Root
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import bounds
-from eos_mcp.manager.bounds import Bounds
-from eos_mcp.server import app
-from eos_mcp.server.options import EOS, SANDBOX, Options, UsageError, parse
-from layerstack import linux
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.mcp import app
+from eos_mcp.mcp.server_options import EOS, SANDBOX, Options, UsageError, parse
+from eos_mcp.requests import bounds
+from eos_mcp.requests.bounds import Bounds
+from layerstack.kernel import syscalls
 from tests.eos_mcp.test_mcp_tools import ScriptedGateway, call, shown
 
 CREATE = {"image": "host", "workspace_root": "/w"}
@@ -56,10 +56,10 @@ def _under_another_name(tmp: str, home: str) -> None:
     place.mkdir(parents=True)
     assert reason(Bounds(), place) is None
     for source, below in ((f"{home}/.ssh", ""), (f"{home}/.ssh", "deeper"), (home, ""), ("/etc", "cron.d"), (home, ".ssh/new")):
-        linux.mount(source, str(place), None, linux.MS_BIND)
+        syscalls.mount(source, str(place), None, syscalls.MS_BIND)
         assert reason(Bounds(), place / below) == "sensitive_place", (source, below)
-        linux.umount(str(place), linux.MNT_DETACH)
-    linux.mount(f"{home}/project", str(place), None, linux.MS_BIND)
+        syscalls.umount(str(place), syscalls.MNT_DETACH)
+    syscalls.mount(f"{home}/project", str(place), None, syscalls.MS_BIND)
     assert reason(Bounds(), place) is None
 
 

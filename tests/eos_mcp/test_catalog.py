@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent import protocol
-from eos_agent.operation import KINDS
-from eos_agent.protocol import OperationError
+from eos_agent.wire import protocol
+from eos_agent.wire.operation import KINDS
+from eos_agent.wire.protocol import OperationError
 from eos_mcp import catalog
 
 MANAGEMENT = [
@@ -203,8 +203,11 @@ def test_catalog_client_and_programs_import_the_standard_library_and_ourselves_o
     root = Path(eos_mcp.__file__).parent
     allowed = {"eos_agent", "eos_mcp", "layerstack"}
     heavy = {"argparse", "asyncio", "dataclasses", "uuid", "inspect", "subprocess", "tempfile"}
-    light = [root / "catalog.py", root / "client.py", root / "places.py", root / "token_file.py"]
-    light += [root / "cli" / f"{name}.py" for name in ("parse", "output", "program", "manager", "runtime", "observability")]
+    light = [root / "catalog.py", root / "gateway_client/sync.py", root / "config/paths.py", root / "config/token_file.py"]
+    light += [
+        root / "cli" / f"{name}.py"
+        for name in ("parse", "output", "program", "sandbox_manager", "sandbox_runtime", "sandbox_observability")
+    ]
     import sys
 
     for path in light:

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent import protocol
-from eos_mcp import client
+from eos_agent.wire import protocol
 from eos_mcp.cli import output
+from eos_mcp.gateway_client import sync
 from tests.eos_mcp.programs import argv, error, no_gateway_left, result, run
 from tests.processes import WAIT_S
 
@@ -127,12 +127,12 @@ def test_help_needs_neither_sandbox_nor_gateway(state_dir: str) -> None:
 
 
 def test_an_endpoint_has_one_of_four_forms() -> None:
-    assert client.parse_endpoint("127.0.0.1:7878") == client.Endpoint("tcp", host="127.0.0.1", port=7878)
-    assert client.parse_endpoint("tcp://[::1]:1") == client.Endpoint("tcp", host="::1", port=1)
-    assert client.parse_endpoint("unix:///a/b") == client.parse_endpoint("/a/b") == client.Endpoint("unix", path="/a/b")
+    assert sync.parse_endpoint("127.0.0.1:7878") == sync.Endpoint("tcp", host="127.0.0.1", port=7878)
+    assert sync.parse_endpoint("tcp://[::1]:1") == sync.Endpoint("tcp", host="::1", port=1)
+    assert sync.parse_endpoint("unix:///a/b") == sync.parse_endpoint("/a/b") == sync.Endpoint("unix", path="/a/b")
     for bad in ("", "a", "a:", ":1", "a:x", "a:70000", "::1:5", "unix://a", "unix:///", "npipe://./pipe/x", "http://a:1", "/" + "x" * 100):
         with pytest.raises(ValueError):
-            client.parse_endpoint(bad)
+            sync.parse_endpoint(bad)
 
 
 def test_the_request_is_the_contracts_envelope(state_dir: str, answers: Any) -> None:
@@ -363,7 +363,7 @@ def test_a_reader_that_leaves_early_is_no_traceback(state_dir: str, answers: Any
     import subprocess
 
     peer = answers(b'{"a":"' + b"x" * 5_000_000 + b'"}\n')
-    words = " ".join(("-m", "eos_mcp.cli.manager", *peer.flags, "list_sandboxes"))
+    words = " ".join(("-m", "eos_mcp.cli.sandbox_manager", *peer.flags, "list_sandboxes"))
     done = subprocess.run(["sh", "-c", f"{shlex.quote(sys.executable)} {words} | head -c 1"], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("{", "")
 
@@ -379,9 +379,7 @@ def test_nothing_is_left_when_a_call_cannot_start_a_gateway(state_dir: str, tmp_
 
 def test_a_command_line_imports_nothing_that_costs_more_than_its_own_modules() -> None:
     """Each of these is a tenth of the whole life of `list_sandboxes`."""
-    code = (
-        "import sys; import eos_mcp.cli.manager; print(*sorted({'typing', 'contextlib', 'dataclasses', 'subprocess'} & set(sys.modules)))"
-    )
+    code = "import sys; import eos_mcp.cli.sandbox_manager; print(*sorted({'typing', 'contextlib', 'dataclasses', 'subprocess'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
@@ -389,12 +387,12 @@ def test_a_command_line_imports_nothing_that_costs_more_than_its_own_modules() -
 def test_a_light_named_tuple_is_what_typing_makes() -> None:
     from typing import NamedTuple
 
-    from eos_agent import light
+    from eos_agent.wire import namedtuple
 
     def made(base: Any) -> Any:
         body = {"__module__": __name__, "__qualname__": "Point", "__doc__": "A point.", "__annotations__": {"x": int, "y": str}, "y": "b"}
         body["twice"] = lambda self: (*self, *self)
-        return type(base)("Point", (base,), body) if base is light.NamedTuple else base
+        return type(base)("Point", (base,), body) if base is namedtuple.NamedTuple else base
 
     class Point(NamedTuple):
         """A point."""
@@ -405,7 +403,7 @@ def test_a_light_named_tuple_is_what_typing_makes() -> None:
         def twice(self) -> tuple[Any, ...]:
             return (*self, *self)
 
-    own = made(light.NamedTuple)
+    own = made(namedtuple.NamedTuple)
     for kind in (own, Point):
         one = kind(1)
         assert (one, one.y, one.twice(), repr(one)) == ((1, "b"), "b", (1, "b", 1, "b"), "Point(x=1, y='b')")

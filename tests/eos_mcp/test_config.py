@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eos_mcp import config
-from eos_mcp.config import ConfigError
+from eos_mcp.config import load as config
+from eos_mcp.config.load import ConfigError
 
 PRD = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "config", "prd.yml")
 

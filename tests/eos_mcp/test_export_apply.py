@@ -21,11 +21,12 @@ from typing import Any
 import pytest
 import zstandard
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager.bounds import Bounds
-from eos_mcp.manager.export import ExportLimits, Guards, Request, apply, check_destination, recover
-from eos_mcp.manager.export_receive import folded
-from layerstack import durable, linux, pax
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export.apply import ExportLimits, Guards, Request, apply, check_destination, recover
+from eos_mcp.export.receive import folded
+from eos_mcp.requests.bounds import Bounds
+from layerstack.export import pax
+from layerstack.kernel import fsync, syscalls
 from tests import children
 from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, journals, made, made_by_digests, pack, symlink, tar_of, unpack
 from tests.hands import WEIGHTS, Hand, Op
@@ -753,7 +754,7 @@ def test_an_export_killed_at_any_step_is_taken_back_and_then_repeated(tmp_path: 
             run(made(*DELTA), dest)
         assert shape(dest) == {path: what for path, what in AFTER.items() if exists or path != b"src/kept"}
         assert os.listdir(tmp_path) == ["d"]
-        durable.remove_tree(str(dest))
+        fsync.remove_tree(str(dest))
     assert count > 1 or (not exists and name in ("export.clear", "export.delete", "export.out"))
 
 
@@ -771,7 +772,7 @@ def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, name:
         except children.ChildDied:
             assert recover(str(dest), journals()) == ["rolled_back"]
         assert shape(dest) == before and os.listdir(tmp_path) == ["d"]
-        durable.remove_tree(str(dest))
+        fsync.remove_tree(str(dest))
     assert count > 5
 
 
@@ -818,7 +819,7 @@ def test_an_ordinary_user_may_export_into_closed_directories_and_gets_all_or_not
             else:
                 continue
             assert shape(dest) == AFTER
-            durable.remove_tree(str(dest))
+            fsync.remove_tree(str(dest))
             fill(dest)
         run(made(*DELTA), dest)
         assert shape(dest) == AFTER
@@ -833,7 +834,7 @@ def test_a_full_disk_is_named_and_leaves_the_destination_as_it_was(
     short_dir: str, in_mount_namespace: Callable[..., Any], fmt: str
 ) -> None:
     def child() -> None:
-        linux.mount("none", short_dir, "tmpfs", 0, "size=2m")
+        syscalls.mount("none", short_dir, "tmpfs", 0, "size=2m")
         root = Path(short_dir, "d")
         fill(root)
         before = shape(root)

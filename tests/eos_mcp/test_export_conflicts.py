@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import export_facts, export_guard
-from eos_mcp.manager.export_rules import Rules
-from layerstack import pax
-from layerstack.content import BLOCK
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export import facts, guard
+from eos_mcp.export.rules import Rules
+from layerstack.export import pax
+from layerstack.kernel.content import BLOCK
 from tests import children
 from tests.eos_mcp.test_export_apply import DELTA, STEPS, Killer, failure, fill, run, shape
 from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, made_by_digests, symlink
@@ -41,7 +41,7 @@ class Project:
         shutil.copytree(self.workspace, self.base, symlinks=True)
 
     def rules(self, **more: Any) -> Rules:
-        record = export_facts.place_of(str(self.root / "records"), "eos-1", str(self.dest))
+        record = facts.place_of(str(self.root / "records"), "eos-1", str(self.dest))
         usual: dict[str, Any] = {"git": "auto", "on_conflict": "fail", "allow_unsafe": False}
         usual.update(workspace=str(self.workspace), record=record)
         return Rules(**(usual | more))
@@ -341,7 +341,7 @@ def test_a_record_is_private_has_a_format_and_a_later_one_is_refused(project: Ca
     place = Path(str(at.rules().record))
     assert stat.S_IMODE(place.stat().st_mode) == 0o600 and stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     db = sqlite3.connect(place)
-    assert db.execute("pragma user_version").fetchone() == (export_facts.FORMAT,)
+    assert db.execute("pragma user_version").fetchone() == (facts.FORMAT,)
     assert db.execute("select path, slot, letter from fact").fetchall() == [(b"x", 0, "f")]
     db.execute("pragma user_version = 99")
     db.close()
@@ -353,14 +353,14 @@ def test_a_record_is_private_has_a_format_and_a_later_one_is_refused(project: Ca
         assert (at.dest / "x").read_bytes() == b"x"
     os.rename(place, str(place) + ".aside")  # what the hint says
     assert at.refused(file(b"x", b"y")) == [("x", "created")]
-    export_facts.forget(str(at.root / "records"), "eos-1")
+    facts.forget(str(at.root / "records"), "eos-1")
     assert os.listdir(at.root / "records") == []
 
 
 def test_a_record_that_is_full_drops_earlier_exports_says_so_and_then_asks(
     project: Callable[..., Project], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (export_facts, export_guard):
+    for module in (facts, guard):
         monkeypatch.setattr(module, "ROWS_MAX", 3)
     at = project()
     assert "not_recorded" not in at.export(file(b"a", b"1"), file(b"b", b"1"), file(b"c", b"1"), directory(b"src"))
@@ -492,7 +492,7 @@ def test_files_with_holes_are_compared_like_others(short_dir: str, in_mount_name
             write_tree(str(place), base)
         for path in dest.iterdir():
             os.utime(path, (1, 1))
-        record = export_facts.place_of(f"{short_dir}/records", "eos-1", str(dest))
+        record = facts.place_of(f"{short_dir}/records", "eos-1", str(dest))
         more: dict[str, Any] = {"base": None if told else str(copy)}
         rules = Rules("auto", "fail", False, str(dest), record=record)
         (dest / "mine").write_bytes(bytes(size) + b"MINE")

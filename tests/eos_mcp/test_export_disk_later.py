@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager.export import recover
-from eos_mcp.manager.export_recover import settle
-from layerstack import linux
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export.apply import recover
+from eos_mcp.export.recover import settle
+from layerstack.kernel import syscalls
 from tests.eos_mcp.test_export_apply import fill, killed_at, run, shape
 from tests.exporting import file, journals, made
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.needs("root")
 def disk(tmp_path: Path) -> Generator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
-    linux.mount("none", str(place), "tmpfs")
+    syscalls.mount("none", str(place), "tmpfs")
     shutil.rmtree(journals(), ignore_errors=True)
     yield place
-    linux.umount(str(place), linux.MNT_DETACH)
+    syscalls.umount(str(place), syscalls.MNT_DETACH)
     shutil.rmtree(journals(), ignore_errors=True)
 
 
@@ -35,12 +35,12 @@ def test_a_journal_on_a_disk_that_is_read_only_for_now_is_not_forgotten(disk: Pa
     fill(dest)
     before = shape(dest)
     assert killed_at("export.sync_names", 1, dest)
-    linux.mount("none", str(disk), None, linux.MS_REMOUNT | linux.MS_RDONLY)
+    syscalls.mount("none", str(disk), None, syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
     for attempt in (lambda: recover(str(dest), journals()), lambda: settle(str(dest), journals()), lambda: run(made(file(b"f")), dest)):
         with pytest.raises(OperationError) as refused:
             attempt()
         assert refused.value.details["reason"] == "rollback_failed" and "Read-only" in refused.value.message
         assert "writ" in refused.value.details["hint"]
     assert len(os.listdir(journals())) == 1
-    linux.mount("none", str(disk), None, linux.MS_REMOUNT)
+    syscalls.mount("none", str(disk), None, syscalls.MS_REMOUNT)
     assert recover(str(dest), journals()) == ["rolled_back"] and shape(dest) == before

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager.export_preview import LISTED_MAX, folds_by_names
-from layerstack import linux
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export.dry_run import LISTED_MAX, folds_by_names
+from layerstack.kernel import syscalls
 from tests import children
 from tests.eos_mcp.test_export_apply import DELTA, STEPS, Killer, check_changes, failure, fill, killed_at, run, shape
 from tests.eos_mcp.test_export_folding import on_folding
@@ -181,7 +181,7 @@ def test_what_the_kernel_would_refuse_an_ordinary_user_a_dry_run_refuses_too(sho
 @pytest.mark.needs("overlay")
 def test_a_read_only_file_system_is_refused_by_a_dry_run_too(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:
     def child() -> None:
-        linux.mount("none", short_dir, "tmpfs", linux.MS_RDONLY, "")
+        syscalls.mount("none", short_dir, "tmpfs", syscalls.MS_RDONLY, "")
         for dest, fmt in ((short_dir, "dir"), (f"{short_dir}/a/b", "dir"), (f"{short_dir}/x.tar", "tar")):
             assert failure(made(file(b"f")), dest, fmt).details["errno"] == "EROFS"
 
@@ -193,7 +193,7 @@ def test_a_mount_in_the_destination_is_foretold_as_the_export_treats_it(short_di
     def child() -> None:
         inner = Path(short_dir, "inner")
         inner.mkdir()
-        linux.mount("none", str(inner), "tmpfs", 0, "mode=0755")
+        syscalls.mount("none", str(inner), "tmpfs", 0, "mode=0755")
         for delta in (made(gone(b"inner")), made(file(b"inner"))):
             error = failure(delta, short_dir)
             assert error.details["reason"] == "mount_in_the_way" and os.path.ismount(inner)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from layerstack import pax
+from eos_agent.wire.protocol import OperationError
+from layerstack.export import pax
 from tests import children, folding
 from tests.eos_mcp.test_export_apply import failure, run, shape
 from tests.exporting import directory, file, gone, made, symlink

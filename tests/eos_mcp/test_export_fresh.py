@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager.export import recover
-from eos_mcp.manager.export_rules import REFERENCE
-from layerstack import pax
-from layerstack.run_table import FILE_MAX, Row
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export.apply import recover
+from eos_mcp.export.rules import REFERENCE
+from layerstack.export import pax
+from layerstack.model.run_table import FILE_MAX, Row
 from tests.eos_mcp.test_export_apply import AFTER, DELTA, failure, killed_at, run, shape
 from tests.exporting import SECOND, directory, file, hard_link, journals, made, made_by_digests, symlink
 

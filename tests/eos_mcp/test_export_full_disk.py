@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import export_reserve
-from eos_mcp.manager.export import Guards, recover
-from eos_mcp.manager.export_rules import Rules
-from layerstack import linux
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export import reserve
+from eos_mcp.export.apply import Guards, recover
+from eos_mcp.export.rules import Rules
+from layerstack.kernel import syscalls
 from tests import children
 from tests.eos_mcp.test_export_apply import Killer, run, shape
 from tests.exporting import directory, file, made_by_digests
@@ -30,7 +30,7 @@ class Disk:
         self.state.mkdir()
         (self.dest / "d").mkdir(parents=True)
         (self.dest / "d/f").write_text("old")
-        linux.mount("tmpfs", str(self.state), "tmpfs", 0, "size=1m,mode=0700")
+        syscalls.mount("tmpfs", str(self.state), "tmpfs", 0, "size=1m,mode=0700")
         self.exports, self.records = str(self.state / "exports"), str(self.state / "records/s/d.sqlite")
         self.places = Guards(home="/nonexistent-home", own=(), journals=self.exports)
 
@@ -49,13 +49,13 @@ class Disk:
         return run(data, dest, fmt, places=self.places, **{"rules": rules, "base": str(self.dest), **more})
 
 
-RESERVES = [f"{number}{export_reserve.SUFFIX}" for number in range(export_reserve.FILES)]
+RESERVES = [f"{number}{reserve.SUFFIX}" for number in range(reserve.FILES)]
 
 
 def test_an_export_needs_no_room_beside_the_state(short_dir: str, in_mount_namespace: Call) -> None:
     def child() -> None:
         disk = Disk(Path(short_dir))
-        export_reserve.keep(disk.exports)
+        reserve.keep(disk.exports)
         disk.fill()
         for _ in range(3):  # it goes back each time
             result = disk.run()
@@ -75,7 +75,7 @@ def test_an_export_needs_no_room_beside_the_state(short_dir: str, in_mount_names
 def test_a_killed_one_is_taken_back_by_its_record_in_the_reserve(short_dir: str, in_mount_namespace: Call) -> None:
     def child() -> None:
         disk = Disk(Path(short_dir))
-        export_reserve.keep(disk.exports)
+        reserve.keep(disk.exports)
         disk.fill()
         before = shape(disk.dest)
         for step in ("export.mkdir", "export.bind", "export.bound", "export.in", "export.sync_names", "export.remove", "export.forget"):
@@ -96,16 +96,16 @@ def test_a_killed_one_is_taken_back_by_its_record_in_the_reserve(short_dir: str,
 def test_more_at_once_than_there_are_reserves_are_refused_before_anything_is_made(short_dir: str, in_mount_namespace: Call) -> None:
     def child() -> None:
         disk = Disk(Path(short_dir))
-        export_reserve.keep(disk.exports)
+        reserve.keep(disk.exports)
         disk.fill()
-        held = [export_reserve.take(disk.exports, f"held-{number}") for number in range(export_reserve.FILES)]
+        held = [reserve.take(disk.exports, f"held-{number}") for number in range(reserve.FILES)]
         assert all(fd is not None for fd in held)
         before = shape(disk.dest)
         with pytest.raises(OperationError) as caught:
             disk.run()
         assert caught.value.details["errno"] == "ENOSPC" and "state directory" in caught.value.details["hint"]
         assert shape(disk.dest) == before
-        assert all(export_reserve.give_back(fd, f"{disk.exports}/held-{number}") for number, fd in enumerate(held) if fd is not None)
+        assert all(reserve.give_back(fd, f"{disk.exports}/held-{number}") for number, fd in enumerate(held) if fd is not None)
         for fd in held:
             os.close(fd or -1)
         disk.run()

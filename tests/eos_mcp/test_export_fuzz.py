@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager.export_names import reserved
-from layerstack import durable, pax
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export.names import reserved
+from layerstack.export import pax
+from layerstack.kernel import fsync
 from tests import children
 from tests.conftest import soaking
 from tests.eos_mcp.test_export_apply import run
@@ -371,7 +372,7 @@ def hostile_round(seed: int, top: str) -> str:
             assert found is not None and found == want, (seed, told_apart(found, want))
         left = [name for _, _, names in os.walk(journals()) for name in names]
         assert not left, (seed, left)
-    durable.remove_tree(folder)
+    fsync.remove_tree(folder)
     return outcome
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import zstandard
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import base, tree_index
-from eos_mcp.manager.export import ExportLimits
-from layerstack import fsck, pax
-from layerstack.content import BLOCK, ContentHash, digest_at
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export.apply import ExportLimits
+from eos_mcp.workspace import base, tree_index
 from layerstack.errors import PublishRejected
+from layerstack.export import pax
+from layerstack.fsck import check
+from layerstack.kernel.content import BLOCK, ContentHash, digest_at
 from tests.eos_mcp.test_export_apply import run
 from tests.exporting import Stack, file, made_by_digests
 from tests.layerstack.test_content import TIB, hole, largest
@@ -99,7 +100,7 @@ def test_a_file_of_terabytes_is_published_compared_merged_checked_and_exported_f
         assert tree_index.tree_hash(str(copied.parent.parent)) == made.root_hash
         assert cpu_s() - before < 20, "CPU seconds: holes were read"
         stack.close()
-        assert not list(fsck.check(stack.store.root))
+        assert not list(check.check(stack.store.root))
 
     in_mount_namespace(child)
 

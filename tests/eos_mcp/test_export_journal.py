@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import base, export_voucher
-from eos_mcp.manager.export import recover
-from eos_mcp.manager.export_names import reserved
-from eos_mcp.manager.export_recover import settle
-from eos_mcp.manager.export_stage import Stage, Step
-from eos_mcp.manager.export_tree import Tree
-from layerstack import durable
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export import voucher
+from eos_mcp.export.apply import recover
+from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.names import reserved
+from eos_mcp.export.recover import settle
+from eos_mcp.export.stage import Stage, Step
+from eos_mcp.workspace import base
+from layerstack.kernel import fsync
 from tests import children
 from tests.eos_mcp.test_export_apply import AFTER, DELTA, Killer, Nth, failure, fill, killed_at, run, shape
 from tests.exporting import SECOND, directory, file, gone, journals, made
@@ -119,7 +120,7 @@ def test_a_journal_of_our_own_that_was_copied_elsewhere_or_changed_counts_no_lon
         assert recover(str(one), journals()) == ["ignored"] and shape(one) == half
         result = run(made(file(b"zz", b"1")), one)
         assert result["ignored_staging"] == [str(staging)] and records() == []
-        durable.remove_tree(str(one))
+        fsync.remove_tree(str(one))
         fill(one)
 
 
@@ -128,7 +129,7 @@ def test_a_directory_that_took_the_name_of_a_recorded_staging_is_left_alone(tmp_
     fill(dest)
     assert killed_at("export.ready", 1, dest)
     (staging,) = dest.glob(".eos-export-*")
-    durable.remove_tree(str(staging))
+    fsync.remove_tree(str(staging))
     forge(dest, "../victim", 2, staging.name)
     before, there = shape(victim), shape(staging)
     result = run(made(*DELTA), dest)
@@ -171,8 +172,8 @@ class HalfRemoved(Killer):
 
     def happen(self) -> None:
         (staging,) = self.dest.glob(".eos-export-*")
-        durable.remove_tree(str(staging / "new"))
-        durable.remove_tree(str(staging / "undo"))
+        fsync.remove_tree(str(staging / "new"))
+        fsync.remove_tree(str(staging / "undo"))
         super().happen()
 
 
@@ -227,7 +228,7 @@ def test_after_another_boot_the_number_of_a_device_may_be_another_and_the_journa
             lines[0]["boot"] = boot
         Path(journals(), name).write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
         assert recover(str(tmp_path / "d"), journals()) == want
-        durable.remove_tree(str(tmp_path / "d"))
+        fsync.remove_tree(str(tmp_path / "d"))
 
 
 @pytest.mark.parametrize(("killed", "next_"), [("mono", "mono/src"), ("mono/src", "mono")])
@@ -487,7 +488,7 @@ def test_a_workspace_is_not_copied_while_an_export_changes_it_but_while_one_is_r
                 seen.append(failure_of(lambda: copied(tmp_path / "d", tmp_path / "cache")))
 
     run(made(*DELTA), tmp_path / "d", step=Copying("export.ready", 1))
-    durable.remove_tree(str(tmp_path / "d"))
+    fsync.remove_tree(str(tmp_path / "d"))
     fill(tmp_path / "d")
     run(made(*DELTA), tmp_path / "d", step=Copying("export.in", 2))
     assert seen == [".eos-export-", "in_flight"] and records() == []
@@ -513,7 +514,7 @@ def test_a_record_is_looked_for_in_its_own_directory_only(tmp_path: Path) -> Non
     fill(tmp_path / "d")
     assert killed_at("export.sync_names", 1, tmp_path / "d")
     (staging,) = (tmp_path / "d").glob(".eos-export-*")
-    other = export_voucher.look(str(tmp_path / "other-state"), str(tmp_path / "d"))
+    other = voucher.look(str(tmp_path / "other-state"), str(tmp_path / "d"))
     assert (other.dead, other.alive) == ([], [])
     assert recover(str(tmp_path / "d"), str(tmp_path / "other-state")) == [] and staging.exists()
     assert recover(str(tmp_path / "d"), journals()) == ["rolled_back"]

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from layerstack import linux, overlay, pax
+from eos_agent.wire.protocol import OperationError
+from layerstack.export import pax
+from layerstack.kernel import overlay, syscalls
 from tests import children
 from tests.conftest import soaking
 from tests.eos_mcp.test_export_apply import STEPS, Refusing, run, shape, stamps
@@ -220,12 +221,12 @@ def test_an_export_onto_a_copy_with_hard_links_equals_the_version_links_included
 def _links_of(stack: Stack) -> list[list[str]]:
     """The groups of the head as overlayfs has them."""
     fd = overlay.create([*stack.snapshot().lowerdirs, os.path.join(stack.folder, "empty")], form=stack.form)
-    linux.move_mount(fd, stack.mount_point)
+    syscalls.move_mount(fd, stack.mount_point)
     os.close(fd)
     try:
         return _links(stack.mount_point)
     finally:
-        linux.umount(stack.mount_point)
+        syscalls.umount(stack.mount_point)
 
 
 # bits

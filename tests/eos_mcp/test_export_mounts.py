@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import zstandard
 
-from eos_mcp.manager.export import recover
-from eos_mcp.manager.export_recover import settle
-from eos_mcp.manager.export_rules import Rules
-from layerstack import linux
+from eos_mcp.export.apply import recover
+from eos_mcp.export.recover import settle
+from eos_mcp.export.rules import Rules
+from layerstack.kernel import syscalls
 from tests.eos_mcp.test_export_apply import failure, run, shape
 from tests.exporting import directory, file, gone, journals, made
 
@@ -38,7 +38,7 @@ def _over_a_mount(tmp: str, delta: bytes) -> None:
     (dest / "sub/file").write_text("file")
     gold.mkdir()
     (gold / "gold").write_text("gold")
-    linux.mount(str(gold), str(dest / "sub/mnt a"), None, linux.MS_BIND)
+    syscalls.mount(str(gold), str(dest / "sub/mnt a"), None, syscalls.MS_BIND)
     before = shape(dest)
     error = failure(delta, dest)
     assert (error.details["reason"], error.details["mount"]) == ("mount_in_the_way", "sub/mnt a")

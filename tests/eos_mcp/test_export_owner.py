@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eos_mcp.manager.export_rules import Rules
+from eos_mcp.export.rules import Rules
 from tests import acls, children
 from tests.eos_mcp.test_export_apply import run, shape
 from tests.exporting import directory, file, hard_link, made, made_by_digests, symlink

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import export_stage
-from eos_mcp.manager.export import recover
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export import stage
+from eos_mcp.export.apply import recover
 from tests.eos_mcp.test_export_apply import fill, killed_at, run, shape
 from tests.exporting import file, journals, made
 
@@ -89,8 +89,8 @@ def test_a_journal_of_the_form_before_is_taken_back_as_it_was(tmp_path: Path, mo
     dest = tmp_path / "d"
     fill(dest)
     before = shape(dest)
-    usual = export_stage.Stage.__init__.__kwdefaults__
-    assert usual is not None and usual["form"] == export_stage.FORMAT
+    usual = stage.Stage.__init__.__kwdefaults__
+    assert usual is not None and usual["form"] == stage.FORMAT
     with monkeypatch.context() as patch:
         patch.setitem(usual, "form", 2)
         assert killed_at(HALF_WAY, 1, dest)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager.export import recover
-from layerstack import linux
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export.apply import recover
+from layerstack.kernel import syscalls
 from tests import children
 from tests.eos_mcp.test_export_apply import STEPS, Killer, Refusing, failure, run, shape, stamps
 from tests.exporting import directory, file, gone, hard_link, journals, made, symlink
@@ -61,9 +61,9 @@ def _mount(dest: Path, behind: Path) -> None:
         (dest / point).mkdir(parents=True, exist_ok=True)
         if point == "bound":
             behind.mkdir(exist_ok=True)
-            linux.mount(str(behind), str(dest / point), None, linux.MS_BIND)
+            syscalls.mount(str(behind), str(dest / point), None, syscalls.MS_BIND)
         else:
-            linux.mount("tmpfs", str(dest / point), "tmpfs", 0)
+            syscalls.mount("tmpfs", str(dest / point), "tmpfs", 0)
 
 
 def _nothing_is_left(dest: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_is_not_mounted_any_more_is_asked_for_before_anything_is_taken_back
         dest, behind = Path(short_dir, "d"), Path(short_dir, "behind")
         (dest / "bound").mkdir(parents=True)
         behind.mkdir()
-        linux.mount(str(behind), str(dest / "bound"), None, linux.MS_BIND)
+        syscalls.mount(str(behind), str(dest / "bound"), None, syscalls.MS_BIND)
         (dest / "bound/f").write_text("old f")
         delta = made(file(b"a", b"a"), directory(b"bound"), file(b"bound/f", b"new f"))
         before = shape(dest)
@@ -161,14 +161,14 @@ def test_what_is_not_mounted_any_more_is_asked_for_before_anything_is_taken_back
             with pytest.raises(children.ChildDied):
                 children.call(None, run, delta, str(dest), step=Killer("export.sync_names", 1))
             assert (dest / "bound/f").read_text() == "new f"
-            linux.umount(str(dest / "bound"))
+            syscalls.umount(str(dest / "bound"))
             with pytest.raises(OperationError) as caught:
                 run(delta, dest)
             assert caught.value.details["reason"] == "rollback_failed"
             hint, staging = caught.value.details["hint"], caught.value.details["staging"]
             assert f"mount it at {dest}/bound again" in hint and (dest / "a").read_text() == "a", "nothing was taken back in part"
             if turn == 0:
-                linux.mount(str(behind), str(dest / "bound"), None, linux.MS_BIND)
+                syscalls.mount(str(behind), str(dest / "bound"), None, syscalls.MS_BIND)
                 assert recover(str(dest), journals()) == ["rolled_back"] and shape(dest) == before
                 _nothing_is_left(dest)
         (record,) = Path(journals()).iterdir()  # the other way that the hint names
@@ -188,7 +188,7 @@ def test_after_a_restart_of_the_machine_a_file_system_in_memory_has_nothing_to_t
         dest = Path(short_dir, "d")
         (dest / "tmp").mkdir(parents=True)
         (dest / "a").write_text("old a")
-        linux.mount("tmpfs", str(dest / "tmp"), "tmpfs", 0)
+        syscalls.mount("tmpfs", str(dest / "tmp"), "tmpfs", 0)
         (dest / "tmp/f").write_text("old f")
         with pytest.raises(children.ChildDied):
             children.call(
@@ -198,8 +198,8 @@ def test_after_a_restart_of_the_machine_a_file_system_in_memory_has_nothing_to_t
                 str(dest),
                 step=Killer("export.sync_names", 1),
             )
-        linux.umount(str(dest / "tmp"))
-        linux.mount("tmpfs", str(dest / "tmp"), "tmpfs", 0)
+        syscalls.umount(str(dest / "tmp"))
+        syscalls.mount("tmpfs", str(dest / "tmp"), "tmpfs", 0)
         (dest / "tmp/f").write_text("of after the restart")
         (record,) = Path(journals()).iterdir()
         first, *rest = record.read_text().splitlines()
@@ -216,12 +216,12 @@ def test_a_mount_that_cannot_be_written_refuses_what_goes_there_and_nothing_else
     def child() -> None:
         dest = Path(short_dir, "d")
         (dest / "tmp").mkdir(parents=True)
-        linux.mount("tmpfs", str(dest / "tmp"), "tmpfs", 0)
+        syscalls.mount("tmpfs", str(dest / "tmp"), "tmpfs", 0)
         (dest / "tmp/f").write_text("old")
         os.utime(dest / "tmp/f", (1_700_000_000, 1_700_000_000))
         os.chmod(dest / "tmp/f", 0o644)
         os.chmod(dest / "tmp", 0o755)
-        linux.mount("tmpfs", str(dest / "tmp"), "tmpfs", linux.MS_REMOUNT | linux.MS_RDONLY)
+        syscalls.mount("tmpfs", str(dest / "tmp"), "tmpfs", syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
         before = shape(dest)
         error = failure(made(file(b"a", b"a"), directory(b"tmp"), file(b"tmp/f", b"new")), dest)
         assert error.details["errno"] == "EROFS" and "tmp" in str(error.details) and shape(dest) == before

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from eos_agent import protocol
-from eos_agent.protocol import OperationError, Request
-from eos_mcp.gateway import forward
-from eos_mcp.gateway.forward import Forwarder
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import OperationError, Request
+from eos_mcp.agent_client import pool
+from eos_mcp.agent_client.pool import Forwarder
 from tests.eos_mcp.scripted_agent import ScriptedAgent, ScriptedManager, echo, vanish
 
 Case = Callable[[ScriptedAgent, ScriptedManager, Forwarder], Awaitable[None]]
@@ -159,7 +159,7 @@ def test_a_connection_that_the_agent_closed_meanwhile_is_not_used() -> None:
 
 
 def test_a_connection_that_was_idle_proves_itself_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "TRUSTED_IDLE_S", 0.0)
+    monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 0.0)
 
     async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
         await send(forwarder)
@@ -189,7 +189,7 @@ def test_the_budget_ends_the_wait_and_the_late_answer_meets_no_other_request() -
 
 
 def test_another_sandbox_behind_the_port_is_not_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(pool, "RECONNECT_S", 0.1)
 
     async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
         agent.sandbox_id = "other"
@@ -201,7 +201,7 @@ def test_another_sandbox_behind_the_port_is_not_talked_to(monkeypatch: pytest.Mo
 
 
 def test_nobody_at_the_address_is_sandbox_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(pool, "RECONNECT_S", 0.1)
 
     async def case(agent: ScriptedAgent, manager: ScriptedManager, forwarder: Forwarder) -> None:
         await agent.stop()

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent import protocol
-from eos_agent.protocol import OperationError
-from eos_mcp import client, places
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.config import paths
 from eos_mcp.gateway import ownership
+from eos_mcp.gateway_client import sync
 from tests.eos_mcp.programs import argv, error, events, gateways_of, many, no_gateway_left, pid_of, result, run, serve_argv
 from tests.processes import WAIT_S, kill
 
@@ -73,10 +74,10 @@ def test_twenty_calls_at_once_start_one_gateway_cold_and_after_it_was_killed(alo
 
 def test_callers_that_look_at_the_same_moment_start_one_gateway(alone: str) -> None:
     """Threads behind a barrier: all have seen that nobody listens before the first of them binds."""
-    dial, barrier = client._dial, threading.Barrier(8)  # pyright: ignore[reportPrivateUsage]
+    dial, barrier = sync._dial, threading.Barrier(8)  # pyright: ignore[reportPrivateUsage]
     seen = threading.local()
 
-    def dial_together(endpoint: client.Endpoint, timeout_s: float | None) -> socket.socket:
+    def dial_together(endpoint: sync.Endpoint, timeout_s: float | None) -> socket.socket:
         try:
             return dial(endpoint, timeout_s)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -86,9 +87,9 @@ def test_callers_that_look_at_the_same_moment_start_one_gateway(alone: str) -> N
             raise
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(8) as pool:
-        patch.setattr(client, "_dial", dial_together)
-        settings = client.discover()
-        replies = list(pool.map(lambda _: client.call(settings, "list_sandboxes", {}), range(8)))
+        patch.setattr(sync, "_dial", dial_together)
+        settings = sync.discover()
+        replies = list(pool.map(lambda _: sync.call(settings, "list_sandboxes", {}), range(8)))
     assert replies == [{"sandboxes": []}] * 8
     assert len(gateways_of(alone)) == len(events(alone, "ready")) == 1
 
@@ -107,13 +108,13 @@ def test_a_call_that_connects_while_the_gateway_leaves_is_still_answered(alone: 
     result(run("manager", "list_sandboxes"))
     pid = pid_of(alone)
     with ThreadPoolExecutor(1) as pool:
-        with client.StartLock():
+        with sync.StartLock():
             os.kill(pid, signal.SIGTERM)
             deadline = time.monotonic() + WAIT_S
             while not blocked_on_a_lock(pid):
                 assert time.monotonic() < deadline
-            late = client.connect(client.discover())
-            token = Path(places.token_file()).read_text().strip()
+            late = sync.connect(sync.discover())
+            token = Path(paths.token_file()).read_text().strip()
             late.sendall(protocol.encode_request("list_sandboxes", {}, request_id="late", **{protocol.GATEWAY_TOKEN_KEY: token}))
         answer = pool.submit(late.makefile("rb").readline).result(WAIT_S)
     late.close()
@@ -290,21 +291,21 @@ def test_ownership_passes_on_when_the_owner_ends(alone: str) -> None:
     second.claim(wait_s=0)
     assert ownership.running_pid() == os.getpid()
     second.release()
-    assert not os.path.exists(places.pid_path())
+    assert not os.path.exists(paths.pid_path())
 
 
 def test_a_large_log_moves_aside_when_the_next_gateway_starts(alone: str) -> None:
     with open(f"{alone}/gateway.log", "w") as file:
-        file.truncate(client.LOG_MAX_BYTES + 1)
+        file.truncate(sync.LOG_MAX_BYTES + 1)
     result(run("manager", "list_sandboxes"))
-    assert os.stat(f"{alone}/gateway.log.1").st_size > client.LOG_MAX_BYTES
+    assert os.stat(f"{alone}/gateway.log.1").st_size > sync.LOG_MAX_BYTES
     assert len(events(alone, "ready")) == 1
 
 
 def test_a_tcp_gateway_is_never_started_on_demand(alone: str) -> None:
-    settings = client.discover(endpoint=f"127.0.0.1:{free_port()}", token="t")
+    settings = sync.discover(endpoint=f"127.0.0.1:{free_port()}", token="t")
     with pytest.raises(OperationError) as caught:
-        client.call(settings, "list_sandboxes", {})
+        sync.call(settings, "list_sandboxes", {})
     assert caught.value.kind == "connection_error" and "sandbox-gateway serve" in caught.value.message
     assert gateways_of(alone) == []
 

@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-from eos_agent import protocol
-from eos_agent.protocol import Request
-from eos_mcp import client
-from eos_mcp.client import Endpoint, Settings
-from eos_mcp.gateway import listen, route
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import Request
+from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.gateway import listen
+from eos_mcp.gateway import router as route
 from eos_mcp.gateway import server as gateway_server
-from eos_mcp.gateway.forward import Forwarder
 from eos_mcp.gateway.listen import ListenError
 from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
+from eos_mcp.gateway_client import sync
+from eos_mcp.gateway_client.sync import Endpoint, Settings
 from tests.eos_mcp.scripted_agent import ScriptedAgent, ScriptedManager
 
 TOKEN = "correct horse"
@@ -49,7 +50,7 @@ class Gateway:
             writer.close()
 
     async def send(self, op: str, args: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
-        return await asyncio.to_thread(client.call, self.settings, op, args or {}, **how)
+        return await asyncio.to_thread(sync.call, self.settings, op, args or {}, **how)
 
 
 @contextlib.asynccontextmanager

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent import private_dirs, protocol
-from eos_agent.protocol import OperationError
-from eos_mcp import token_file
+from eos_agent.machine import private_dirs
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import OperationError
 from eos_mcp.cli import doctor, output
-from eos_mcp.manager.bounds import Bounds
+from eos_mcp.config import token_file
+from eos_mcp.requests.bounds import Bounds
 
 STEERING = "a\x1b]0;title\x07\x1b[2J b\x9b31m c\u202egnp.exe d\x7f e\u2028f g\u2066h \U000e0041"
 SHELL = "a b'c;touch pwned;$(touch pwned)`touch pwned`&"

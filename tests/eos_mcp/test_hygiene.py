@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager.export_left_out import UNSAFE
-from eos_mcp.manager.export_rules import Rules
-from eos_mcp.manager.hygiene import HOME, RULES, Hygiene
-from eos_mcp.manager.hygiene_git import gitdir_is_plain, hooks_path, plain_git_config
-from layerstack import pax
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.export.hygiene import HOME, RULES, Hygiene
+from eos_mcp.export.hygiene_git import gitdir_is_plain, hooks_path, plain_git_config
+from eos_mcp.export.left_out import UNSAFE
+from eos_mcp.export.rules import Rules
+from layerstack.export import pax
 from tests.eos_mcp.test_export_apply import run
 from tests.exporting import directory, file, gone, hard_link, made_by_digests, symlink
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.protocol import OperationError
+from eos_agent.wire.protocol import OperationError
 from eos_mcp.providers import image_name
 
 

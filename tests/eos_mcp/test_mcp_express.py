@@ -12,12 +12,12 @@ import anyio
 import mcp_types.methods
 import pytest
 
-from eos_agent.protocol import CONNECTION_ERROR, OperationError, error_envelope
-from eos_mcp.server import app, tools
-from eos_mcp.server.express import Express
-from eos_mcp.server.lanes import Lanes
-from eos_mcp.server.opening import VERSION_KEY
-from eos_mcp.server.options import Options
+from eos_agent.wire.protocol import CONNECTION_ERROR, OperationError, error_envelope
+from eos_mcp.mcp import app, tools
+from eos_mcp.mcp.eras import Lanes
+from eos_mcp.mcp.express import Express
+from eos_mcp.mcp.handshake import VERSION_KEY
+from eos_mcp.mcp.server_options import Options
 from tests.eos_mcp.test_mcp_tools import ScriptedGateway
 
 Message = dict[str, Any]

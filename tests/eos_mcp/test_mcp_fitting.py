@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eos_mcp.server import render
-from eos_mcp.server.fitting import BUDGET, fit
+from eos_mcp.mcp import render
+from eos_mcp.mcp.truncate import BUDGET, fit
 
 TOKENS = 10_000
 CHARACTERS_PER_TOKEN = 3.5

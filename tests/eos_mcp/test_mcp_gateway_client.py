@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 import pytest
 
-from eos_agent.protocol import MAX_LINE_BYTES, OperationError, error_envelope
-from eos_mcp.server.gateway_client import GatewayClient
+from eos_agent.wire.protocol import MAX_LINE_BYTES, OperationError, error_envelope
+from eos_mcp.gateway_client.aio import GatewayClient
 
 TOKEN = "ab" * 32
 Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]

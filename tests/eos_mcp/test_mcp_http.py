@@ -22,7 +22,7 @@ from mcp.client.client import ConnectMode
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from eos_mcp.server.options import MAX_MESSAGE_BYTES
+from eos_mcp.mcp.server_options import MAX_MESSAGE_BYTES
 from tests.eos_mcp.mcp_wire import FIXTURE, Wire, call, discover, initialize
 
 TOKEN = "a token of the tests"

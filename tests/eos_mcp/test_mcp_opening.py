@@ -15,9 +15,9 @@ import pytest
 from mcp.shared.message import SessionMessage
 
 from eos_mcp.catalog import ALL
-from eos_mcp.server import app, opening, schema
-from eos_mcp.server.identity import INSTRUCTIONS, identity
-from eos_mcp.server.options import EOS, SANDBOX, SETS, Options
+from eos_mcp.mcp import app, handshake, schema
+from eos_mcp.mcp.server_identity import INSTRUCTIONS, identity
+from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, Options
 from tests.eos_mcp.mcp_wire import META, discover, initialize
 
 
@@ -41,7 +41,7 @@ def ask_sdk(options: Options, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask_table(options: Options, message: dict[str, Any]) -> dict[str, Any] | None:
-    found = opening.answer(json.dumps(message).encode(), identity(options))
+    found = handshake.answer(json.dumps(message).encode(), identity(options))
     return None if found is None else json.loads(found.reply)
 
 
@@ -87,8 +87,8 @@ def test_the_table_answers_every_kind_of_client_as_the_sdk_does(message: dict[st
 
 
 def test_the_versions_of_the_table_are_the_versions_of_the_sdk() -> None:
-    assert opening.HANDSHAKE_VERSIONS == sdk.HANDSHAKE_PROTOCOL_VERSIONS
-    assert (opening.MODERN_VERSION,) == sdk.MODERN_PROTOCOL_VERSIONS
+    assert handshake.HANDSHAKE_VERSIONS == sdk.HANDSHAKE_PROTOCOL_VERSIONS
+    assert (handshake.MODERN_VERSION,) == sdk.MODERN_PROTOCOL_VERSIONS
 
 
 def changed(message: dict[str, Any], **params: Any) -> dict[str, Any]:
@@ -117,12 +117,12 @@ def test_what_the_sdk_refuses_is_left_to_it(message: dict[str, Any]) -> None:
     "line", [b"", b"[]", b"{", b'{"method":"initialize"}', b'{"jsonrpc":"2.0","id":true,"method":"initialize","params":{}}']
 )
 def test_other_lines_get_no_answer_from_the_table(line: bytes) -> None:
-    assert opening.answer(line, identity(Options())) is None
+    assert handshake.answer(line, identity(Options())) is None
 
 
 def test_what_stands_between_the_start_and_the_first_answer_imports_only_a_little_of_the_standard_library() -> None:
     program = (
-        "import sys; before = set(sys.modules); import eos_mcp.__main__, eos_mcp.server.stdio, eos_mcp.server.identity\n"
+        "import sys; before = set(sys.modules); import eos_mcp.__main__, eos_mcp.mcp.stdio, eos_mcp.mcp.server_identity\n"
         "print(' '.join(sorted(set(sys.modules) - before)))"
     )
     done = subprocess.run(

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from eos_mcp import __version__
-from eos_mcp.server import options
-from eos_mcp.server.options import EOS, SANDBOX, Options, UsageError, parse
+from eos_mcp.mcp import server_options
+from eos_mcp.mcp.server_options import EOS, SANDBOX, Options, UsageError, parse
 
 ENTRY = {EOS: "main", SANDBOX: "sandbox_mcp"}
 
@@ -51,7 +51,12 @@ def test_help_and_version_go_to_standard_output(program: str) -> None:
 
 
 def test_the_help_names_every_flag_and_no_other() -> None:
-    assert set(re.findall(r"--[a-z][a-z-]+", options.usage(EOS))) == {*options._FLAGS, *options._GUARDS, "--help", "--version"}  # pyright: ignore[reportPrivateUsage]
+    assert set(re.findall(r"--[a-z][a-z-]+", server_options.usage(EOS))) == {
+        *server_options._FLAGS,
+        *server_options._GUARDS,
+        "--help",
+        "--version",
+    }  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("program", [EOS, SANDBOX])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from eos_mcp.catalog import ALL
-from eos_mcp.server import render
-from layerstack.changes import TornUnit
+from eos_mcp.mcp import render
+from layerstack.model.conflict import TornUnit
 
 FILE = {"kind": "file", "digest": "ab" * 32, "size": 120, "mode": "0644", "executable": False}
 CONFLICT = {

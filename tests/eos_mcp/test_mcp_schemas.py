@@ -15,8 +15,8 @@ import pytest
 
 from eos_mcp import catalog
 from eos_mcp.catalog import Operation
-from eos_mcp.server import schema
-from eos_mcp.server.options import EOS, SANDBOX, SETS, Options
+from eos_mcp.mcp import schema
+from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, Options
 
 REFERENCE = {
     "management": {
@@ -201,7 +201,7 @@ def test_the_set_of_a_coding_agent_stays_within_its_budget() -> None:
 
 
 def test_the_list_has_the_same_bytes_in_every_process() -> None:
-    program = "import json; from eos_mcp.server import schema, options as o; print(json.dumps([schema.definition(x) for x in schema.operations(o.Options(tool_set='all'))]))"
+    program = "import json; from eos_mcp.mcp import schema, server_options as o; print(json.dumps([schema.definition(x) for x in schema.operations(o.Options(tool_set='all'))]))"
     texts = {
         subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
         for seed in ("1", "2")

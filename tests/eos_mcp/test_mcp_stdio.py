@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from eos_mcp.server.options import MAX_MESSAGE_BYTES
+from eos_mcp.mcp.server_options import MAX_MESSAGE_BYTES
 from tests.eos_mcp.mcp_wire import END_S, FIXTURE, Wire, call, discover, fixture, initialize
 
 

@@ -12,10 +12,10 @@ from mcp import Client
 from mcp.client.client import ConnectMode
 from mcp.types import CallToolResult, TextContent
 
-from eos_agent.protocol import CONNECTION_ERROR, OperationError, error_envelope
+from eos_agent.wire.protocol import CONNECTION_ERROR, OperationError, error_envelope
 from eos_mcp.catalog import operations_of_set
-from eos_mcp.server import app, tools
-from eos_mcp.server.options import SANDBOX, Options
+from eos_mcp.mcp import app, tools
+from eos_mcp.mcp.server_options import SANDBOX, Options
 
 ERAS: tuple[ConnectMode, ...] = ("legacy", "2026-07-28")
 

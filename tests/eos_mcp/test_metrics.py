@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import INTERNAL_ERROR, OperationError
-from eos_mcp import config
+from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp.config import load
 from eos_mcp.manager.metrics import NOTHING, OFF, Metrics
-from eos_mcp.manager.registry import Endpoint, Record
-from eos_mcp.manager.ring import SIZE_BYTES, SLOTS, Ring, Sample
 from eos_mcp.providers.docker import sample_of
 from eos_mcp.providers.provider import Provider
+from eos_mcp.record.registry import Endpoint, Record
+from eos_mcp.record.sample_ring import SIZE_BYTES, SLOTS, Ring, Sample
 
 BOUND = 64 * 1024
 
@@ -101,7 +101,7 @@ def metrics(tmp_path: Path, engine: Engine, records: list[Record], *, yaml: str 
     path.write_text(yaml or "observability: {resource_stats: {sample_interval_ms: 250}}")
     provider: Any = engine
     found: Provider = provider
-    return Metrics(config.load(str(path)), str(tmp_path / "rings"), lambda: records, lambda _: found)
+    return Metrics(load.load(str(path)), str(tmp_path / "rings"), lambda: records, lambda _: found)
 
 
 def record(sandbox_id: str = "s", state: Any = "ready") -> Record:

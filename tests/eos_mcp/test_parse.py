@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.protocol import OperationError
+from eos_agent.wire.protocol import OperationError
 from eos_mcp import catalog
 from eos_mcp.cli.parse import Parsed, check_request_id, parse
 

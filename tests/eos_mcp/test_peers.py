@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from eos_agent import proof, protocol
-from eos_agent.protocol import OperationError
-from eos_mcp.gateway import forward
-from eos_mcp.gateway.forward import Forwarder
-from eos_mcp.manager.registry import Target
+from eos_agent.wire import proof, protocol
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.agent_client import pool
+from eos_mcp.agent_client.pool import Forwarder
 from eos_mcp.providers.provider import ask_ready
+from eos_mcp.record.registry import Target
 from tests.eos_mcp.scripted_agent import START, TOKEN, ScriptedAgent, ScriptedManager
 
 BODY = "the content of a private file"
@@ -113,7 +113,7 @@ def test_an_impostor_at_the_last_port_learns_nothing_and_the_request_reaches_the
 
 @pytest.mark.parametrize("answer", IMPOSTORS)
 def test_an_impostor_alone_is_nobody_and_its_words_reach_no_one(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(pool, "RECONNECT_S", 0.1)
 
     async def case() -> OperationError:
         async with standing(answer) as impostor:
@@ -152,7 +152,7 @@ def test_a_sandbox_that_was_not_spoken_to_just_now_is_looked_up_before_its_port_
 
 
 def test_an_engine_that_hangs_keeps_nobody_from_an_agent_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "LOOK_S", 0.05)
+    monkeypatch.setattr(pool, "LOOK_S", 0.05)
 
     async def case() -> None:
         agent = await ScriptedAgent("s").start()
@@ -194,7 +194,7 @@ def test_an_agent_of_an_earlier_version_still_gets_its_token(monkeypatch: pytest
 @pytest.mark.needs("root", "uid")
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_unix_socket_of_another_user_is_hung_up_on(short_dir: str, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "RECONNECT_S", 0.05)
+    monkeypatch.setattr(pool, "RECONNECT_S", 0.05)
     path = os.path.join(short_dir, "s")
     os.chmod(short_dir, 0o755)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager.registry import Endpoint, Record, Registry, RegistryError, SharedBase
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.record.registry import Endpoint, Record, Registry, RegistryError, SharedBase
 
 PUBLIC = ["id", "workspace_root", "state", "activity_revision", "daemon", "daemon_http", "shared_base", "resource_profile"]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from eos_agent import protocol
-from eos_agent.protocol import Request
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import Request
 from eos_mcp import catalog
-from eos_mcp.gateway import forward
+from eos_mcp.agent_client import pool
+from eos_mcp.agent_client.deadlines import Deadlines
 from eos_mcp.gateway import server as gateway_server
-from eos_mcp.gateway.deadlines import Deadlines
 from tests.eos_mcp.scripted_agent import echo, vanish
 from tests.eos_mcp.test_gateway_server import Gateway, gateway, kind, line
 
@@ -52,7 +52,7 @@ async def warm(one: Gateway) -> None:
 
 def both_ways(folder: str, behaviour: Behaviour, data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
     """What the client reads, what the agent was asked and what counted as a change: over the long way, then over the relay."""
-    monkeypatch.setattr(forward, "TRUSTED_IDLE_S", 60.0)
+    monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
     found: list[Seen] = []
     for relayed in (False, True):
 
@@ -155,7 +155,7 @@ def test_the_end_of_the_time_is_told_the_same_way_and_the_late_answer_meets_no_o
 
 
 def test_a_request_that_is_longer_or_in_pieces_is_answered_as_well(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "TRUSTED_IDLE_S", 60.0)
+    monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
 
     async def case(one: Gateway) -> None:
         await warm(one)
@@ -177,7 +177,7 @@ def test_a_request_that_is_longer_or_in_pieces_is_answered_as_well(short_dir: st
 
 
 def test_a_connection_that_was_idle_proves_itself_before_the_relay_sends(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "TRUSTED_IDLE_S", 0.0)
+    monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 0.0)
 
     async def case(one: Gateway) -> None:
         await warm(one)
@@ -186,7 +186,7 @@ def test_a_connection_that_was_idle_proves_itself_before_the_relay_sends(short_d
         assert one.agent.ops() == ["sandbox_daemon_ready", "exec_command"] * 3
         assert one.agent.connections == 1
         one.agent.sandbox_id = "another"  # as after a restart that gave the port to it
-        monkeypatch.setattr(forward, "RECONNECT_S", 0.0)
+        monkeypatch.setattr(pool, "RECONNECT_S", 0.0)
         reply = await one.raw(line("exec_command", scope=SANDBOX))
         assert reply["error"]["details"]["reason"] == "sandbox_unreachable"
         assert one.agent.ops().count("exec_command") == 3
@@ -195,7 +195,7 @@ def test_a_connection_that_was_idle_proves_itself_before_the_relay_sends(short_d
 
 
 def test_a_kept_connection_that_ends_is_dropped_and_an_agent_that_moved_is_found(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "TRUSTED_IDLE_S", 60.0)
+    monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
 
     async def case(one: Gateway) -> None:
         await warm(one)
@@ -210,7 +210,7 @@ def test_a_kept_connection_that_ends_is_dropped_and_an_agent_that_moved_is_found
 
 
 def test_a_cancellation_finds_a_relayed_command_in_flight_and_no_longer_afterwards(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "TRUSTED_IDLE_S", 60.0)
+    monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
 
     async def case(one: Gateway) -> None:
         inside, release = asyncio.Event(), asyncio.Event()
@@ -244,7 +244,7 @@ def test_a_cancellation_finds_a_relayed_command_in_flight_and_no_longer_afterwar
 def test_a_relayed_request_counts_as_a_connection_and_is_told_when_the_gateway_stops(
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "TRUSTED_IDLE_S", 60.0)
+    monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
 
     async def case(one: Gateway) -> None:
         inside = asyncio.Event()
@@ -269,7 +269,7 @@ def test_a_relayed_request_counts_as_a_connection_and_is_told_when_the_gateway_s
 
 
 def test_a_client_that_left_meanwhile_costs_nobody_anything(short_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "TRUSTED_IDLE_S", 60.0)
+    monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 60.0)
 
     async def case(one: Gateway) -> None:
         inside, release = asyncio.Event(), asyncio.Event()

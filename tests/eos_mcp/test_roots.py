@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp.manager import roots
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.requests import roots
 
 
 @pytest.fixture

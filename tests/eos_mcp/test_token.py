@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from eos_agent.protocol import OperationError
-from eos_mcp import places, token_file
+from eos_agent.wire.protocol import OperationError
+from eos_mcp.config import paths, token_file
 
 
 def helper(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -21,7 +21,7 @@ def helper(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def put(content: bytes, mode: int = 0o600) -> str:
-    path = places.token_file()
+    path = paths.token_file()
     with open(path, "wb") as file:
         file.write(content)
     os.chmod(path, mode)
@@ -29,7 +29,7 @@ def put(content: bytes, mode: int = 0o600) -> str:
 
 
 def test_no_file_is_no_token(state_dir: str) -> None:
-    assert places.token_file() == f"{state_dir}/gateway.token"
+    assert paths.token_file() == f"{state_dir}/gateway.token"
     assert token_file.read() is None
 
 
@@ -37,7 +37,7 @@ def test_a_token_is_minted_once_with_mode_0600_whoever_asks_first(state_dir: str
     with ThreadPoolExecutor(16) as pool:
         found = set(pool.map(lambda _: token_file.ensure(), range(64)))
     assert len(found) == 1 and re.fullmatch("[0-9a-f]{64}", found.pop())
-    assert os.stat(places.token_file()).st_mode & 0o7777 == 0o600
+    assert os.stat(paths.token_file()).st_mode & 0o7777 == 0o600
     assert os.listdir(state_dir) == ["gateway.token"]
 
 
@@ -60,11 +60,11 @@ def test_a_file_that_is_not_as_it_should_be_is_an_error_that_does_not_show_it(st
 
 
 def test_a_directory_or_a_fifo_is_no_token_file(state_dir: str) -> None:
-    os.mkdir(places.token_file())
+    os.mkdir(paths.token_file())
     with pytest.raises(OperationError, match="regular file"):
         token_file.read()
-    os.rmdir(places.token_file())
-    os.mkfifo(places.token_file(), 0o600)
+    os.rmdir(paths.token_file())
+    os.mkfifo(paths.token_file(), 0o600)
     with pytest.raises(OperationError, match="regular file"):
         token_file.read()
 
@@ -77,7 +77,7 @@ def test_the_helper_prints_places_and_tokens(state_dir: str) -> None:
     assert helper("read").stdout == helper("ensure").stdout == minted
     assert helper("write", stdin="another\n").returncode == 0
     assert helper("read").stdout == "another\n"
-    assert os.stat(places.token_file()).st_mode & 0o7777 == 0o600
+    assert os.stat(paths.token_file()).st_mode & 0o7777 == 0o600
     assert helper("write", stdin="one\ntwo\n").returncode == 1
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_was_named_on_purpose_is_not_overwritten(state_dir: str, mon
     refused = helper("write", stdin="second\n")
     assert refused.returncode == 1 and "first" not in refused.stderr
     assert helper("read").stdout == "first\n"
-    assert places.socket_path() == f"{state_dir}/gateway.sock"
+    assert paths.socket_path() == f"{state_dir}/gateway.sock"
 
 
 def test_bad_usage_of_the_helper_is_exit_status_2() -> None:

@@ -14,10 +14,10 @@ import os
 from collections.abc import Generator
 from random import Random
 
-from eos_mcp.manager.export import ExportLimits, Guards, Request, apply
-from layerstack.export import stream
-from layerstack.index_cursor import Digests
-from layerstack.projection import Snapshot
+from eos_mcp.export.apply import ExportLimits, Guards, Request, apply
+from layerstack.export.stream import stream
+from layerstack.layers.index_cursor import Digests
+from layerstack.layers.snapshot import Snapshot
 from tests.exporting import joined
 from tests.layerstack.kept import Side
 from tests.trees import DIRECTORY, FILE, LINK, Besides, Tree, read_tree, write_tree

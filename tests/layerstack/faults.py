@@ -9,29 +9,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from layerstack import (
-    capture,
-    closing,
-    drafts,
-    durable,
-    edits,
-    gc,
-    index,
-    lease,
-    linux,
-    memory_tree,
-    merge,
-    opening,
-    pins,
-    resolve,
-    rollback,
-    rules,
-    squash,
-    states,
-    store,
-    tree,
-    upper,
-)
+from layerstack import store
+from layerstack.history import pins
+from layerstack.kernel import fsync, syscalls
+from layerstack.layers import capture, index
+from layerstack.model import lease
+from layerstack.publish import decide, drafts, edits, resolve
+from layerstack.recovery import gc, opening
+from layerstack.session import rollback, upper
+from layerstack.squash import finish, squash
+from layerstack.text import merge
+from layerstack.tree import disk, memory, state
 
 
 def replace(owner: Any, name: str, new: object) -> None:
@@ -90,7 +78,7 @@ def whiteout_dropped() -> None:
 
     def prune(self: Any, path: str, *, inside: bool) -> bool:
         for name, kind in self.tree.scan(path):
-            if kind == states.WHITEOUT:
+            if kind == state.WHITEOUT:
                 self.tree.unlink(f"{path}/{name}" if path else name)
         kept: bool = real(self, path, inside=inside)
         return kept
@@ -101,10 +89,10 @@ def whiteout_dropped() -> None:
 def mode_dropped() -> None:
     """A chmod alone is no change."""
 
-    def equal(x: states.State | None, y: states.State | None) -> bool:
+    def equal(x: state.State | None, y: state.State | None) -> bool:
         if x is None or y is None:
             return x is y
-        return x.xattrs == y.xattrs and states.same(x, y)
+        return x.xattrs == y.xattrs and state.same(x, y)
 
     replace(capture, "equal", equal)
 
@@ -119,9 +107,9 @@ def rename_before_sync() -> None:
         if late:
             late.clear()
             self.step(TOO_LATE)
-            durable.sync_tree_of(self.root)
+            fsync.sync_tree_of(self.root)
 
-    replace(durable, "sync_files", lambda *args, **kwargs: late.append(True))
+    replace(fsync, "sync_files", lambda *args, **kwargs: late.append(True))
     replace(store.Store, "settle_head", settle)
 
 
@@ -151,7 +139,7 @@ def gc_ignores_drafts() -> None:
 
 def merge_takes_ours() -> None:
     """Where both sides changed a text, ours is the merge."""
-    replace(rules, "merge", lambda base, ours, head: merge.Merged(ours, ()))
+    replace(decide, "merge", lambda base, ours, head: merge.Merged(ours, ()))
 
 
 def index_stale() -> None:
@@ -181,8 +169,8 @@ def marks_stay_on_new_directories() -> None:
 
         replace(kind, "unmark_opaque", unmark)
 
-    spare(tree.DiskTree)
-    spare(memory_tree.MemoryTree)
+    spare(disk.DiskTree)
+    spare(memory.MemoryTree)
     replace(resolve._Merge, "bring_below", nothing)
 
 
@@ -214,7 +202,7 @@ def changes_below_a_removed_directory_are_lost() -> None:
 
 def a_touch_is_a_change() -> None:
     """A file that equals the base is published as if it were changed."""
-    replace(capture, "equal", lambda x, y: (y is None or y.kind == states.DIRECTORY) and states.equal(x, y))
+    replace(capture, "equal", lambda x, y: (y is None or y.kind == state.DIRECTORY) and state.equal(x, y))
 
 
 def a_fifo_gives_its_place_back() -> None:
@@ -241,7 +229,7 @@ def rejected_work_stays_an_upper() -> None:
 
 def xattrs_are_not_compared() -> None:
     """A change of an xattr alone is no change."""
-    replace(states.State, "xattrs", property(lambda self: {}))
+    replace(state.State, "xattrs", property(lambda self: {}))
 
 
 def squash_drops_whiteouts() -> None:
@@ -256,7 +244,7 @@ def squash_drops_opaque_marks() -> None:
 
 def squash_leaves_versions_inside_a_block_open() -> None:
     """A version whose layers were folded with newer ones can still be asked for."""
-    replace(closing, "_is_inside", lambda version, squashed: False)
+    replace(finish, "_is_inside", lambda version, squashed: False)
 
 
 FOR_THE_MACHINE: dict[str, Callable[[], None]] = {
@@ -303,7 +291,7 @@ def no_rename_of_the_manifest() -> None:
 
 def no_rename_of_a_draft() -> None:
     """The work of a draft stays where it was, and goes with its session."""
-    _without(durable, "rename_new", lambda old, new: "/drafts/" in new)
+    _without(fsync, "rename_new", lambda old, new: "/drafts/" in new)
 
 
 def no_rename_of_metadata() -> None:
@@ -318,12 +306,12 @@ FOR_THE_KILL_HARNESS: dict[str, Callable[[], None]] = {
 
 def no_sync_of_the_layer() -> None:
     """The files of a layer are not synced before it is named."""
-    replace(durable, "sync_files", nothing)
+    replace(fsync, "sync_files", nothing)
 
 
 def no_sync_of_the_directory_of_the_manifest() -> None:
     """The rename that makes the head is not synced."""
-    _without(durable, "fsync_dir", lambda path: os.path.exists(os.path.join(path, opening.MANIFEST)))
+    _without(fsync, "fsync_dir", lambda path: os.path.exists(os.path.join(path, opening.MANIFEST)))
 
 
 def no_sync_of_metadata() -> None:
@@ -333,14 +321,14 @@ def no_sync_of_metadata() -> None:
         return "/metadata-" in os.readlink(f"/proc/self/fd/{fd}")
 
     _without(os, "fsync", is_metadata)
-    _without(linux, "sync_file_range", is_metadata)
+    _without(syscalls, "sync_file_range", is_metadata)
 
 
 def no_sync_at_all() -> None:
     """fsync, syncfs and sync_file_range do nothing."""
     replace(os, "fsync", nothing)
-    replace(linux, "syncfs", nothing)
-    replace(linux, "sync_file_range", nothing)
+    replace(syscalls, "syncfs", nothing)
+    replace(syscalls, "sync_file_range", nothing)
 
 
 def _no_sync_of_data_by(module: Any) -> None:
@@ -352,7 +340,7 @@ def _no_sync_of_data_by(module: Any) -> None:
             frame = frame.f_back  # type: ignore[assignment]
         return frame is not None and not stat.S_ISDIR(os.fstat(fd).st_mode)
 
-    for owner, name in ((os, "fsync"), (linux, "sync_file_range")):
+    for owner, name in ((os, "fsync"), (syscalls, "sync_file_range")):
         _without(owner, name, skip)
 
 

@@ -25,20 +25,25 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from layerstack import capture, durable, history, linux, overlay, pax, reshape, seen_tree
-from layerstack.changes import Conflict, Fingerprint
-from layerstack.closing import is_closed
-from layerstack.delta import delta
 from layerstack.errors import AlreadyExists, Busy, LayerStackError, NotADirectory, NotAFile, NotEmpty, PublishRejected
-from layerstack.export import fold
-from layerstack.form import FORMS, Form
-from layerstack.projection import Snapshot
-from layerstack.publish import Author, Published
-from layerstack.rules import Rules
-from layerstack.squash import Squashed
+from layerstack.export import pax
+from layerstack.export.stream import fold
+from layerstack.history import versions as history
+from layerstack.kernel import fsync, overlay, syscalls
+from layerstack.kernel.xattrs import FORMS, Form
+from layerstack.layers import capture
+from layerstack.layers.delta import delta
+from layerstack.layers.snapshot import Snapshot
+from layerstack.model.conflict import Conflict, Fingerprint
+from layerstack.publish.decide import Rules
+from layerstack.publish.publish import Author, Published
+from layerstack.session import path_changes
+from layerstack.session.upper import Upper
+from layerstack.squash.finish import is_closed
+from layerstack.squash.squash import Squashed
 from layerstack.store import Store
-from layerstack.units import Named
-from layerstack.upper import Upper
+from layerstack.tree import scanned
+from layerstack.units.units import Named
 from tests.hands import Hand, Op, few_ops
 from tests.layerstack import delivered, kept
 from tests.layerstack.kept import Side
@@ -69,12 +74,12 @@ class Session:
     def show(self) -> None:
         """Mount it."""
         fd = self.upper.mount()
-        linux.move_mount(fd, self.mount)
+        syscalls.move_mount(fd, self.mount)
         os.close(fd)
 
     def hide(self) -> None:
         """Unmount it: the upper is offline afterwards."""
-        linux.umount(self.mount)
+        syscalls.umount(self.mount)
 
 
 def digest_of(body: bytes) -> bytes:
@@ -118,9 +123,9 @@ class StackMatchesModel(RuleBasedStateMachine):
     tally: ClassVar[Counter[str]]
     """What happened, over all examples: a machine that never meets a conflict proves nothing."""
 
-    @initialize(tree=trees(), slack=st.sampled_from((capture.SLACK, 0, -1000)), seen=st.sampled_from((seen_tree.SEEN_MAX, 5)))
+    @initialize(tree=trees(), slack=st.sampled_from((capture.SLACK, 0, -1000)), seen=st.sampled_from((scanned.SEEN_MAX, 5)))
     def begin(self, tree: Tree, slack: int, seen: int) -> None:
-        seen_tree.SEEN_MAX = seen  # a part of what was looked at is remembered, as in large trees
+        scanned.SEEN_MAX = seen  # a part of what was looked at is remembered, as in large trees
         (capture.seal.__kwdefaults__ or {})["slack"] = slack  # with little slack, opaque marks stay, as they do in large directories
         self.folder = tempfile.mkdtemp(dir=self.parent)
         self.root, self.look_at, self.empty = (os.path.join(self.folder, n) for n in ("store", "look", "empty"))
@@ -156,19 +161,19 @@ class StackMatchesModel(RuleBasedStateMachine):
                 session.hide()
         self.let_all_go()
         self.store.close()
-        durable.remove_tree(self.folder)
+        fsync.remove_tree(self.folder)
 
     # What is compared
 
     def look(self, snapshot: Snapshot, besides: Besides | None = None) -> Tree:
         """A version as the kernel shows it, without a session."""
         fd = overlay.create([*snapshot.lowerdirs, self.empty], form=self.form)
-        linux.move_mount(fd, self.look_at)
+        syscalls.move_mount(fd, self.look_at)
         os.close(fd)
         try:
             return read_tree(self.look_at, besides)
         finally:
-            linux.umount(self.look_at)
+            syscalls.umount(self.look_at)
 
     def check_projection(self, snapshot: Snapshot, want: Tree) -> None:
         """The same version, read without a mount."""
@@ -312,7 +317,7 @@ class StackMatchesModel(RuleBasedStateMachine):
 
         def step(name: str) -> None:
             if name == at:
-                self.store.step = durable.no_step
+                self.store.step = fsync.no_step
                 self.tally["overtaken"] += 1
                 self.standing_still += 1
                 act()
@@ -322,7 +327,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         try:
             yield
         finally:
-            self.store.step = durable.no_step
+            self.store.step = fsync.no_step
 
     def make_draft(self, session: Session, ours: Tree, *, reason: str) -> None:
         session.hide()
@@ -554,7 +559,7 @@ class StackMatchesModel(RuleBasedStateMachine):
             return
         path = paths[which * 7 % len(paths)]
         before, began = self.side(self.model.head), time.time_ns()
-        done = reshape.delete_path(self.store, path, Author("delete", f"delete-{self.count}", None), recursive=True)
+        done = path_changes.delete_path(self.store, path, Author("delete", f"delete-{self.count}", None), recursive=True)
         assert not done.published.no_op and done.kind == tree[path].kind
         self.model.versions[self.model.head + 1] = {p: e for p, e in tree.items() if not within(p, path)}
         self.tally["deleted"] += 1
@@ -585,8 +590,8 @@ class StackMatchesModel(RuleBasedStateMachine):
             if refused is None and directory and not over.is_dir:
                 refused = NotADirectory
 
-        def move() -> reshape.Reshaped:
-            return reshape.move_path(self.store, source, target, Author("move", f"move-{self.count}", None), overwrite=overwrite)
+        def move() -> path_changes.Reshaped:
+            return path_changes.move_path(self.store, source, target, Author("move", f"move-{self.count}", None), overwrite=overwrite)
 
         if refused is not None:
             with pytest.raises(refused):
@@ -673,7 +678,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         except Cut:
             return None
         finally:
-            self.store.step = durable.no_step
+            self.store.step = fsync.no_step
 
     def check_versions(self) -> None:
         """Every version that can be opened shows what it did, times and all; what no lease keeps is gone."""
@@ -706,7 +711,7 @@ class StackMatchesModel(RuleBasedStateMachine):
             for version in (version for version in self.openable() if not is_closed(self.store, version)):
                 same(f"version {version}", self.look(self.store.snapshot(version)), self.model.versions[version])
         finally:
-            self.store.step = durable.no_step
+            self.store.step = fsync.no_step
         self.store.gc()
         self.check_head()
         self.check_versions()
@@ -805,7 +810,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         os.mkdir(folder)
         wrong = delivered.delivery(snapshot, self.root, folder, self.model.versions[1], version, Random(self.count))
         assert not wrong, f"version {snapshot.version} in a person's directory: {wrong}"
-        durable.remove_tree(folder)
+        fsync.remove_tree(folder)
         self.tally["delivered"] += 1
 
     @rule(which=which)
@@ -865,7 +870,7 @@ def in_memory(folder: str) -> str:
     memory = os.path.join(folder, "memory")
     os.mkdir(memory)
     try:
-        linux.mount("tmpfs", memory, "tmpfs", 0, "mode=755")
+        syscalls.mount("tmpfs", memory, "tmpfs", 0, "mode=755")
         os.setxattr(memory, "user.probe", b"")
         os.removexattr(memory, "user.probe")
     except OSError:

@@ -11,9 +11,11 @@ import os
 from collections import Counter
 from random import Random
 
-from layerstack import capture, rules, seen_tree
-from layerstack.form import FORMS
-from layerstack.projection import Snapshot
+from layerstack.kernel.xattrs import FORMS
+from layerstack.layers import capture
+from layerstack.layers.snapshot import Snapshot
+from layerstack.publish import decide
+from layerstack.tree import scanned
 from tests import crowd, model
 from tests.layerstack import kept
 from tests.layerstack.machine import STANDING, Session, StackMatchesModel, in_memory
@@ -27,7 +29,7 @@ class Meeting(StackMatchesModel):
 
     def meet(self, number: int) -> None:
         random = Random(number)
-        self.begin(crowd.crowded(random), random.choice((capture.SLACK, capture.SLACK, -1000)), random.choice((seen_tree.SEEN_MAX, 5)))
+        self.begin(crowd.crowded(random), random.choice((capture.SLACK, capture.SLACK, -1000)), random.choice((scanned.SEEN_MAX, 5)))
         focus, alike = random.choice(crowd.FOCUS), random.getrandbits(32)
         sessions = [self.a_tweaked(random, focus, alike) for _ in range(2)]
         early = random.random() < 0.5
@@ -96,7 +98,7 @@ class Meeting(StackMatchesModel):
 
 def run(form: str, folder: str, first: int, meetings: int) -> Counter[str]:
     """So many of them, from number `first` on; in a child that may mount. What happened, counted; a failure names its number."""
-    rules.TEXT_MAX = model.TEXT_MAX = crowd.LIMIT
+    decide.TEXT_MAX = model.TEXT_MAX = crowd.LIMIT
     Meeting.form, Meeting.parent, Meeting.tally = FORMS[form], in_memory(folder), Counter()
     for number in range(first, first + meetings):
         meeting = Meeting()

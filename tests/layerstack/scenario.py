@@ -14,15 +14,15 @@ import shutil
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
-from layerstack import linux, overlay
-from layerstack.dead import DIED
-from layerstack.drafts import Draft
-from layerstack.durable import Step
 from layerstack.errors import PublishRejected
-from layerstack.form import FORMS, Form
-from layerstack.projection import Snapshot
+from layerstack.kernel import overlay, syscalls
+from layerstack.kernel.fsync import Step
+from layerstack.kernel.xattrs import FORMS, Form
+from layerstack.layers.snapshot import Snapshot
+from layerstack.publish.drafts import Draft
+from layerstack.recovery.dead_sessions import DIED
+from layerstack.session.upper import Upper
 from layerstack.store import Store
-from layerstack.upper import Upper
 from tests.trees import DIRECTORY, FILE, Entry, Tree, read_tree, write_tree
 
 TEXT = b"".join(b"line %d\n" % n for n in range(1, 21))
@@ -86,12 +86,12 @@ class Journal:
 def shown(upper: Upper, mount: str) -> Generator[str]:
     """The session's view, for the length of the block; afterwards the upper is offline."""
     fd = upper.mount()
-    linux.move_mount(fd, mount)
+    syscalls.move_mount(fd, mount)
     os.close(fd)
     try:
         yield mount
     finally:
-        linux.umount(mount)
+        syscalls.umount(mount)
 
 
 def put(folder: str, name: str, data: bytes) -> None:
@@ -326,12 +326,12 @@ def look(places: Places, snapshot: Snapshot) -> Tree:
     """A version as the kernel shows it."""
     fd = overlay.create([*snapshot.lowerdirs, os.path.join(places.mounts, "empty")], form=places.form)
     target = os.path.join(places.mounts, "look")
-    linux.move_mount(fd, target)
+    syscalls.move_mount(fd, target)
     os.close(fd)
     try:
         return read_tree(target)
     finally:
-        linux.umount(target)
+        syscalls.umount(target)
 
 
 class Expected(NamedTuple):

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from layerstack import durable, linux, overlay
-from layerstack.changes import Conflict
-from layerstack.drafts import Draft
-from layerstack.durable import Step, no_step
 from layerstack.errors import PublishRejected
-from layerstack.form import FORMS, Form
-from layerstack.publish import Published
+from layerstack.kernel import fsync, overlay, syscalls
+from layerstack.kernel.fsync import Step, no_step
+from layerstack.kernel.xattrs import FORMS, Form
+from layerstack.model.conflict import Conflict
+from layerstack.publish.drafts import Draft
+from layerstack.publish.publish import Published
+from layerstack.session.upper import Upper
 from layerstack.store import Store
-from layerstack.upper import Upper
 from tests import children, leftovers, probes
 from tests.trees import Tree, read_tree
 
@@ -72,13 +72,13 @@ class Session:
 
     def mount(self) -> None:
         fd = self.upper.mount()
-        linux.move_mount(fd, self.view)
+        syscalls.move_mount(fd, self.view)
         os.close(fd)
         self.mounted = True
 
     def umount(self) -> None:
         if self.mounted:
-            linux.umount(self.view)
+            syscalls.umount(self.view)
             self.mounted = False
 
     def at(self, path: str) -> str:
@@ -145,12 +145,12 @@ class Stack:
         os.makedirs(target, exist_ok=True)
         os.makedirs(empty, exist_ok=True)
         fd = overlay.create([*self.store.snapshot(version).lowerdirs, empty], form=self.form)
-        linux.move_mount(fd, target)
+        syscalls.move_mount(fd, target)
         os.close(fd)
         try:
             yield target
         finally:
-            linux.umount(target)
+            syscalls.umount(target)
 
     def tree(self, version: int | None = None) -> Tree:
         with self.mounted(version) as view:
@@ -167,7 +167,7 @@ class Stack:
         """Another stack, of the same form, on a disk of that size; and how to fill this up. Freed again by unlinking `filler` in its folder."""
         folder = f"{self.folder}/small"
         os.mkdir(folder)
-        linux.mount("none", folder, "tmpfs", 0, f"size={size_mib}m,mode=755")
+        syscalls.mount("none", folder, "tmpfs", 0, f"size={size_mib}m,mode=755")
 
         def fill() -> None:
             with open(f"{folder}/filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ class Stack:
             with contextlib.closing(Stack(self.form.name, base, folder=folder)) as stack:
                 yield stack, fill
         finally:
-            linux.umount(folder)
+            syscalls.umount(folder)
 
     def mode(self, path: str) -> int:
         return self.tree()[path].meta[0]
@@ -192,7 +192,7 @@ class Stack:
         with contextlib.suppress(AttributeError):
             self.store.close()
         with contextlib.suppress(OSError):
-            linux.umount(f"{self.root}/base")
+            syscalls.umount(f"{self.root}/base")
 
 
 FORM_PARAMS = [
@@ -211,18 +211,18 @@ def _run(body: Callable[[Stack], None], form: str, base: Base) -> None:
     finally:
         stack.close()
         if memory:
-            linux.umount(folder)
-        durable.remove_tree(folder)
+            syscalls.umount(folder)
+        fsync.remove_tree(folder)
 
 
 def _in_memory(folder: str, form: Form) -> bool:
     """Mount a tmpfs on the folder: no waiting for a disk. It has xattrs of users from Linux 6.6 on; before that the disk has to do."""
-    linux.mount("none", folder, "tmpfs", 0, "mode=755")
+    syscalls.mount("none", folder, "tmpfs", 0, "mode=755")
     try:
         os.setxattr(folder, form.opaque, b"n")
         os.removexattr(folder, form.opaque)
     except OSError:
-        linux.umount(folder)
+        syscalls.umount(folder)
         return False
     return True
 

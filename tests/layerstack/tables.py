@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from layerstack.manifest import Manifest
+from layerstack.model.manifest import Manifest
 from layerstack.store import Store
 
 

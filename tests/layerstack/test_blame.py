@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from layerstack import blame, blame_file
-from layerstack.blame_file import Range
 from layerstack.errors import InvalidPath, NotFound, StoreCorrupt
+from layerstack.history import blame, blame_file
+from layerstack.history.blame_file import Range
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\n"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 
-from layerstack import passing
-from layerstack.capture import seal
-from layerstack.index_file import build
-from layerstack.memory_tree import MemoryTree
-from layerstack.tree import DiskTree
-from layerstack.whiteout import is_opaque, is_whiteout
+from layerstack.kernel import tempnames
+from layerstack.kernel.whiteout import is_opaque, is_whiteout
+from layerstack.layers.capture import seal
+from layerstack.layers.index_file import build
+from layerstack.tree.disk import DiskTree
+from layerstack.tree.memory import MemoryTree
 from tests.layerstack.stack import Session, Stack, on_a_stack, put
 
 
@@ -145,17 +145,17 @@ def test_what_a_killed_process_left_half_made_is_no_work_of_the_session(stack: S
     """A place where something was being completed is told by its name and mode together; what the base has of that name was meant."""
     a = stack.session()
     for place in ("d", "new", "base"):
-        put(a.at(f"{place}/{passing.place_name()}/entry/half"))
+        put(a.at(f"{place}/{tempnames.place_name()}/entry/half"))
         (name,) = [name for name in os.listdir(a.at(place)) if name.startswith(".eos-") and name != ".eos-0123456789abcdef"]
-        os.chmod(a.at(f"{place}/{name}"), passing.PLACE_MODE | 0o2000 if place == "new" else passing.PLACE_MODE)
-    os.chmod(a.at("base/.eos-0123456789abcdef"), passing.PLACE_MODE)
+        os.chmod(a.at(f"{place}/{name}"), tempnames.PLACE_MODE | 0o2000 if place == "new" else tempnames.PLACE_MODE)
+    os.chmod(a.at("base/.eos-0123456789abcdef"), tempnames.PLACE_MODE)
     put(a.at("d/.eos-00000000000000000/f"))
-    os.chmod(a.at("d/.eos-00000000000000000"), passing.PLACE_MODE)
+    os.chmod(a.at("d/.eos-00000000000000000"), tempnames.PLACE_MODE)
     put(a.at("d/.eos-0000000000000000/f"))
     put(a.at("d/.eos-1111111111111111"))
     for place, late in (("files", 0), ("d", 1)):
         put(a.at(f"{place}/written"))
-        os.rename(a.at(f"{place}/written"), a.at(f"{place}/{passing.file_name(os.stat(a.at(f'{place}/written')).st_mtime_ns + late)}"))
+        os.rename(a.at(f"{place}/written"), a.at(f"{place}/{tempnames.file_name(os.stat(a.at(f'{place}/written')).st_mtime_ns + late)}"))
     a.umount()
     assert [os.path.dirname(path) for path in sorted(a.upper.preview().dropped)] == ["base", "d", "files", "new"]
     assert [os.path.dirname(path) for path in sorted(a.publish().dropped)] == ["base", "d", "files", "new"]

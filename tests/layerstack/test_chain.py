@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from layerstack.chain import Chain
-from layerstack.form import USER
-from layerstack.index import Index, Layer, Shelf, base_layer, record
-from layerstack.manifest import LayerId
-from layerstack.seen_tree import SeenTree
-from layerstack.states import DIRECTORY, FILE
-from layerstack.tree import DiskTree
+from layerstack.kernel.xattrs import USER
+from layerstack.layers.chain import Chain
+from layerstack.layers.index import Index, Layer, Shelf, base_layer, record
+from layerstack.model.manifest import LayerId
+from layerstack.tree.disk import DiskTree
+from layerstack.tree.scanned import SeenTree
+from layerstack.tree.state import DIRECTORY, FILE
 
 
 def layer(root: Path, shelf: Shelf, name: str, version: int) -> Layer:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from layerstack import history
-from layerstack.packed_index import PackedIndex
+from layerstack.history import versions
+from layerstack.layers.packed_index import PackedIndex
 from tests.exporting import Stack as Exported
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 from tests.layerstack.test_cost import calls_of
@@ -31,7 +31,7 @@ def half_flat(root: str) -> None:
 def test_a_first_page_a_rollback_and_a_preview_of_private_layers_do_not_grow_with_the_paths(
     short_dir: str, in_mount_namespace: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("layerstack.index_file.SMALL", 256)  # so many paths make a packed index
+    monkeypatch.setattr("layerstack.layers.index_file.SMALL", 256)  # so many paths make a packed index
 
     def child() -> None:
         stack = Exported(short_dir, BASE)
@@ -39,16 +39,16 @@ def test_a_first_page_a_rollback_and_a_preview_of_private_layers_do_not_grow_wit
 
         stack.publish(half_flat)
         assert isinstance(store.snapshot().chain.layers[0].index, PackedIndex)
-        assert calls_of(lambda: history.diff_versions(store, 1, 2)) < 20 * COUNT, "two hundred changes are looked at, not all"
+        assert calls_of(lambda: versions.diff_versions(store, 1, 2)) < 20 * COUNT, "two hundred changes are looked at, not all"
         last = store.head.version
         at, pages = 0, 0
         while True:
-            page = history.diff_versions(store, 1, last, start=at)
+            page = versions.diff_versions(store, 1, last, start=at)
             assert [change.path for change in page.changes] == sorted(change.path for change in page.changes)
             pages, at = pages + 1, page.next or 0
             if page.next is None:
                 break
-        assert pages == -(-(COUNT + COUNT // 2 // 500) // history.PAGE)
+        assert pages == -(-(COUNT + COUNT // 2 // 500) // versions.PAGE)
         _, grown["rollback"] = growth_kib(lambda: store.rollback(1, owner="o", request_id="r"))
         _, grown["rollback of that"] = growth_kib(lambda: store.rollback(last, owner="o", request_id="r"))
         upper = store.open_upper("late", origin="workspace_session:late", version=1)

@@ -12,12 +12,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from layerstack import durable, history, index_file, linux, publish, rules, states, tree, upper
-from layerstack.drafts import Draft
 from layerstack.errors import PublishRejected, SquashInFlight, StoreBusy
-from layerstack.publish import Published
-from layerstack.squash import Squashed
+from layerstack.history import versions
+from layerstack.kernel import fsync, syscalls
+from layerstack.layers import index_file
+from layerstack.publish import decide, publish
+from layerstack.publish.drafts import Draft
+from layerstack.publish.publish import Published
+from layerstack.session import upper
+from layerstack.squash.squash import Squashed
 from layerstack.store import Store
+from layerstack.tree import disk, state
 from tests import children
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
 from tests.layerstack.tables import disagreement
@@ -173,7 +178,7 @@ def test_readers_wait_for_no_publish_at_any_step_of_its_commit(s: Stack) -> None
             text = snapshot.read_bytes("f")
         assert s.store.snapshot(1).read_bytes("f") == lines().encode()
         assert idle.upper.preview().would_publish
-        assert len(s.store.drafts()) == 1 and history.versions(s.store)[0][-1].version == 1
+        assert len(s.store.drafts()) == 1 and versions.versions(s.store)[0][-1].version == 1
         assert s.store.layer_stats()
         return text
 
@@ -183,7 +188,7 @@ def test_readers_wait_for_no_publish_at_any_step_of_its_commit(s: Stack) -> None
 
     s.store.step = step
     published = writer.publish()
-    s.store.step = durable.no_step
+    s.store.step = fsync.no_step
     assert published.manifest.version == 2
     old, new = lines().encode(), lines((3, "by the writer")).encode()
     last = seen.pop("commit.fsync_manifest")
@@ -210,7 +215,7 @@ def test_another_publish_completes_at_every_step_before_the_commit(s: Stack) -> 
 
     s.store.step = step
     published = slow.publish()
-    s.store.step = durable.no_step
+    s.store.step = fsync.no_step
     assert {"publish.plan", "publish.clone", "publish.write.json", "publish.write.index", "publish.sync_layer"} <= passed.keys()
     assert list(passed.values()) == sorted(set(passed.values())) and published.manifest.version > passed["publish.sync_layer"]
     shows = s.shows()
@@ -220,17 +225,17 @@ def test_another_publish_completes_at_every_step_before_the_commit(s: Stack) -> 
 
 
 COSTLY: tuple[tuple[Any, str], ...] = (
-    (states.State, "digest"),
-    (rules, "merge"),
+    (state.State, "digest"),
+    (decide, "merge"),
     (publish, "_plan"),
     (publish, "clone"),
     (publish, "write_index"),
     (publish, "build"),
     (upper, "build"),
     (upper, "seal"),
-    (durable, "sync_files"),
+    (fsync, "sync_files"),
     (index_file, "equal"),
-    (tree.DiskTree, "replace"),
+    (disk.DiskTree, "replace"),
 )
 """What costs by the size of the work, or waits for its data."""
 
@@ -281,7 +286,7 @@ def test_what_is_published_at_any_step_of_a_squash_stays_a_layer_of_its_own(s: S
 
     s.store.step = step
     done = s.store.squash()
-    s.store.step = durable.no_step
+    s.store.step = fsync.no_step
     assert len(late) == 4
     layers = s.store.head.layer_ids
     assert layers[:4] == tuple(p.layer_id for p in reversed(late)), "each is where it was, and is no part of the block"
@@ -360,7 +365,7 @@ def test_sessions_that_publish_draft_and_leave_beside_squashes_and_collections_l
     shows = s.shows()
     assert s.store.recovered == () and wanted.items() <= shows.items() and len([p for p in shows if "/" in p and p[0].isdigit()]) == 24
     for draft, text in kept:
-        page = history.diff_draft(s.store, draft.draft_id)
+        page = versions.diff_draft(s.store, draft.draft_id)
         assert any(change.patch is not None and text.encode() in change.patch.data for change in page.changes)
 
 
@@ -384,7 +389,7 @@ def test_a_second_process_is_refused_until_the_first_one_is_gone_however_it_went
     says, hears = os.pipe()
     holder = children.fork()
     if holder == 0:
-        linux.prctl(linux.PR_SET_PDEATHSIG, 9)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         Store.open(s.root)
         os.write(hears, b"open")
         threading.Event().wait()

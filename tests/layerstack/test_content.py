@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layerstack import content, stopping
-from layerstack.content import BLOCK, ContentHash, data_ranges, digest_at, digest_of_bytes, has_holes, same_content, sparse_map
 from layerstack.errors import Stopped
+from layerstack.kernel import content
+from layerstack.kernel.content import BLOCK, ContentHash, data_ranges, digest_at, digest_of_bytes, has_holes, same_content, sparse_map
+from layerstack.model import cancel
 
 TIB = 1 << 40
 
@@ -145,12 +146,12 @@ def test_hashing_and_comparing_stop_when_they_are_to(tmp_path: Path) -> None:
         return "enough" if len(asked) > 1 else None
 
     def look() -> None:
-        with stopping.stoppable(why), pytest.raises(Stopped, match="enough"):
+        with cancel.stoppable(why), pytest.raises(Stopped, match="enough"):
             digest_at(one)
         asked.clear()
-        with stopping.stoppable(why), pytest.raises(Stopped), open(one, "rb") as a, open(two, "rb") as b:
+        with cancel.stoppable(why), pytest.raises(Stopped), open(one, "rb") as a, open(two, "rb") as b:
             same_content(a.fileno(), b.fileno())
 
     contextvars.copy_context().run(look)
     assert len(asked) == 2
-    stopping.check()
+    cancel.check()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from layerstack.ignore import IgnoreRules
+from layerstack.session.upper import Upper
 from layerstack.store import Store
-from layerstack.upper import Upper
+from layerstack.text.gitignore import IgnoreRules
 from tests.layerstack.stack import Stack, on_a_stack, put
 
 LINEAR = 2.6

@@ -12,11 +12,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from layerstack import linux
+import layerstack
+from layerstack.kernel import syscalls
 from layerstack.store import Store
 from tests import children
 from tests.layerstack import scenario
@@ -53,8 +55,8 @@ def tapped(tick: Callable[[str], None]) -> None:
 
     for name in CALLS:
         tap(os, name, name)
-    tap(linux, "renameat2", "rename")
-    tap(linux, "syncfs", "fsync")
+    tap(syscalls, "renameat2", "rename")
+    tap(syscalls, "syncfs", "fsync")
 
 
 def _record(places: Places, journal: Journal) -> Recorded:
@@ -120,7 +122,7 @@ def kill_everywhere(
         broken_by: breaks the library in the processes that are killed; those that record and check have it whole.
         all_of_them: go on to the end, and tell all that are broken; else the first one ends it.
     """
-    linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
+    syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
 
     def fresh(name: str) -> tuple[Places, Journal]:
         place = os.path.join(folder, name)
@@ -166,7 +168,7 @@ def _open_until(places: Places, number: int) -> None:
 
 def kill_the_open(folder: str, stride: int) -> int:
     """For the last of each act CUT_TWICE: kills the history there, then on copies of what is left an open at every stride-th act. How many."""
-    linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
+    syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
 
     def fresh(name: str) -> tuple[Places, Journal]:
         place = os.path.join(folder, name)
@@ -203,9 +205,9 @@ def test_a_process_killed_while_it_opens_what_a_killed_one_left_loses_nothing(sh
     assert children.call("trusted", kill_the_open, short_dir, 1 if SOAK else 6) > len(CUT_TWICE)
 
 
-LAYERSTACK = os.path.dirname(linux.__file__)
+LAYERSTACK = layerstack.__path__[0]
 DOCUMENT_STEPS = ("write", "fsync", "rename", "fsync_dir")
-"""Of a file that `durable.replacing` writes under a name."""
+"""Of a file that `fsync.replacing` writes under a name."""
 NOT_PASSED = {"trusted": set[str](), "user": {"seal.unredirect"}}
 """Named steps that the history cannot pass: a directory is renamed by a redirect only where trusted xattrs are."""
 
@@ -213,15 +215,13 @@ NOT_PASSED = {"trusted": set[str](), "user": {"seal.unredirect"}}
 def named_steps() -> set[str]:
     """Every name that the sources give to a step; one that is made up at run time as far as it is written, with a `*` behind."""
     found: set[str] = set()
-    for file in sorted(os.listdir(LAYERSTACK)):
-        if not file.endswith(".py"):
-            continue
-        with open(os.path.join(LAYERSTACK, file), encoding="utf-8") as source:
+    for path in sorted(Path(LAYERSTACK).rglob("*.py")):
+        with open(path, encoding="utf-8") as source:
             calls = [node for node in ast.walk(ast.parse(source.read())) if isinstance(node, ast.Call)]
         for call in calls:
             name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
             given = next((word.value for word in call.keywords if word.arg == "name"), None)
-            if name == "step" and file != "durable.py" and call.args:
+            if name == "step" and path.name != "fsync.py" and call.args:
                 step = call.args[0]
                 start = step.values[0] if isinstance(step, ast.JoinedStr) else step
                 if isinstance(start, ast.Constant):

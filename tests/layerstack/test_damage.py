@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 import pytest
 
-from layerstack import blame_file, documents, index_file, versions
-from layerstack.durable import no_step
 from layerstack.errors import Invalid, NotFound, StoreCorrupt
-from layerstack.fsck import check
-from layerstack.manifest import FIRST_VERSION, Manifest, reference
+from layerstack.fsck.check import check
+from layerstack.history import blame_file
+from layerstack.kernel import records
+from layerstack.kernel.fsync import no_step
+from layerstack.layers import index_file
+from layerstack.layers import version_files as versions
+from layerstack.model.manifest import FIRST_VERSION, Manifest, reference
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 
@@ -105,7 +108,7 @@ def reader(name: str) -> Callable[[bytes, str], object]:
         return lambda data, source: versions.load(data, source=source)
     if name.startswith("manifest"):
         return lambda data, source: Manifest.load(data, source=source)
-    return documents.parse
+    return records.parse
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
@@ -385,11 +388,11 @@ def test_an_unnamed_layer_whose_metadata_is_damaged_is_kept(stack: Stack) -> Non
 
 
 def test_a_document_or_manifest_in_another_spelling_of_the_same_values_is_damaged() -> None:
-    data = documents.dump({"name": "é"})
-    assert b"\\u00e9" in data and documents.parse(data, "d") == {"name": "é"}
+    data = records.dump({"name": "é"})
+    assert b"\\u00e9" in data and records.parse(data, "d") == {"name": "é"}
     for other in (data.replace(b"\\u00e9", b"\\u00E9"), data[:-1], data + b"\n", b" " + data):
         with pytest.raises(StoreCorrupt):
-            documents.parse(other, "d")
+            records.parse(other, "d")
     manifest = Manifest(FIRST_VERSION, (reference("B000001-base"),)).dump()
     for other in (manifest + b" ", manifest[:-1], manifest.replace(b",", b", ")):
         with pytest.raises(StoreCorrupt):

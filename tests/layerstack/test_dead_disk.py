@@ -10,8 +10,8 @@ import errno
 import os
 from collections.abc import Generator
 
-from layerstack import durable, linux
 from layerstack.errors import Invalid
+from layerstack.kernel import fsync, syscalls
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 from tests.layerstack.tables import disagreement
 from tests.layerstack.test_crash import tapped
@@ -42,7 +42,7 @@ def steps_of_a_publish(s: Stack) -> list[str]:
     session = begin(s)
     s.store.step = found.append
     publish(session)
-    s.store.step = durable.no_step
+    s.store.step = fsync.no_step
     return list(dict.fromkeys(found))
 
 
@@ -50,12 +50,12 @@ def steps_of_a_publish(s: Stack) -> list[str]:
 def small(s: Stack, name: str) -> Generator[Stack]:
     folder = f"{s.folder}/{name}"
     os.mkdir(folder)
-    linux.mount("none", folder, "tmpfs", 0, "mode=755")
+    syscalls.mount("none", folder, "tmpfs", 0, "mode=755")
     try:
         with contextlib.closing(Stack(s.form.name, BASE, folder=folder)) as stack:
             yield stack
     finally:
-        linux.umount(folder)
+        syscalls.umount(folder)
 
 
 @on_a_stack({**BASE})
@@ -82,7 +82,7 @@ def test_work_whose_publish_no_disk_would_undo_is_published_or_kept_whatever_com
             stack.store.step = stepped
             with contextlib.suppress(OSError):
                 publish(session)
-            dead, stack.store.step = "", durable.no_step
+            dead, stack.store.step = "", fsync.no_step
             assert disagreement(stack.store) == "", step
             write(stack, "2\n")
             write(stack, "3\n")

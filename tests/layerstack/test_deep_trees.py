@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from layerstack import durable
-from layerstack.tree import PATH_MAX
-from layerstack.upper import LONGEST_PLACE
+from layerstack.kernel import fsync
+from layerstack.session.upper import LONGEST_PLACE
+from layerstack.tree.disk import PATH_MAX
 from tests import children
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
 
@@ -36,7 +36,7 @@ def test_a_tree_of_any_depth_is_removed_and_nothing_beside_it(short_dir: str, fo
         go_down(f"{short_dir}/gone", name, depth)
         os.chmod(".", 0)
         os.chdir("/")
-        durable.remove_tree(f"{short_dir}/gone")
+        fsync.remove_tree(f"{short_dir}/gone")
         return os.listdir(short_dir)
 
     assert children.call(form, in_child) == ["beside"]
@@ -57,7 +57,7 @@ def test_a_path_that_cannot_be_captured_stops_the_publish_and_the_session_goes_o
         assert get(session.at("a")) == "before\n" and os.path.exists(session.at("n" * 200))
         session.umount()
     session.mount()
-    durable.remove_tree(session.at("n" * 200))
+    fsync.remove_tree(session.at("n" * 200))
     session.publish()
     assert stack.shows() == {"a": "before\n", "f": "base\n"}
 
@@ -96,7 +96,7 @@ def test_what_a_session_with_a_long_id_could_not_read_as_sealed_work_stops_it_as
             attempt()
         assert caught.value.errno == errno.ENAMETOOLONG
     session.mount()
-    durable.remove_tree(session.at(path.partition("/")[0]))
+    fsync.remove_tree(session.at(path.partition("/")[0]))
     assert session.rejected() == {"f": "content"}
     session.keep()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from layerstack.publish import Author
-from layerstack.reshape import delete_path, move_path
+from layerstack.publish.publish import Author
+from layerstack.session.path_changes import delete_path, move_path
 from tests.layerstack.builds import age, date, edit, mtime
 from tests.layerstack.stack import Base, Stack, on_a_stack, put
 

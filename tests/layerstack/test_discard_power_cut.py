@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from layerstack import linux
-from layerstack.form import TRUSTED
+from layerstack.kernel import syscalls
+from layerstack.kernel.xattrs import TRUSTED
 from layerstack.store import Store
 from tests import children
 from tests.layerstack.stack import put
@@ -16,7 +16,7 @@ from tests.layerstack.test_power_cut import copy_disk, make_disk, mount_disk
 
 def cut_after_a_discard(folder: str) -> list[list[str]]:
     """The drafts that there are after a cut right before the discard is synced, and right after it returned."""
-    linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
+    syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
     backing, disk, again = (os.path.join(folder, name) for name in ("backing", "disk", "again"))
     make_disk(backing)
     mount_disk(backing, disk)
@@ -38,14 +38,14 @@ def cut_after_a_discard(folder: str) -> list[list[str]]:
     store.discard_draft(draft.draft_id)
     cut("end")
     store.close()
-    linux.umount(disk)
+    syscalls.umount(disk)
     left: list[list[str]] = []
     for copy in cuts:
         mount_disk(copy, again)
         store = Store.open(f"{again}/store")
         left.append([one.draft_id.partition("-")[0] for one in store.drafts()])
         store.close()
-        linux.umount(again)
+        syscalls.umount(again)
     return left
 
 

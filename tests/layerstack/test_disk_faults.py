@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from layerstack import durable, linux
 from layerstack.errors import Invalid, NotFound, PublishRejected
+from layerstack.kernel import fsync, syscalls
+from layerstack.session.upper import Upper
 from layerstack.store import Store
-from layerstack.upper import Upper
 from tests import children
 from tests.layerstack import scenario
 from tests.layerstack.scenario import Places, demand, line, put, shown
@@ -56,7 +56,7 @@ def writes_tapped(tick: Callable[[str], None]) -> None:
         return Written(io.FileIO(file, mode.replace("b", ""))) if mode in ("wb", "xb") else real_open(file, mode, *args, **kwargs)
 
     setattr(builtins, "open", opened)  # noqa: B010
-    for module, name in ((os, "write"), (os, "sendfile"), (linux, "sync_file_range")):
+    for module, name in ((os, "write"), (os, "sendfile"), (syscalls, "sync_file_range")):
         tap(module, name)
 
 
@@ -272,7 +272,7 @@ def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) ->
 
     With a stride of 1 every call is refused with each of CODES, else with one of them in turn.
     """
-    linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
+    syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
     broken: list[str] = []
 
     def run(first: int, code: int) -> int:
@@ -290,7 +290,7 @@ def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) ->
             check(places, outcome)
             return calls
         finally:
-            durable.remove_tree(place)
+            fsync.remove_tree(place)
 
     calls = run(UNTIL_GIVEN_UP, errno.EIO)
     faults = [(n, code) for n in range(0, calls, stride) for code in (CODES if stride == 1 else (CODES[n // stride % 2],))]

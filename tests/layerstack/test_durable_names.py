@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from layerstack import durable, linux
+from layerstack.kernel import fsync, syscalls
 from tests import children
 from tests.layerstack import scenario
 from tests.layerstack.scenario import Journal
@@ -65,17 +65,17 @@ def watch(names: Names) -> None:
         setattr(module, name, wrapped)
 
     after(os, "rename", lambda _, old, new, *rest: names.made(new, "rename"))
-    after(linux, "renameat2", lambda _, old, new, *rest: names.made(new, "rename"))
+    after(syscalls, "renameat2", lambda _, old, new, *rest: names.made(new, "rename"))
     after(os, "link", lambda _, old, new, *rest: names.made(new, "link"))
     after(os, "mkdir", lambda _, path, *rest: names.made(path, "mkdir"))
     after(os, "open", lambda _, path, flags=0, *rest: names.made(path, "open") if flags & os.O_EXCL else None)
     after(os, "fsync", lambda _, fd: names.synced(fd))
-    after(linux, "syncfs", lambda _, fd: names.waiting.clear())
+    after(syscalls, "syncfs", lambda _, fd: names.waiting.clear())
 
 
 def play(folder: str) -> int:
     """Returns how many acknowledgments there were."""
-    durable.keeps_order = lambda root: False  # type: ignore[assignment]
+    fsync.keeps_order = lambda root: False  # type: ignore[assignment]
     places = scenario.prepare(folder, os.path.join(folder, "mounts"), "trusted")
     names, journal, broken, count = Names(places.root), Journal(os.path.join(folder, "journal")), list[str](), 0
     watch(names)
@@ -85,7 +85,7 @@ def play(folder: str) -> int:
         count += 1
         broken.extend(f"{journal.read()[-1]}: {left}" for left in names.left())
 
-    scenario.play(places, journal, durable.no_step, acknowledged)
+    scenario.play(places, journal, fsync.no_step, acknowledged)
     assert not broken, f"{len(broken)} names that no sync has made durable:\n" + "\n".join(broken[:12])
     return count
 

@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layerstack import index_cursor, pax
-from layerstack.export import RANGE_BYTES, RANGE_MAX, FileRange, fold, stream
-from layerstack.index import record
-from layerstack.index_cursor import Digests
-from layerstack.index_file import Indexed, Row, dump
+from layerstack.export import pax
+from layerstack.export.stream import RANGE_BYTES, RANGE_MAX, FileRange, fold, stream
+from layerstack.layers import index_cursor
+from layerstack.layers.index import record
+from layerstack.layers.index_cursor import Digests
+from layerstack.layers.index_file import Indexed, Row, dump
 from tests.exporting import Stack, file, joined, tar_of, unpack
 from tests.layerstack import stack as stacks
 from tests.trees import DIRECTORY, FILE, Entry, Tree

@@ -11,8 +11,8 @@ import tracemalloc
 import pytest
 
 from layerstack.errors import Invalid
-from layerstack.export import fold
-from layerstack.form import FORMS
+from layerstack.export.stream import fold
+from layerstack.kernel.xattrs import FORMS
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from layerstack import durable, seen_tree
-from layerstack.form import FORMS
+from layerstack.kernel import fsync
+from layerstack.kernel.xattrs import FORMS
+from layerstack.tree import scanned
 from tests import children
 from tests.hands import Op
 from tests.layerstack.machine import REFUSED, Session, StackMatchesModel
@@ -30,7 +31,7 @@ def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel
 
         Machine.form, Machine.parent, Machine.tally = FORMS[form], folder, Counter()
         machine = Machine()
-        machine.begin(tree, 8, seen_tree.SEEN_MAX)
+        machine.begin(tree, 8, scanned.SEEN_MAX)
         try:
             act(machine)
             machine.check_head()
@@ -128,7 +129,7 @@ def refusing_from(s: Stack, step: str) -> Generator[None]:
     with pytest.raises(OSError):
         yield
     assert dead, f"{step} was not passed"
-    dead, s.store.step = False, durable.no_step
+    dead, s.store.step = False, fsync.no_step
 
 
 def write(s: Stack, *texts: str) -> None:

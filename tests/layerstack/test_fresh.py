@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from layerstack.changes import Notice
-from layerstack.layer_times import recorded
+from layerstack.core.layer_times import recorded
+from layerstack.model.conflict import Notice
 from tests import build_tools
 from tests.layerstack.builds import SECOND, age, date, edit, mtime, run
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put

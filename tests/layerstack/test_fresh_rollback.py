@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from layerstack.record import record
+from layerstack.layers.index_record import record
 from tests.layerstack.builds import age, date, edit, run
 from tests.layerstack.stack import Base, Stack, get, on_a_stack
 

@@ -11,12 +11,15 @@ from collections.abc import Callable
 
 import pytest
 
-from layerstack import documents, durable, fsck, fsck_base, fsck_layers, versions
 from layerstack.errors import StoreBusy, StoreCorrupt
-from layerstack.fsck import Damage, check
-from layerstack.manifest import BASE_ID, Manifest, reference
+from layerstack.fsck import base_hash, trees
+from layerstack.fsck import check as fsck
+from layerstack.fsck.check import Damage, check
+from layerstack.kernel import fsync, records
+from layerstack.layers import version_files
+from layerstack.layers.version_files import Named
+from layerstack.model.manifest import BASE_ID, Manifest, reference
 from layerstack.store import Store
-from layerstack.versions import Named
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n", "d/h": "h\n", "e/one": "1\n", "e/two": "2\n"}
@@ -188,7 +191,7 @@ def test_whatever_is_changed_in_a_layer_is_named(stack: Stack) -> None:
         assert file in told and all(name == mine or name.startswith(f"{mine}/") for name in told), (change.__name__, told)
         if change not in (redirect, odd_mark):
             assert "digest is" in told[mine], (change.__name__, told)
-        durable.remove_tree(f"{stack.root}/{mine}")
+        fsync.remove_tree(f"{stack.root}/{mine}")
         os.rename(aside, f"{stack.root}/{mine}")
     stack.store = Store.open(stack.root)
 
@@ -271,9 +274,9 @@ def test_the_work_of_a_draft_is_compared_with_the_digest_of_the_time_when_it_was
     assert list(found(stack.root)) == [f"drafts/{draft_id}/layer"]
     put(path, "kept\n")
     file = f"{stack.root}/drafts/{draft_id}/draft.json"
-    body = documents.read(file)
+    body = records.read(file)
     del body["digest"]  # as drafts of before it was written down
-    documents.write(file, body)
+    records.write(file, body)
     assert found(stack.root) == {}
     put(path, "torn")
     assert list(found(stack.root)) == [f"drafts/{draft_id}/layer"]
@@ -321,7 +324,7 @@ def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one
     stack.store.step = killed
     with contextlib.suppress(KeyboardInterrupt):
         stack.store.squash()
-    stack.store.step = durable.no_step
+    stack.store.step = fsync.no_step
     assert stack.store.head.version == last + 1
     closed(stack)
     assert found(stack.root) == {}  # versions still name the layers that were folded
@@ -329,12 +332,12 @@ def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one
     for name in (f"manifests/{last}.json", f"drafts/{draft_id}/draft.json"):
         good = get(f"{stack.root}/{name}")
         if name.startswith("manifests"):
-            wrong = versions.dump(last, BASE_ID)
+            wrong = version_files.dump(last, BASE_ID)
             put(f"{stack.root}/{name}", Manifest(last, (reference(newest), reference(BASE_ID))).dump())
             assert found(stack.root)[name].startswith("names other layers than version"), "a whole manifest, as of before"
         else:
-            wrong = documents.dump({**documents.read(f"{stack.root}/{name}"), "layer_ids": [newest, BASE_ID]})
-            put(f"{stack.root}/{name}", documents.dump({**documents.read(f"{stack.root}/{name}"), "base_version": 99}))
+            wrong = records.dump({**records.read(f"{stack.root}/{name}"), "layer_ids": [newest, BASE_ID]})
+            put(f"{stack.root}/{name}", records.dump({**records.read(f"{stack.root}/{name}"), "base_version": 99}))
             assert found(stack.root) == {name: f"stands on version 99, the head is {last + 1}"}
         put(f"{stack.root}/{name}", wrong)
         told = found(stack.root)
@@ -363,7 +366,7 @@ def test_documents_whose_checksum_is_right_and_whose_values_are_nobodys_are_name
     ):
         good = get(f"{stack.root}/{name}")
         for value in (None, {"a": [1]}, "text", 7.5):
-            documents.write(f"{stack.root}/{name}", {**documents.read(f"{stack.root}/{name}"), key: value})
+            records.write(f"{stack.root}/{name}", {**records.read(f"{stack.root}/{name}"), key: value})
             assert found(stack.root, base=True), (name, key, value)
         put(f"{stack.root}/{name}", good)
     stack.store = Store.open(stack.root)
@@ -412,12 +415,12 @@ def test_the_base_is_compared_with_the_hash_that_the_store_was_made_with_when_th
     (told,) = check(stack.root, base=True)
     assert told.file == "base/B000001-base" and told.found_by == "hash"  # the stack of these tests says that its hash is zeros
     file = f"{stack.root}/workspace.json"
-    looking = fsck_base.tree_hash(stack.base, lambda error: None)
+    looking = base_hash.tree_hash(stack.base, lambda error: None)
     while True:
         try:
             next(looking)
         except StopIteration as end:
-            documents.write(file, {**documents.read(file), "base_root_hash": end.value})
+            records.write(file, {**records.read(file), "base_root_hash": end.value})
             break
     assert list(check(stack.root, base=True)) == []
     os.rename(stack.base, f"{stack.folder}/elsewhere")
@@ -460,7 +463,7 @@ def test_a_layer_that_is_on_its_way_out_when_the_check_begins_is_not_missed(stac
         stack.store.step = begin
         stack.store.squash()
         assert list(looking[0]) == [] and looking[0].counts.layers == 1
-        stack.store.step = durable.no_step
+        stack.store.step = fsync.no_step
 
 
 @on_a_stack({**BASE}, forms=("trusted",))
@@ -497,9 +500,9 @@ def test_a_layer_that_lost_everything_is_told_in_bounded_many_lines(stack: Stack
         put(a.at(f"many/{n}"))
     done = a.publish()
     stack.store.close()
-    durable.remove_tree(f"{stack.root}/layers/{done.layer_id}/many")
+    fsync.remove_tree(f"{stack.root}/layers/{done.layer_id}/many")
     told = list(check(stack.root))
-    assert len(told) == fsck_layers.PER_TREE + 2 and "901 more" in told[-2].what
-    durable.remove_tree(f"{stack.root}/layers/{done.layer_id}")
+    assert len(told) == trees.PER_TREE + 2 and "901 more" in told[-2].what
+    fsync.remove_tree(f"{stack.root}/layers/{done.layer_id}")
     (gone,) = {damage.file for damage in check(stack.root)}
     assert gone == f"layers/{done.layer_id}"

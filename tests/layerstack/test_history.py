@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from layerstack import history
-from layerstack.delta import delta
-from layerstack.durable import no_step, remove_tree
 from layerstack.errors import InvalidPath, NotFound
-from layerstack.publish import Published
+from layerstack.history import versions as history
+from layerstack.kernel.fsync import no_step, remove_tree
+from layerstack.layers.delta import delta
+from layerstack.publish.publish import Published
 from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 from tests.trees import read_tree
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from layerstack.ignore import KEPT_BYTES, IgnoreRules, parse
+from layerstack.text.gitignore import KEPT_BYTES, IgnoreRules, parse
 
 Tree = Mapping[str, bytes | None]  # path -> content, None for a directory
 

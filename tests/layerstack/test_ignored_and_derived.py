@@ -7,7 +7,7 @@ import os
 import py_compile
 import shutil
 
-from layerstack.changes import Notice
+from layerstack.model.conflict import Notice
 from tests.layerstack.stack import Session, Stack, on_a_stack, put
 
 TEN = "".join(f"line {n}\n" for n in range(10))

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layerstack.errors import StoreCorrupt
-from layerstack.form import TRUSTED
-from layerstack.index import Layer, Record, Shelf, record
-from layerstack.index_file import Indexed, Row, dump, load, look_up
-from layerstack.manifest import LayerId
-from layerstack.paths import byte_order
-from layerstack.tree import DiskTree
+from layerstack.kernel.xattrs import TRUSTED
+from layerstack.layers.index import Layer, Record, Shelf, record
+from layerstack.layers.index_file import Indexed, Row, dump, load, look_up
+from layerstack.model.manifest import LayerId
+from layerstack.model.paths import byte_order
+from layerstack.tree.disk import DiskTree
 
 NAMES = st.binary(min_size=1, max_size=12).filter(lambda b: b"\0" not in b and b"/" not in b and b not in (b".", b"..")).map(os.fsdecode)
 RECORDS = st.sampled_from([record("f"), record("l"), record("w"), record("d"), record("d", quiet=True), record("d", opaque=True)])

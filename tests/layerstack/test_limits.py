@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 import pytest
 
-from layerstack import durable, export, history
-from layerstack.depth import Depths
 from layerstack.errors import LayerLimit, NotFound, StoreCorrupt
-from layerstack.manifest import LOWER_LIMIT
-from layerstack.quota import FOLD_AT
-from layerstack.squash import Squashed
+from layerstack.export import stream
+from layerstack.history import versions
+from layerstack.kernel import fsync
+from layerstack.model.manifest import LOWER_LIMIT
+from layerstack.publish.quota import FOLD_AT
+from layerstack.squash.depth import Depths
+from layerstack.squash.squash import Squashed
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 
 BASE: Base = {"d/f": "f\n", "e/x": "x\n"}
@@ -36,7 +38,7 @@ def grow(s: Stack, layers: int) -> None:
 
 def exports(s: Stack) -> list[bytes]:
     """The head's export, as far as it comes as bytes: small files do."""
-    return [piece for piece in export.stream(s.store.snapshot()) if isinstance(piece, bytes)]
+    return [piece for piece in stream.stream(s.store.snapshot()) if isinstance(piece, bytes)]
 
 
 def looks_right(s: Stack, first: str = "n/1") -> None:
@@ -142,7 +144,7 @@ def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: S
     store.quota.layers = 20
     with pytest.raises(Exception, match="quota of 20 layers"):
         write(s, "does not")
-    store.step = durable.no_step
+    store.step = fsync.no_step
     write(s, "does not")
     assert len(store.head.layers) == 3
 
@@ -265,7 +267,7 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
 
     def check(openable: list[int]) -> None:
         store = s.store
-        listed = [version.version for version in history.versions(store)[0]]
+        listed = [version.version for version in versions.versions(store)[0]]
         assert sorted(listed) == openable
         for version in range(1, store.head.version + 1):
             if version in openable:
@@ -278,7 +280,7 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
                 lambda v: store.open_upper(f"x{v}", origin="o", version=v),
                 store.pins.pin,
                 lambda v: store.rollback(v, owner="o", request_id="r"),
-                lambda v: history.diff_versions(store, v, store.head.version),
+                lambda v: versions.diff_versions(store, v, store.head.version),
                 lambda v: store.lease(v).__enter__(),
             ]
             for attempt in attempts:
@@ -296,7 +298,7 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
         s.reopen()
         assert s.store.unsettled
         check([1, 4, 5, 7, 8])
-    s.step = durable.no_step
+    s.step = fsync.no_step
     s.reopen()
     check([1, 4, 5, 7, 8])
     assert not any(os.path.exists(f"{s.root}/manifests/{version}.json") for version in inside)

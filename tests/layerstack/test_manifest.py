@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from layerstack import documents, versions
 from layerstack.errors import InvalidPath, StoreCorrupt
-from layerstack.manifest import BASE_ID, Manifest, listed, lists_the_end_of, published_id, reference
-from layerstack.paths import ancestors, check
+from layerstack.kernel import records
+from layerstack.layers import version_files
+from layerstack.model.manifest import BASE_ID, Manifest, listed, lists_the_end_of, published_id, reference
+from layerstack.model.paths import ancestors, check
 
 BASE = Manifest(1, (reference(BASE_ID),))
 THIRD = BASE.with_layer(published_id(2, "00aa11bb" + "0" * 56)).with_layer(published_id(3, "f" * 64))
@@ -88,15 +89,15 @@ def test_a_manifest_that_makes_no_sense_is_corrupt(change: dict[str, object]) ->
 
 
 def test_a_document_comes_back_and_damage_or_another_format_is_named() -> None:
-    data = documents.dump({"name": "x\udcff", "n": 1})
-    assert documents.parse(data, "d") == {"name": "x\udcff", "n": 1}
+    data = records.dump({"name": "x\udcff", "n": 1})
+    assert records.parse(data, "d") == {"name": "x\udcff", "n": 1}
     with pytest.raises(StoreCorrupt, match="checksum"):
-        documents.parse(data.replace(b'"n":1', b'"n":2'), "d")
+        records.parse(data.replace(b'"n":1', b'"n":2'), "d")
     with pytest.raises(StoreCorrupt, match="format is 2"):
-        documents.parse(data.replace(b'"format":1', b'"format":2'), "d")
+        records.parse(data.replace(b'"format":1', b'"format":2'), "d")
     for broken in (b"", data[:10], b"[]", b"\xff"):
         with pytest.raises(StoreCorrupt):
-            documents.parse(broken, "d")
+            records.parse(broken, "d")
 
 
 @pytest.mark.parametrize("path", ["/a", "a//b", "a/", "../a", "a/..", ".", "a/./b", "a\0b", "a/\ud800"])
@@ -110,16 +111,16 @@ def test_ancestors_go_from_the_root_down() -> None:
 
 
 def test_the_file_of_a_version_names_its_newest_layer_and_comes_back_and_one_of_before_does_too() -> None:
-    data = versions.dump(3, THIRD.layer_ids[0])
+    data = version_files.dump(3, THIRD.layer_ids[0])
     assert len(data) < 200 and json.loads(data)["schema_version"] == 2
-    assert versions.load(data, source="v") == versions.Named(3, THIRD.layer_ids[0], None)
-    assert versions.load(THIRD.dump(), source="v") == versions.Named(3, THIRD.layer_ids[0], THIRD.layers)
+    assert version_files.load(data, source="v") == version_files.Named(3, THIRD.layer_ids[0], None)
+    assert version_files.load(THIRD.dump(), source="v") == version_files.Named(3, THIRD.layer_ids[0], THIRD.layers)
     for at in range(len(data) - 1):
         broken = bytearray(data)
         broken[at] ^= 1
         with pytest.raises(StoreCorrupt) as caught:
-            versions.load(bytes(broken), source="/store/manifests/3.json")
+            version_files.load(bytes(broken), source="/store/manifests/3.json")
         assert caught.value.details["file"] == "/store/manifests/3.json"
-    for wrong in (b"", data[:40], b"[]", b'"x"', data[:-1], data + b" ", versions.dump(0, BASE_ID), versions.dump(3, "../x")):
+    for wrong in (b"", data[:40], b"[]", b'"x"', data[:-1], data + b" ", version_files.dump(0, BASE_ID), version_files.dump(3, "../x")):
         with pytest.raises(StoreCorrupt):
-            versions.load(wrong, source="v")
+            version_files.load(wrong, source="v")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from layerstack import linux
 from layerstack.errors import PublishRejected
-from layerstack.export import stream
-from layerstack.fsck import check
-from layerstack.index_cursor import Digests
-from layerstack.packed_index import SMALL, PackedIndex
-from layerstack.upper import Upper
+from layerstack.export.stream import stream
+from layerstack.fsck.check import check
+from layerstack.kernel import syscalls
+from layerstack.layers.index_cursor import Digests
+from layerstack.layers.packed_index import SMALL, PackedIndex
+from layerstack.session.upper import Upper
 from tests.exporting import Stack, unpack
 from tests.trees import DIRECTORY, Entry
 
@@ -106,7 +106,7 @@ def test_an_export_of_a_packed_layer_is_that_of_an_ordinary_one(
     def child() -> None:
         made: list[bytes] = []
         for n, small in enumerate((SMALL, 2)):
-            monkeypatch.setattr("layerstack.index_file.SMALL", small)
+            monkeypatch.setattr("layerstack.layers.index_file.SMALL", small)
             folder = f"{short_dir}/{n}"
             os.mkdir(folder)
             stack = Stack(folder, BASE)
@@ -180,11 +180,11 @@ def test_a_squash_of_many_files_takes_little_memory_and_so_do_the_next_a_rebase_
         _put(f"{late.upperdir}/clash", "ours")
         stack.publish(lambda root: _put(f"{root}/clash", "head"))
         _, grown["publish that is refused"] = growth_kib(lambda: _refused(late))
-        linux.move_mount(fd := late.mount(), stack.mount_point)
+        syscalls.move_mount(fd := late.mount(), stack.mount_point)
         os.close(fd)
         os.mkdir(f"{stack.mount_point}/other")
         os.unlink(f"{stack.mount_point}/clash")
-        linux.umount(stack.mount_point)
+        syscalls.umount(stack.mount_point)
         published, grown["publish of a private layer"] = growth_kib(lambda: late.publish(owner="o", request_id="r"))
         assert published.source_count == 1
         store.close()

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layerstack.changes import Hunk
-from layerstack.lines import diff, is_text, numbering, scan_lines
-from layerstack.merge import merge
-from layerstack.myers import BUDGET, Budget
+from layerstack.model.conflict import Hunk
+from layerstack.text.lines import diff, is_text, numbering, scan_lines
+from layerstack.text.merge import merge
+from layerstack.text.myers import BUDGET, Budget
 
 Triple = tuple[bytes, bytes, bytes]
 

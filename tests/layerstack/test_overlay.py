@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from layerstack import linux, overlay
 from layerstack.errors import LayerLimit, OverlayUnsupported
-from layerstack.form import TRUSTED, USER
+from layerstack.kernel import overlay, syscalls
+from layerstack.kernel.xattrs import TRUSTED, USER
 from tests import children
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
@@ -30,11 +30,11 @@ def test_the_legacy_mount_shows_and_takes_the_same(stack: Stack) -> None:
     fd = overlay.create_legacy(upper.snapshot.lowerdirs, upper.upperdir, upper.workdir, form=stack.form)
     target = f"{stack.folder}/t"
     os.mkdir(target)
-    linux.move_mount(fd, target)
+    syscalls.move_mount(fd, target)
     os.close(fd)
     assert get(f"{target}/f") == "base\n"
     put(f"{target}/d/new", "new\n")
-    linux.umount(target)
+    syscalls.umount(target)
     assert upper.publish(owner="o", request_id="r").source_count == 1
     assert stack.shows()["d/new"] == "new\n"
 
@@ -49,10 +49,10 @@ def test_the_legacy_mount_takes_as_many_lowers_as_the_new_one(stack: Stack) -> N
     os.mkdir(f"{stack.folder}/t")
     for create in (overlay.create, overlay.create_legacy):
         fd = create(lowers, form=stack.form)
-        linux.move_mount(fd, f"{stack.folder}/t")
+        syscalls.move_mount(fd, f"{stack.folder}/t")
         os.close(fd)
         assert len(os.listdir(f"{stack.folder}/t")) == 500
-        linux.umount(f"{stack.folder}/t")
+        syscalls.umount(f"{stack.folder}/t")
         with pytest.raises(LayerLimit):
             create([*lowers, lowers[0]], form=stack.form)
 
@@ -69,11 +69,11 @@ def mount_at(stack: Stack, folder: str, create: Callable[..., int] = overlay.cre
         os.makedirs(path)
     put(f"{folder}/lower/f")
     fd = create([f"{folder}/lower"], upper, f"{folder}/work", form=stack.form)
-    linux.move_mount(fd, target)
+    syscalls.move_mount(fd, target)
     os.close(fd)
     put(f"{target}/g")
     assert sorted(os.listdir(target)) == ["f", "g"] and overlay.is_mounted(upper)
-    linux.umount(target)
+    syscalls.umount(target)
     assert os.listdir(upper) == ["g"] and not overlay.is_mounted(upper)
     os.rmdir(target)
 

@@ -8,9 +8,9 @@ from bisect import bisect_left
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layerstack import index_file, packed_index
-from layerstack.packed_index import GROUP, PackedIndex
-from layerstack.record import NUMBERED, Record, record
+from layerstack.layers import index_file, packed_index
+from layerstack.layers.index_record import NUMBERED, Record, record
+from layerstack.layers.packed_index import GROUP, PackedIndex
 
 name = st.sampled_from(("a", "b", "a-", "a.", "a0", "ab", "\udcff", "é", "nnnnnnnnnnnnnnn"))
 path = st.lists(name, min_size=1, max_size=4).map("/".join)

@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 
 import layerstack
-from layerstack import durable, fsck, history, store, upper
+from layerstack import store
+from layerstack.fsck import check
+from layerstack.history import versions
+from layerstack.kernel import fsync
+from layerstack.session import upper
 from tests import children
 from tests.layerstack.stack import FORM_PARAMS
 
@@ -24,7 +28,7 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PARTS = _BLOCK.split(PAGE)
 CODE = "".join("\n" + part if n % 2 else "\n" * part.count("\n") for n, part in enumerate(_PARTS))
 """The blocks, each on the lines that it has in the page."""
-MODULES = (fsck, history, store, upper)  # loaded before the child becomes somebody who may not read the checkout
+MODULES = (check, versions, store, upper)  # loaded before the child becomes somebody who may not read the checkout
 
 
 def sections() -> dict[str, str]:
@@ -60,7 +64,7 @@ def run() -> None:
     finally:
         with contextlib.suppress(Exception):
             scope["store"].close()
-        durable.remove_tree(scope["folder"])
+        fsync.remove_tree(scope["folder"])
 
 
 @pytest.mark.parametrize("form", FORM_PARAMS)

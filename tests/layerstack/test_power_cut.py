@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
-from layerstack import durable, linux, states
-from layerstack.form import TRUSTED
+from layerstack.kernel import fsync, syscalls
+from layerstack.kernel.xattrs import TRUSTED
+from layerstack.tree import state
 from tests import children
 from tests.layerstack import scenario
 from tests.layerstack.scenario import Expected, Journal, Places
@@ -101,7 +102,7 @@ def play_and_cut(folder: str, *, steps: Callable[[str], bool] = named) -> tuple[
     trees: dict[int, Tree] = {}
     scenario.play(places, journal, cut, lambda: cut(f"{ACKNOWLEDGED} {journal.read()[-1]}"), trees)
     expected = Expected(trees)
-    linux.umount(disk)
+    syscalls.umount(disk)
     return cuts, expected
 
 
@@ -113,7 +114,7 @@ def check_cut(folder: str, cut: Cut, expected: Expected) -> None:
         places = Places(os.path.join(disk, "store"), os.path.join(folder, "mounts"), TRUSTED)
         scenario.check(places, cut.notes, expected, power_cut=True)
     finally:
-        linux.umount(disk)
+        syscalls.umount(disk)
         os.unlink(cut.copy)
 
 
@@ -123,9 +124,9 @@ def cut_everywhere(folder: str, *, steps: Callable[[str], bool] = named, all_of_
     Args:
         all_of_them: look at every cut, and tell all that are broken; else the first one ends it.
     """
-    for module in (durable, states):  # a hint, of which nothing is promised: the slowest device has not begun yet
-        setattr(module, durable.begin_write_out.__name__, lambda *_where: None)
-    linux.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
+    for module in (fsync, state):  # a hint, of which nothing is promised: the slowest device has not begun yet
+        setattr(module, fsync.begin_write_out.__name__, lambda *_where: None)
+    syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
     cuts, expected = play_and_cut(folder, steps=steps)
     broken: list[str] = []
     for cut in cuts:
@@ -149,9 +150,9 @@ def orders(folder: str, *how: str) -> bool:
     make_disk(f"{folder}/disk", *how)
     mount_disk(f"{folder}/disk", f"{folder}/mounted", "nodiratime")
     try:
-        return durable.keeps_order(f"{folder}/mounted")
+        return fsync.keeps_order(f"{folder}/mounted")
     finally:
-        linux.umount(f"{folder}/mounted")
+        syscalls.umount(f"{folder}/mounted")
 
 
 @pytest.mark.needs("loopfs")

@@ -6,11 +6,11 @@ import os
 import shutil
 import threading
 
-from layerstack import squash
-from layerstack.changes import Notice
 from layerstack.errors import LayerLimit
-from layerstack.form import TRUSTED
-from layerstack.publish import Published
+from layerstack.kernel.xattrs import TRUSTED
+from layerstack.model.conflict import Notice
+from layerstack.publish.publish import Published
+from layerstack.squash import squash
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
 
 TEXT = "1\n2\n3\n4\n5\n"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from layerstack import durable
 from layerstack.errors import LayerStackError, QuotaExceeded
-from layerstack.publish import Published
-from layerstack.quota import why_not
+from layerstack.kernel import fsync
+from layerstack.publish.publish import Published
+from layerstack.publish.quota import why_not
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 
 BASE: Base = {"d/f": "f\n", "top": "1\n"}
@@ -237,7 +237,7 @@ def test_of_two_publishes_at_once_with_room_for_one_the_other_is_refused_and_kee
             thread.start()
         for thread in threads:
             thread.join(120)
-        s.store.step = durable.no_step
+        s.store.step = fsync.no_step
         assert len(prepared) == 2
         (loser,) = [session for session in sessions if isinstance(outcomes[session.upper.session_id], Exception)]
         error = outcomes[loser.upper.session_id]
@@ -264,7 +264,7 @@ def test_a_full_disk_uses_nothing_of_the_quota_and_the_same_publish_fits_after_i
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             session.publish()
         assert s.store.quota.used_bytes() == 0
-    s.store.step = durable.no_step
+    s.store.step = fsync.no_step
     assert session.publish().manifest.version == 2
     assert s.store.quota.used_bytes() == 1000
     assert refused(lambda: write(s, "more", 1))["used"] == 1000

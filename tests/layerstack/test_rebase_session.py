@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from layerstack.changes import Notice
-from layerstack.durable import no_step
 from layerstack.errors import PublishRejected
+from layerstack.kernel.fsync import no_step
+from layerstack.model.conflict import Notice
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put, refusing
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 21))

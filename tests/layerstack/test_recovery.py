@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from layerstack import documents
-from layerstack.dead import DIED, DeadSession
-from layerstack.durable import no_step
 from layerstack.errors import Busy, Invalid, NotFound
+from layerstack.kernel import records
+from layerstack.kernel.fsync import no_step
+from layerstack.recovery.dead_sessions import DIED, DeadSession
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 from tests.trees import read_tree
@@ -177,7 +177,7 @@ def opened_later(stack: Stack) -> list[DeadSession]:
 
 
 def marker(stack: Stack, session: str) -> dict[str, Any]:
-    return documents.read(f"{stack.root}/sessions/{session}/recovery.json")
+    return records.read(f"{stack.root}/sessions/{session}/recovery.json")
 
 
 @on_a_stack({**BASE}, forms=("trusted",))

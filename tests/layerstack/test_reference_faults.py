@@ -13,9 +13,9 @@ import stat
 
 import pytest
 
-from layerstack import documents
 from layerstack.errors import StoreCorrupt
-from layerstack.publish import CommitUnsynced
+from layerstack.kernel import records
+from layerstack.publish.publish import CommitUnsynced
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 from tests.trees import Tree
@@ -88,7 +88,7 @@ def test_w3_a_publish_of_nothing_but_a_mode_is_a_version_and_the_mode_is_part_of
         os.chmod(session.at("f"), mode)
         done = session.publish()
         assert not done.no_op and done.layer_id is not None and stack.mode("f") == mode
-        digests.append(documents.read(f"{stack.root}/.layer-metadata/{done.layer_id}.json")["digest"])
+        digests.append(records.read(f"{stack.root}/.layer-metadata/{done.layer_id}.json")["digest"])
     assert digests[0] == digests[2] != digests[1], "equal changes, equal digest; another mode, another one"
     session = stack.session()
     os.chmod(session.at("d"), 0o700)

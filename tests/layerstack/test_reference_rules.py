@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from layerstack.merge import merge
-from layerstack.rules import Rules
+from layerstack.publish.decide import Rules
+from layerstack.text.merge import merge
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
 TEXT = "0\n1\n2\n3\n4\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from layerstack.changes import Renamed
+from layerstack.model.conflict import Renamed
 from tests.layerstack.stack import Session, Stack, on_a_stack, put
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from layerstack import documents, durable
 from layerstack.errors import SquashInFlight, StoreCorrupt
-from layerstack.squash import Block, Squashed
+from layerstack.kernel import fsync, records
+from layerstack.squash.squash import Block, Squashed
 from layerstack.store import Store
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 from tests.trees import Tree
@@ -394,7 +394,7 @@ def test_publishes_during_a_squash_stay_layers_of_their_own(s: Stack) -> None:
     version = s.store.update_file("during", lambda _: b"x\n", owner="o", request_id="r").manifest.version
     go.set()
     squasher.join()
-    s.store.step = durable.no_step
+    s.store.step = fsync.no_step
     assert done[0].manifest.version == version + 1 and ids(s) == "LSB"
     assert {"late", "during"} <= s.shows().keys()
 
@@ -412,7 +412,7 @@ def test_a_lease_taken_inside_a_block_meanwhile_leaves_that_block_out(s: Stack) 
 
     s.store.step = step
     assert s.store.squash().blocks == () and s.store.head.version == 4
-    s.store.step = durable.no_step
+    s.store.step = fsync.no_step
     assert get(taken[0].at("b")) == "b\n" and os.listdir(f"{s.root}/staging") == []
     taken[0].umount()
     taken[0].upper.discard()
@@ -431,7 +431,7 @@ def test_a_lease_on_the_newest_of_a_block_meanwhile_is_a_base_of_the_new_layer(s
 
     s.store.step = step
     (block,) = s.store.squash().blocks
-    s.store.step = durable.no_step
+    s.store.step = fsync.no_step
     assert not block.reclaimed
     publish(s, b="changed\n")
     publish(s, b="changed again\n")
@@ -468,7 +468,7 @@ def test_a_full_disk_leaves_the_head_and_a_retry_works(s: Stack) -> None:
         s.store.step = step
         with pytest.raises(OSError, match=os.strerror(28)):
             s.store.squash()
-        s.store.step = durable.no_step
+        s.store.step = fsync.no_step
         assert s.store.head.version == 3 and ids(s) == "LLB"
         assert os.listdir(f"{s.root}/staging") == [] and len(s.layer_dirs()) == 2
     assert len(squash(s).blocks) == 1
@@ -480,9 +480,9 @@ def test_metadata_of_a_squashed_layer_that_was_swapped_is_corrupt(s: Stack) -> N
     publish(s, b="b\n")
     (block,) = s.store.squash().blocks
     path = f"{s.root}/.layer-metadata/{block.squashed_layer_id}.json"
-    body = documents.read(path)
+    body = records.read(path)
     body["replaced"] = body["replaced"][:1]
-    documents.write(path, body)
+    records.write(path, body)
     s.store.close()
     with pytest.raises(StoreCorrupt):
         Store.open(s.root)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from layerstack.staging import Staging
+from layerstack.tree.staging import Staging
 
 
 def test_settle_returns_when_what_was_thrown_away_before_it_is_gone(tmp_path: Path) -> None:

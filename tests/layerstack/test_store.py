@@ -11,10 +11,10 @@ import threading
 
 import pytest
 
-from layerstack import linux
 from layerstack.errors import Invalid, NotAFile, NotFound, StoreBusy, StoreCorrupt, Unsupported
-from layerstack.form import TRUSTED, USER
-from layerstack.fsck import check
+from layerstack.fsck.check import check
+from layerstack.kernel import syscalls
+from layerstack.kernel.xattrs import TRUSTED, USER
 from layerstack.store import Store
 from tests import children
 from tests.layerstack.stack import Stack, get, on_a_stack, put
@@ -224,8 +224,8 @@ def test_a_base_on_a_read_only_mount_of_its_own_is_copied_never_linked(stack: St
     os.setxattr(f"{outside}/B000001-base/d/g", "user.a", b"1")
     os.truncate(f"{outside}/B000001-base/d/g", 1 << 20)
     os.utime(f"{outside}/B000001-base/d/g", ns=(1, 1234567890123456789))
-    linux.mount(outside, f"{stack.root}/base", None, linux.MS_BIND)
-    linux.mount("none", f"{stack.root}/base", None, linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY)
+    syscalls.mount(outside, f"{stack.root}/base", None, syscalls.MS_BIND)
+    syscalls.mount("none", f"{stack.root}/base", None, syscalls.MS_BIND | syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
     stack.create()
     stack.store = Store.open(stack.root)
     a = stack.session()

@@ -11,11 +11,11 @@ import subprocess
 
 import pytest
 
-from layerstack.changes import Conflict
 from layerstack.errors import PublishRejected
-from layerstack.publish import Published
-from layerstack.rules import Rules
-from layerstack.units import BUILT_IN, SQLITE, Named, Unit, held_by
+from layerstack.model.conflict import Conflict
+from layerstack.publish.decide import Rules
+from layerstack.publish.publish import Published
+from layerstack.units.units import BUILT_IN, SQLITE, Named, Unit, held_by
 from tests import children
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 

@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
-from layerstack import durable
-from layerstack.durable import no_step
-from layerstack.publish import CommitUnsynced
+from layerstack.kernel import fsync
+from layerstack.kernel.fsync import no_step
+from layerstack.publish.publish import CommitUnsynced
 from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 
 TEXT = "".join(f"line {n}\n" for n in range(20))
@@ -91,10 +91,10 @@ def test_what_is_published_already_is_synced_before_anybody_is_told_so(stack: St
         stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r")
     stack.store.step = no_step
     synced: list[str] = []
-    real = durable.fsync_dir
-    durable.fsync_dir = synced.append  # type: ignore[assignment]
+    real = fsync.fsync_dir
+    fsync.fsync_dir = synced.append  # type: ignore[assignment]
     try:
         assert a.publish().no_op and synced == [stack.root]
         assert stack.store.update_file("f", lambda old: b"new\n", owner="o", request_id="r").no_op and len(synced) == 1
     finally:
-        durable.fsync_dir = real
+        fsync.fsync_dir = real

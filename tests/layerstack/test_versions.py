@@ -8,10 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from layerstack import durable, fsck, history, linux, versions
 from layerstack.errors import StoreCorrupt
-from layerstack.fsck import check
-from layerstack.manifest import Manifest
+from layerstack.fsck import check as fsck
+from layerstack.fsck.check import check
+from layerstack.history import versions as history
+from layerstack.kernel import fsync as durable
+from layerstack.kernel import syscalls
+from layerstack.layers import version_files
+from layerstack.model.manifest import Manifest
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
@@ -93,7 +97,7 @@ def test_a_version_whose_file_names_another_layer_is_set_apart_and_named(stack: 
         good = file.read()
     with open(f"{stack.root}/manifests/2.json", "rb") as file:
         other = file.read()
-    wrong = versions.dump(3, versions.load(other, source="2").top)
+    wrong = version_files.dump(3, version_files.load(other, source="2").top)
     for data in (other, wrong):
         with open(path, "wb") as file:
             file.write(data)
@@ -106,7 +110,7 @@ def test_a_version_whose_file_names_another_layer_is_set_apart_and_named(stack: 
     stack.store = Store.open(stack.root)
     assert stack.store.damaged == {}
     with pytest.raises(StoreCorrupt):
-        versions.load(wrong[:-4], source="x")
+        version_files.load(wrong[:-4], source="x")
 
 
 def lose(path: str, size: int) -> None:
@@ -178,7 +182,7 @@ class Syncs:
         self.fsyncs.append(os.readlink(f"/proc/self/fd/{fd}"))
 
     def sync_file_range(self, fd: int, flags: int, *_: int) -> None:
-        if flags & linux.SYNC_FILE_RANGE_WAIT_AFTER:
+        if flags & syscalls.SYNC_FILE_RANGE_WAIT_AFTER:
             self.waited.add(os.readlink(f"/proc/self/fd/{fd}"))
 
 
@@ -193,7 +197,7 @@ def in_no_order(root: str) -> bool:
 def watched(patch: pytest.MonkeyPatch) -> Syncs:
     """From here on what is synced is seen."""
     seen = Syncs()
-    for module, name in ((os, "fsync"), (linux, "sync_file_range")):
+    for module, name in ((os, "fsync"), (syscalls, "sync_file_range")):
         real, tell = getattr(module, name), getattr(seen, name)
 
         def passing(*args: int, real: Callable[..., None] = real, tell: Callable[..., None] = tell) -> None:

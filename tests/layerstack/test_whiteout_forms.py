@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from layerstack.fsck import check
+from layerstack.fsck.check import check
 from tests.layerstack.stack import Session, Stack, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {

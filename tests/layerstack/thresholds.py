@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from layerstack import blame_file, index_file, memory_tree, packed_index, squash, tree
+from layerstack.history import blame_file
+from layerstack.layers import index_file, packed_index
+from layerstack.squash import squash
+from layerstack.tree import disk, memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -14,6 +17,6 @@ T = TypeVar("T")
 def as_if_large(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The call, in a process that takes what has more than two entries for large from now on: a child of the test."""
     packed_index.SMALL = index_file.SMALL = blame_file.SMALL = 2
-    tree.LARGE = memory_tree.LARGE = 2
+    disk.LARGE = memory.LARGE = 2
     squash.LINKED_MAX = 1
     return call(*args, **kwargs)

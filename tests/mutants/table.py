@@ -33,14 +33,14 @@ class Mutant(NamedTuple):
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s3",
-        "layerstack/rules.py",
+        "layerstack/publish/decide.py",
         "if max(ours.size, head.size, base.size if base is not None else 0) > TEXT_MAX:",
         "if max(ours.size, head.size) > TEXT_MAX:",
         "a base too large for a text is merged by lines",
     ),
     Mutant(
         "s5",
-        "layerstack/resolve.py",
+        "layerstack/publish/resolve.py",
         "                if not trees.unmoved(q, b, h):\n                    if ignored:",
         "                if h.kind != DIRECTORY and not trees.unmoved(q, b, h):\n                    if ignored:",
         "attributes that the head gave a directory are lost where ours made the one above anew",
@@ -49,7 +49,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "s8",
-        "layerstack/meeting_report.py",
+        "layerstack/publish/meeting_report.py",
         'if kind == "parent" and any(a in conflicts for a in ancestors(path)):',
         'if kind == "parent" and path.rpartition("/")[0] in conflicts:',
         "a lost subtree is reported more than once",
@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "s9",
-        "layerstack/resolve.py",
+        "layerstack/publish/resolve.py",
         "if now.meta == h.meta and now.xattrs == h.xattrs:  # nothing",
         "if now.meta == h.meta:  # nothing",
         "xattrs that ours gave a directory are dropped when nothing else of ours is left in it",
@@ -67,7 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "s11",
-        "layerstack/publish.py",
+        "layerstack/publish/publish.py",
         "own = (ready.indexed.records, work.indexed.records)",
         "own = (ready.indexed.records,)",
         "what met the work but not its rewritten form, between plan and commit, is not looked at again",
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "s13",
-        "layerstack/publish.py",
+        "layerstack/publish/publish.py",
         "times = tree.state(above).times if edit.path else None",
         "times = None",
         "directories of a rewritten layer have the time of the publication",
@@ -85,35 +85,35 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "s17",
-        "layerstack/capture.py",
+        "layerstack/layers/capture.py",
         "        if retime:\n            tree.set_times(path, state.times)\n        del",
         "        del",
         "directories that sealing changed have the time of the sealing",
     ),
     Mutant(
         "s18",
-        "layerstack/capture.py",
+        "layerstack/layers/capture.py",
         "return Fate.REPLACED if over else Fate.GONE",
         "return Fate.GONE",
         "a FIFO over the only file of a directory: the publication fails with ENOTEMPTY",
     ),
     Mutant(
         "s23",
-        "layerstack/reshape.py",
+        "layerstack/session/path_changes.py",
         "if state is not None and path not in self._touched:",
         "if state is not None:",
         "a directory that got or lost a name without a session keeps its old time",
     ),
     Mutant(
         "s29",
-        "layerstack/gc.py",
+        "layerstack/recovery/gc.py",
         "            keep.update(lease.layer_ids)",
         "            pass",
         "layers of a live mount are swept",
     ),
     Mutant(
         "s30",
-        "layerstack/gc.py",
+        "layerstack/recovery/gc.py",
         "if name not in keep and not store.damaged and owner_of(store.root, name) is None:",
         "if name not in keep and not store.damaged:",
         "a sweep takes the only copy of work whose commit failed and could not be undone",
@@ -123,8 +123,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "s31",
-        "layerstack/gc.py",
-        'return home if documents.read(f"{home}/session.json")["token"] == about["upper"] else None',
+        "layerstack/recovery/gc.py",
+        'return home if records.read(f"{home}/session.json")["token"] == about["upper"] else None',
         "return home",
         "a folded layer is kept for a later session of the name of the one that wrote it",
         (STORM,),
@@ -132,15 +132,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "s39",
-        "layerstack/drafts.py",
-        'durable.fsync_dir(f"{store.root}/drafts")',
+        "layerstack/publish/drafts.py",
+        'fsync.fsync_dir(f"{store.root}/drafts")',
         "pass",
         "the name of a draft is not synced",
         ("tests/layerstack/test_durable_names.py::test_each_new_name_is_synced_before_what_rests_on_it_is_acknowledged",),
     ),
     Mutant(
         "e1",
-        "layerstack/units.py",
+        "layerstack/units/units.py",
         "            whose, forced = OURS, theirs & unlike",
         "            whose, forced = OURS, set[str]()",
         "a database of ours is published beside the head's helper files",
@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e2",
-        "layerstack/units.py",
+        "layerstack/units/units.py",
         "return self.HEADER in found or (bool(found) and not any(found))",
         "return self.HEADER in found",
         "a database that is still empty is no unit with its log",
@@ -158,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e3",
-        "layerstack/publish.py",
+        "layerstack/publish/publish.py",
         " or meet(own, newer, store.rules.units):",
         ":",
         "a unit that another publication met between plan and commit is not looked at again",
@@ -167,7 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e4",
-        "layerstack/units.py",
+        "layerstack/units/units.py",
         'return path == root + "-shm"',
         "return False",
         "who only read a database is refused",
@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e5",
-        "layerstack/units.py",
+        "layerstack/units/units.py",
         "ignored = all(map(sides.loose, {*changed, *there}))",
         "ignored = any(map(sides.loose, {*changed, *there}))",
         "a database of which only a part is ignored goes to the last writer",
@@ -185,7 +185,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e6",
-        "layerstack/units.py",
+        "layerstack/units/units.py",
         "        if pattern is not None and pattern.name_only:",
         "        if False:",
         "units of the configuration whose pattern begins with `**/` are none",
@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e7",
-        "layerstack/three_trees.py",
+        "layerstack/publish/three_trees.py",
         "return self._both_ignore(path, is_directory) and self._own_rules.ignored(path, is_directory)",
         "return self._both_ignore(path, is_directory)",
         "what ours has taken out of `.gitignore` is still the last writer's",
@@ -203,7 +203,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e8",
-        "layerstack/routes.py",
+        "layerstack/core/ignore_cache.py",
         "lambda path, is_directory: one(path, is_directory) and other(path, is_directory)",
         "lambda path, is_directory: one(path, is_directory)",
         "what the head has taken out of `.gitignore` is still the last writer's",
@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e9",
-        "layerstack/resolve.py",
+        "layerstack/publish/resolve.py",
         "                self.combine_ignored(path, b, o, h)\n",
         "                pass\n",
         "ignored texts of both sides are not merged",
@@ -221,7 +221,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e10",
-        "layerstack/derived.py",
+        "layerstack/tree/derived.py",
         'int.from_bytes(head[4:], "little") in (0, 3)',
         'int.from_bytes(head[4:], "little") in (0, 1, 3)',
         "byte code that no interpreter compares with its source gives way",
@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e11",
-        "layerstack/derived.py",
+        "layerstack/tree/derived.py",
         "(self.is_tagged(at) and all(self._ignored(path, state.kind == DIRECTORY) for state in there))",
         "self.is_tagged(at)",
         "sources beside a CACHEDIR.TAG give way to the head's",
@@ -238,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e12",
-        "layerstack/resolve.py",
+        "layerstack/publish/resolve.py",
         "            if h.kind != DIRECTORY and self.derived(path, b, h):\n                return self.give_way(path, h, Above.NOTHING)\n",
         "",
         "byte code that ours deleted and the head wrote is gone",
@@ -247,7 +247,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e13",
-        "eos_mcp/manager/export_owner.py",
+        "eos_mcp/export/owner.py",
         "lost = self._own(fd, place, old.st_uid, old.st_gid)",
         'lost = self._own(fd, place, *self._gives(self._folder(path.rpartition(b"/")[0])))',
         "an export gives a replaced file to the owner of its folder",
@@ -256,7 +256,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e14",
-        "eos_mcp/manager/export_owner.py",
+        "eos_mcp/export/owner.py",
         "            lost += self._attributes(fd, path)\n",
         "",
         "an export takes the attributes of a replaced file away",
@@ -265,7 +265,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e15",
-        "eos_mcp/manager/export_owner.py",
+        "eos_mcp/export/owner.py",
         "return stat.S_ISGID if folder.setgid else 0",
         "return 0",
         "a directory that an export makes in a setgid folder has no such bit",
@@ -274,7 +274,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e16",
-        "eos_mcp/manager/export_owner.py",
+        "eos_mcp/export/owner.py",
         "return folder.uid if self.root else self._uid, folder.gid if inherits else self._gid",
         "return folder.uid if self.root else self._uid, self._gid",
         "what an export makes has the group of the gateway",
@@ -283,7 +283,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e17",
-        "eos_mcp/manager/export_links.py",
+        "eos_mcp/export/hard_links.py",
         "if len(held.seen) < held.status.st_nlink or stat.S_IMODE(held.status.st_mode) != held.header.mode",
         "if len(held.seen) > held.status.st_nlink",
         "an export writes through a file that has other names",
@@ -292,7 +292,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e18",
-        "layerstack/export.py",
+        "layerstack/export/stream.py",
         "ranges = _ranges(entry.real_path) if holes and content.has_holes(status) else None",
         "ranges = None",
         "an export fills holes",
@@ -301,15 +301,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e19",
-        "layerstack/capture.py",
-        'return git is not None and half_done.is_named_so(path[len(git) :].lstrip("/"), kind)',
+        "layerstack/layers/capture.py",
+        'return git is not None and git_leftovers.is_named_so(path[len(git) :].lstrip("/"), kind)',
         "return False",
         "a lock of a killed git is published",
         ("tests/layerstack/test_half_done.py",),
     ),
     Mutant(
         "e20",
-        "layerstack/fold.py",
+        "layerstack/layers/flatten.py",
         "if not some and not hides and quiet and under is not None and under.times[1] == state.times[1]:",
         "if not some and not hides and quiet:",
         "a squash gives a directory that got and lost a name its old time",
@@ -318,7 +318,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e21",
-        "layerstack/fresh.py",
+        "layerstack/publish/build_times.py",
         "                self._set(at, row.path, first(self._seen.times[at]))",
         "                pass",
         "on a head that moved inputs keep times that are older than outputs made without them",
@@ -327,7 +327,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e22",
-        "layerstack/fresh.py",
+        "layerstack/publish/build_times.py",
         "                self._set(at, row.path, under(self._seen.times[at]))",
         "                pass",
         "on a head that moved outputs keep times that are newer than inputs they were not made from",
@@ -336,7 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "e23",
-        "layerstack/fresh.py",
+        "layerstack/publish/build_times.py",
         "            if seen.old:",
         "            if False:",
         "an input that is restored with its old time is older than what was made without it",

@@ -37,16 +37,18 @@ def test_no_two_mutants_have_one_name_and_all_are_in_the_documentation() -> None
 @pytest.mark.needs("overlay", "root")
 def test_a_run_tells_a_mutant_that_is_noticed_from_one_that_changes_nothing() -> None:
     """With the tests of whiteouts, which take a moment."""
-    wrong = Mutant("w", "layerstack/whiteout.py", 'return get_mark(path, form.opaque) == b"x"', "return False", "none is found", (CHEAP,))
+    wrong = Mutant(
+        "w", "layerstack/kernel/whiteout.py", 'return get_mark(path, form.opaque) == b"x"', "return False", "none is found", (CHEAP,)
+    )
     equal = Mutant(
         "e",
-        "layerstack/whiteout.py",
+        "layerstack/kernel/whiteout.py",
         'return get_mark(path, form.opaque) == b"x"',
         'return b"x" == get_mark(path, form.opaque)',
         "",
         (CHEAP,),
     )
-    broken = Mutant("b", "layerstack/whiteout.py", "import errno", "import no_such_module", "", (CHEAP,))
+    broken = Mutant("b", "layerstack/kernel/whiteout.py", "import errno", "import no_such_module", "", (CHEAP,))
     with copied() as copy:
         assert [copy.run(mutant).noticed for mutant in (wrong, equal)] == [True, False]
         with pytest.raises(NoVerdict):

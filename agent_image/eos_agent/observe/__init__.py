@@ -1,1 +1,4 @@
-"""One file per observability operation."""
+"""RUNS IN THE AGENT: the observability operations, one file each.
+
+Imports `sessions` and what is below it.
+"""

@@ -6,10 +6,10 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from eos_agent.observe import processes
+from eos_agent.kernel import procfs
 
 if TYPE_CHECKING:
-    from eos_agent.handlers import Handlers
+    from eos_agent.serve.handlers import Handlers
 
 _ROLLUP = {
     "proportional_set_size_bytes": ("Pss",),
@@ -89,9 +89,9 @@ def known(agent: Handlers) -> dict[str, Any]:
 
 def own_figures() -> dict[str, int]:
     """What the diagnostics look at; blocking. A runner that ended is reaped by the zygote at once: none waits here."""
-    seen = processes.look(os.getpid())
-    status = processes.fields(processes.read("/proc/self/status"))
-    return {"cpu_us": seen.cpu_us if seen else 0, "memory_bytes": processes.kilobytes(status.get("RssAnon")) or 0, "unreaped": 0}
+    seen = procfs.look(os.getpid())
+    status = procfs.fields(procfs.read("/proc/self/status"))
+    return {"cpu_us": seen.cpu_us if seen else 0, "memory_bytes": procfs.kilobytes(status.get("RssAnon")) or 0, "unreaped": 0}
 
 
 def measure(inside: dict[str, Any]) -> dict[str, Any]:
@@ -105,11 +105,11 @@ def measure(inside: dict[str, Any]) -> dict[str, Any]:
             warnings.append(f"{name} cannot be read")
         return value
 
-    seen = processes.look(os.getpid())
-    status = processes.fields(processes.read("/proc/self/status"))
-    rollup = processes.fields(processes.read("/proc/self/smaps_rollup"))
-    io = processes.fields(processes.read("/proc/self/io"))
-    memberships = processes.cgroups("self")
+    seen = procfs.look(os.getpid())
+    status = procfs.fields(procfs.read("/proc/self/status"))
+    rollup = procfs.fields(procfs.read("/proc/self/smaps_rollup"))
+    io = procfs.fields(procfs.read("/proc/self/io"))
+    memberships = procfs.cgroups("self")
     found: dict[str, Any] = {
         "available": seen is not None,
         "error": None if seen is not None else "/proc/self/stat cannot be read",
@@ -118,23 +118,23 @@ def measure(inside: dict[str, Any]) -> dict[str, Any]:
         "name": seen.name if seen else None,
         "state": seen.state if seen else None,
     }
-    found |= {name: told(name, processes.kilobytes(status.get(key))) for name, key in _STATUS.items()}
+    found |= {name: told(name, procfs.kilobytes(status.get(key))) for name, key in _STATUS.items()}
     for name, keys in _ROLLUP.items():
-        parts = [processes.kilobytes(rollup.get(key)) for key in keys]
+        parts = [procfs.kilobytes(rollup.get(key)) for key in keys]
         found[name] = told(name, None if None in parts else sum(part or 0 for part in parts))
     found |= {"cpu_time_us": seen.cpu_us if seen else None, "start_time_ticks": seen.started_ticks if seen else None}
     found["thread_count"] = seen.threads if seen else None
     found["file_descriptor_count"] = told("file_descriptor_count", _descriptors())
-    found |= {name: told(name, processes.number(io.get(key))) for name, key in _IO.items()}
-    found |= {name: told(name, processes.number(status.get(key))) for name, key in _SWITCHES.items()}
+    found |= {name: told(name, procfs.number(io.get(key))) for name, key in _IO.items()}
+    found |= {name: told(name, procfs.number(status.get(key))) for name, key in _SWITCHES.items()}
     found["cgroup_memberships"] = memberships or []
-    found["cgroup_path"] = told("cgroup_path", processes.cgroup_path(memberships))
+    found["cgroup_path"] = told("cgroup_path", procfs.cgroup_path(memberships))
     inside["ownership"] = {**inside["ownership"], "active_scratch_directories": _count(transcripts)}
     return {**found, "warnings": warnings[:16], **inside}
 
 
 def _count(path: str) -> int | None:
-    found = processes.entries(path)
+    found = procfs.entries(path)
     return None if found is None else len(found)
 
 

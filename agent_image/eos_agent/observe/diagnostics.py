@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eos_agent.settings import Settings
+    from eos_agent.base.settings import Settings
 
 CPU, MEMORY, UNREAPED = "cpu", "anonymous_memory", "exited_unreaped_holder"
 

@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from eos_agent.observe.answer import MAX_BYTES
+from eos_agent.observe.limits import MAX_BYTES
 from eos_agent.observe.sampler import STACK
-from eos_agent.protocol import INVALID_REQUEST, OperationError
-from layerstack.changes import path_json
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
+from layerstack.model.conflict import path_json
 
 if TYPE_CHECKING:
-    from eos_agent.handlers import Handlers
-    from layerstack.index import Layer
+    from eos_agent.serve.handlers import Handlers
+    from layerstack.layers.index import Layer
     from layerstack.store import Store
 
 KINDS = {"f": "file", "l": "symlink", "d": "directory", "w": "delete"}

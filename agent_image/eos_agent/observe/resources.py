@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent.observe import topology
 from eos_agent.observe.sampler import FROM_PROCESSES, NO_CGROUP, SANDBOX
-from eos_agent.protocol import INVALID_REQUEST, OperationError
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 if TYPE_CHECKING:
-    from eos_agent.handlers import Handlers
+    from eos_agent.serve.handlers import Handlers
 
 OFF = "resource samples are switched off (observability.resource_stats.enabled)"
 

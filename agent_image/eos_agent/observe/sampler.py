@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent import log
-from eos_agent.observe import processes
-from eos_agent.observe.answer import MAX_BYTES, MAX_RECORDS
+from eos_agent.base import log
+from eos_agent.base.rotating_log import Segments, decode
+from eos_agent.kernel import procfs
+from eos_agent.observe.limits import MAX_BYTES, MAX_RECORDS
 from eos_agent.observe.usage import Moved, Usage, of_cgroup, of_processes, point
-from eos_agent.segments import Segments, decode
 
 if TYPE_CHECKING:
-    from eos_agent.pool import Pool
-    from eos_agent.sessions import Sessions
-    from eos_agent.settings import Settings
+    from eos_agent.base.pool import Pool
+    from eos_agent.base.settings import Settings
+    from eos_agent.sessions.table import Sessions
 
 KEPT_OF_SESSION = 32
 """Samples of a session that are kept: a minute of them at the usual pace."""
@@ -83,11 +83,11 @@ class Sampler:
         """One look at everything; blocking."""
         ts = int(time.time() * 1000)
         moved: Moved = {}
-        everyone = processes.tree_of(os.getpid()) if self._local or self._sessions.live else {}
+        everyone = procfs.tree_of(os.getpid()) if self._local or self._sessions.live else {}
         usage = None if self._local else of_cgroup()
         source = FROM_CGROUP
         if usage is None:
-            source, usage = FROM_PROCESSES, of_processes((everyone or processes.tree_of(os.getpid())).values(), moved)
+            source, usage = FROM_PROCESSES, of_processes((everyone or procfs.tree_of(os.getpid())).values(), moved)
         metrics: dict[str, Any] = {"metrics_source": source, "cgroup_path": "/", "cgroup_available": source == FROM_CGROUP}
         if source == FROM_PROCESSES:
             metrics = {**metrics, "cgroup_path": None, "cgroup_error": NO_CGROUP}
@@ -97,7 +97,7 @@ class Sampler:
         self._keep({"ts": ts, "scope": STACK, "metrics": self._stack_figures(), "deltas": {}, "sample_delta_ms": found["sample_delta_ms"]})
         live = {session.id: session.runner.pid for session in list(self._sessions.live.values())}
         for session_id, pid in live.items():
-            members = processes.below(pid, everyone)
+            members = procfs.below(pid, everyone)
             if members:
                 kept = self._of_sessions.setdefault(session_id, deque(maxlen=KEPT_OF_SESSION))
                 kept.append(Sample(ts, of_processes(members, moved)))
@@ -153,7 +153,7 @@ class Sampler:
 
     def now_of(self, session_id: str, pid: int) -> list[dict[str, Any]]:
         """One point of a session that was not sampled yet; blocking."""
-        members = processes.below(pid, processes.everybody())
+        members = procfs.below(pid, procfs.everybody())
         source = {"metrics_source": FROM_PROCESSES}
         return [point(int(time.time() * 1000), of_processes(members), None, source, scope=session_id)] if members else []
 

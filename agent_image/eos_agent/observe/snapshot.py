@@ -6,11 +6,11 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from eos_agent import damaged
+from eos_agent.sessions import quarantine
 
 if TYPE_CHECKING:
-    from eos_agent.handlers import Handlers
-    from eos_agent.session import Session
+    from eos_agent.serve.handlers import Handlers
+    from eos_agent.sessions.session import Session
 
 MANY_DRAFTS = 100
 MUCH_IN_DRAFTS = 1 << 30
@@ -37,7 +37,7 @@ async def snapshot(agent: Handlers) -> dict[str, Any]:
         draft_bytes = stats["storage_logical_bytes"] - stats["total_bytes"]
         if stats["draft_count"] > MANY_DRAFTS or draft_bytes > MUCH_IN_DRAFTS:
             warnings.append(f"{stats['draft_count']} drafts hold {draft_bytes} bytes: publish or discard them (list_drafts, discard_draft)")
-        if (set_apart := damaged.warning(agent.store)) is not None:
+        if (set_apart := quarantine.warning(agent.store)) is not None:
             warnings.append(set_apart)
     except OSError as error:
         errors.append(f"stack: {error.strerror}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eos_agent.observe import daemon, processes
-from eos_agent.observe.processes import Seen
+from eos_agent.kernel import procfs
+from eos_agent.kernel.procfs import Seen
+from eos_agent.observe import daemon
 
 if TYPE_CHECKING:
-    from eos_agent.handlers import Handlers
-    from eos_agent.session import Session
+    from eos_agent.serve.handlers import Handlers
+    from eos_agent.sessions.session import Session
 
 MAX_PROCESSES, MAX_WARNINGS = 512, 16
 LIMITS = ("nano_cpus", "memory_high_bytes", "memory_max_bytes", "pids_max")
@@ -44,12 +45,12 @@ def _holder(session: Session) -> Holder:
 
 def _tree(holders: list[Holder], known: dict[str, Any]) -> dict[str, Any]:
     warnings: list[str] = []
-    everyone = processes.everybody()
+    everyone = procfs.everybody()
     workspaces: list[dict[str, Any]] = []
     left = MAX_PROCESSES
     truncated = False
     for holder in holders:
-        members = [seen for seen in processes.below(holder.pid, everyone) if seen.state not in ("X", "x")]
+        members = [seen for seen in procfs.below(holder.pid, everyone) if seen.state not in ("X", "x")]
         rows: list[dict[str, Any]] = []
         for seen in members[:left]:
             row = _row(seen, holder)
@@ -73,13 +74,13 @@ def _tree(holders: list[Holder], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _workspace(holder: Holder, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    own = processes.cgroups(holder.pid)
+    own = procfs.cgroups(holder.pid)
     state = "active" if any(row["kind"] == "process" for row in rows) else "idle" if rows else "partial"
     return {
         "workspace_id": holder.session_id,
         "state": state,
         "holder_pid": holder.pid,
-        "cgroup_path": processes.cgroup_path(own),
+        "cgroup_path": procfs.cgroup_path(own),
         "applied_cgroup_limits": {name: holder.limits[name] for name in LIMITS} if holder.limits["state"] == "applied" else None,
         "workload_cgroup_state": holder.limits["state"],
         "workload_cgroup_reason": holder.limits["reason"],
@@ -91,10 +92,10 @@ def _workspace(holder: Holder, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _row(seen: Seen, holder: Holder) -> dict[str, Any] | None:
     """None for a process that is in another mount namespace than its session's, or that ended."""
-    mount = processes.link(f"/proc/{seen.pid}/ns/mnt")
+    mount = procfs.link(f"/proc/{seen.pid}/ns/mnt")
     if mount is not None and holder.mount_namespace is not None and mount != holder.mount_namespace:
         return None
-    status = processes.fields(processes.read(f"/proc/{seen.pid}/status"))
+    status = procfs.fields(procfs.read(f"/proc/{seen.pid}/status"))
     inner = (status.get("NSpid") or "").split()
     if not status or len(inner) < 2:
         return None
@@ -105,8 +106,8 @@ def _row(seen: Seen, holder: Holder) -> dict[str, Any] | None:
         "name": seen.name,
         "state": seen.state,
         "kind": "namespace_init" if seen.pid == holder.pid else "process",
-        "cgroup_memberships": processes.cgroups(seen.pid) or [],
-        "resident_memory_bytes": processes.kilobytes(status.get("VmRSS")) or 0,  # stat's is counted in steps: 0 for the native pid 1
+        "cgroup_memberships": procfs.cgroups(seen.pid) or [],
+        "resident_memory_bytes": procfs.kilobytes(status.get("VmRSS")) or 0,  # stat's is counted in steps: 0 for the native pid 1
         "cpu_time_us": seen.cpu_us,
         "start_time_ticks": seen.started_ticks,
     }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from eos_agent.observe.answer import MAX_BYTES, MAX_RECORDS
-from eos_agent.segments import decode
-from eos_agent.telemetry import trace_id
+from eos_agent.base.rotating_log import decode
+from eos_agent.base.telemetry import trace_id
+from eos_agent.observe.limits import MAX_BYTES, MAX_RECORDS
 
 if TYPE_CHECKING:
-    from eos_agent.handlers import Handlers
-    from eos_agent.telemetry import Telemetry
+    from eos_agent.base.telemetry import Telemetry
+    from eos_agent.serve.handlers import Handlers
 
 LAST = "last"
 _SPAN_KEYS = ("ts", "trace", "span", "parent", "name", "dur_ms", "status", "attrs")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from eos_agent.observe.processes import Seen, fields, number, read
+from eos_agent.kernel.procfs import Seen, fields, number, read
 
 MOUNT = "/sys/fs/cgroup"
 COUNTERS = ("cpu_usec", "io_rbytes", "io_wbytes")

@@ -1,0 +1,72 @@
+"""Requests that can be cancelled by their id: known from their arrival on, before there is a command to kill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Generator
+from typing import Any
+
+from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, OperationError, check_request_id
+
+KEPT = 256
+
+
+def request_not_found(request_id: str) -> OperationError:
+    hint = "only exec_command requests can be cancelled, for as long as their command is kept"
+    details = {"request_id": request_id, "hint": hint}
+    return OperationError(NOT_FOUND, f"request not found: {request_id}", details, reason="request_not_found")
+
+
+class Cancellations:
+    """What cancel_request and the start of a command tell each other. Everything here runs on the event loop."""
+
+    def __init__(self) -> None:
+        self._starting: dict[str, asyncio.Event] = {}
+        self._cancelled: OrderedDict[str, None] = OrderedDict()
+
+    @contextlib.contextmanager
+    def starting(self, request_id: str) -> Generator[None]:
+        """Around the start of a command."""
+        started = self._starting[request_id] = asyncio.Event()
+        try:
+            yield
+        finally:
+            started.set()
+            if self._starting.get(request_id) is started:
+                del self._starting[request_id]
+            self._cancelled.pop(request_id, None)
+
+    def check(self, request_id: str) -> None:
+        """Just before a command would be spawned.
+
+        Raises:
+            OperationError: operation_failed, reason cancelled.
+        """
+        if request_id in self._cancelled:
+            raise OperationError(
+                OPERATION_FAILED, "the request was cancelled before its command ran", {"request_id": request_id}, reason="cancelled"
+            )
+
+    async def take(self, args: dict[str, Any]) -> tuple[str, bool]:
+        """The id that cancel_request names, once a start that is under way has come to its end; and whether there was one.
+
+        `in_flight` comes from the gateway, which still waits for the answer to that request: if it has not arrived here, it will be refused.
+        """
+        request_id = args.get("request_id")
+        if not isinstance(request_id, str) or not request_id:
+            details = {"argument": "request_id"}
+            raise OperationError(INVALID_REQUEST, "request_id of cancel_request must be a non-empty string", details, reason="wrong_type")
+        check_request_id(request_id)
+        started = self._starting.get(request_id)
+        if started is not None:
+            self._cancelled[request_id] = None
+            await started.wait()
+        return request_id, started is not None
+
+    def expect(self, request_id: str) -> None:
+        """Refuse that request when it arrives. The newest 256 of these are remembered."""
+        self._cancelled[request_id] = None
+        while len(self._cancelled) > KEPT:
+            self._cancelled.popitem(last=False)

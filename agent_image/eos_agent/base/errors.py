@@ -1,0 +1,49 @@
+"""Any exception -> the error envelope that goes on the wire: kind, reason, details; nothing of our own internals."""
+
+from __future__ import annotations
+
+from eos_agent.base.publication import rejection
+from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError, os_error
+from layerstack.errors import Busy, LayerStackError, PublishRejected, QuotaExceeded
+
+QUOTA_HINT = "make room: squash_layerstacks, end sessions, drafts and pins that keep old layers; then repeat it. Another quota holds for new sandboxes"
+NEVER_HINT = (
+    "this work alone is larger than the quota, so that no room would be enough: remove files that need not be published from the session, then "
+    "repeat it. A larger quota (runtime.layerstack.quota_bytes) holds for new sandboxes"
+)
+HINTS = {
+    "version_not_found": "list_versions shows those that can be opened",
+    "cancelled": "nothing was published and nothing is lost: the same request does it again",
+    "draft_not_found": "list_drafts shows the ones that are kept",
+}
+
+
+def quota_hint(error: QuotaExceeded) -> str:
+    """What to do about it, where anything can be done."""
+    return NEVER_HINT if error.details.get("retryable") is False else QUOTA_HINT
+
+
+def operation_error(error: BaseException, request_id: str | None = None) -> OperationError:
+    """The error as the wire shows it. What was not raised on purpose becomes `internal_error` without its text."""
+    if isinstance(error, OperationError):
+        found = error
+    elif isinstance(error, PublishRejected):
+        found = OperationError(
+            OPERATION_FAILED, error.message, {"reason": error.reason, "publish_rejection": rejection(error.conflicts, error.reason)}
+        )
+    elif isinstance(error, LayerStackError):
+        details = {"reason": error.reason, **error.details}
+        if isinstance(error, Busy):
+            details.setdefault("retryable", True)
+        if isinstance(error, QuotaExceeded):
+            details.setdefault("hint", quota_hint(error))
+        elif error.reason in HINTS:
+            details.setdefault("hint", HINTS[error.reason])
+        found = OperationError(error.kind, error.message, details)
+    elif isinstance(error, OSError):
+        found = os_error(error)
+    else:
+        found = OperationError(INTERNAL_ERROR, "the agent failed on this request; its log has the details", reason="internal_error")
+    if request_id:
+        found.details.setdefault("request_id", request_id)
+    return found

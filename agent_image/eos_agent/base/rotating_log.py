@@ -1,0 +1,136 @@
+"""Lines of JSON on disk that never grow beyond a bound: `path`, and `path.1` with what was written before it.
+
+A line that a kill tore is closed by the next writer and left out by readers. Nothing is synced: after a power cut the newest lines may be gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from layerstack.kernel import fsync
+
+TAIL_BYTES = 64 * 1024
+
+
+class Segments:
+    """Two segments of half the bound each. Methods may be called from any thread.
+
+    Args:
+        path: the newer segment; its directory is made.
+        max_bytes: of both segments together.
+    Raises:
+        OSError: from the constructor alone: the directory cannot be made.
+    """
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        self.path, self._half = path, max_bytes // 2
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._size = 0
+        self.lines: int
+        """Lines that are kept now, about: those of a deleted file are counted until the next start."""
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        older, newer = (data.count(b"\n") for data in self._read())
+        self.lines, self._older_lines = older + newer, older
+
+    @property
+    def older(self) -> str:
+        return self.path + ".1"
+
+    def write(self, lines: Iterable[bytes]) -> int:
+        """Append lines, each with its newline; one that is longer than a segment is left out. How many were written; those after an error were not."""
+        written = 0
+        with self._lock:
+            try:
+                batch = bytearray()
+                waiting = 0
+                self._open()
+                for line in lines:
+                    if self._size + len(batch) + len(line) > self._half:
+                        written += self._put(batch, waiting)
+                        batch, waiting = bytearray(), 0
+                        self._turn()
+                    if len(line) <= self._half:
+                        batch += line
+                        waiting += 1
+                written += self._put(batch, waiting)
+            except OSError:
+                self._close()
+        return written
+
+    def _put(self, batch: bytearray, lines: int) -> int:
+        done = 0
+        while done < len(batch):
+            done += os.write(self._fd, memoryview(batch)[done:])
+        self._size += len(batch)
+        self.lines += lines
+        return lines
+
+    def _open(self) -> None:
+        """The newer segment, at its end; a torn last line is closed. A file that somebody deleted is made anew."""
+        if self._fd >= 0:
+            if os.fstat(self._fd).st_nlink:
+                return
+            self._close()
+        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._size = os.fstat(self._fd).st_size
+        if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":
+            self._size += os.write(self._fd, b"\n")
+
+    def _turn(self) -> None:
+        """The newer segment takes the place of the older one, and a new one begins."""
+        self._close()
+        os.rename(self.path, self.older)
+        self.lines, self._older_lines = self.lines - self._older_lines, self.lines - self._older_lines
+        self._open()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def read(self) -> list[bytes]:
+        """The content, the older segment first. Part of a line may stand at the end."""
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> list[bytes]:
+        return [_content(self.older, self._half), _content(self.path, self._half)]
+
+    def tail(self) -> bytes:
+        """The last whole lines, at most 64 KiB."""
+        older, newer = self.read()
+        return (older[-TAIL_BYTES:] + newer)[-TAIL_BYTES:]
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+
+def _content(path: str, limit: int) -> bytes:
+    """What a segment holds; of one that was made under a wider bound the end."""
+    found = b""
+    with fsync.suppress_errno(errno.ENOENT, errno.EACCES, errno.EIO, errno.EISDIR, errno.ELOOP):
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                file.seek(size - limit)
+            found = file.read(limit)
+    return found
+
+
+def decode(line: bytes, **members: type) -> dict[str, Any] | None:
+    """The object of one line; None for a torn one, for one that is no object, and for one that lacks one of `members` or has it of another type."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    found: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+    return found if all(isinstance(found.get(name), kind) for name, kind in members.items()) else None

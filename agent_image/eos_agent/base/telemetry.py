@@ -1,0 +1,375 @@
+"""Spans and events of requests: kept in a buffer, written to disk by a thread of its own a moment later.
+
+The span that code runs in is a context variable, so `span(...)` and `event(...)` need no handle: outside of a traced request they do nothing.
+Attributes are numbers, ids and names of this program: never the text of a command, an environment, a path or a file's content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+from eos_agent.base import log
+from eos_agent.base.rotating_log import Segments
+from eos_agent.wire.protocol import OperationError
+
+if TYPE_CHECKING:
+    from eos_agent.base.settings import Settings
+    from layerstack.model.lease import Lease
+
+COMPLETED, ERROR, CANCELLED, TIMED_OUT = "completed", "error", "cancelled", "timed_out"
+DISPATCH = "daemon.dispatch"
+FLUSH_S = 0.1
+"""How long records wait for company: a write costs more than a line, and nobody waits for it. A killed agent loses that much."""
+NO_REQUEST = "daemon"
+"""The trace of what the agent does by itself."""
+PENDING_MAX = 16_384
+ID_MAX = 200
+"""Of a request id, in characters: a longer one is known by its beginning and its hash."""
+_SPAN_IDS = re.compile(rb'"span":"(?:d|np)-(\d{1,18})"')
+_COUNTERS = re.compile(rb'"_counters":(\{[^{}]*\})')
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each line
+_quoted = json.encoder.encode_basestring_ascii
+
+Plain = str | int | float | bool | None
+
+
+def trace_id(request_id: str) -> str:
+    """The id under which the trace of a request is kept: its own, unless it is longer than any sane one."""
+    if len(request_id) <= ID_MAX:
+        return request_id
+    return f"{request_id[:64]}~{hashlib.sha256(request_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+class Span:
+    """One named stretch of time of a request; a context manager, inside of which it is the parent of others.
+
+    `status` may be set by whoever knows better than how the block was left; `attrs` may be added to until it ends.
+    """
+
+    __slots__ = ("_base", "_begun", "_token", "at", "attrs", "dur_ms", "id", "name", "owner", "parent", "status", "trace")
+
+    def __init__(self, owner: Telemetry, trace: str, parent: Span | None, name: str, attrs: dict[str, Plain]) -> None:
+        self.owner, self.trace, self.name, self.attrs = owner, trace, name, attrs
+        self.id = f"{'np' if name.startswith('namespace.') else 'd'}-{next(owner.numbers)}"
+        self.parent = None if parent is None else parent.id
+        self.status = ""
+        self.dur_ms = 0.0
+        self._begun = time.perf_counter()
+        self._base: float = time.time() - self._begun if parent is None else parent._base
+        self.at = self._base + self._begun
+        self._token: Token[Span | None] | None = None
+        owner.open[self.id] = self.parent
+
+    def __enter__(self) -> Span:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Literal[False]:
+        if self._token is not None:
+            _current.reset(self._token)
+            self._token = None
+        self.end(error)
+        return False
+
+    def end(self, error: BaseException | None = None) -> None:
+        """For those that are no block. Once more does nothing."""
+        if self.owner.open.pop(self.id, self) is self:
+            return
+        self.dur_ms = (time.perf_counter() - self._begun) * 1000
+        if error is not None:
+            self.attrs = {**self.attrs, **_told(error)}
+        if not self.status:
+            self.status = COMPLETED if error is None else CANCELLED if isinstance(error, asyncio.CancelledError) else ERROR
+        self.owner.keep(self)
+
+    def line(self, attrs: str, more: str = "") -> str:
+        parent = "" if self.parent is None else f',"parent":"{self.parent}"'
+        begin = f'{{"kind":"span","ts":{int(self.at * 1000 + self.dur_ms)},"trace":{_quoted(self.trace)},"span":"{self.id}"{parent}'
+        middle = f'"name":{_quoted(self.name)},"dur_ms":{self.dur_ms:.3f},"status":"{self.status}","attrs":{attrs}'
+        return f'{begin},{middle},"at":{self.at * 1000:.3f}{more}}}\n'
+
+
+class Nothing:
+    """The span of code that nobody traces."""
+
+    __slots__ = ("attrs", "status")
+
+    def __init__(self) -> None:
+        self.attrs: dict[str, Plain] = {}
+        self.status = ""
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Literal[False]:
+        return False
+
+    def end(self, error: BaseException | None = None) -> None:
+        pass
+
+
+class Event:
+    """One moment."""
+
+    __slots__ = ("at", "attrs", "name", "parent", "trace")
+
+    def __init__(self, trace: str, parent: str | None, name: str, attrs: dict[str, Plain]) -> None:
+        self.trace, self.parent, self.name, self.attrs = trace, parent, name, attrs
+        self.at = time.time()
+
+    def line(self, attrs: str, more: str = "") -> str:
+        parent = "" if self.parent is None else f',"parent":"{self.parent}"'
+        begin = f'{{"kind":"event","ts":{int(self.at * 1000)},"trace":{_quoted(self.trace)}{parent}'
+        return f'{begin},"name":{_quoted(self.name)},"attrs":{attrs},"at":{self.at * 1000:.3f}{more}}}\n'
+
+
+_current: ContextVar[Span | None] = ContextVar("eos_span", default=None)
+_phases: ContextVar[Phases | None] = ContextVar("eos_phases", default=None)
+
+
+def current() -> Span | None:
+    return _current.get()
+
+
+def span(name: str, **attrs: Plain) -> Span | Nothing:
+    """A child of the span that runs now; outside of a traced request nothing."""
+    parent = _current.get()
+    return Nothing() if parent is None else Span(parent.owner, parent.trace, parent, name, attrs)
+
+
+def event(name: str, **attrs: Plain) -> None:
+    """A moment in the span that runs now."""
+    parent = _current.get()
+    if parent is not None:
+        parent.owner.keep(Event(parent.trace, parent.id, name, attrs))
+
+
+class within:
+    """For the length of the block code runs in that span, whoever called it. It goes on afterwards; None: in no span."""
+
+    __slots__ = ("_span", "_token")
+
+    def __init__(self, span: Span | Nothing | None) -> None:
+        self._span = span if isinstance(span, Span) else None
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._span)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _current.reset(self._token)
+
+
+class Phases:
+    """Child spans one after the other, each begun by a named step of the store (`on_step`), in whatever thread that happens."""
+
+    def __init__(self, names: Mapping[str, str], first: str = "") -> None:
+        self._names, self._first = names, first
+        self._parent: Span | None = None
+        self._now: Span | None = None
+
+    def __enter__(self) -> Phases:
+        self._parent = _current.get()
+        self._token = _phases.set(self)
+        if self._first:
+            self._begin(self._first)
+        return self
+
+    def _begin(self, name: str) -> None:
+        if self._parent is not None and (self._now is None or self._now.name != name):
+            if self._now is not None:
+                self._now.end()
+            self._now = Span(self._parent.owner, self._parent.trace, self._parent, name, {})
+
+    def step(self, step: str) -> None:
+        name = self._names.get(step)
+        if name is not None:
+            self._begin(name)
+
+    def note(self, **attrs: Plain) -> None:
+        """Attributes of the phase that runs now."""
+        if self._now is not None:
+            self._now.attrs.update(attrs)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> Literal[False]:
+        _phases.reset(self._token)
+        if self._now is not None:
+            self._now.end(error)
+        return False
+
+
+PUBLISHING = {"publish.plan": "layerstack.publish.publish"}
+SQUASHING = {
+    "squash.plan": "layerstack.squash.squash.plan",
+    "squash.fold": "layerstack.squash.squash.flatten",
+    "commit.rename_metadata": "layerstack.squash.squash.commit",
+}
+
+
+def on_step(step: str) -> None:
+    """The store's `step` in an agent: durable acts mark where a phase of the request ends and the next begins."""
+    phases = _phases.get()
+    if phases is not None:
+        phases.step(step)
+
+
+def on_lease(change: str, lease: Lease) -> None:
+    """The store's leases tell here."""
+    event(f"lease.{change}", holder=lease.kind, version=lease.version, layer_count=len(lease.layer_ids))
+
+
+def _told(error: BaseException) -> dict[str, Plain]:
+    """What an error adds to its span: names, no text."""
+    if isinstance(error, OperationError):
+        return {"error": error.kind, "reason": str(error.details.get("reason") or "")[:64]}
+    return {"error": type(error).__name__[:64], "reason": str(getattr(error, "reason", "") or "")[:64]}
+
+
+class Telemetry:
+    """Where spans and events of one agent go. `request` begins a trace."""
+
+    def __init__(self, path: str | None, *, max_bytes: int = 4 << 20, max_line: int = 16384) -> None:
+        """path: the newer segment; None keeps nothing and costs nothing.
+
+        Raises:
+            OSError: the directory cannot be made.
+        """
+        self.enabled = path is not None
+        self._max_line = max_line
+        self.numbers = itertools.count(1)
+        self.open: dict[str, str | None] = {}
+        """Spans that have not ended, and their parents."""
+        self._pending: deque[Span | Event] = deque()
+        self._flushing = threading.Lock()
+        self._lost = {"dropped_storage": 0, "dropped_oversized": 0, "truncated_records": 0}
+        self._told = dict(self._lost)
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._waiting = False
+        self._thread: threading.Thread | None = None
+        self._segments = None if path is None else Segments(path, max_bytes)
+        if self._segments is not None:
+            self._go_on(self._segments.tail())
+            self._thread = threading.Thread(target=self._work, name="eos-telemetry", daemon=True)
+            self._thread.start()
+
+    @staticmethod
+    def of(settings: Settings) -> Telemetry:
+        """As the configuration says; a directory that cannot be made is told in the log and keeps nothing."""
+        if not settings.get("observability.enabled", True):
+            return Telemetry(None)
+        try:
+            return Telemetry(
+                f"{settings.runtime_dir}/observability/observability.ndjson",
+                max_bytes=settings.get("observability.max_disk_bytes", 4 << 20),
+                max_line=settings.get("observability.max_line_bytes", 16384),
+            )
+        except OSError as error:
+            log.failure("telemetry_off", error)
+            return Telemetry(None)
+
+    def _go_on(self, tail: bytes) -> None:
+        """After a restart: span numbers and counters go on where the files end."""
+        last = max((int(number) for number in _SPAN_IDS.findall(tail)), default=0)
+        self.numbers = itertools.count(last + 1)
+        for found in reversed(_COUNTERS.findall(tail)):
+            try:
+                counters = json.loads(found)
+                self._lost.update({key: int(counters[key]) for key in self._lost})
+            except (ValueError, KeyError, TypeError):
+                continue
+            self._told = dict(self._lost)
+            return
+
+    def request(self, request_id: str, name: str = DISPATCH, **attrs: Plain) -> Span | Nothing:
+        """The root span of a request."""
+        return Span(self, trace_id(request_id), None, name, attrs) if self.enabled else Nothing()
+
+    def happened(self, name: str, attrs: Mapping[str, Plain]) -> None:
+        """An event that belongs to no request; on the event loop."""
+        if self.enabled:
+            self.keep(Event(NO_REQUEST, None, name, dict(attrs)))
+
+    def keep(self, record: Span | Event) -> None:
+        if len(self._pending) >= PENDING_MAX:
+            self._lost["dropped_storage"] += 1
+            return
+        self._pending.append(record)
+        if not self._waiting:
+            self._waiting = True
+            self._wake.set()
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Records that were not kept, or not whole, since the files began."""
+        return dict(self._lost)
+
+    @property
+    def kept(self) -> int:
+        """Records that can be read."""
+        return 0 if self._segments is None else self._segments.lines + len(self._pending)
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait()
+            self._closing.wait(FLUSH_S)
+            self._wake.clear()
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits. Blocking; on return what ended before the call is in the files, or counted as lost."""
+        segments = self._segments
+        if segments is None:
+            return
+        with self._flushing:
+            self._waiting = False
+            lines: list[bytes] = []
+            while self._pending:
+                line = self._line(self._pending.popleft())
+                if line is not None:
+                    lines.append(line)
+            if lines:
+                self._lost["dropped_storage"] += len(lines) - segments.write(lines)
+
+    def _line(self, record: Span | Event) -> bytes | None:
+        attrs, more = _ENCODER.encode(record.attrs) if record.attrs else "{}", ""
+        line = record.line(attrs)
+        if len(line) > self._max_line:
+            self._lost["truncated_records"] += 1
+            attrs, more = "{}", f',"_truncated":{len(line)}'
+            line = record.line(attrs, more)
+            if len(line) > self._max_line:
+                self._lost["dropped_oversized"] += 1
+                return None
+        if self._lost != self._told:
+            longer = record.line(attrs, f'{more},"_counters":{_ENCODER.encode(self._lost)}')
+            if len(longer) <= self._max_line:
+                line, self._told = longer, dict(self._lost)
+        return line.encode()
+
+    def read(self) -> list[bytes]:
+        """The lines of all records, oldest first; blocking."""
+        if self._segments is None:
+            return []
+        self.flush()
+        return [line for data in self._segments.read() for line in data.split(b"\n") if line]
+
+    def close(self) -> None:
+        """Write what waits and stop."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(5)
+        self.flush()
+        if self._segments is not None:
+            self._segments.close()

@@ -1,0 +1,247 @@
+"""The file operations on a real directory tree, by descriptor: what a session's runner does inside the mount.
+
+No link is ever followed: each parent is opened with O_NOFOLLOW from the one above it. The module is imported by the runner before `/eos` is
+masked and uses the standard library alone; errors are OperationError as they go on the wire. `files_of_head` is the twin without a mount.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from eos_agent.files import text
+from eos_agent.files.dirfd import DIR_FLAGS, FILE_FLAGS, directory, exists, give, kind_of, lstat, open_regular, opened, parent_of, regular
+from eos_agent.files.move import PASSING, delete, move, passing_place, stat_path
+from eos_agent.files.search import Tell, search
+from eos_agent.kernel.passwd import find_account
+from eos_agent.wire.encoding import BASE64, UTF8, encoding_of, read_window
+from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
+from eos_agent.wire.workspace_path import resolve, shown
+from layerstack.kernel import tempnames
+from layerstack.model.conflict import path_json
+
+MAX_EDIT_BYTES = 4 * 1024 * 1024
+MAX_LIST_ENTRIES = 2000
+EDIT_ROUNDS = 20
+
+
+def perform_in_mount(
+    name: str, root: str, args: Mapping[str, Any], data: bytes | None = None, tell: Tell | None = None
+) -> tuple[dict[str, Any], bytes | None]:
+    """One file operation below `root`, as the caller sees it there.
+
+    Args:
+        name: read | write | edit | list | stat | delete | move | search; account: look up the `user` of a command.
+        args: the operation's checked arguments; `max_bytes` and `max_entries` carry the configured limits. A search sets a timer and limits
+            of its process: it belongs into one of its own.
+        data: the content to write.
+        tell: of a search, see there.
+    Returns:
+        The result object, and bytes that go beside it (none of the present operations has any).
+    Raises:
+        OperationError: as contract 1.2.5 to 1.2.7; any other refusal of the kernel is an OSError.
+    """
+    if name == "account":
+        return find_account(args["user"]), None
+    with opened(root, DIR_FLAGS) as root_fd:
+        operation = _OPERATIONS.get(name)
+        if operation is not None:
+            return operation(root_fd, root, args), None
+        if name == "search":
+            return search(root_fd, root, args, tell), None
+        if name == "write":
+            return _write(root_fd, root, args, data or b""), None
+    raise OperationError(OPERATION_FAILED, f"no such file operation: {name}", reason="unknown_op")
+
+
+def _read(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    path = resolve(args, root, lambda p: exists(root_fd, p))
+    with parent_of(root_fd, path) as (parent, name), open(open_regular(path, name, parent), "rb", buffering=0) as file:
+        return {**path_json(path), **read_content(file, path, args)}
+
+
+def read_content(file: IO[bytes], path: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The window of a file that file_read asks for, in its encoding."""
+    encoding, max_bytes = encoding_of(args), args.get("max_bytes", text.MAX_WINDOW_BYTES)
+    if encoding == BASE64:
+        return read_window(file, path, args["offset"], args["limit"], max_bytes)
+    found = text.read_window(file, path, args["offset"], args["limit"], max_bytes, encoding).to_json()
+    return found if encoding == UTF8 else {**found, "encoding": encoding}
+
+
+def _write(root_fd: int, root: str, args: Mapping[str, Any], content: bytes) -> dict[str, Any]:
+    path = resolve(args, root, lambda p: exists(root_fd, p))
+    with parent_of(root_fd, path, make=True) as (parent, name):
+        before = regular(path, name, parent)
+        _replace(parent, name, content, before)
+    return {"type": "create" if before is None else "update", **path_json(path), "bytes_written": len(content)}
+
+
+def _edit(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    encoding = encoding_of(args, text_only=True)
+    edits = text.parse_edits(args["edits"], encoding)
+    path = resolve(args, root, lambda p: exists(root_fd, p))
+    max_bytes = args.get("max_bytes", MAX_EDIT_BYTES)
+    with parent_of(root_fd, path) as (parent, name):
+        for _ in range(EDIT_ROUNDS):
+            with open(open_regular(path, name, parent), "rb") as file:
+                before = os.fstat(file.fileno())
+                edited = text.apply_edits(file.read(max_bytes + 1), edits, path, max_bytes, encoding)
+            if _replace(parent, name, edited.content, before, unchanged=True):
+                return edit_result(path, len(edits), edited)
+    details = {**path_json(path), "retryable": True, "hint": "something in the session rewrites it all the time"}
+    raise OperationError(
+        OPERATION_FAILED, f"{shown(path)} was changed by others {EDIT_ROUNDS} times meanwhile", details, reason="file_changed"
+    )
+
+
+def _same(one: os.stat_result, other: os.stat_result | None) -> bool:
+    """Whether the file is the one that was read, and nobody wrote to it since."""
+    return other is not None and (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) == (
+        other.st_dev,
+        other.st_ino,
+        other.st_size,
+        other.st_mtime_ns,
+    )
+
+
+def edit_result(path: str, count: int, edited: text.Edited) -> dict[str, Any]:
+    return {
+        "type": "edit",
+        **path_json(path),
+        "edits_applied": count,
+        "replacements": edited.replacements,
+        "bytes_written": len(edited.content),
+    }
+
+
+def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | None, *, unchanged: bool = False) -> bool:
+    """Make `name` hold `content` in one step: readers see the old file or the new one, whole.
+
+    With `unchanged` nothing is done, and False is the answer, when the file is not as it was `before` any more; rename(2) cannot ask that,
+    so what is written in the last microseconds is not seen.
+
+    It is written without a name and linked; only to take the place of another it gets a passing name first (`layerstack.kernel.tempnames`). Mode and owner of the
+    file before stay; a new one has mode 0644 and the owner of its directory.
+    """
+    mode = 0o644 if before is None else stat.S_IMODE(before.st_mode)
+    with contextlib.ExitStack() as undo:
+        try:
+            fd, aside_fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=dir_fd), -1
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+                raise
+            aside_fd = undo.enter_context(passing_place(dir_fd))
+            fd = os.open(PASSING, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=aside_fd)
+        undo.callback(os.close, fd)
+        temporary = PASSING
+        _write_all(fd, content)
+        give(fd, os.fstat(dir_fd) if before is None else before)
+        os.fchmod(fd, mode)
+        if before is not None:
+            _carry_xattrs(dir_fd, name, fd)
+        if aside_fd < 0:
+            if before is None:
+                try:
+                    _link(fd, name, dir_fd)
+                    return True
+                except FileExistsError:
+                    pass  # somebody made it since: replace that
+            aside_fd, temporary = dir_fd, tempnames.file_name(os.fstat(fd).st_mtime_ns)
+            _link(fd, temporary, dir_fd)
+            undo.callback(_unlink, temporary, dir_fd)
+        if unchanged and before is not None and not _same(before, lstat(name, dir_fd)):
+            return False
+        os.rename(temporary, name, src_dir_fd=aside_fd, dst_dir_fd=dir_fd)
+        return True
+
+
+def _link(fd: int, name: str, dir_fd: int) -> None:
+    os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=dir_fd, follow_symlinks=True)
+
+
+def _unlink(name: str, dir_fd: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=dir_fd)
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _carry_xattrs(dir_fd: int, name: str, fd: int) -> None:
+    """Access lists and user attributes of the file before; what cannot be set here is left, as an editor would."""
+    try:
+        with opened(name, FILE_FLAGS, dir_fd) as old:
+            for key in os.listxattr(old):
+                if key.startswith(("user.", "system.posix_acl")):
+                    os.setxattr(fd, key, os.getxattr(old, key))
+    except OSError:
+        return
+
+
+def list_limit(args: Mapping[str, Any]) -> int:
+    """The number of entries that the caller may get: `limit`, within the configured roof."""
+    roof: int = args.get("max_entries", MAX_LIST_ENTRIES)
+    limit: int = args.get("limit", roof)
+    return min(limit, roof)
+
+
+def list_after(args: Mapping[str, Any]) -> bytes:
+    """The name that the listing goes on after, from the cursor of the page before; none is after b""."""
+    try:
+        name = base64.b64decode((args.get("cursor") or "").encode(), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        message = "cursor is not one that file_list gave"
+        raise OperationError(INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor") from None
+    return name
+
+
+def list_page(path: str, entries: list[dict[str, Any]], last: bytes | None) -> dict[str, Any]:
+    """The result of file_list; `last` is the name of the last entry when there are more."""
+    more = {} if last is None else {"next": base64.urlsafe_b64encode(last).decode("ascii")}
+    return {**path_json(path), "entries": entries, "truncated": last is not None, **more}
+
+
+def list_entry(directory: str, name: str, kind: str, size: int | None) -> dict[str, Any]:
+    """One row of a listing; a name that is not UTF-8 has the whole path in `path_b64` beside it."""
+    entry: dict[str, Any] = {"name": shown(name), "kind": kind, "size": size if kind == "file" else None}
+    raw = os.fsencode(name)
+    if entry["name"].encode() != raw:
+        entry["path_b64"] = base64.b64encode(os.fsencode(directory + "/" if directory else "") + raw).decode("ascii")
+    return entry
+
+
+def _list(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    path = resolve(args, root, lambda p: exists(root_fd, p), allow_root=True)
+    limit, after = list_limit(args), list_after(args)
+    with directory(root_fd, path) as fd:
+        with os.scandir(fd) as scan:
+            names = sorted(raw for entry in scan if (raw := os.fsencode(entry.name)) > after)
+        entries: list[dict[str, Any]] = []
+        for raw in names[:limit]:
+            name = os.fsdecode(raw)
+            found = lstat(name, fd)
+            if found is None:
+                continue
+            kind = {"Directory": "directory", "Symlink": "symlink", "File": "file"}.get(kind_of(found.st_mode), "other")
+            entries.append(list_entry(path, name, kind, found.st_size))
+    return list_page(path, entries, names[limit - 1] if len(names) > limit else None)
+
+
+_OPERATIONS: dict[str, Callable[[int, str, Mapping[str, Any]], dict[str, Any]]] = {
+    "read": _read,
+    "edit": _edit,
+    "list": _list,
+    "stat": stat_path,
+    "delete": delete,
+    "move": move,
+}

@@ -1,0 +1,312 @@
+"""Windows and edits of a text file, byte for byte: the same rules with and without a session; pure, standard library only."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import time
+from collections.abc import Sequence
+from typing import IO, Any, NamedTuple
+
+from eos_agent.wire.encoding import LATIN1, UTF8
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
+from eos_agent.wire.workspace_path import shown
+
+MAX_WINDOW_LINES = 2000
+MAX_WINDOW_BYTES = 262144
+CHUNK = 1 << 20
+SCAN_S = 20.0
+"""Longest time for one pass over a file: a sparse file of some TiB would hold up everything else of its session for hours."""
+BOM = b"\xef\xbb\xbf"
+_DECODERS = {encoding: codecs.getincrementaldecoder(encoding) for encoding in (UTF8, LATIN1)}
+"""Looked up now: a codec is a module, and where a session reads a file no module can be opened any more."""
+
+
+def not_utf8(path: str) -> OperationError:
+    hint = "encoding base64 reads and writes its bytes; encoding latin-1 reads and edits it bytewise, a character for each byte"
+    details = {"path": shown(path), "hint": hint}
+    return OperationError(INVALID_REQUEST, f"file is not valid UTF-8: {shown(path)}", details, reason="not_utf8")
+
+
+class Window(NamedTuple):
+    """Lines [start_line, start_line + num_lines) of a text, counted from 1, without BOM and with LF ends."""
+
+    content: str
+    start_line: int
+    num_lines: int
+    total_lines: int
+    total_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        after = self.start_line + self.num_lines
+        more = self.num_lines > 0 and after <= self.total_lines
+        return {
+            "content": self.content,
+            "start_line": self.start_line,
+            "num_lines": self.num_lines,
+            "total_lines": self.total_lines,
+            "bytes_read": len(self.content.encode()),
+            "total_bytes": self.total_bytes,
+            "next_offset": after if more else None,
+            "truncated": more,
+        }
+
+
+def read_window(
+    file: IO[bytes],
+    path: str,
+    offset: int,
+    limit: int,
+    max_bytes: int = MAX_WINDOW_BYTES,
+    encoding: str = UTF8,
+    max_lines: int = MAX_WINDOW_LINES,
+) -> Window:
+    """Read lines from `offset` (from 1; 0 is 1), at most `limit`. In latin-1 a byte order mark is three characters like any others.
+
+    Raises:
+        OperationError: invalid_request; `limit` is over `max_lines`, the file is not UTF-8 (where that is the encoding), the window is
+            larger than `max_bytes`, or the file is not read through within SCAN_S.
+    Cost: one pass over the file in chunks of 1 MiB; memory for the window alone.
+    """
+    if limit > max_lines:
+        details = {"argument": "limit", "value": limit, "maximum": max_lines}
+        raise OperationError(INVALID_REQUEST, f"limit of file_read must be at most {max_lines} lines", details, reason="out_of_bounds")
+    offset = max(1, offset)
+    first, last = offset - 1, offset - 1 + limit  # the window in line numbers from 0, the second one excluded
+    check = _DECODERS[encoding]()
+    window = bytearray()
+    line = total = 0  # number of the line that the next byte belongs to; bytes seen
+    ended = True  # the last byte was a line end
+    roof = 2 * max_bytes + 4  # CR bytes are not counted against the limit, and there are at most as many as others
+    deadline = time.monotonic() + SCAN_S
+    while chunk := file.read(CHUNK):
+        if time.monotonic() > deadline:
+            raise _too_long(path, total)
+        try:
+            check.decode(chunk)
+        except UnicodeDecodeError:
+            raise not_utf8(path) from None
+        if total == 0 and encoding == UTF8 and chunk.startswith(BOM):
+            total, chunk = 3, chunk[3:]
+        total += len(chunk)
+        ended = chunk.endswith(b"\n") if chunk else ended
+        lines = chunk.count(b"\n")
+        if line < last and line + lines >= first:
+            start, end = _skip(chunk, first - line), _skip(chunk, last - line)
+            window += chunk[start:end]
+            if len(window) > roof:
+                raise _too_large(path, max_bytes)
+        line += lines
+    try:
+        check.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
+    total_lines = line + (0 if ended else 1)
+    text = window.decode(encoding).replace("\r\n", "\n")
+    if text.endswith("\n"):
+        text = text[:-1]
+    count = max(0, min(last, total_lines) - first)
+    if len(text.encode()) > max_bytes:
+        raise _too_large(path, max_bytes)
+    return Window(text, offset, count, total_lines, total)
+
+
+def _skip(chunk: bytes, lines: int) -> int:
+    """Index in `chunk` after that many line ends; its length when there are fewer."""
+    at = 0
+    for _ in range(lines):
+        at = chunk.find(b"\n", at) + 1
+        if at == 0:
+            return len(chunk)
+    return at
+
+
+def _too_large(path: str, max_bytes: int) -> OperationError:
+    return OperationError(
+        INVALID_REQUEST,
+        f"selected read output exceeds the maximum of {max_bytes} bytes: {shown(path)}",
+        {"path": shown(path), "max_output_bytes": max_bytes, "hint": "ask for fewer lines with `limit`"},
+        reason="window_too_large",
+    )
+
+
+def _too_long(path: str, read_bytes: int) -> OperationError:
+    return OperationError(
+        INVALID_REQUEST,
+        f"file is too large to count its lines: {read_bytes} bytes of {shown(path)} were read within {SCAN_S:g} s",
+        {"path": shown(path), "read_bytes": read_bytes, "hint": "read a part of it with a command, such as tail -c or dd"},
+        reason="file_too_large",
+    )
+
+
+class Edit(NamedTuple):
+    old: str
+    new: str
+    replace_all: bool
+
+
+def parse_edits(value: Any, encoding: str = UTF8) -> list[Edit]:
+    """The `edits` of a request: an array of {old_string, new_string, replace_all?}, or a JSON string that holds one.
+
+    Raises:
+        OperationError: invalid_request that names `edits[i].member`; also for a character that `encoding` has no byte for.
+    """
+
+    def bad(where: str, why: str, index: int | None = None) -> OperationError:
+        details: dict[str, Any] = {"argument": where}
+        if index is not None:
+            details["index"] = index
+        return OperationError(INVALID_REQUEST, f"{where} {why}", details, reason="invalid_edits")
+
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise bad("edits", "must be a JSON array") from None
+    if not isinstance(value, list):
+        raise bad("edits", "must be an array")
+    items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+    if not items:
+        raise bad("edits", "must not be empty")
+    edits: list[Edit] = []
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise bad(f"edits[{index}]", "must be an object", index)
+        members: dict[str, Any] = item  # pyright: ignore[reportUnknownVariableType]
+        for member in ("old_string", "new_string"):
+            if not isinstance(members.get(member), str):
+                raise bad(f"edits[{index}].{member}", "must be a string", index)
+        replace_all = members.get("replace_all", False)
+        if not isinstance(replace_all, bool):
+            raise bad(f"edits[{index}].replace_all", "must be a boolean", index)
+        old, new = (members[member].replace("\r\n", "\n") for member in ("old_string", "new_string"))
+        if not old:
+            raise bad(f"edits[{index}].old_string", "must be non-empty", index)
+        if old == new:
+            details = {"argument": f"edits[{index}].new_string", "index": index}
+            message = f"edit made no changes: edits[{index}].old_string equals new_string"
+            raise OperationError(INVALID_REQUEST, message, details, reason="edit_no_change")
+        for member in ("old_string", "new_string"):
+            try:
+                members[member].encode(encoding)
+            except UnicodeEncodeError:
+                why = "is not valid Unicode" if encoding == UTF8 else f"has a character that {encoding} has no byte for"
+                raise bad(f"edits[{index}].{member}", why, index) from None
+        edits.append(Edit(old, new, replace_all))
+    return edits
+
+
+class Edited(NamedTuple):
+    content: bytes
+    replacements: int
+
+
+def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, encoding: str = UTF8) -> Edited:
+    """`raw` after all edits in order. Only what an edit names changes: BOM and every other line end stay.
+
+    Edits match text with LF ends; a line end that an edit brings takes the ending of the line that it replaces or divides; between lines, of the one before.
+    Raises:
+        OperationError: invalid_request; too large, not UTF-8, no match, several matches without `replace_all`, no net change.
+    """
+    name = shown(path)
+    if len(raw) > max_bytes:
+        raise _edit_too_large(name, len(raw), max_bytes)
+    try:
+        whole = raw.decode(encoding)
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
+    bom, whole = ("\ufeff", whole[1:]) if whole.startswith("\ufeff") else ("", whole)  # in latin-1 no character is that
+    text = _Lines(whole)
+    replacements = 0
+    for index, edit in enumerate(edits):
+        snippet = edit.old[:60]
+        details = {"path": name, "index": index}
+        count = text.text.count(edit.old)
+        if count == 0:
+            raise OperationError(INVALID_REQUEST, f"string to replace not found in {name}: {snippet}", details, reason="edit_not_found")
+        if count > 1 and not edit.replace_all:
+            raise OperationError(
+                INVALID_REQUEST,
+                f"found {count} matches for edit in {name} but replace_all is false: {snippet}",
+                {**details, "matches": count, "hint": "give more of the surrounding text, or set replace_all"},
+                reason="edit_ambiguous",
+            )
+        text.replace(edit.old, edit.new)
+        if len(text.text) > max_bytes:
+            raise _edit_too_large(name, len(text.text), max_bytes)
+        replacements += count
+    content = (bom + text.joined()).encode(encoding)
+    if content == raw:
+        raise OperationError(INVALID_REQUEST, f"edit made no changes to {name}", {"path": name}, reason="edit_no_change")
+    if len(content) > max_bytes:
+        raise _edit_too_large(name, len(content), max_bytes)
+    return Edited(content, replacements)
+
+
+def _edit_too_large(name: str, size: int, max_bytes: int) -> OperationError:
+    return OperationError(
+        INVALID_REQUEST,
+        f"file is too large to edit: {name} has {size} bytes, at most {max_bytes} are edited",
+        {"path": name, "size_bytes": size, "max_edit_bytes": max_bytes},
+        reason="edit_too_large",
+    )
+
+
+class _Lines:
+    """A text with LF ends, and beside it which of its ends are CRLF in the file."""
+
+    def __init__(self, whole: str) -> None:
+        self.text = whole.replace("\r\n", "\n")
+        self.crlf: list[bool] | None = None  # None: no line of the file ends with CRLF
+        if len(self.text) != len(whole):
+            lines = whole.split("\n")
+            self.crlf = [line.endswith("\r") for line in lines[:-1]]
+
+    def replace(self, old: str, new: str) -> None:
+        """Every occurrence, left to right."""
+        if self.crlf is None:
+            self.text = self.text.replace(old, new)
+            return
+        prefix = _common(old, new)
+        suffix = _common(old[prefix:][::-1], new[prefix:][::-1])
+        gone = old[prefix : len(old) - suffix].count("\n")
+        added = new[prefix : len(new) - suffix].count("\n")
+        ends: list[bool] = []
+        pieces: list[str] = []
+        at = seen = 0
+        while (found := self.text.find(old, at)) >= 0:
+            before = seen + self.text.count("\n", at, found + prefix)
+            ends += self.crlf[seen:before]
+            replaced = self.crlf[before : before + gone]
+            if gone == added:
+                ends += replaced
+            else:
+                own, above = self.crlf[before : before + 1], self.crlf[max(0, before - 1) : before]
+                between = prefix + suffix == len(old) and self.text[found + prefix - 1 : found + prefix] == "\n"  # no line is divided
+                neighbour = replaced or (above or own if between else own or above)
+                ends += [neighbour[0] if neighbour else True] * added
+            seen = before + gone
+            pieces += (self.text[at:found], new)
+            at = found + len(old)
+            # what the common suffix holds is copied with the text that follows
+            ends += self.crlf[seen : seen + old[len(old) - suffix :].count("\n")]
+            seen += old[len(old) - suffix :].count("\n")
+        ends += self.crlf[seen:]
+        pieces.append(self.text[at:])
+        self.text, self.crlf = "".join(pieces), ends
+
+    def joined(self) -> str:
+        if self.crlf is None:
+            return self.text
+        lines = self.text.split("\n")
+        return "".join(line + ("\r\n" if crlf else "\n") for line, crlf in zip(lines, self.crlf, strict=False)) + lines[-1]
+
+
+def _common(a: str, b: str) -> int:
+    """Length of the common prefix."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count

@@ -1,0 +1,92 @@
+"""The environment of a command: the image's own plus the container's plus the caller's; never the agent's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from eos_agent.base.settings import Settings
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
+
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy")
+ALLOWED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", *PROXIES)
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+GIT_CONFIG = (("safe.directory", "*"), ("core.checkStat", "minimal"), ("gc.autoDetach", "false"), ("maintenance.autoDetach", "false"))
+"""The files of a base belong to whoever made it, and git would refuse them all. They have the times and sizes that git's index knows, and other inodes:
+without `minimal` git reads each of them at every status, since it may not write the index then (GIT_OPTIONAL_LOCKS). A gc in the background would be
+ended in its midst, with the session of the command that started it."""
+_COUNT, _KEY, _VALUE = "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_"
+_COUNT_DIGITS = 4
+
+
+def base_environment(settings: Settings) -> dict[str, str]:
+    """What every command of the sandbox starts from.
+
+    Docker: the image's variables and `container_env`. Local, or with `runtime.command.environment: allow_list`: of the image's (the
+    caller's) variables only the allow-list. PATH has a default, HOME is root's where nobody says otherwise.
+    """
+    image = dict(item.split("=", 1) for item in settings.image_env if "=" in item)
+    if settings.local or settings.get("runtime.command.environment", "image") == "allow_list":
+        image = {key: value for key, value in image.items() if key in ALLOWED}
+    found = {**image, **settings.container_env}
+    if settings.path:
+        found["PATH"] = _visible(settings.path, (*settings.hidden_paths, *settings.private_dirs))
+    found.setdefault("PATH", DEFAULT_PATH)
+    found.setdefault("HOME", "/root")
+    found.setdefault("USER", "root")
+    found.setdefault("PAGER", "cat")
+    found.setdefault("GIT_PAGER", "cat")
+    found["GIT_OPTIONAL_LOCKS"] = "0"
+    found["EOS_WORKSPACE"] = settings.workspace_root
+    return with_git_config(found)
+
+
+def with_git_config(environment: dict[str, str]) -> dict[str, str]:
+    """GIT_CONFIG added behind what is configured so already. A key that is there keeps its value, and a count that is none stays as it is: git says so."""
+    text = environment.get(_COUNT) or "0"
+    if not (text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS):
+        return environment
+    count = int(text)
+    known = {environment.get(f"{_KEY}{number}", "").lower() for number in range(count)}
+    found = dict(environment)
+    for key, value in GIT_CONFIG:
+        if key.lower() not in known:
+            found.update({f"{_KEY}{count}": key, f"{_VALUE}{count}": value})
+            count += 1
+    found[_COUNT] = str(count)
+    return found
+
+
+def _visible(path: str, hidden: Sequence[str]) -> str:
+    def shows(entry: str) -> bool:
+        return os.path.isabs(entry) and not any(entry == folder or entry.startswith(folder.rstrip("/") + "/") for folder in hidden)
+
+    return ":".join(entry for entry in path.split(":") if shows(entry)) or DEFAULT_PATH
+
+
+def parse_env(items: Sequence[object]) -> dict[str, str]:
+    """The `env` argument, an array of "NAME=value".
+
+    Raises:
+        OperationError: invalid_request that names the item.
+    """
+    found: dict[str, str] = {}
+    for index, item in enumerate(items):
+        name, equals, value = item.partition("=") if isinstance(item, str) else ("", "", "")
+        if not name or not equals or "\0" in value or "\0" in name:
+            raise OperationError(
+                INVALID_REQUEST, f'env[{index}] must be a string "NAME=value"', {"argument": f"env[{index}]"}, reason="invalid_env"
+            )
+        found[name] = value
+    return found
+
+
+def command_environment(base: dict[str, str], extra: dict[str, str], *, tty: bool) -> dict[str, str]:
+    """`base` and what the caller adds; a terminal has a TERM."""
+    found = {**base, **extra}
+    if _COUNT in extra:
+        found = with_git_config(found)
+    if tty:
+        found.setdefault("TERM", "xterm-256color")
+    return found

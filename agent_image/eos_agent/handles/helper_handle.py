@@ -1,0 +1,86 @@
+"""The agent's side of a session's helper for file operations (helper.py): made when one comes, closed when none has come for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from eos_agent.ipc import frames
+from eos_agent.ipc.frame_socket import Link
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+
+IDLE_S = 10.0
+"""After so long without a file operation the helper ends: it keeps some 2 MB."""
+
+Ask = Callable[[dict[str, Any], list[int]], Awaitable[None]]
+"""Sends one frame with descriptors to the zygote."""
+
+
+class FileHelper:
+    """One helper that lives. `pending` holds the replies that are awaited from it, by the number of their request."""
+
+    def __init__(self, sock: socket.socket, on_reply: Callable[[frames.Frame], None], on_end: Callable[[], None]) -> None:
+        self.pending: dict[int, asyncio.Future[frames.Frame]] = {}
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.link = Link(sock, self._on_frame, self._ended)
+        self.over = False
+        self._on_reply, self._on_end = on_reply, on_end
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, number: int, reply: asyncio.Future[frames.Frame]) -> None:
+        """A request is on its way."""
+        self.pending[number] = reply
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def leave(self, number: int) -> None:
+        """It is over, whatever became of it."""
+        self.pending.pop(number, None)
+        if not self.pending and not self.over and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.close)
+
+    def close(self) -> None:
+        """End it; what is awaited from it fails."""
+        self.link.close()
+        self._ended()
+
+    def _on_frame(self, frame: frames.Frame) -> None:
+        event = frame.message.get("event")
+        if event is None:
+            self._on_reply(frame)
+            return
+        for fd in frame.fds:
+            os.close(fd)
+        if not self.ready.done():
+            if event == "ready":
+                self.ready.set_result(None)
+            else:
+                self.ready.set_exception(not_made(f"at {frame.message['step']}: {frame.message['message']}"))
+
+    def _ended(self) -> None:
+        if self.over:
+            return
+        self.over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.ready.done():
+            self.ready.set_exception(not_made("it ended before it was ready"))
+        if not self.ready.cancelled():
+            self.ready.exception()  # somebody may not await it any more
+        for reply in self.pending.values():
+            if not reply.done():
+                error = OperationError(
+                    OPERATION_FAILED, "file operation: its process was killed", {"retryable": True}, reason="operation_killed"
+                )
+                reply.set_exception(error)
+        self._on_end()
+
+
+def not_made(why: str) -> OperationError:
+    """The refusal of a file operation for which no helper could be made."""
+    message = f"the process for file operations of this session could not be made: {why}"
+    return OperationError(OPERATION_FAILED, message, {"retryable": True}, reason="no_file_helper")

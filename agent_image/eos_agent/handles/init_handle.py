@@ -1,0 +1,475 @@
+"""One session's pid 1, seen from the agent: ask it, hear from it, kill it, know when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from eos_agent.handles import dial
+from eos_agent.handles.helper_handle import Ask, FileHelper, not_made
+from eos_agent.handles.init_errors import refusal
+from eos_agent.ipc import frames
+from eos_agent.ipc.frame_socket import Link
+from eos_agent.kernel.cgroups import NONE
+from eos_agent.kernel.inotify_limit import INSTANCES, Guard
+from eos_agent.kernel.procfs import tree_of
+from eos_agent.kernel.session_cgroup import SessionGroup
+from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
+
+FORCE_AFTER_S = 0.4
+"""A tree that the runner has not killed after so long, SIGTERM and its grace included, is killed from outside of the session."""
+
+
+ANSWER_S = 60.0
+"""A runner that has not answered for so long, while nobody made it stand still, is killed: what waits for it would wait for ever."""
+
+
+class SessionSpec(NamedTuple):
+    """One session: network "shared" or "isolated" (own network namespace, network.py), rootfs_mode "shared" or "read_only"."""
+
+    session_id: str
+    network: str = "shared"
+    rootfs_mode: str = "shared"
+
+
+class Spawned(NamedTuple):
+    """A command that runs. pid counts in the session's pid namespace; fds ("tty" | "stdin", "stdout", "stderr") belong to the caller."""
+
+    pid: int
+    fds: dict[str, int]
+
+
+class Runner:
+    """One session's pid 1, seen from the agent.
+
+    `on_event` is called from the loop with {"event": "leader_exit", "key", "status": a wait status}, {"event": "waiting_on", "key",
+    "processes": [{"pid", "name"}]} (the leader is gone, these of its group live) and {"event": "group_gone", "key", "left_behind":
+    [{"pid", "name"}]}. The events of a command may come before the await of its spawn returns: know its key first.
+    `native`: it is the one of init.c, and file operations go to a helper. `namespaces` are the names of its pid and mnt namespace, as /proc/PID/ns shows them. `address` is that of an isolated session in its network, None for a shared one and where there is a loopback only.
+    """
+
+    def __init__(self, spec: SessionSpec, sock: socket.socket, ask: Ask) -> None:
+        """ask: how to reach the zygote."""
+        loop = asyncio.get_running_loop()
+        self.spec = spec
+        self.pid = 0
+        self.address: str | None = None
+        self.namespaces: dict[str, str] = {}
+        self.group = SessionGroup(NONE, "")
+        self.gone: asyncio.Future[str] = loop.create_future()
+        self.answer_s = ANSWER_S
+        self.stuck = False  # it did not answer for `answer_s`, and was killed for that
+        self.on_event: Callable[[dict[str, Any]], None] | None = None
+        self.alone = True  # as its pid 1 said when the last command ended: nothing lives beside it
+        self.before_a_command: Callable[[], Awaitable[None]] | None = None
+        self.native = False
+        self._ask = ask
+        self._helper: FileHelper | None = None
+        self._helper_turn = asyncio.Lock()
+        self._pidfd = -1
+        self._guard: Guard | None = None
+        self.inotify_most = INSTANCES
+        self._abandoned = False
+        self._born: dict[str, tuple[int, int]] = {}  # mark and pid of each command that may have to be killed
+        self._environment: dict[str, str] | None = None  # that the runner remembers for sure
+        self._environments = 0  # that it was told
+        self._cloned: asyncio.Future[None] = loop.create_future()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._waiting: dict[int, asyncio.Future[frames.Frame]] = {}
+        self._last_id = 0
+        self._link = Link(sock, self._on_frame, self._on_end)
+
+    async def spawn(
+        self, key: str, *, argv: list[str], env: dict[str, str], cwd: str, tty: bool, split: bool, stdin: bool, uid: int | None = None
+    ) -> Spawned:
+        """Start a command as the leader of its own session and process group.
+
+        cwd is absolute or relative to the workspace. With tty a pseudo-terminal is its standard input, output and error; without, pipes:
+        one for both outputs unless `split`, and /dev/null as input unless `stdin`. The descriptors returned are non-blocking.
+
+        Raises:
+            OperationError: operation_failed with reason cwd_not_found, exec_failed or session_lost.
+        """
+        if self.before_a_command is not None:
+            await self.before_a_command()
+        message: dict[str, Any] = {
+            "op": "spawn",
+            "key": key,
+            "argv": argv,
+            "env": None,
+            "cwd": cwd,
+            "tty": tty,
+            "split": split,
+            "stdin": stdin,
+            "uid": uid,
+        }
+        if env != self._environment:  # else it is the last one that the runner was told
+            message["env"], self._environment = env, None
+            self._environments += 1
+        turn = self._environments
+        self._born[key] = (0, 0)
+        self.alone = False
+        try:
+            frame = await self._call(message)
+        except BaseException as error:
+            self._born.pop(key, None)
+            most = self.group.limits()["pids_max"]
+            if most is not None and isinstance(error, OperationError) and error.details.get("errno") == "EAGAIN":
+                error.details["hint"] = f"the session has all of the {most} processes that it may have; cancel or signal a command of it"
+            raise
+        if turn == self._environments:
+            self._environment = env
+        if key in self._born:  # else it has ended already
+            self._born[key] = (int(frame.message["mark"]), int(frame.message["pid"]))
+        return Spawned(int(frame.message["pid"]), dict(zip(frame.message["fds"], frame.fds, strict=True)))
+
+    async def which_shell(self) -> list[str] | None:
+        """The argv before the command text: bash without start-up files, else sh, else None."""
+        found = (await self._call({"op": "which_shell"})).message["argv"]
+        return None if found is None else [str(a) for a in found]
+
+    async def ping(self, helper: FileHelper | None = None) -> None:
+        """Have it answer. It is killed like in any other call if it does not; that it died is nobody's error here."""
+        with contextlib.suppress(OperationError):
+            await self._call({"op": "ping"}, helper=helper)
+
+    async def signal(self, key: str, signum: int) -> bool:
+        """Send a signal to the process group of a command; False when it is gone."""
+        return bool((await self._call({"op": "signal", "key": key, "signum": signum})).message["sent"])
+
+    async def kill_tree(self, key: str) -> None:
+        """SIGTERM, 100 ms, SIGKILL to all that descends from a command, also what left its group; returns when nothing of it lives.
+
+        The runner does it; where that takes too long, because the tree forks as fast as it is killed or leaves the runner no processor, all of
+        the session is frozen and the tree killed from here.
+        """
+        kill = asyncio.ensure_future(self._call({"op": "kill_tree", "key": key}, patient=True))
+        try:
+            mark, pid = self._born.get(key, (0, 0))
+            while self.group.can_freeze and (mark or pid):
+                if (await asyncio.wait([kill], timeout=FORCE_AFTER_S))[0]:
+                    break
+                with contextlib.suppress(OSError, OperationError):  # it is gone, or something in it cannot stand still: the runner goes on
+                    await self.group.kill_command(mark, pid)
+            await kill
+        finally:
+            kill.cancel()
+
+    async def end(self, grace_s: float, *, thaw: bool = False) -> None:
+        """The end of the session: SIGTERM to all that lives in it, up to `grace_s` for that to end, then as `terminate`. Where nothing was left
+        behind nobody is asked. thaw: it was frozen, and stays so if there is nobody to ask.
+        """
+        try:
+            if grace_s > 0 and (self._born or not self.alone) and not self.gone.done():
+                if thaw and self.group.can_freeze:
+                    self.group.thaw()
+                with contextlib.suppress(OperationError, TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        await self._call({"op": "end"}, patient=True)
+        finally:
+            await self.terminate()
+
+    async def file_op(
+        self, name: str, args: dict[str, Any], data: bytes | None = None, *, aside: bool = False, limit_s: float | None = None
+    ) -> tuple[dict[str, Any], bytes | None]:
+        """Run eos_agent.files.mounted.perform_in_mount inside the mount. Its errors come back as OperationError.
+
+        With `aside` in a child of the runner, which goes on with all else; it is killed after `limit_s`. Beside the native pid 1 all of it is
+        the business of a helper, which is made now when there is none.
+        """
+        message: dict[str, Any] = {"op": "file", "name": name, "args": args}
+        if aside:
+            message.update(aside=True, limit_s=limit_s)
+        helper = await self._file_helper() if self.native else None
+        frame = await self._call(message, data, patient=aside, helper=helper)
+        return frame.message["result"], frame.data
+
+    async def _file_helper(self) -> FileHelper:
+        """The one that there is, or a new one.
+
+        Raises:
+            OperationError: session_lost; operation_failed, reason no_file_helper.
+        """
+        async with self._helper_turn:
+            helper = self._helper
+            if helper is not None and not helper.over:
+                return helper
+            frame = await self._call({"op": "namespaces"})
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            helper = self._helper = FileHelper(ours, self._on_frame, lambda: None)
+            try:
+                await self._ask({"op": "help", "pid": self.pid}, [theirs.fileno(), *frame.fds])
+            except OSError as error:
+                helper.close()
+                raise not_made(str(error)) from None
+            finally:
+                theirs.close()
+                for fd in frame.fds:
+                    os.close(fd)
+            try:
+                async with asyncio.timeout(self.answer_s):
+                    await asyncio.shield(helper.ready)
+            except BaseException as error:
+                helper.close()
+                if self.gone.done():
+                    raise _lost(self.spec.session_id) from None
+                if isinstance(error, TimeoutError):
+                    raise not_made(f"not ready after {self.answer_s:g} s") from None
+                raise
+            return helper
+
+    async def processes(self) -> list[dict[str, Any]]:
+        """Whatever lives in the session beside its pid 1: `pid`, `name`."""
+        return list((await self._call({"op": "processes"})).message["processes"])
+
+    async def connect(self, port: int, *, timeout_s: float = 10.0) -> int:
+        """A non-blocking stream to a server in the session's network, on its loopback or at its address; the descriptor is the caller's.
+
+        The runner only makes the sockets, which are of its network whoever connects them, so that no server makes it wait.
+
+        Raises:
+            OperationError: operation_failed, reason connect_failed, connect_timed_out, session_lost.
+        """
+        addresses = [dial.LOOPBACK, dial.LOOPBACK_6, *([self.address] if self.address else [])]
+        frame = await self._call({"op": "sockets", "families": [dial.family_of(address) for address in addresses]})
+        pairs = [(address, family) for address, family in zip(addresses, frame.message["families"], strict=True) if family >= 0]
+        sockets = [(address, socket.socket(fileno=fd)) for (address, _), fd in zip(pairs, frame.fds, strict=True)]
+        return (await dial.first_that_answers(sockets, port, timeout_s=timeout_s, where="the session")).detach()
+
+    async def freeze(self) -> None:
+        """Stop every process of the session; returns when all are stopped. With a cgroup the runner too: it answers after `thaw`."""
+        if self.gone.done():
+            raise _lost(self.spec.session_id)
+        if self.group.can_freeze:
+            await self.group.freeze()
+        else:
+            await self._call({"op": "freeze"})
+
+    async def thaw(self) -> None:
+        """Continue what `freeze` stopped; a process that was stopped before stays so."""
+        if self.group.can_freeze:
+            self.group.thaw()
+        else:
+            await self._call({"op": "thaw"})
+
+    async def terminate(self) -> None:
+        """SIGKILL pid 1, and so the whole pid namespace; returns when it was reaped. Harmless when it is gone already."""
+        self._kill()
+        await asyncio.shield(self.gone)
+
+    async def _call(
+        self, message: dict[str, Any], data: bytes | None = None, *, patient: bool = False, helper: FileHelper | None = None
+    ) -> frames.Frame:
+        """Ask and wait for the answer.
+
+        Args:
+            patient: the answer may take as long as it takes: the runner works on others meanwhile, and must show that it does.
+            helper: who is asked instead of it.
+        Raises:
+            OperationError: what the runner says; session_lost, also when it is killed because it does not answer (`stuck`).
+        """
+        if self.gone.done():
+            raise _lost(self.spec.session_id)
+        self._last_id += 1
+        number = self._last_id
+        reply: asyncio.Future[frames.Frame] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
+        watch = _Watch(self, reply, patient, helper)
+        link = self._link
+        if helper is not None:
+            helper.take(number, reply)
+            link = helper.link
+        try:
+            await link.send({**message, "id": number}, data)
+            frame = await reply  # when cancelled, the reply that still comes is dropped in _on_frame
+        except OSError:
+            if helper is not None and not self.gone.done():
+                raise not_made("it has just ended") from None
+            raise _lost(self.spec.session_id) from None
+        finally:
+            self._waiting.pop(number, None)
+            watch.end()
+            if helper is not None:
+                helper.leave(number)
+        if "refused" in frame.message:
+            raise refusal(message, frame.message)
+        error = frame.message.get("error")
+        if error is not None:
+            if error["kind"] == INTERNAL_ERROR:  # a bug of ours, told from there: its text is for the log alone
+                raise RuntimeError(f"{message['op']} in the runner: {error['details']}")
+            raise OperationError(error["kind"], error["message"], error["details"])
+        return frame
+
+    def _on_frame(self, frame: frames.Frame) -> None:
+        message = frame.message
+        number = message.get("id")
+        if number is not None:
+            reply = self._waiting.pop(number, None)
+            if reply is not None and not reply.done():
+                reply.set_result(frame)
+            else:
+                for fd in frame.fds:
+                    os.close(fd)
+            return
+        event = message.get("event")
+        if event == "inotify":
+            (fd,) = frame.fds
+            self._guard = Guard(fd, self.inotify_most, lambda: list(tree_of(self.pid)) if self.pid else [])
+            return
+        for fd in frame.fds:
+            os.close(fd)
+        if event == "ready":
+            self.address = message["address"]
+            self.native = message.get("init") == "native"
+            self.namespaces = message["namespaces"]
+            if not self._ready.done():
+                self._ready.set_result(None)
+        elif event == "failed":
+            if not self._ready.done():
+                self._ready.set_exception(setup_failed(self.spec, message["step"], message["message"], message.get("errno")))
+        else:
+            if event in ("group_gone", "ended"):
+                self._born.pop(str(message.get("key")), None)
+                self.alone = message.get("alone") is True
+            if self.on_event is None:
+                return
+            if event == "ended":  # leader and group at once, and nothing is left behind
+                key = message.get("key")
+                self.on_event({"event": "leader_exit", "key": key, "status": message.get("status")})
+                self.on_event({"event": "group_gone", "key": key, "left_behind": []})
+            else:
+                self.on_event(message)
+
+    def give_up(self) -> None:
+        """It does not answer: kill it, and say so to everybody who waits. `gone` follows when it was reaped."""
+        self.stuck = True
+        self._on_end()
+
+    def _on_end(self) -> None:
+        """The runner closed its socket: it dies, or it is broken. It has to die either way."""
+        self._kill()
+        waiting, self._waiting = self._waiting, {}
+        for reply in waiting.values():
+            if not reply.done():
+                reply.set_exception(_lost(self.spec.session_id))
+
+    def forked(self, pid: int, pidfd: int) -> None:
+        self.pid, self._pidfd = pid, pidfd
+        if not self._cloned.done():
+            self._cloned.set_result(None)
+        if self._abandoned:
+            self._kill()
+
+    def orphaned(self) -> None:
+        """The zygote is dead, so nobody reports: pid 1 dies with it, and its pidfd says when."""
+        loop, pidfd = asyncio.get_running_loop(), self._pidfd
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            self.reaped("was lost with the zygote")
+
+        self._kill()
+        loop.add_reader(pidfd, ended)
+
+    async def started(self) -> None:
+        for moment in (self._cloned, self._ready):  # two sockets: ready may come before started
+            both: list[asyncio.Future[Any]] = [moment, self.gone]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            raise setup_failed(self.spec, "start", f"its process {self.gone.result()} before it was ready")
+        self._ready.result()
+
+    async def abandon(self) -> None:
+        """Set-up failed: nothing of it may live when the caller hears of that."""
+        self._abandoned = True
+        if not self._ready.done():
+            self._ready.cancel()
+        elif not self._ready.cancelled():
+            self._ready.exception()
+        self._link.close()
+        self._kill()
+        await self.gone
+
+    def _kill(self) -> None:
+        if self._pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def reaped(self, reason: str, *, failed_step: str = "", code: int | None = None) -> None:
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if failed_step and not self._ready.done():
+            self._ready.set_exception(setup_failed(self.spec, failed_step, reason, code))
+        self._link.close()
+        waiting, self._waiting = self._waiting, {}
+        for reply in waiting.values():
+            if not reply.done():
+                reply.set_exception(_lost(self.spec.session_id))
+        if self._helper is not None:
+            self._helper.close()
+        if not self.gone.done():
+            self.gone.set_result(reason)
+
+
+class _Watch:
+    """Over one call of a runner: a timer, which is most of the time cancelled before it is due."""
+
+    def __init__(self, runner: Runner, reply: asyncio.Future[frames.Frame], patient: bool, helper: FileHelper | None) -> None:
+        self._runner, self._reply, self._patient, self._helper = runner, reply, patient, helper
+        self._ping: asyncio.Task[Any] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._arm()
+
+    def _arm(self) -> None:
+        self._timer = self._loop.call_later(self._runner.answer_s, self._due)
+
+    def _due(self) -> None:
+        runner = self._runner
+        if self._reply.done() or runner.gone.done():
+            return
+        if runner.group.frozen:
+            self._arm()
+        elif self._patient:
+            self._ping = self._loop.create_task(runner.ping(self._helper))
+            self._arm()
+        else:
+            runner.give_up()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
+
+
+def setup_failed(spec: SessionSpec, step: str, message: str, code: int | None = None) -> OperationError:
+    name = "" if code is None else f" [{_errno_name(code)}]"
+    details: dict[str, Any] = {"step": step, "workspace_session_id": spec.session_id}
+    if code is not None:
+        details["errno"] = _errno_name(code)
+    return OperationError(OPERATION_FAILED, f"session set-up failed at {step}: {message}{name}", details, reason="setup_failed")
+
+
+def _errno_name(code: int) -> str:
+    import errno
+
+    return errno.errorcode.get(code, str(code))
+
+
+def _lost(session_id: str) -> OperationError:
+    return OperationError(
+        OPERATION_FAILED,
+        f"workspace session lost: {session_id}: its process is gone",
+        {"workspace_session_id": session_id},
+        reason="session_lost",
+    )

@@ -1,0 +1,239 @@
+"""The agent's side of the forker of sessions, a single-threaded process that is started before anything else.
+
+    agent (asyncio) --- control socket --- zygote --- clone(NEWNS|NEWPID|NEWIPC[|NEWNET]) --- runner, pid 1 of the session
+        \\______________________ one socket per session (frames of channel.py; session_runner.py) ____________________/
+
+The zygote imports all that a runner needs, then only forks and reaps. It dies with the agent and the runners die with it
+(PR_SET_PDEATHSIG, and the end of their socket). Whoever creates a session hands over a detached overlay mount; once `Runner.gone` is
+resolved pid 1 was reaped, nothing of the session lives and the upperdir is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from eos_agent.base import log
+from eos_agent.handles.freshness import Freshness
+from eos_agent.handles.init_handle import Runner, SessionSpec, Spawned, setup_failed
+from eos_agent.ipc import frames
+from eos_agent.ipc.frame_socket import Link, resolve
+from eos_agent.kernel.cgroups import NONE, Groups
+from eos_agent.kernel.inotify_limit import INSTANCES
+from eos_agent.kernel.session_cgroup import SessionGroup
+from eos_agent.machine.neighbours import News
+
+NEWS_S = 1.0
+"""Between two looks for other gateways while sessions are open; before each command there is one too."""
+COVER_S = 10.0
+
+
+class HostSpec(NamedTuple):
+    """What is the same for all sessions of a sandbox.
+
+    hidden_paths are shown as empty folders; private_dirs (the local provider's own state) too. rootfs: a directory that is the root of each
+    session, or None for the root that the agent sees. terminals: most of one session; open_files: most of one process.
+    """
+
+    provider: str
+    workspace_root: str
+    hidden_paths: Sequence[str] = ("/eos",)
+    private_dirs: Sequence[str] = ()
+    rootfs: str | None = None
+    runtime_dir: str = ""
+    terminals: int = 64
+    open_files: int = 65536
+    init: str | None = None
+    """The program of the native pid 1 (init_program.py), or None."""
+
+
+def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.socket]:
+    """Fork the zygote: the first thing an agent does, while it has one thread. Returns its pid and the agent's end of the socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        from eos_agent.zygote import main
+
+        main.main(host, theirs, parent, groups)  # never returns
+    theirs.close()
+    return pid, ours
+
+
+class Zygote:
+    """The agent's handle of the forker."""
+
+    def __init__(self, pid: int, sock: socket.socket, groups: Groups = NONE, *, news: News | None = None) -> None:
+        """`news`: of the local provider alone; made before the zygote was forked, so that it misses nothing that this one does not know."""
+        self.pid = pid
+        self._freshness = None if news is None else Freshness(pid)
+        self._news = news
+        self.groups = groups
+        self.inotify_most = INSTANCES
+        self.lost: asyncio.Future[str]
+        self._sock = sock
+        self._link: Link | None = None
+        self._last_id = 0
+        self._covered: set[str] = set()
+        self._covering: dict[int, asyncio.Future[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._creating: dict[int, Runner] = {}
+        self._runners: dict[int, Runner] = {}
+
+    async def start(self) -> None:
+        """Attach to the running loop. `lost` resolves when the forker died: no session survives it, and the agent should end."""
+        self.lost = asyncio.get_running_loop().create_future()
+        self._link = Link(self._sock, self._on_frame, self._on_end)
+        if self._news is not None:
+            self._looking = asyncio.create_task(self._look_for_news())
+
+    async def _look_for_news(self) -> None:
+        """Sessions that are open hear of gateways that begin meanwhile, whether or not a command begins."""
+        while not self.lost.done():
+            await asyncio.sleep(NEWS_S)
+            if self._runners:
+                with contextlib.suppress(OSError):
+                    await self._cover_news()
+
+    async def _cover_news(self) -> None:
+        """Have what other gateways keep hidden in the sessions that are there; folders that are hidden already are left out."""
+        late = [] if self._news is None else self._news.late()
+        fresh = [folder for folder in late if folder not in self._covered]
+        if self._covering:  # another look is under way: the folders that it found have to be hidden as well before a command begins
+            await asyncio.wait(list(self._covering.values()), timeout=COVER_S)
+        if not fresh or self._link is None:
+            return
+        self._covered.update(fresh)
+        self._last_id += 1
+        number, done = self._last_id, asyncio.get_running_loop().create_future()
+        self._covering[number] = done
+        try:
+            await self._link.send({"op": "cover", "id": number, "paths": fresh})
+            async with asyncio.timeout(COVER_S):
+                await done
+        except TimeoutError:
+            log.log("neighbours_uncovered", paths=fresh)
+        finally:
+            self._covering.pop(number, None)
+
+    async def _before_a_command(self) -> None:
+        if self._freshness is not None:
+            await self._freshness.before_a_command()
+        await self._cover_news()
+
+    async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> Runner:
+        """Make a session on a detached overlay mount. The caller closes `mount_fd` afterwards, whatever happened.
+
+        Raises:
+            OperationError: operation_failed, reason setup_failed, with step and errno in the details; nothing of the session lives then.
+        """
+        link = self._link
+        if link is None or self.lost.done():
+            raise setup_failed(spec, "zygote", "the process that makes sessions is gone")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._last_id += 1
+        number = self._last_id
+        runner = Runner(spec, ours, self._ask)
+        runner.inotify_most = self.inotify_most
+        if self._freshness is not None:
+            runner.before_a_command = self._before_a_command
+        self._creating[number] = runner
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    covered = [] if self._news is None else self._news.late()
+                    await link.send({"op": "create", "id": number, "spec": list(spec), "covered": covered}, fds=[mount_fd, theirs.fileno()])
+                except OSError as error:
+                    self._creating.pop(number, None)
+                    runner.reaped(str(error), failed_step="zygote", code=error.errno)
+                finally:
+                    theirs.close()
+                await runner.started()
+        except BaseException as error:
+            await asyncio.shield(runner.abandon())
+            if isinstance(error, TimeoutError):
+                raise setup_failed(spec, "start", f"timed out, not ready after {timeout_s:g} s") from None
+            raise
+        return runner
+
+    async def _ask(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        if self._link is None:
+            raise BrokenPipeError(errno.EPIPE, "the process that makes sessions is gone")
+        await self._link.send(message, fds=fds)
+
+    async def close(self) -> None:
+        """End every session and the zygote; returns when it was reaped."""
+        if self._looking is not None:
+            self._looking.cancel()
+        for runner in list(self._runners.values()):
+            await runner.terminate()
+        if self._link is not None:
+            self._link.close()
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        loop.add_reader(pidfd, resolve, ended)
+        try:
+            await ended
+            os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            pass
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    def _on_frame(self, frame: frames.Frame) -> None:
+        message = frame.message
+        event = message.get("event")
+        if event == "started":
+            runner = self._creating.pop(message["id"], None)
+            pidfd = frame.fds[0]
+            if runner is None:
+                os.close(pidfd)
+                return
+            self._runners[message["pid"]] = runner
+            runner.group = SessionGroup(self.groups, message["leaf"])
+            runner.forked(message["pid"], pidfd)
+        elif event == "not_started":
+            runner = self._creating.pop(message["id"], None)
+            if runner is not None:
+                runner.reaped(str(message.get("message")), failed_step=str(message["step"]), code=message.get("errno"))
+        elif event == "covered":
+            waiting = self._covering.get(message["id"])
+            if waiting is not None:
+                resolve(waiting)
+            if message["failed"]:
+                log.log("neighbours_uncovered", paths=message["failed"])
+        elif event == "exited":
+            runner = self._runners.pop(message["pid"], None)
+            if runner is not None:
+                runner.reaped(_describe(message["status"]))
+
+    def _on_end(self) -> None:
+        if not self.lost.done():
+            self.lost.set_result("the process that makes sessions is gone")
+        for runner in self._creating.values():
+            runner.reaped("was lost with the zygote")
+        for runner in self._runners.values():
+            runner.orphaned()
+        for waiting in self._covering.values():
+            resolve(waiting)
+        self._creating.clear()
+        self._runners.clear()
+
+
+def _describe(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+
+__all__ = ["HostSpec", "Runner", "SessionSpec", "Spawned", "Zygote", "fork_zygote"]

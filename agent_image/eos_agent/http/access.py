@@ -1,0 +1,133 @@
+"""Who may use the agent's HTTP surface: a bearer of the token, or a browser with a cookie that it got for a ticket; and from which pages.
+
+sandbox-manager-cli forward_url  ->  .../forward/shared/8000/?eos_ticket=T   good for a minute, for that server alone
+agent                            ->  Set-Cookie, and the same address without T   good for twelve hours or until the agent ends
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+from urllib.parse import quote
+
+from eos_agent.http.answer import TEXT, Refused, refused
+from eos_agent.http.message import Fields, RequestHead
+from eos_agent.wire import proof
+from eos_agent.wire.protocol import UNAUTHORIZED
+
+TOKEN_FIELD = "x-eos-token"  # beside Authorization, which may be meant for the server behind /forward
+COOKIE_S = 12 * 3600
+_HTML = "text/html; charset=utf-8"
+_OURS = re.compile(r"eos-[0-9a-f]{12}")
+"""Names of cookies of any sandbox: a browser sends those of one port of a host to all its ports."""
+
+
+class Shown(NamedTuple):
+    """What a request has shown. `secrets`: names of fields that go no further; `by_field`: the token itself, which no browser adds by itself."""
+
+    good: bool
+    by_field: bool
+    secrets: list[str]
+
+
+class Access:
+    """Decides for one start of the agent: cookies of an earlier one are worth nothing. `origins`: other pages that may send requests to servers."""
+
+    def __init__(self, sandbox_id: str, token: str, origins: Collection[str]) -> None:
+        self._sandbox_id, self._token = sandbox_id, token.encode()
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        self._key = os.urandom(32)
+        self._cookie = "eos-" + hmac.digest(b"cookie", sandbox_id.encode(), "sha256").hex()[:12]
+
+    def shown(self, request: RequestHead, prefix: str | None) -> Shown:
+        """What the request shows, of a `prefix` of /forward or else of our own answers, for which a cookie is no good."""
+        secrets = [TOKEN_FIELD]
+        by_field = any(self._is_token(value) for value in request.fields.all(TOKEN_FIELD))
+        for value in request.fields.all("authorization"):
+            scheme, _, given = value.partition(" ")
+            if scheme.lower() == "bearer" and self._is_token(given.strip()):
+                secrets.append("authorization")
+                by_field = True
+        by_cookie = prefix is not None and any(
+            proof.stamped(self._key, ("cookie", prefix), value, time.time())
+            for name, value in _cookies(request.fields)
+            if name == self._cookie
+        )
+        return Shown(by_field or by_cookie, by_field, secrets)
+
+    def redeem(self, request: RequestHead, prefix: str) -> Refused | None:
+        """The answer to a ticket: a cookie, and the way to the same address without it. None: there is no ticket.
+
+        Raises:
+            Refused: 401, the ticket is over or not of this agent.
+        """
+        path, _, query = request.target.partition("?")
+        pairs = query.split("&") if query else []
+        given = [pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == proof.TICKET_KEY]
+        if not given or request.method != "GET":
+            return None
+        rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != proof.TICKET_KEY)
+        where = path + (f"?{rest}" if rest else "")
+        if not proof.stamped(self._token, ("ticket", self._sandbox_id, prefix), given[0], time.time()):
+            raise unauthorized("the ticket in this address is over or for something else")
+        until = int(time.time()) + COOKIE_S
+        value = proof.stamp(self._key, ("cookie", prefix), until)
+        cookie = f"{self._cookie}={value}; Path={prefix}/; Max-Age={COOKIE_S}; HttpOnly; SameSite=Strict"
+        fields = (("Set-Cookie", cookie), ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"))
+        where = "/" + where.lstrip("/")  # two slashes would begin the name of another machine
+        if (
+            request.fields.get("sec-fetch-site") == "cross-site"
+        ):  # the link was on a page: a strict cookie only goes with what we begin ourselves
+            to = quote(where, safe="/?&=%:+,;@!$'()*~-._").replace("&", "&amp;").replace("'", "&#39;")
+            return Refused(200, f'<!doctype html><meta http-equiv="refresh" content="0;url={to}">'.encode(), _HTML, *fields)
+        return Refused(303, b"", TEXT, ("Location", where), *fields)
+
+    def without_cookie(self, request: RequestHead) -> RequestHead:
+        """The request as the server behind may see it."""
+        pairs: list[tuple[str, str]] = []
+        for name, value in request.fields.pairs:
+            if name.lower() == "cookie" and "eos-" in value:
+                value = "; ".join(part.strip() for part in value.split(";") if not _OURS.fullmatch(part.partition("=")[0].strip()))
+                if not value:
+                    continue
+            pairs.append((name, value))
+        return request._replace(fields=Fields(pairs))
+
+    def check_page(self, request: RequestHead, shown: Shown) -> None:
+        """Refuse what a page of another origin sends to a server behind /forward: a browser lets it, and adds what it knows of us.
+
+        Raises:
+            Refused: 403.
+        """
+        if shown.by_field:
+            return
+        host = (request.fields.get("host") or "").lower()
+        origins = [origin.lower() for origin in request.fields.all("origin")]
+        if any(origin not in self._origins and origin.partition("://")[2] != host for origin in origins):
+            raise _other_page(origins[0])
+        site = request.fields.get("sec-fetch-site")
+        opened = request.method in ("GET", "HEAD") and request.fields.get("sec-fetch-mode") == "navigate"
+        if site in ("cross-site", "same-site") and not origins and not opened:
+            raise _other_page("another site")
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token)
+
+
+def unauthorized(message: str) -> Refused:
+    hint = "in a browser: open what `sandbox-manager-cli forward_url` prints; a program sends the token in X-Eos-Token"
+    return refused(401, "unauthorized", f"{message}; {hint}", kind=UNAUTHORIZED, extra=(("WWW-Authenticate", "Bearer"),))
+
+
+def _other_page(whose: str) -> Refused:
+    message = f"a page of {whose[:200]} may not send requests to this server; daemon.http.forward.origins lists those that may"
+    return refused(403, "other_origin", message)
+
+
+def _cookies(fields: Fields) -> list[tuple[str, str]]:
+    pairs = [part.strip().partition("=") for value in fields.all("cookie") for part in value.split(";")]
+    return [(name, value) for name, _, value in pairs]

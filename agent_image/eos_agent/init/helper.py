@@ -1,0 +1,90 @@
+"""File operations of a session whose pid 1 is the native one: a child of the zygote that enters the session's namespaces and hardens itself.
+
+It is made when the first file operation comes and ends when the agent closes its socket, some seconds after the last one. To the session's
+processes it is one without a parent, and what it answers is what resident.py answers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import NoReturn
+
+from eos_agent.init import mounts
+from eos_agent.init.loop import Resident
+from eos_agent.init.setup import keep
+from eos_agent.ipc import frames
+from eos_agent.kernel import oom
+from eos_agent.kernel.cgroups import Groups
+from eos_agent.kernel.harden import Hardening
+from eos_agent.kernel.oom import OomScore, Scores
+from layerstack.kernel import syscalls
+
+_KINDS = (syscalls.CLONE_NEWPID, syscalls.CLONE_NEWNET, syscalls.CLONE_NEWIPC, syscalls.CLONE_NEWNS)
+"""In the order in which init.c tells the namespaces."""
+
+
+class Errand:
+    """What the zygote knows about the session that is to be entered."""
+
+    def __init__(
+        self, scene: mounts.Scene, hardening: Hardening, groups: Groups, leaf: str, *, isolated: bool, read_only: bool, scores: Scores
+    ) -> None:
+        self.scene, self.hardening, self.groups, self.leaf = scene, hardening, groups, leaf
+        self.isolated, self.read_only, self.scores = isolated, read_only, scores
+
+
+def main(errand: Errand, fds: tuple[int, ...]) -> NoReturn:
+    """The life of the child, from the line after fork(2). fds: its socket, and the namespaces."""
+    status = 1
+    try:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        errand.groups.join(errand.leaf)
+        oom.take(errand.scores.init)
+        sock_fd, *spaces = keep(*fds)
+        sock = socket.socket(fileno=sock_fd)
+        try:
+            with mounts.step("enter the session"):
+                _enter(spaces, errand.isolated)
+        except mounts.SetupFailed as failed:
+            frames.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+        else:
+            status = _live(errand, sock)
+    except BaseException as error:
+        os.write(2, f"helper: {error!r}\n".encode())
+    finally:
+        os._exit(status)
+
+
+def _enter(spaces: list[int], isolated: bool) -> None:
+    """Become a member of them; a child of ours does, as far as the pid namespace goes, and this process ends."""
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # before anybody in there can see us
+    for fd, kind in zip(spaces, _KINDS, strict=True):
+        if kind != syscalls.CLONE_NEWNET or isolated:  # the shared one is ours too, and an ordinary user may not enter it
+            syscalls.setns(fd, kind)
+    if syscalls.clone(syscalls.CLONE_PARENT) != 0:
+        os._exit(0)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    syscalls.close_range(4)
+
+
+def _live(errand: Errand, sock: socket.socket) -> int:
+    try:
+        with mounts.step("harden"):
+            os.chdir("/")
+            os.umask(0o022)
+            signal.set_wakeup_fd(-1)
+            writable = mounts.writable_folders(errand.scene.workspace_root) if errand.read_only else None
+            errand.hardening.apply(writable, own_network=errand.isolated)
+            os.dup2(0, 2)
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(signum, signal.SIG_IGN)
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of credentials would clear it
+    except mounts.SetupFailed as failed:
+        frames.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+        return 1
+    frames.send(sock, {"event": "ready"})
+    Resident(sock, errand.scene.workspace_root, OomScore(errand.scores), None).serve()
+    return 0

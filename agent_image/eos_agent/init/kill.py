@@ -1,0 +1,61 @@
+"""Signals to what a command started: one process, its group, or all of its tree, until nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from eos_agent.kernel.process_tag import Process, bears, list_processes
+
+TERM_GRACE_S = 0.1
+KILL_LIMIT_S = 5.0
+
+
+class Kill:
+    """One tree on its way out: SIGTERM, a grace, then SIGKILL until nothing of it is left."""
+
+    def __init__(self, number: int, group: int, mark: int) -> None:
+        self.number = number
+        self.look_at = 0.0
+        self._group, self._mark = group, mark
+        self._started = 0.0
+        self._pause_s = 0.002
+
+    def advance(self, now: float) -> bool:
+        """Do what is due at `now`; True once it is over."""
+        members = [p for p in list_processes() if p.alive and ((self._group and p.group == self._group) or bears(p, self._mark))]
+        if not members or (self._started and now > self._started + KILL_LIMIT_S):
+            return True
+        if not self._started:
+            self._started = now
+            self._send(members, signal.SIGTERM)
+        elif now >= self._started + TERM_GRACE_S:
+            self._send(members, signal.SIGKILL)
+        self.look_at = now + self._pause_s
+        self._pause_s = min(self._pause_s * 2, 0.02)
+        return False
+
+    def _send(self, members: list[Process], signum: int) -> None:
+        if self._group:
+            send_to_group(self._group, signum)
+        for process in members:
+            if process.group != self._group:
+                send(process.pid, signum)
+        if signum == signal.SIGTERM:  # a stopped process would see it only when continued
+            for process in members:
+                if process.state in "Tt":
+                    send(process.pid, signal.SIGCONT)
+
+
+def send(pid: int, signum: int) -> bool:
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it lives, and is not ours to signal
+        pass
+    return True
+
+
+def send_to_group(group: int, signum: int) -> bool:
+    return send(-group, signum)

@@ -1,0 +1,422 @@
+"""What pid 1 of a session does once it is set up: reap, spawn commands, tell how they go, do file operations, freeze and kill.
+
+One thread that waits in poll(2) on the agent's socket and on the ends of children. It never executes anything between fork and exec of its
+own: posix_spawn(3) is a vfork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from eos_agent.files import mounted as files
+from eos_agent.files import move
+from eos_agent.init.kill import Kill, send, send_to_group
+from eos_agent.init.spawn import cwd_not_found, exec_failed, find_program, plumb, start, too_many_in_flight
+from eos_agent.init.worker import Aside, Undo, Work
+from eos_agent.ipc import frames
+from eos_agent.ipc.sigchld import SIGINFO_BYTES, hear_of_children
+from eos_agent.kernel import network
+from eos_agent.kernel.fd_limits import OpenFiles
+from eos_agent.kernel.oom import OomScore
+from eos_agent.kernel.process_tag import FREEZE_LIMIT_S, Marks, Process, alone, bears, list_processes
+from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError, os_error
+from layerstack.errors import LayerStackError
+from layerstack.kernel import tempnames
+
+MAX_ASIDES = 8
+_POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
+_SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/sh", ["/bin/sh", "-c"]))
+
+
+class _Command:
+    """A process group that somebody waits for."""
+
+    def __init__(self, key: str, pid: int, mark: int) -> None:
+        self.key, self.pid, self.mark = key, pid, mark
+        self.leader_gone = self.told = False
+        self.status = 0
+        self.shown: list[dict[str, Any]] = []
+        self.pause_s = _POLL_FIRST_S
+        self.look_at = 0.0
+
+
+class Resident:
+    """The loop of a session's pid 1."""
+
+    def __init__(self, sock: socket.socket, workspace_root: str, oom_score: OomScore, files: OpenFiles | None) -> None:
+        """files: of commands; None for one that gets none to start."""
+        self._sock = sock
+        self._files = files
+        self._root = workspace_root
+        self._wake = hear_of_children()
+        self._environment: dict[str, str] = {}  # of the last command that brought one
+        self._marks = Marks()
+        self._oom_score = oom_score
+        self._commands: dict[str, _Command] = {}  # live ones by key
+        self._leaders: dict[int, _Command] = {}
+        self._left: dict[str, int] = {}  # ended commands that left processes behind: key -> mark
+        self._kills: list[Kill] = []
+        self._ends: list[int] = []  # requests that are answered once nothing lives in the session
+        self._stopped: set[int] = set()
+        self._asides: dict[int, Aside] = {}  # file operations in a child, by the descriptor that they answer on
+        self._poll = select.poll()
+        self._events = bytearray()  # of this turn: they go out in one message
+
+    def serve(self) -> None:
+        """Answer until the agent closes its end."""
+        decoder = frames.Decoder()
+        self._poll.register(self._sock, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in self._poll.poll(self._timeout_ms())}
+            if self._wake in ready:
+                os.read(self._wake, SIGINFO_BYTES)
+                empty = self._reap()
+                self._look(empty=empty)
+                if empty:
+                    self._all_ended()
+            for fd in ready & self._asides.keys():
+                self._hear(self._asides[fd])
+            if self._sock.fileno() in ready:
+                raw, fds = frames.receive(self._sock)
+                if not raw:
+                    return
+                for frame in decoder.feed(raw, fds):
+                    for fd in frame.fds:
+                        os.close(fd)
+                    self._answer(frame)
+            self._look()
+            self._flush()
+
+    def rehearse(self, peer: socket.socket) -> None:
+        """A command that cannot be executed, and the events of one that ended; `peer` is the other end of our socket."""
+        environment = {"PATH": "/bin", "TERM": "dumb", "LANG": "C.UTF-8", "HOME": "/"}
+        request = {
+            "op": "spawn",
+            "id": 0,
+            "key": "0",
+            "argv": ["/", "-c", ""],
+            "env": environment,
+            "cwd": "/",
+            "split": False,
+            "stdin": False,
+        }
+        frames.send(peer, {**request, "tty": False, "uid": None})
+        for frame in frames.Decoder().feed(*frames.receive(self._sock)):
+            self._answer(frame)
+        self._look(empty=self._reap())
+        self._event("ended", "0", status=0)
+        self._flush()
+        self._timeout_ms()
+        alone()
+
+    def _timeout_ms(self) -> int | None:
+        moments = [c.look_at for c in self._commands.values() if c.leader_gone] + [k.look_at for k in self._kills]
+        moments += [a.look_at for a in self._asides.values() if a.look_at is not None]
+        return None if not moments else max(0, int((min(moments) - time.monotonic()) * 1000) + 1)
+
+    def _answer(self, frame: frames.Frame) -> None:
+        message = frame.message
+        number, op = message["id"], message["op"]
+        fds: list[int] = []
+        data: bytes | None = None
+        reply: dict[str, Any]
+        try:
+            if op == "spawn":
+                reply, fds = self._spawn(message)
+            elif op == "file" and message.get("aside"):
+                self._start_aside(message, frame.data)
+                return
+            elif op == "file":
+                result, data = files.perform_in_mount(message["name"], self._root, message["args"], frame.data)
+                reply = {"result": result}
+            elif op == "kill_tree":
+                self._kill_tree(message["key"], number)
+                return
+            elif op == "end":
+                self._end_all(number)
+                return
+            elif op == "signal":
+                reply = {"sent": self._signal(message["key"], message["signum"])}
+            elif op == "sockets":
+                reply, fds = network.unconnected(message["families"])
+            elif op == "which_shell":
+                reply = {"argv": next((argv for path, argv in _SHELLS if os.access(path, os.X_OK) and os.path.isfile(path)), None)}
+            elif op == "freeze":
+                self._freeze()
+                reply = {}
+            elif op == "thaw":
+                self._thaw()
+                reply = {}
+            elif op == "ping":
+                reply = {}
+            elif op == "processes":
+                reply = {"processes": [{"pid": p.pid, "name": p.name} for p in list_processes() if p.alive]}
+            else:
+                raise OperationError(INTERNAL_ERROR, f"the runner knows no {op}")
+        except Exception as error:
+            reply = {"error": _envelope(error)}
+        self._flush()
+        try:
+            frames.send(self._sock, {"id": number, **reply}, data, fds)
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            if op == "spawn":
+                self._take_back(message["key"])
+            frames.send(self._sock, {"id": number, "error": _envelope(too_many_in_flight())})
+        for fd in fds:
+            os.close(fd)
+
+    def _take_back(self, key: str) -> None:
+        """End a command that nobody will hear of: what it had done in its first moment, a killed one may have done too."""
+        command = self._commands.pop(key)
+        del self._leaders[command.pid]
+        send_to_group(command.pid, signal.SIGKILL)
+
+    def _event(self, event: str, key: str, **values: Any) -> None:
+        self._events += frames.encode({"event": event, "key": key, **values})
+
+    def _flush(self) -> None:
+        if self._events:
+            self._sock.sendall(self._events)
+            self._events.clear()
+
+    # File operations in a child
+
+    def _start_aside(self, message: dict[str, Any], data: bytes | None) -> None:
+        args: dict[str, Any] = message["args"]
+        undo: Undo | None = None
+        if message["name"] == "move":
+            args = {**args, "passing": tempnames.place_name()}
+            undo = functools.partial(move.clear_after_move, self._root, args)
+
+        def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+            try:
+                result, _ = files.perform_in_mount(message["name"], self._root, args, data, tell)
+            except Exception as error:
+                return {"error": _envelope(error)}
+            return {"result": result}
+
+        if len(self._asides) >= MAX_ASIDES:
+            raise OperationError(
+                SERVER_BUSY,
+                f"{MAX_ASIDES} searches are under way in this session, which is the limit",
+                {"limit": MAX_ASIDES, "retryable": True},
+                reason="too_many_file_operations",
+            )
+        self._marks.lay_down()
+        self._listen(Aside(message["id"], work, message["limit_s"], undo))
+
+    def _listen(self, aside: Aside) -> None:
+        self._asides[aside.fd] = aside
+        self._poll.register(aside.fd, select.POLLIN)
+
+    def _hear(self, aside: Aside) -> None:
+        reply = aside.read()
+        if reply is None:
+            return
+        self._poll.unregister(aside.fd)
+        del self._asides[aside.fd]
+        aside.close()
+        if aside.broken_off and aside.undo is not None:
+            self._marks.lay_down()
+            with contextlib.suppress(OSError):  # no process could be made: what is left there sealing leaves out
+                self._listen(Aside(aside.number, _undoing(aside.undo, reply), None))
+                return
+        self._flush()
+        frames.send(self._sock, {**reply, "id": aside.number})
+
+    # Commands
+
+    def _spawn(self, message: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        argv, env = message["argv"], message["env"]
+        if env is None:
+            env = self._environment
+        else:
+            self._environment = env
+        cwd = os.path.join(self._root, message["cwd"])
+        program = find_program(argv[0], env.get("PATH", ""))
+        names, ours, theirs, actions = plumb(message["tty"], message["split"], message["stdin"])
+        try:
+            mark = self._marks.take()
+            try:
+                os.chdir(cwd)
+            except OSError as error:
+                raise cwd_not_found(message["cwd"], error) from None
+            except ValueError:  # a NUL or a lone surrogate: no directory has such a name
+                raise cwd_not_found(message["cwd"], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))) from None
+            try:
+                with self._oom_score.raised():
+                    pid = start(program, argv, env, actions, tty=message["tty"], uid=message.get("uid"), files=self._files)
+            except OSError as error:
+                raise exec_failed(argv[0], error) from None
+            except ValueError as error:  # a NUL in an argument, `=` in the name of a variable
+                raise OperationError(INVALID_REQUEST, f"cannot run {argv[0]!r}: {error}", reason="invalid_argument") from None
+        except BaseException:
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            os.chdir("/")  # a working directory in the workspace would keep it busy
+            for fd in theirs:
+                os.close(fd)
+        command = _Command(message["key"], pid, mark)
+        self._commands[command.key] = command
+        self._leaders[pid] = command
+        return {"pid": pid, "fds": names, "mark": mark}, ours
+
+    def _signal(self, key: str, signum: int) -> bool:
+        command = self._commands.get(key)
+        return command is not None and send_to_group(command.pid, signum)
+
+    def _reap(self) -> bool:
+        """Take note of who ended. True: nobody is left, since what has no parent becomes our child (pid_namespaces(7)), and we have none."""
+        empty = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                empty = True
+                break
+            if pid == 0:
+                break
+            for aside in self._asides.values():
+                aside.reaped = aside.reaped or aside.pid == pid
+            command = self._leaders.pop(pid, None)
+            if command is not None:
+                command.leader_gone, command.status = True, status
+        now = time.monotonic()
+        for command in self._commands.values():
+            if command.leader_gone:
+                command.look_at = now
+        for kill in self._kills:
+            kill.look_at = now
+        return empty
+
+    def _look(self, *, empty: bool = False) -> None:
+        """Commands without a leader: is their group gone? Trees that are being killed: is it done? empty: as `_reap` has just said."""
+        now = time.monotonic()
+        for command in [c for c in self._commands.values() if c.leader_gone and c.look_at <= now]:
+            if empty or not send_to_group(command.pid, 0):
+                self._end(command, [] if empty or alone() else list_processes())
+                continue
+            if not command.told:
+                command.told = True
+                self._event("leader_exit", command.key, status=command.status)
+            processes = list_processes()
+            members = [p for p in processes if p.group == command.pid and p.alive]
+            if not members:  # zombies whose parent left the group and does not reap them
+                self._end(command, processes)
+                continue
+            shown = _names(members)
+            if shown != command.shown:
+                command.shown = shown
+                self._event("waiting_on", command.key, processes=shown)
+            command.look_at = now + command.pause_s
+            command.pause_s = min(command.pause_s * 2, _POLL_LAST_S)
+        for aside in self._asides.values():
+            aside.expire(now)
+        for kill in [k for k in self._kills if k.look_at <= now]:
+            if kill.advance(now):
+                self._kills.remove(kill)
+                self._flush()
+                frames.send(self._sock, {"id": kill.number})
+
+    def _end(self, command: _Command, processes: list[Process]) -> None:
+        alone = {} if any(p.alive for p in processes) else {"alone": True}
+        left = [p for p in processes if p.alive and p.group != command.pid and bears(p, command.mark)]
+        if left:
+            self._left[command.key] = command.mark
+        del self._commands[command.key]
+        if not left and not command.told:
+            self._event("ended", command.key, status=command.status, **alone)
+            return
+        if not command.told:
+            self._event("leader_exit", command.key, status=command.status)
+        self._event("group_gone", command.key, left_behind=_names(left), **alone)
+
+    def _end_all(self, number: int) -> None:
+        """SIGTERM to all but this process, stopped ones too; the answer goes out once nobody is left. Whoever asks does not wait for ever."""
+        self._ends.append(number)
+        for signum in (signal.SIGTERM, signal.SIGCONT):
+            send(-1, signum)
+        self._stopped.clear()
+        if self._reap():
+            self._look(empty=True)
+            self._all_ended()
+
+    def _all_ended(self) -> None:
+        self._flush()
+        for number in self._ends:
+            frames.send(self._sock, {"id": number})
+        self._ends.clear()
+
+    def _kill_tree(self, key: str, number: int) -> None:
+        command = self._commands.get(key)
+        mark = command.mark if command is not None else self._left.pop(key, 0)
+        kill = Kill(number, command.pid if command is not None else 0, mark)
+        kill.look_at = 0.0
+        self._kills.append(kill)
+
+    # Freezing
+
+    def _freeze(self) -> None:
+        """SIGSTOP until every process is seen stopped; who forks meanwhile is found by the next round."""
+        already = {p.pid for p in list_processes() if p.state in "Tt"} if not self._stopped else set[int]()
+        deadline = time.monotonic() + FREEZE_LIMIT_S
+        while True:
+            moving = [p for p in list_processes() if p.alive and p.state not in "Tt"]
+            if not moving:
+                return
+            if time.monotonic() > deadline:
+                self._thaw()
+                raise OperationError(
+                    OPERATION_FAILED, f"cannot freeze: {_names(moving)}", {"processes": _names(moving)}, reason="freeze_failed"
+                )
+            for process in moving:
+                if process.pid not in already:
+                    self._stopped.add(process.pid)
+                send(process.pid, signal.SIGSTOP)
+            time.sleep(0.0002)
+
+    def _thaw(self) -> None:
+        for pid in self._stopped:
+            send(pid, signal.SIGCONT)
+        self._stopped.clear()
+
+
+def _names(processes: list[Process]) -> list[dict[str, Any]]:
+    return [{"pid": p.pid, "name": p.name} for p in processes]
+
+
+def _undoing(undo: Undo, reply: dict[str, Any]) -> Work:
+    """`reply`, after what has to be done before; also when that does not come to its end."""
+
+    def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        tell(reply)
+        with contextlib.suppress(OSError, OperationError):
+            undo()
+        return reply
+
+    return work
+
+
+def _envelope(error: Exception) -> dict[str, Any]:
+    """An exception as it crosses the socket."""
+    if isinstance(error, LayerStackError):
+        error = OperationError(error.kind, error.message, error.details, reason=error.reason)
+    elif isinstance(error, OSError):
+        error = os_error(error)
+    elif not isinstance(error, OperationError):
+        error = OperationError(INTERNAL_ERROR, "internal error", {"exception": repr(error)})
+    return {"kind": error.kind, "message": error.message, "details": error.details}

@@ -1,0 +1,392 @@
+"""What a session sees: the workspace overlay, /proc, terminals, and masks over what is not its business.
+
+Two views. `shared` (Docker): root file system and /tmp are the sandbox's own, writable, but for /tmp of a session with a network of its own, which
+is that session's. `read_only` (the local provider, whose root machine_view.py makes, and on demand): `/` is read-only, /tmp and /run are private.
+In both /dev is read-only, the store's mounts leave the session's namespace for good, /proc
+is its own and masked again: a fresh one would let uid 0 without any capability write /proc/sys/kernel/core_pattern. /sys is read-only where
+the machine's is, and a new one in a session with a network of its own.
+
+What is the same for all sessions is mounted once, by `prepare`, in the zygote's own mount namespace, of which each session gets a copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from eos_agent.kernel import machine_view, mountinfo
+from eos_agent.kernel.mountinfo import is_below
+from eos_agent.machine import neighbours, secret_paths
+from layerstack.kernel import syscalls
+
+_PROC_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_PROC_MASKED_FILES = ("kcore", "keys", "kmsg", "latency_stats", "timer_list", "timer_stats", "sched_debug")
+_PROC_MASKED_FOLDERS = ("/proc/acpi", "/proc/scsi", "/proc/asound")
+_MASKED_SYS = ("/sys/firmware", "/sys/devices/virtual/powercap")
+_INTERFACES = "/sys/class/net"
+_CGROUPS = "/sys/fs/cgroup"
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICES_MAX = 2000
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+_NO_SPECIALS = syscalls.MS_NOSUID | syscalls.MS_NODEV
+_INERT = _NO_SPECIALS | syscalls.MS_NOEXEC
+
+
+class SetupFailed(Exception):
+    """A step of making a session was refused."""
+
+    def __init__(self, step: str, code: int | None, message: str) -> None:
+        super().__init__(message)
+        self.step, self.errno, self.message = step, code, message
+
+
+@contextmanager
+def step(name: str) -> Generator[None]:
+    """Name what is being done, for whoever reads why it failed."""
+    try:
+        yield
+    except OSError as error:
+        where = "" if error.filename is None else f" ({os.fsdecode(error.filename)})"
+        raise SetupFailed(name, error.errno, f"{error.strerror or error}{where}") from error
+
+
+class Scene(NamedTuple):
+    """What `prepare` mounted for sessions to come. late: hidden paths by a folder that was not there yet; sockets are looked for at each session."""
+
+    workspace_root: str
+    local: bool
+    late: Mapping[str, Sequence[str]]
+    sockets_show: bool
+    """A connect(2) to a socket that is no session's may succeed in a read-only view: they are hidden one by one."""
+
+
+def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequence[str], *, local: bool, rootfs: str | None) -> Scene:
+    """In the zygote: a mount namespace of its own in which the store is gone, /dev is harmless and, with `local`, `/` read-only.
+
+    Raises:
+        SetupFailed: no session can be made.
+    """
+    with step("unshare the mount namespace"):
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    hidden = [os.path.normpath(path) for path in (*hidden_paths, *private_dirs)]
+    shown = machine_view.Shown([], {}, True)
+    if local:
+        with step("enter the rootfs" if rootfs is not None else "show the machine"):
+            shown = machine_view.enter(rootfs, [*hidden, *secret_paths.hidden_here(), *neighbours.folders()], workspace_root)
+        _read_only_root()
+    _dev(keep_all=not local)
+    with step("hide the store"):
+        for path in shown.masked if local else _places(hidden):
+            detach_below(path)
+            hide(path, workspace_root)
+    with step("mask /sys"):
+        for path in _MASKED_SYS:
+            _mask_folder(path)
+    return Scene(workspace_root, local, shown.late, shown.bound and rootfs is None)
+
+
+def _places(paths: Sequence[str]) -> list[str]:
+    """These paths, and wherever else a mount shows what is behind them; the deepest first, since nothing shows below a mask."""
+    seen = mountinfo.visible(mountinfo.table())
+    found = dict.fromkeys(paths)
+    for spot in mountinfo.Looking(seen).spots(paths):
+        found.update(dict.fromkeys(mountinfo.places(spot, seen)))
+    return sorted(found, key=len, reverse=True)
+
+
+def stage(scene: Scene, *, read_only: bool, own_network: bool, terminals: int) -> None:
+    """In pid 1 of a session, a copy of the zygote's namespace: what does not depend on the session and may be done before it is asked for.
+
+    own_network: it is in a network namespace of its own, which /sys has to show instead of the machine's. terminals: how many it may have.
+
+    Raises:
+        SetupFailed: it names the step.
+    """
+    if read_only:
+        if not scene.local:
+            _read_only_root()
+        _run()
+        _own_folders("/tmp")
+        if not scene.local:
+            _dev()
+        _own_folders("/dev/shm")
+    elif own_network:  # as isolated as its network: what others bind or leave there is theirs
+        _own_folders("/tmp", "/var/tmp", "/dev/shm")
+    with step("mount /dev/pts"):
+        if os.path.isdir("/dev/pts"):
+            _devpts(terminals)
+    _proc()
+    if own_network and os.path.isdir("/sys"):
+        _sys()
+
+
+def _own_folders(*paths: str) -> None:
+    for path in paths:
+        with step(f"mount {path}"):
+            if os.path.isdir(path):
+                syscalls.mount("tmpfs", path, "tmpfs", _NO_SPECIALS, "mode=1777")
+
+
+def show(scene: Scene, mount_fd: int, *, read_only: bool, covered: Iterable[str]) -> None:
+    """After `stage`: hide what came up since the zygote started, `covered` among it, and show the workspace.
+
+    Raises:
+        SetupFailed: it names the step.
+    """
+    if read_only:
+        with step("hide secrets"):
+            for folder, paths in scene.late.items():
+                if os.path.lexists(folder):
+                    for path in paths:
+                        hide(path, scene.workspace_root)
+    with step("hide sockets and late folders"):
+        for path in covered:
+            _cover(path, scene.workspace_root)
+    _workspace(scene.workspace_root, mount_fd)
+
+
+def writable_folders(workspace_root: str) -> list[str]:
+    """The folders below which a read-only session may write, as far as they are there."""
+    return [path for path in (workspace_root, "/tmp", "/run", "/dev", "/proc") if os.path.isdir(path)]
+
+
+def listening_sockets() -> list[str]:
+    """Path names of the unix sockets that somebody holds open in this network namespace; engines, buses and key agents are among them."""
+    paths: set[str] = set()
+    with open("/proc/net/unix", "rb") as table:
+        for line in table:
+            columns = line.rstrip(b"\n").split(None, 7)
+            if len(columns) == 8 and columns[7].startswith(b"/"):
+                paths.add(os.fsdecode(columns[7]))
+    return sorted(paths)
+
+
+def detach_below(path: str) -> None:
+    """Take every mount at or below `path` out of this mount namespace, so that nothing remains under the mask.
+
+    A mount that came from a more powerful namespace is locked (EINVAL, user_namespaces(7)); the mask alone hides that one.
+    """
+    for point in reversed(_mount_points(path)):
+        try:
+            syscalls.umount(point, syscalls.MNT_DETACH)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOENT):
+                raise
+
+
+def hide(path: str, keep: str) -> None:
+    """Show `path` as an empty folder that nobody can write to, or an empty file. Folders towards the workspace `keep` stay passable."""
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # what cannot even be looked at is hidden enough
+        return
+    if stat.S_ISLNK(found.st_mode):
+        path = os.path.realpath(path)
+        if not os.path.exists(path):
+            return
+    if not os.path.isdir(path):
+        syscalls.mount("/dev/null", path, None, syscalls.MS_BIND)
+        return
+    if is_below(keep, path):
+        syscalls.mount("tmpfs", path, "tmpfs", _INERT, "size=64k,mode=0711")
+        os.makedirs(keep, exist_ok=True)
+        syscalls.mount_setattr(path, syscalls.MOUNT_ATTR_RDONLY)
+    else:
+        syscalls.mount("tmpfs", path, "tmpfs", _INERT | syscalls.MS_RDONLY, "size=4k,mode=000")
+
+
+def _read_only_root() -> None:
+    with step("make / read-only"):
+        syscalls.mount_setattr("/", syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID, recursive=True)
+
+
+def _mount_points(top: str) -> list[str]:
+    """Mount points at or below `top`, in the order in which they were mounted."""
+    return [mount.point for mount in mountinfo.table() if is_below(mount.point, top)]
+
+
+def _proc() -> None:
+    with step("mount /proc"):
+        if not os.path.isdir("/proc"):
+            os.mkdir("/proc")
+        syscalls.mount("proc", "/proc", "proc", _INERT)
+    with step("mask /proc"):
+        attributes = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
+        for path in _PROC_READ_ONLY:
+            if os.path.exists(path):
+                syscalls.mount(path, path, None, syscalls.MS_BIND | syscalls.MS_REC)
+                syscalls.mount_setattr(path, attributes)
+        for name in _PROC_MASKED_FILES:
+            if os.path.exists(f"/proc/{name}"):
+                syscalls.mount("/dev/null", f"/proc/{name}", None, syscalls.MS_BIND)
+        for path in _PROC_MASKED_FOLDERS:
+            _mask_folder(path)
+
+
+def _sys() -> None:
+    """A /sys that shows the interfaces of this network namespace: which ones a sysfs shows is settled when it is mounted (sysfs(5)).
+
+    The kernel refuses a new one in a user namespace that sees parts of the old one masked for good (EPERM): interfaces are hidden there.
+    """
+    with step("mount /sys"):
+        groups = mountinfo.clone(_CGROUPS, recursive=True) if os.path.isdir(_CGROUPS) else -1
+        try:
+            try:
+                syscalls.mount("sysfs", "/sys", "sysfs", _INERT | syscalls.MS_RDONLY)
+            except PermissionError:
+                _hide_interfaces()
+                return
+            for path in _MASKED_SYS:
+                _mask_folder(path)
+            if groups >= 0:
+                syscalls.move_mount(groups, _CGROUPS)
+        finally:
+            if groups >= 0:
+                os.close(groups)
+
+
+def _hide_interfaces() -> None:
+    """Empty folders in the place of those that hold what /sys/class/net points to, and of that."""
+    names = os.listdir(_INTERFACES) if os.path.isdir(_INTERFACES) else []
+    for path in sorted({_INTERFACES, *(os.path.dirname(os.path.realpath(f"{_INTERFACES}/{name}")) for name in names)}):
+        _mask_folder(path)
+
+
+def _mask_folder(path: str) -> None:
+    if os.path.isdir(path):
+        syscalls.mount("tmpfs", path, "tmpfs", _INERT | syscalls.MS_RDONLY, "size=4k,mode=555")
+
+
+def _devpts(most: int) -> None:
+    options = f"newinstance,ptmxmode=0666,mode=0620,max={most}"  # the machine's own limit, kernel.pty.max, is one for all
+    try:
+        syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options + ",gid=5")
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # gid 5, tty, has no name in a user namespace of one group
+            raise
+        syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, options)
+
+
+def _dev(*, keep_all: bool = False) -> None:
+    """A read-only /dev of harmless devices, with places for /dev/shm and /dev/pts; with `keep_all` of whatever /dev holds, what is mounted there included.
+
+    It is a file system of its own: what a session removes or puts in the place of /dev/null would else be missing for all.
+    """
+    with step("mount /dev"):
+        if not os.path.isdir("/dev"):
+            os.mkdir("/dev")
+        found = _devices("/dev") if keep_all else {}
+        for name in _DEVICES:
+            if os.path.exists(f"/dev/{name}"):
+                found[name] = os.stat(f"/dev/{name}")
+        trees = {name: mountinfo.clone(f"/dev/{name}") for name, node in found.items() if not stat.S_ISDIR(node.st_mode)}
+        below = [os.path.relpath(point, "/dev") for point in _mount_points("/dev") if point != "/dev"] if keep_all else []
+        places = {name: mountinfo.clone(f"/dev/{name}", recursive=True) for name in below if "/" not in name and name not in trees}
+        links = {name: os.readlink(f"/dev/{name}") for name in os.listdir("/dev") if os.path.islink(f"/dev/{name}")} if keep_all else {}
+        syscalls.mount("tmpfs", "/dev", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "mode=0755,size=256k")
+        for name in sorted(found):
+            if stat.S_ISDIR(found[name].st_mode):
+                os.makedirs(f"/dev/{name}", exist_ok=True)
+            else:
+                _device(f"/dev/{name}", found[name], trees.pop(name))
+        for name, target in {**links, **_DEVICE_LINKS}.items():
+            if not os.path.lexists(f"/dev/{name}"):
+                os.symlink(target, f"/dev/{name}")
+        for name in ("shm", "pts", *places):
+            os.makedirs(f"/dev/{name}", exist_ok=True)
+            if name in places:
+                syscalls.move_mount(places[name], f"/dev/{name}")
+                os.close(places.pop(name))
+        syscalls.mount_setattr("/dev", syscalls.MOUNT_ATTR_RDONLY)
+
+
+def _devices(top: str) -> dict[str, os.stat_result]:
+    """Folders and devices below, by their paths in it; nothing of what is mounted there."""
+    found: dict[str, os.stat_result] = {}
+    here = os.lstat(top).st_dev
+    for folder, names, files in os.walk(top):
+        names[:] = [name for name in names if os.lstat(f"{folder}/{name}").st_dev == here]
+        for name in (*names, *files):
+            node = os.lstat(f"{folder}/{name}")
+            if stat.S_IFMT(node.st_mode) in (stat.S_IFDIR, stat.S_IFCHR, stat.S_IFBLK) and len(found) < _DEVICES_MAX:
+                found[os.path.relpath(f"{folder}/{name}", top)] = node
+    return found
+
+
+def _device(path: str, node: os.stat_result, tree: int) -> None:
+    """The device itself, or where this user may make none, what was mounted or bound: `tree`, which is closed."""
+    try:
+        os.mknod(path, node.st_mode, node.st_rdev)
+        os.chmod(path, stat.S_IMODE(node.st_mode))
+        os.chown(path, node.st_uid, node.st_gid)
+        os.close(os.open(path, os.O_PATH | os.O_CLOEXEC))
+    except PermissionError:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        syscalls.move_mount(tree, path)
+    finally:
+        os.close(tree)
+
+
+def _run() -> None:
+    """An empty /run: engine sockets, D-Bus and ssh-agents live there. What resolv.conf points to comes back."""
+    with step("mount /run"):
+        for run in ("/run", "/var/run"):
+            if not os.path.isdir(run) or os.path.islink(run):
+                continue
+            names = os.path.realpath("/etc/resolv.conf")
+            kept = syscalls.open_tree(names) if is_below(names, run) and os.path.isfile(names) else -1
+            syscalls.mount("tmpfs", run, "tmpfs", _NO_SPECIALS, "mode=0755")
+            if kept >= 0:
+                os.makedirs(os.path.dirname(names), exist_ok=True)
+                os.close(os.open(names, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+                syscalls.move_mount(kept, names)
+                os.close(kept)
+
+
+def cover(paths: Iterable[str], workspace_root: str) -> list[str]:
+    """In a session that is there already, what came up since: hide it. What it cannot be done for: what holds the workspace, or is in use as it is."""
+    failed: list[str] = []
+    for path in paths:
+        try:
+            if is_below(workspace_root, path):  # a mask would hide the workspace, which is mounted already
+                failed.append(path)
+            else:
+                _cover(path, workspace_root)
+        except OSError:
+            failed.append(path)
+    return failed
+
+
+def _cover(path: str, workspace_root: str) -> None:
+    if is_below(path, workspace_root):
+        return
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # what we cannot reach, nobody of this user can
+        return
+    if stat.S_ISDIR(found.st_mode):
+        hide(path, workspace_root)
+    if stat.S_ISSOCK(found.st_mode):
+        try:
+            syscalls.mount("/dev/null", path, None, syscalls.MS_BIND)
+        except FileNotFoundError:
+            pass
+
+
+def _workspace(workspace_root: str, mount_fd: int) -> None:
+    with step("mount the workspace"):
+        if not os.path.isdir(workspace_root):
+            os.makedirs(workspace_root)
+        syscalls.move_mount(mount_fd, workspace_root)
+        os.close(mount_fd)  # an open descriptor of a mount keeps it busy

@@ -1,0 +1,112 @@
+"""The agent's end of a socket to its zygote or to a session's runner."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eos_agent.ipc import frames as channel
+
+
+class Link:
+    """The agent's end of one socket: frames in by callback, frames out in order."""
+
+    def __init__(self, sock: socket.socket, on_frame: Callable[[channel.Frame], None], on_end: Callable[[], None]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._decoder = channel.Decoder()
+        self._turn = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._room: asyncio.Future[None] | None = None  # what the holder of the turn waits for when the peer's buffer is full
+        self._rest: asyncio.Task[bool] | None = None  # sends what is left of a frame that was begun
+        self._loop.add_reader(sock, self._read)
+
+    def _read(self) -> None:
+        try:
+            raw, fds = channel.receive(self._sock)
+            frames = self._decoder.feed(raw, fds)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, channel.BadFrame):
+            raw, frames = b"", []
+        for frame in frames:
+            self._on_frame(frame)
+        if not raw:
+            self.close()
+            self._on_end()
+
+    async def send(self, message: dict[str, Any], data: bytes | None = None, fds: Sequence[int] = ()) -> None:
+        """Queue one frame in order. A frame that was begun goes out whole, also when its sender is cancelled: half of one would spoil the next.
+
+        Raises:
+            OSError: the peer is gone, or the link was closed meanwhile.
+        """
+        raw = channel.encode(message, data, len(fds))
+        async with self._turn:
+            while self._open:
+                if self._rest is not None:
+                    await self._begun(self._rest)
+                    continue
+                try:
+                    sent = self._sock.sendmsg([raw], channel.rights(fds))
+                except (BlockingIOError, InterruptedError):
+                    await self._writable()
+                    continue
+                if sent < len(raw):
+                    self._rest = self._loop.create_task(self._send_rest(memoryview(raw)[sent:]))
+                    await self._begun(self._rest)
+                return
+        raise _gone()
+
+    async def _begun(self, rest: asyncio.Task[bool]) -> None:
+        whole = await asyncio.shield(rest)
+        self._rest = None
+        if not whole:
+            raise _gone()
+
+    async def _send_rest(self, rest: memoryview) -> bool:
+        """False: the peer is gone."""
+        while rest and self._open:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except (BlockingIOError, InterruptedError):
+                await self._writable()
+            except OSError:
+                return False
+        return not rest
+
+    async def _writable(self) -> None:
+        """Return once there is room, or the link was closed: the loop says nothing of a socket that it watches no more."""
+        ready = self._room = self._loop.create_future()
+        self._loop.add_writer(self._sock, resolve, ready)
+        try:
+            await ready
+        finally:
+            self._room = None
+            if self._open:
+                self._loop.remove_writer(self._sock)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._decoder.close()
+            self._sock.close()
+            if self._room is not None:
+                resolve(self._room)
+
+
+def _gone() -> BrokenPipeError:
+    return BrokenPipeError(errno.EPIPE, "the session's process is gone")
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

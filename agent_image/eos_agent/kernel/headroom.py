@@ -1,0 +1,237 @@
+"""Whether there is memory, and a place for a process, for one more session: asked before it is made, so that none is made that another pays for.
+
+Looked at is every limit that holds the sessions: that of all of them together, those of the cgroup that the agent was started in and of the
+ones above it (a container's), and what the machine has left. What the kernel can take back counts as free: file pages, and in version 2
+reclaimable kernel memory; before a refusal it is asked to take that back. cgroup-v2.rst, cgroup-v1/memory.rst; proc(5), MemAvailable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from eos_agent.kernel.cgroup_fs import descend, memberships, name_of, root_of, write
+from eos_agent.kernel.cgroups import Groups
+from eos_agent.wire.protocol import SERVER_BUSY, OperationError
+
+SESSION_BYTES = 3 << 20
+"""What a session takes with its first command, as its cgroup and the zygote's count it: measured 2.6 MB, of which 0.25 is the kernel's."""
+COMMANDS_BYTES = 16 << 20
+"""Left for commands to start with, in the sessions that there are."""
+FIRST_COMMAND_BYTES = 128 << 10
+"""What a session grows by with its first command: still to come in those that ran none, and so not free."""
+SESSION_PIDS = 8
+"""Left in the number of processes: its pid 1, a command of a few."""
+RECLAIM_EVERY_S = 1.0
+HINT = "publish_workspace_session or destroy_workspace_session ends one; a larger resource_profile has room for more"
+
+
+class Shortage(NamedTuple):
+    """A limit that has no room: `unit` is bytes or processes."""
+
+    limit: str
+    where: str
+    unit: str
+    needed: int
+    free: int
+    value: int
+
+
+class _Memory(NamedTuple):
+    """A cgroup with a memory limit, by its folder."""
+
+    where: str
+    fd: int
+    version_2: bool
+    usage_fd: int
+
+    @staticmethod
+    def of(where: str, fd: int, *, version_2: bool) -> _Memory:
+        return _Memory(where, fd, version_2, _open(fd, "memory.current" if version_2 else "memory.usage_in_bytes"))
+
+    def limit(self) -> int | None:
+        return _number(self.fd, "memory.max" if self.version_2 else "memory.limit_in_bytes")
+
+    def usage(self) -> int:
+        return int(os.pread(self.usage_fd, 32, 0))
+
+    def reclaimable(self) -> int:
+        names = ("inactive_file", "active_file", "slab_reclaimable") if self.version_2 else ("total_inactive_file", "total_active_file")
+        fd = _open(self.fd, "memory.stat")
+        try:
+            words = os.pread(fd, 65536, 0).decode().split()
+        finally:
+            os.close(fd)
+        found = dict(zip(words[::2], words[1::2], strict=False))
+        return sum(int(found.get(name, 0)) for name in names)
+
+    def reclaim(self, amount: int) -> None:
+        """Have the kernel take back what it can; it may find less than that."""
+        with contextlib.suppress(OSError):
+            if self.version_2:
+                write(self.fd, "memory.reclaim", str(amount))
+            else:
+                write(self.fd, "memory.force_empty", "0")
+
+
+class Headroom:
+    """What `open_headroom` found. Every method may be called from any thread, one at a time."""
+
+    def __init__(self, levels: list[_Memory], pids: list[tuple[int, int]], session_bytes: int) -> None:
+        self._levels, self._pids = levels, pids  # of `pids`: descriptors of pids.current, and of the folder
+        self.session_bytes = session_bytes
+        self._reclaimed = -RECLAIM_EVERY_S
+        self._meminfo = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        for level in self._levels:
+            os.close(level.usage_fd)
+            os.close(level.fd)
+        for current, folder in self._pids:
+            os.close(current)
+            os.close(folder)
+        os.close(self._meminfo)
+        self._levels, self._pids = [], []
+
+    def needed(self, making: int, fresh: int) -> int:
+        """For one more session while `making` others are being made and `fresh` ran no command yet."""
+        return self.session_bytes * (making + 1) + FIRST_COMMAND_BYTES * fresh + COMMANDS_BYTES
+
+    def quick(self, making: int, fresh: int) -> bool:
+        """Whether there is room without looking at what could be taken back: some microseconds for each limit."""
+        needed = self.needed(making, fresh)
+        for level in self._levels:
+            limit = level.limit()
+            if limit is not None and limit - level.usage() < needed:
+                return False
+        return self._available() >= needed and self._processes(making) is None
+
+    def shortage(self, making: int, fresh: int) -> Shortage | None:
+        """As `quick`, thoroughly: what is missing, or None."""
+        found = self._processes(making) or self._memory(making, fresh)
+        if found is not None and found.unit == "bytes" and time.monotonic() - self._reclaimed >= RECLAIM_EVERY_S:
+            self._reclaimed = time.monotonic()
+            for level in self._levels:
+                if level.where == found.where:
+                    level.reclaim(found.needed)
+            found = self._memory(making, fresh)
+        return found
+
+    def _memory(self, making: int, fresh: int) -> Shortage | None:
+        needed = self.needed(making, fresh)
+        for level in self._levels:
+            limit = level.limit()
+            if limit is None:
+                continue
+            free = limit - level.usage()
+            if free < needed:
+                free += level.reclaimable()
+            if free < needed:
+                return Shortage("memory", level.where, "bytes", needed, max(0, free), limit)
+        available = self._available()
+        if available < needed:
+            return Shortage("memory", "the machine", "bytes", needed, available, _memory_of_machine())
+        return None
+
+    def _processes(self, making: int) -> Shortage | None:
+        needed = SESSION_PIDS + making
+        for current, folder in self._pids:
+            limit = _number(folder, "pids.max")
+            if limit is not None and limit - int(os.pread(current, 32, 0)) < needed:
+                free = max(0, limit - int(os.pread(current, 32, 0)))
+                return Shortage("pids", "all sessions together", "processes", needed, free, limit)
+        return None
+
+    def _available(self) -> int:
+        for line in os.pread(self._meminfo, 512, 0).split(b"\n"):
+            if line.startswith(b"MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return 1 << 62  # a kernel that does not tell it
+
+
+def open_headroom(groups: Groups, session_bytes: int = SESSION_BYTES) -> Headroom:
+    """Where the sessions of these groups are held. Never fails: a cgroup that cannot be looked at is left out."""
+    levels: list[_Memory] = []
+    pids: list[tuple[int, int]] = []
+    for part in groups.parts:
+        if "memory" in part.controllers:
+            with contextlib.suppress(OSError):
+                levels.append(_Memory.of("all sessions together", os.dup(part.fd), version_2=not part.hierarchy))
+        if "pids" in part.controllers:
+            with contextlib.suppress(OSError):
+                pids.append((_open(part.fd, "pids.current"), os.dup(part.fd)))
+    with contextlib.suppress(OSError):
+        levels.extend(_above())
+    return Headroom(levels, pids, session_bytes)
+
+
+def _above() -> Iterator[_Memory]:
+    """The cgroup that the agent is in and those above it, as far as this namespace shows them and they have a limit."""
+    for hierarchy, own in memberships().items():
+        if hierarchy and "memory" not in hierarchy.split(","):
+            continue
+        root = root_of(hierarchy)
+        try:
+            path = own
+            while True:
+                fd = descend(root, path)
+                if _number(fd, "memory.limit_in_bytes" if hierarchy else "memory.max") is None:
+                    os.close(fd)
+                else:
+                    yield _Memory.of("the sandbox" if path in ("/", own) else f"{name_of(hierarchy)} {path}", fd, version_2=not hierarchy)
+                if path in ("/", ""):
+                    break
+                path = os.path.dirname(path)
+        finally:
+            os.close(root)
+
+
+def refused(found: Shortage, sessions: int) -> OperationError:
+    """The answer to who wanted the session."""
+    details: dict[str, Any] = {
+        "limit": found.limit,
+        "value": found.value,
+        "where": found.where,
+        f"needed_{found.unit}": found.needed,
+        f"free_{found.unit}": found.free,
+        "sessions": sessions,
+        "retryable": True,
+        "hint": HINT,
+    }
+    message = (
+        f"no room for another session: it needs {found.needed} {found.unit} of {found.limit}, "
+        f"{found.free} of {found.value} are free in {found.where}, with {sessions} sessions"
+    )
+    return OperationError(SERVER_BUSY, message, details, reason="sandbox_full")
+
+
+def too_many(sessions: int, value: int) -> OperationError:
+    """The answer when the configured number is reached."""
+    details = {"limit": "runtime.workspace.max_sessions", "value": value, "sessions": sessions, "retryable": True, "hint": HINT}
+    return OperationError(
+        SERVER_BUSY, f"no room for another session: there are {sessions}, which is the limit", details, reason="sandbox_full"
+    )
+
+
+def _memory_of_machine() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _open(dir_fd: int, name: str) -> int:
+    return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+
+
+def _number(dir_fd: int, name: str) -> int | None:
+    """A limit, or None where there is none: no such file, `max`, or more than the machine has."""
+    try:
+        fd = _open(dir_fd, name)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 32).strip()
+    finally:
+        os.close(fd)
+    return int(text) if text.isdigit() and int(text) < 1 << 60 else None

@@ -1,0 +1,135 @@
+"""One session's cgroup, as the agent uses it: stand still, go on, end what a command started, tell whether memory ran out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from typing import Any
+
+from eos_agent.kernel import cgroup_fs
+from eos_agent.kernel.cgroups import Groups
+from eos_agent.kernel.process_tag import FREEZE_LIMIT_S
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+
+_POLL_S = 0.0005
+
+
+class SessionGroup:
+    """A leaf of `Groups`; of no name where there are none. Everything in it, pid 1 too, is in the same leaf of each hierarchy."""
+
+    def __init__(self, groups: Groups, leaf: str) -> None:
+        self._groups, self._leaf = groups, leaf
+        self._told_kills = 0
+        self._holders = 0  # who froze it and did not thaw it yet
+
+    @property
+    def can_freeze(self) -> bool:
+        return bool(self._leaf) and self._groups.unified is not None
+
+    @property
+    def frozen(self) -> bool:
+        """Whether somebody made it stand still, so that its pid 1 answers nobody."""
+        return self._holders > 0
+
+    def path(self) -> str | None:
+        """Where it is in the hierarchy of version 2."""
+        part = self._groups.unified
+        return None if part is None or not self._leaf else os.path.join(part.path, self._leaf)
+
+    async def freeze(self) -> None:
+        """Stop every process of the session, its pid 1 too; returns when all stand still. Who had been stopped before stays so after `thaw`.
+
+        Raises:
+            OperationError: freeze_failed after 2 s; all of it goes on.
+        """
+        part = self._groups.unified
+        assert part is not None
+        self._holders += 1
+        deadline = time.monotonic() + FREEZE_LIMIT_S
+        try:
+            cgroup_fs.write(part.fd, f"{self._leaf}/cgroup.freeze", "1")
+            while "frozen 1" not in cgroup_fs.read(part.fd, f"{self._leaf}/cgroup.events"):
+                if time.monotonic() > deadline:
+                    moving = [{"pid": pid, "name": _name(pid)} for pid in cgroup_fs.members(part.fd, self._leaf)]
+                    raise OperationError(
+                        OPERATION_FAILED, f"cannot freeze: {moving[:8]}", {"processes": moving[:8]}, reason="freeze_failed"
+                    )
+                await asyncio.sleep(_POLL_S)
+        except BaseException:
+            self.thaw()
+            raise
+
+    def thaw(self) -> None:
+        """Go on, once everybody who froze it has called this. Harmless when the session is gone."""
+        part = self._groups.unified
+        assert part is not None
+        self._holders -= 1
+        if self._holders > 0:
+            return
+        with contextlib.suppress(FileNotFoundError, OSError):
+            cgroup_fs.write(part.fd, f"{self._leaf}/cgroup.freeze", "0")
+
+    async def kill_command(self, mark: int, leader: int) -> int:
+        """SIGKILL to all that descends from one command, while nothing in the session can fork; how many that were.
+
+        Args:
+            mark: what its processes bear (processes.py). leader: its process group, in the session's own numbers.
+        """
+        part = self._groups.unified
+        assert part is not None
+        await self.freeze()
+        try:
+            found = [pid for pid in cgroup_fs.members(part.fd, self._leaf) if _is_of(pid, mark, leader)]
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return len(found)
+        finally:
+            self.thaw()
+
+    def new_oom_kills(self) -> int:
+        """How many of its processes the kernel killed for want of memory since the last call."""
+        if not self._leaf:
+            return 0
+        for part in self._groups.parts:
+            if "memory" in part.controllers:
+                name = "memory.oom_control" if part.hierarchy else "memory.events"
+                with contextlib.suppress(OSError, ValueError):
+                    words = cgroup_fs.read(part.fd, f"{self._leaf}/{name}").split()
+                    count = int(words[words.index("oom_kill") + 1])
+                    new, self._told_kills = count - self._told_kills, count
+                    return new
+        return 0
+
+    def limits(self) -> dict[str, Any]:
+        """What the session is held to: the `limits` of answers."""
+        return self._groups.told()
+
+    def memory_max_bytes(self) -> int | None:
+        return self._groups.applied.memory_max_bytes
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().rstrip("\n")
+    return "?"
+
+
+def _is_of(pid: int, mark: int, leader: int) -> bool:
+    """Whether it bears the mark or is in the group; never pid 1, whose group is its own."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            fields = dict(line.split(b":", 1) for line in file if b":" in line)
+        if int(fields[b"NSpid"].split()[-1]) == 1:
+            return False
+        if leader and int(fields[b"NSpgid"].split()[-1]) == leader:
+            return True
+        if not mark:
+            return False
+        with open(f"/proc/{pid}/limits", "rb") as file:
+            return any(line.startswith(b"Max msgqueue size") and line.split()[3] == b"%d" % mark for line in file)
+    except (OSError, KeyError, ValueError, IndexError):
+        return False

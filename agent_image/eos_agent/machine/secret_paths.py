@@ -1,0 +1,94 @@
+"""What is hidden from sessions on this machine beside our own files: keys and tokens in homes, and the data of container engines.
+
+Names only, so that what is made later is hidden as well. Whoever makes a sandbox adds to it (`manager.local.hidden_paths`).
+"""
+
+from __future__ import annotations
+
+import os
+
+from eos_agent.machine import engine_roots
+
+SECRET_NAMES = (
+    # keys and what holds them
+    ".ssh", ".gnupg", ".pki", ".age", ".password-store", ".vault-token", ".keychain", ".local/share/keyrings", ".gnome2/keyrings",
+    ".local/share/kwalletd", ".config/sops", ".config/age", ".config/keybase", ".config/1Password", ".config/op", ".config/Bitwarden",
+    ".config/Bitwarden CLI", ".config/keepassxc", ".electrum", ".bitcoin", ".ethereum",
+    # clouds, clusters, registries
+    ".aws", ".azure", ".oci", ".kube", ".docker", ".boto", ".s3cfg", ".passwd-s3fs", ".config/gcloud", ".config/doctl", ".config/hcloud",
+    ".config/rclone", ".config/containers", ".config/helm", ".config/configstore", ".terraform.d/credentials.tfrc.json", ".terraformrc", ".pulumi/credentials.json", ".fly/config.yml",
+    ".netlify", ".config/netlify", ".vercel", ".config/vercel", ".wrangler", ".config/.wrangler", ".databrickscfg", ".snowsql",
+    ".snowflake", ".kaggle", ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".huggingface", ".ansible/vault",
+    # git forges
+    ".git-credentials", ".config/git/credentials", ".config/gh", ".config/glab-cli", ".config/hub", ".git-credential-cache",
+    # package managers
+    ".npmrc", ".yarnrc", ".yarnrc.yml", ".pypirc", ".config/pip", ".pip", ".gem/credentials", ".local/share/gem/credentials",
+    ".cargo/credentials", ".cargo/credentials.toml", ".m2/settings.xml", ".m2/settings-security.xml", ".gradle/gradle.properties",
+    ".nuget/NuGet", ".config/NuGet", ".composer/auth.json", ".config/composer/auth.json", ".config/pypoetry/auth.toml", ".condarc", ".hex/hex.config",
+    # networks, mail, data bases
+    ".netrc", "_netrc", ".authinfo", ".authinfo.gpg", ".pgpass", ".my.cnf", ".mylogin.cnf", ".mongorc.js", ".dbshell",
+    ".msmtprc", ".fetchmailrc", ".mbsyncrc", ".offlineimaprc", ".smbcredentials", ".cifs", ".curlrc", ".wgetrc", ".config/rustdesk",
+    ".thunderbird", ".config/evolution", ".local/share/evolution", ".Xauthority", ".ICEauthority",
+    # agents and their talks
+    ".claude", ".claude.json", ".codex", ".gemini", ".config/github-copilot", ".copilot", ".cursor", ".config/Cursor", ".aider.conf.yml",
+    ".config/goose", ".config/openai", ".openai", ".anthropic", ".config/anthropic", ".continue", ".config/io.datasette.llm", ".codeium",
+    ".local/share/opencode", ".config/opencode", ".config/amp", ".local/share/amp",
+    # editors that keep tokens
+    ".config/Code", ".config/VSCodium", ".vscode-server/data", ".config/JetBrains", ".config/Slack", ".config/discord", ".config/Signal",
+    # browsers
+    ".mozilla", ".config/google-chrome", ".config/chromium", ".config/BraveSoftware", ".config/microsoft-edge", ".config/vivaldi",
+    ".config/opera", ".var/app", "snap/firefox", "snap/chromium", ".cache/mozilla", ".cache/google-chrome", ".cache/chromium",
+    # histories
+    ".bash_history", ".zsh_history", ".zhistory", ".histfile", ".sh_history", ".ash_history", ".history", ".local/share/fish/fish_history",
+    ".local/share/atuin", ".python_history", ".node_repl_history", ".psql_history", ".mysql_history", ".sqlite_history", ".rediscli_history",
+    ".irb_history", ".lesshst", ".viminfo", ".config/nushell/history.txt", ".bash_sessions", ".zsh_sessions",
+    # other gateways of this program, in their usual places
+    ".local/state/eos", ".cache/eos", ".ephemeral-sandbox",
+)  # fmt: skip
+"""Below each home. Hidden are files that hold secrets by themselves or whole folders in which they lie; a tool that only has its settings there
+runs as if it had none."""
+
+ENGINE_ROOTS = (
+    "/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/var/lib/kubelet", "/var/lib/rancher", "/var/lib/etcd", "/var/lib/lxc",
+    "/var/lib/lxd", "/var/lib/incus", "/var/lib/machines", "/var/lib/libvirt", "/var/snap/docker", "/var/snap/lxd", "/var/snap/microk8s",
+    "/var/lib/buildkit", "/var/lib/nerdctl",
+)  # fmt: skip
+"""Where engines keep containers, images and volumes unless their configuration says otherwise; also of one that is started later."""
+ENGINE_ROOTS_OF_HOME = (".local/share/docker", ".local/share/containers", ".local/share/containerd", ".local/share/nerdctl")
+MACHINE_SECRETS = ("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/ssl/private", "/etc/docker/key.json")
+"""Of the machine: a session of root would read them."""
+FIRST_UID, LAST_UID = 1000, 65533
+
+
+def homes() -> list[str]:
+    """Of the person that started the agent; of everybody when that is root."""
+    found = {os.environ.get("HOME", "")}
+    try:
+        with open("/proc/self/uid_map") as f:
+            uid = int(f.read().split()[1])
+        with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as f:
+            for line in f:
+                fields = line.split(":")
+                if (
+                    len(fields) > 5
+                    and fields[2].isdigit()
+                    and (int(fields[2]) == uid or (uid == 0 and FIRST_UID <= int(fields[2]) <= LAST_UID))
+                ):
+                    found.add(fields[5])
+    except (OSError, IndexError):
+        pass
+    return [home for home in sorted(found) if home.startswith("/") and home != "/" and os.path.isdir(home)]
+
+
+def ssh_host_keys() -> list[str]:
+    try:
+        return [f"/etc/ssh/{name}" for name in sorted(os.listdir("/etc/ssh")) if name.startswith("ssh_host_") and name.endswith("_key")]
+    except OSError:
+        return []
+
+
+def hidden_here() -> list[str]:
+    """Every path that is hidden in local sessions of this machine, whether or not it is there yet, but for what gateways note (neighbours.py)."""
+    below, people = (*SECRET_NAMES, *ENGINE_ROOTS_OF_HOME), homes()
+    of_homes = [os.path.join(home, name) for home in people for name in below]
+    return [*of_homes, *ENGINE_ROOTS, *engine_roots.configured(people), *MACHINE_SECRETS, *ssh_host_keys()]

@@ -1,0 +1,100 @@
+"""One connection of a JSON-line listener: a stream, and a short way for the request that comes, whole, while nothing else is under way on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from eos_agent.base import eager
+
+Answer = Callable[[bytes], Coroutine[Any, Any, bool]]
+"""Answers the request of one line; True when the connection stays open for another."""
+
+
+class Connection(asyncio.StreamReaderProtocol):
+    """As asyncio's own streams, but that it is read from by `read`, and that a line is answered at once while somebody awaits `requests`.
+
+    Such a line is answered from within the callback of its arrival: no task has to be woken up for it. Whatever else comes is kept in the stream.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(reader, accept, loop=loop)
+        self._reader, self._turning = reader, loop
+        self._held = 0  # bytes in the stream that nobody read yet
+        self._ended = False
+        self._longest = 0
+        self._answer: Answer | None = None
+        self._waiting: asyncio.Future[bool] | None = None  # with `_answer`, for the moment when there is more to do than that
+        self._under_way: asyncio.Task[bool] | None = None
+
+    async def read(self, size: int) -> bytes:
+        """As StreamReader.read."""
+        data = await self._reader.read(size)
+        self._held -= len(data)
+        return data
+
+    async def requests(self, answer: Answer, longest: int) -> bool:
+        """Answer lines that come alone, of at most `longest` bytes. True: there is something else to read; False: an answer was the last one.
+
+        Raises:
+            what `answer` raises.
+        """
+        if self._held or self._ended:
+            return True
+        self._answer, self._longest = answer, longest
+        self._waiting = self._turning.create_future()
+        try:
+            return await self._waiting
+        finally:
+            self._waiting = self._answer = None
+            if self._under_way is not None:
+                self._under_way.cancel()
+                await asyncio.wait([self._under_way])
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is not None and self._alone(data):
+            self._under_way = eager.start(self._turning, self._answer(data))
+            self._under_way.add_done_callback(self._answered)
+            return
+        self._held += len(data)
+        super().data_received(data)
+        self._look()
+
+    def _alone(self, data: bytes) -> bool:
+        """Whether it is one whole line, and nothing else is there or under way."""
+        busy = self._under_way is not None or self._held or self._ended
+        return not busy and len(data) <= self._longest and data.startswith(b"{") and data.find(b"\n") == len(data) - 1
+
+    def eof_received(self) -> bool | None:
+        self._ended = True
+        keep = super().eof_received()
+        self._look()
+        return keep
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+        super().connection_lost(exc)
+        self._look()
+
+    def _answered(self, task: asyncio.Task[bool]) -> None:
+        self._under_way = None
+        error = None if task.cancelled() else task.exception()
+        waiting = self._waiting
+        if waiting is None or waiting.done():
+            return
+        if error is not None:
+            waiting.set_exception(error)
+        elif task.cancelled() or not task.result():  # cancelled from inside, by what it waited for: nobody will answer its peer
+            waiting.set_result(False)
+        else:
+            self._look()
+
+    def _look(self) -> None:
+        if self._waiting is not None and not self._waiting.done() and self._under_way is None and (self._held or self._ended):
+            self._waiting.set_result(True)

@@ -1,0 +1,340 @@
+"""Operation name -> what the agent does for it: arguments checked against the catalog, then one method each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eos_agent.base import log, telemetry
+from eos_agent.base.pool import Pool
+from eos_agent.base.settings import Settings
+from eos_agent.base.telemetry import Telemetry
+from eos_agent.files import head
+from eos_agent.files.mounted import MAX_EDIT_BYTES, MAX_LIST_ENTRIES
+from eos_agent.files.text import MAX_WINDOW_BYTES, MAX_WINDOW_LINES
+from eos_agent.observe import daemon as observe_daemon
+from eos_agent.observe import events as observe_events
+from eos_agent.observe import layerstack as observe_layerstack
+from eos_agent.observe import resources as observe_resources
+from eos_agent.observe import snapshot as observe_snapshot
+from eos_agent.observe import topology as observe_topology
+from eos_agent.observe import trace as observe_trace
+from eos_agent.observe.diagnostics import Diagnostics
+from eos_agent.observe.sampler import Sampler
+from eos_agent.sessions import file_calls, look_back, publish, rebase, unpublished
+from eos_agent.sessions.check_store import Checks
+from eos_agent.sessions.commands import Commands
+from eos_agent.sessions.squash import Squashes
+from eos_agent.sessions.table import Sessions
+from eos_agent.wire.arguments import check_arguments
+from eos_agent.wire.encoding import bytes_of, encoding_of
+from eos_agent.wire.operations import INTERNAL_NAMES, find
+from eos_agent.wire.operations_observe import OBSERVABILITY
+from eos_agent.wire.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
+
+if TYPE_CHECKING:
+    from layerstack.export.stream import FileRange
+    from layerstack.store import Store
+
+
+class Stream(NamedTuple):
+    """An answer that is not one line: pieces of bytes or of files, sent as they come; nothing else follows on the connection."""
+
+    pieces: AsyncGenerator[bytes | FileRange]
+
+
+UNTRACED = frozenset({"sandbox_daemon_ready", *(operation.name for operation in OBSERVABILITY)})
+"""Looking leaves no trace of its own: the newest one is that of the last request that did something."""
+CHANGING_FILES = frozenset({"write", "edit", "delete", "move"})
+
+Handler = Callable[[dict[str, Any], Request], Awaitable[dict[str, Any]]]
+
+
+class Handlers:
+    """The operations of one agent."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        sessions: Sessions,
+        commands: Commands,
+        pool: Pool,
+        exports: Pool,
+        recorder: Telemetry | None = None,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.sessions = sessions
+        self.commands = commands
+        self.pool = pool
+        self.exports = exports
+        self.telemetry = recorder or Telemetry(None)
+        self.diagnostics = Diagnostics(settings)
+        self.sampler = Sampler(settings, sessions, pool)
+        self.sampler.on_sample = self._diagnose
+        self.connections_in_use: Callable[[], int] = lambda: 0
+        self.checks = Checks(store)
+        self.squashes = Squashes(sessions, exports)
+        self.squashes.on_event = self._happened
+        self._table: dict[str, Handler] = {
+            "exec_command": lambda args, request: commands.exec(args, request.request_id),
+            "write_command_stdin": lambda args, _: commands.write_stdin(args),
+            "read_command_lines": self._now(commands.read_lines),
+            "wait_command": lambda args, _: commands.wait(args),
+            "signal_command": lambda args, _: commands.signal(args),
+            "close_stdin": lambda args, _: commands.close_stdin(args),
+            "list_commands": self._now(commands.list),
+            "file_read": self._file("read"),
+            "file_write": self._file("write"),
+            "file_edit": self._file("edit"),
+            "file_list": self._file("list"),
+            "file_stat": self._file("stat"),
+            "file_delete": self._file("delete"),
+            "file_move": self._file("move"),
+            "file_search": lambda args, request: file_calls.search(sessions, args, request.request_id),
+            "file_blame": self._history(look_back.file_blame),
+            "diff_draft": self._history(look_back.diff_draft),
+            "list_versions": self._history(look_back.list_versions),
+            "diff_versions": self._history(look_back.diff_versions),
+            "pin_version": self._changing(look_back.pin_version),
+            "unpin_version": self._history(look_back.unpin_version),
+            "rollback_to": self._changing(look_back.rollback_to),
+            "fsck": lambda args, _: self.checks.page(args),
+            "create_workspace_session": lambda args, request: sessions.create(args, request.request_id),
+            "publish_workspace_session": lambda args, request: publish.publish(sessions, args, request.request_id),
+            "rebase_workspace_session": lambda args, request: rebase.rebase(sessions, args, request.request_id),
+            "destroy_workspace_session": lambda args, request: sessions.destroy(args, request.request_id),
+            "recover_workspace_session": lambda args, _: sessions.recover(args),
+            "list_workspace_sessions": self._list_sessions,
+            "preview_publish": lambda args, request: publish.preview(sessions, args, request.request_id),
+            "list_drafts": self._list_drafts,
+            "discard_draft": self._discard_draft,
+            "snapshot": lambda _args, _request: observe_snapshot.snapshot(self),
+            "trace": lambda args, _: observe_trace.trace(self, args),
+            "events": lambda args, _: observe_events.events(self, args),
+            "resources": lambda args, _: observe_resources.resources(self, args),
+            "daemon": lambda _args, _request: observe_daemon.daemon(self),
+            "topology": lambda _args, _request: observe_topology.topology(self),
+            "cgroup": lambda args, _: observe_resources.cgroup(self, args),
+            "layerstack": lambda args, _: observe_layerstack.layerstack(self, args),
+        }
+
+    @staticmethod
+    def _now(call: Callable[[dict[str, Any]], dict[str, Any]]) -> Handler:
+        async def handler(args: dict[str, Any], _request: Request) -> dict[str, Any]:
+            return call(args)
+
+        return handler
+
+    async def perform(self, request: Request) -> dict[str, Any] | Stream:
+        """The result of one request; whatever comes of it, its trace can be read from then on.
+
+        Raises:
+            OperationError and whatever the operation raises; failures.operation_error makes an envelope of it.
+        """
+        if request.op in UNTRACED:
+            return await self._perform(request)
+        known = request.op in INTERNAL_NAMES or request.op == "export_stream" or find(request.op) is not None
+        with self.telemetry.request(request.request_id, op=request.op if known else "unknown"):
+            return await self._perform(request)
+
+    async def _perform(self, request: Request) -> dict[str, Any] | Stream:
+        if request.op == "sandbox_daemon_ready":
+            return {"status": "ready", "sandbox_id": self.settings.sandbox_id, "daemon": "sandbox-daemon"}
+        if request.op == "cancel_request":
+            return await self.commands.cancel_request(request.args)
+        if request.op == "unpublished_work":
+            return await self._unpublished(request.args)
+        if request.op == "squash_layerstack":
+            with telemetry.span("layerstack.squash.squash"), telemetry.Phases(telemetry.SQUASHING):
+                return await self.squashes.perform()
+        if request.op == "export_stream":
+            return Stream(self._export(request.args))
+        operation, handler = find(request.op), self._table.get(request.op)
+        if operation is None or handler is None:
+            raise OperationError(UNKNOWN_OP, f"unknown operation: {request.op}", {"op": request.op}, reason="unknown_op")
+        given = self._raw_defaults(request.op, request.args)
+        args = check_arguments(operation, given, server=True)
+        for key in ("layer_id", "limit"):  # raw requests have these beyond the catalog
+            if key in given and key not in args:
+                args[key] = given[key]
+        named = args.get("workspace_session_id")
+        if isinstance(named, str) and self.store.dead.find(named) is not None:
+            await self.sessions.recovering.settled(named)
+        return await handler(args, request)
+
+    def _raw_defaults(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """What a request without a client means: the configured defaults, and numbers that the server reads more widely."""
+        given = dict(args)
+        if op == "file_read":
+            given.setdefault("limit", self.settings.get("runtime.file.read_lines_default", MAX_WINDOW_LINES))
+            if given.get("offset") == 0:
+                given["offset"] = 1
+        elif op == "read_command_lines":
+            given.setdefault("limit", self.settings.get("runtime.command.read_lines_default", 200))
+        return given
+
+    def _file(self, name: str) -> Handler:
+        root = self.settings.workspace_root
+        limits: dict[str, Any] = {
+            "read": {"max_bytes": self.settings.get("runtime.file.max_output_bytes", MAX_WINDOW_BYTES)},
+            "edit": {"max_bytes": self.settings.get("runtime.file.max_edit_bytes", MAX_EDIT_BYTES)},
+            "list": {"max_entries": self.settings.get("runtime.file.max_list_entries", MAX_LIST_ENTRIES)},
+        }.get(name, {})
+
+        async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
+            session_id, agent = args.pop("workspace_session_id", None), args.pop("agent", None)
+            content = args.pop("content", None)
+            data = None if content is None else bytes_of(content, encoding_of(args))
+            args.update(limits)
+            if session_id is not None:
+                return await file_calls.file_op(self.sessions, session_id, name, args, data)
+            with telemetry.Phases(telemetry.PUBLISHING if name in CHANGING_FILES else {}):
+                return await self.pool.run(
+                    lambda: head.perform_on_head(self.store, name, root, args, data, request_id=request.request_id, agent=agent)
+                )
+
+        return handler
+
+    def _history(self, call: Callable[[Store, str, dict[str, Any]], dict[str, Any]]) -> Handler:
+        async def handler(args: dict[str, Any], _request: Request) -> dict[str, Any]:
+            return await self.pool.run(lambda: call(self.store, self.settings.workspace_root, args))
+
+        return handler
+
+    def _changing(self, call: Callable[[Store, str, dict[str, Any], str], dict[str, Any]]) -> Handler:
+        async def handler(args: dict[str, Any], request: Request) -> dict[str, Any]:
+            with telemetry.Phases(telemetry.PUBLISHING):
+                return await self.sessions.captures.run(
+                    lambda: call(self.store, self.settings.workspace_root, args, request.request_id), request_id=request.request_id
+                )
+
+        return handler
+
+    async def _unpublished(self, args: dict[str, Any]) -> dict[str, Any]:
+        """For the manager, before it destroys the sandbox: what is in no version. With `clean` sessions are looked at exactly."""
+        from eos_agent.sessions import quarantine
+
+        dead = await self.sessions.dead_rows(patient=args.get("clean") is True)
+        live = list(self.sessions.live.values())
+        found = await self.sessions.captures.run(lambda: unpublished.of_sandbox(live, clean=args.get("clean") is True))
+        drafts = await self.pool.run(self.store.drafts)
+        rows = [*(draft.to_json() for draft in drafts), *quarantine.drafts(self.store)]
+        return {**found, "dead_sessions": dead, "drafts": rows, "layers": max(0, len(self.store.head.layers) - 1)}
+
+    async def _list_sessions(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
+        dead = await self.sessions.dead_rows(patient=True)
+        found: dict[str, Any] = {"sessions": await self.sessions.rows()}
+        return {**found, "dead_sessions": dead} if dead else found
+
+    async def _list_drafts(self, _args: dict[str, Any], _request: Request) -> dict[str, Any]:
+        await self.sessions.recovering.quiet()
+        drafts = await self.pool.run(self.store.drafts)
+        from eos_agent.sessions import quarantine
+
+        return {"drafts": [*(draft.to_json() for draft in drafts), *quarantine.drafts(self.store)]}
+
+    async def _discard_draft(self, args: dict[str, Any], _request: Request) -> dict[str, Any]:
+        draft_id = args["draft_id"]
+
+        def discard() -> int:
+            size_bytes = self.store.discard_draft(draft_id)
+            self.store.scrap.settle()
+            return size_bytes
+
+        size = await self.pool.run(discard)
+        self.sessions.forget_draft(draft_id)
+        return {"draft_id": draft_id, "discarded": True, "bytes": size}
+
+    def _export(self, args: dict[str, Any]) -> AsyncGenerator[bytes | FileRange]:
+        """The folded delta of a version (default: the head), from `offset` of its tar on; contract section 10."""
+        numbers: dict[str, int | None] = {}
+        for name in ("version", "offset"):
+            value = args.get(name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise OperationError(INVALID_REQUEST, f"{name} must be a number from 0", {"argument": name}, reason="wrong_type")
+            numbers[name] = value
+        span = telemetry.span("layerstack.export.stream", offset=numbers["offset"] or 0)
+        given = (
+            numbers["version"],
+            numbers["offset"] or 0,
+            args.get("xattrs") is True,
+            args.get("digests") is True,
+            args.get("earlier") is True,
+            args.get("sparse") is True,
+            args.get("base") is True,
+            args.get("runs") is True,
+            args.get("outputs") is True,
+        )
+        return self._export_pieces(*given, span)
+
+    async def _export_pieces(
+        self,
+        version: int | None,
+        offset: int,
+        xattrs: bool,
+        by_digests: bool,
+        older: bool,
+        holes: bool,
+        base: bool,
+        runs: bool,
+        outputs: bool,
+        span: telemetry.Span | telemetry.Nothing,
+    ) -> AsyncGenerator[bytes | FileRange]:
+        from layerstack.core.layer_times import outputs_of
+        from layerstack.export import stream
+        from layerstack.layers import index_cursor
+
+        broken: BaseException | None = None
+        try:
+            lease = self.store.lease(version)  # held for as long as somebody reads
+            with telemetry.within(span):
+                snapshot = await self.exports.run(lease.__enter__)
+            digests: index_cursor.Digests | None = None
+            try:
+                live = list(self.sessions.live)
+                digests = index_cursor.Digests(self.store.root) if by_digests else None
+                earlier = snapshot.earlier if older else None
+                pieces = stream.stream(
+                    snapshot,
+                    live_workspace_sessions=live,
+                    offset=offset,
+                    xattrs=xattrs,
+                    digests=digests,
+                    earlier=earlier,
+                    holes=holes,
+                    base=base,
+                    root=self.store.root if runs else None,
+                    outputs=outputs_of(self.store, snapshot) if outputs else None,
+                )
+                while piece := await self.exports.run(lambda: next(pieces, b"")):
+                    yield piece
+            finally:
+                if digests is not None:
+                    digests.close()
+                with telemetry.within(span):
+                    await self.exports.run(lambda: lease.__exit__(None, None, None))
+        except BaseException as error:
+            broken = error
+            raise
+        finally:
+            span.end(broken)
+
+    # Looking
+
+    def count_tasks(self) -> int:
+        return len(asyncio.all_tasks())
+
+    def _happened(self, name: str, attrs: dict[str, Any]) -> None:
+        """What nobody's request was the cause of."""
+        log.log(name, **attrs)
+        self.telemetry.happened(name, attrs)
+
+    def _diagnose(self, ts: int) -> None:
+        """At each sample, in its thread."""
+        inside = observe_daemon.own_figures()
+        self.diagnostics.look(
+            ts, **inside, about=lambda: observe_daemon.measure({"ownership": {}, "transcripts": self.settings.transcripts})
+        )

@@ -1,0 +1,496 @@
+"""One command from spawn to its terminal state.
+
+Everything here runs on the event loop. A command has ended when its process group is gone and its output is drained; it is *terminal*, and
+may be reported so, when its session has been settled too, if it was the last command of an implicit one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import errno
+import math
+import os
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.base import telemetry
+from eos_agent.sessions.carriage_return import collapse
+from eos_agent.sessions.transcript import ANSWER_MAX_BYTES, Transcript
+from eos_agent.wire.encoding import BASE64, UTF8
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from layerstack.kernel import fsync
+
+if TYPE_CHECKING:
+    from eos_agent.sessions.session import Session
+
+READ_BYTES = 64 * 1024
+TAIL_BYTES = 8 * 1024
+DRAIN_S = 0.1
+CLOSE_LATER_S = 0.002
+
+
+class Command:
+    """One command. `finished`: no process of it is waited for any more; `terminal`: its end may be reported."""
+
+    def __init__(
+        self, command_id: str, session: Session, text: str, request_id: str, directory: str, *, split: bool, max_bytes: int
+    ) -> None:
+        self.id = command_id
+        self.session = session
+        self.text = text
+        self.request_id = request_id
+        self.span = telemetry.span("command.exec", command_session_id=command_id, workspace_session_id=session.id)
+        self.started = time.monotonic()
+        self.started_unix_ms = int(time.time() * 1000)
+        self.ended: float | None = None
+        self.exit_code: int | None = None
+        self.leader_code: int | None = None
+        self.waiting_on: list[dict[str, Any]] = []
+        self.left_behind: list[dict[str, Any]] = []
+        self.timed_out = self.cancelled = self.finished = False
+        self.over = asyncio.Event()  # set with `finished`
+        self.terminal = asyncio.Event()
+        self.answerable = asyncio.Event()  # it is terminal, or it has ended itself and what it left in its group lives on
+        self.outcome: dict[str, Any] = {}  # what the settling of the session adds to the result
+        self.lost: OperationError | None = None  # the session died under it: nobody knows an exit code
+        self.output = Transcript(directory, "output", max_bytes)
+        self.errors = Transcript(directory, "stderr", max_bytes) if split else None
+        self.directory = directory
+        self.on_finished: Callable[[Command], None] = lambda _command: None
+        self.completion = "process_group"
+        self.leader_grace_s = 0.0
+        self.answer_bytes = ANSWER_MAX_BYTES
+        self._group_gone = self._attached = self._killing = False
+        self._loop = asyncio.get_running_loop()
+        self._readers: dict[int, Transcript] = {}
+        self._input = -1
+        self._tty = False
+        self._line_open = False  # the terminal holds the beginning of a line
+        self._input_lock = asyncio.Lock()
+        self._room: asyncio.Future[None] | None = None  # what a write waits for when the input is full
+        self._cursor = self._cursor_errors = 0
+        self._seen_open = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # Output
+
+    def attach(self, fds: dict[str, int]) -> None:
+        """Take over the descriptors of the spawned process."""
+        self.started = time.monotonic()
+        self._attached = True
+        if "tty" in fds:
+            self._tty = True
+            self._input = fds["tty"]
+            self._readers[fds["tty"]] = self.output
+        else:
+            self._input = fds.get("stdin", -1)
+            for name in ("stdout", "stderr"):
+                if name in fds:
+                    self._readers[fds[name]] = self.errors if name == "stderr" and self.errors is not None else self.output
+        for fd in self._readers:
+            self._loop.add_reader(fd, self._readable, fd)
+        if self._group_gone:  # it was faster than the answer to its spawn
+            self._drain()
+
+    def _readable(self, fd: int) -> bool:
+        """Read one piece; False when there is nothing (more) to read now."""
+        transcript = self._readers.get(fd)
+        if transcript is None:
+            return False
+        try:
+            data = os.read(fd, READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:  # EIO: the last process closed the terminal
+                self.outcome["output_error"] = errno.errorcode.get(error.errno or 0, "EIO")
+            data = b""
+        if data:
+            transcript.append(data)
+            return True
+        self._end_of(fd)
+        if self._group_gone and not self._readers:
+            self._finish()
+        return False
+
+    def _end_of(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        del self._readers[fd]
+        if fd != self._input:
+            os.close(fd)
+
+    def _drain(self) -> None:
+        """The group is gone: read what is there, and for at most 100 ms what processes that left the group still write."""
+        for fd in list(self._readers):
+            for _ in range(64):
+                if not self._readable(fd):
+                    break
+        if not self.finished:
+            if self._readers:
+                self._loop.call_later(DRAIN_S, self._finish)
+            else:
+                self._finish()
+
+    # What the runner reports
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        if kind == "leader_exit":
+            self.leader_code = os.waitstatus_to_exitcode(int(event["status"]))
+            if self.completion == "leader" and not self._group_gone:
+                self._gone([])
+        elif kind == "waiting_on":
+            self.waiting_on = list(event.get("processes", []))
+            if self._lingering is None:
+                self._lingering = self._loop.call_later(self.leader_grace_s, self._linger)
+        elif kind == "group_gone" and not self._group_gone and not self._killing:  # what left the group has to go too
+            self._gone(list(event.get("left_behind", [])))
+
+    def _linger(self) -> None:
+        """The command itself ended a while ago, and others of its group live: whoever waits for an answer gets it."""
+        if not self._group_gone:
+            self.answerable.set()
+
+    def _gone(self, left_behind: list[dict[str, Any]]) -> None:
+        self._group_gone = True
+        self.waiting_on = []
+        self.left_behind = left_behind
+        if self._attached:  # else its descriptors are not here yet, and `attach` goes on
+            self._drain()
+
+    def _finish(self) -> None:
+        if self.finished:
+            return
+        self.finished = True
+        self.over.set()
+        self.ended = time.monotonic()
+        for timer in (self._timer, self._lingering):
+            if timer is not None:
+                timer.cancel()
+        for fd in list(self._readers):
+            self._end_of(fd)
+        self._close_input()
+        self.output.finish()
+        if self.errors is not None:
+            self.errors.finish()
+        self.exit_code = 124 if self.timed_out else 130 if self.cancelled else self.leader_code
+        if self.leader_code:
+            self._tell_of_memory()
+        self.on_finished(self)
+
+    def _tell_of_memory(self) -> None:
+        """Whether a failure may come from the limit of memory: the kernel counts whom it killed for that, by session and not by command."""
+        group = self.session.runner.group
+        kills = group.new_oom_kills()
+        if kills:
+            limit = group.memory_max_bytes()
+            self.outcome["oom_kills"] = kills
+            room = "its sandbox" if limit is None else f"its {limit} bytes"
+            self.outcome.setdefault("hint", f"the kernel killed {kills} of the session's processes: {room} of memory were used up")
+
+    def lose(self) -> None:
+        """The session's processes are gone and nobody reports: end without an exit code."""
+        self._group_gone = True
+        for fd in list(self._readers):
+            for _ in range(64):
+                if not self._readable(fd):
+                    break
+        self._finish()
+
+    # Input
+
+    @property
+    def input_open(self) -> bool:
+        return self._input >= 0
+
+    async def write(self, text: str, *, deadline_s: float | None) -> None:
+        """Write all of it, verbatim.
+
+        Raises:
+            OperationError: operation_failed; the input is closed, or it took no more for `deadline_s`.
+        """
+        data = memoryview(text.encode("utf-8", "surrogatepass"))
+        total = len(data)
+        if not total:
+            return
+        async with self._input_lock:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    while data:
+                        if self._input < 0:
+                            raise self._input_closed(total - len(data))
+                        try:
+                            data = data[os.write(self._input, data[:READ_BYTES]) :]
+                        except (BlockingIOError, InterruptedError):
+                            await self._writable()
+                        except OSError as error:
+                            if error.errno not in (errno.EPIPE, errno.EIO, errno.EBADF):
+                                raise
+                            raise self._input_closed(total - len(data)) from None
+            except TimeoutError:
+                written = total - len(data)
+                raise OperationError(
+                    OPERATION_FAILED,
+                    f"stdin_backpressure: the command took {written} of {total} bytes within {deadline_s:g} s",
+                    {"command_session_id": self.id, "written_bytes": written, "total_bytes": total, "retryable": True},
+                    reason="stdin_backpressure",
+                ) from None
+            self._line_open = not text.endswith("\n")
+
+    def _input_closed(self, written: int) -> OperationError:
+        return OperationError(
+            OPERATION_FAILED,
+            f"standard input of {self.id} is closed",
+            {"command_session_id": self.id, "written_bytes": written},
+            reason="stdin_closed",
+        )
+
+    async def _writable(self) -> None:
+        fd = self._input
+        ready = self._room = self._loop.create_future()
+        self._loop.add_writer(fd, _set, ready)
+        try:
+            await ready
+        finally:
+            self._room = None
+            if self._input == fd:
+                self._loop.remove_writer(fd)
+
+    async def end_input(self) -> None:
+        """End of file: the pipe is closed, or the terminal's end-of-file character is typed."""
+        if self._tty:
+            await self.write("\x04\x04" if self._line_open else "\x04", deadline_s=2)
+            self._line_open = False
+        elif self._input >= 0:
+            async with self._input_lock:
+                self._close_input()
+        else:
+            raise self._input_closed(0)
+
+    def _close_input(self) -> None:
+        if self._input >= 0:
+            fd, self._input = self._input, -1
+            self._loop.remove_writer(fd)
+            if self._room is not None:  # it would wait in vain for a descriptor that is watched no more
+                _set(self._room)
+            if fd in self._readers:
+                self._loop.remove_reader(fd)
+                del self._readers[fd]
+            if self._tty:  # the last close of a terminal takes a third of a millisecond: after the answer
+                self._loop.call_later(CLOSE_LATER_S, os.close, fd)
+            else:
+                os.close(fd)
+
+    def feed(self, text: str) -> None:
+        """Write the initial input in the background and, without a terminal, end it there."""
+
+        async def run() -> None:
+            try:
+                await self.write(text, deadline_s=None)
+                if not self._tty:
+                    await self.end_input()
+            except OperationError:
+                pass  # the command did not want all of it
+
+        self._spawn(run())
+
+    # Ending it
+
+    def limit(self, timeout_s: float) -> None:
+        """Kill the whole tree that long after its start."""
+
+        def expired() -> None:
+            if not self.finished and not self._group_gone:
+                self.timed_out = True
+                self._spawn(self._kill())
+
+        self._timer = self._loop.call_at(self._loop.time() + max(0.0, self.started + timeout_s - time.monotonic()), expired)
+
+    def cancel(self) -> bool:
+        """Kill the whole tree; False when the command has ended by itself."""
+        if self.finished or self._group_gone:
+            return False
+        if not self.cancelled:
+            self.cancelled = True
+            self._spawn(self._kill())
+        return True
+
+    async def _kill(self) -> None:
+        runner, self._killing = self.session.runner, True
+        try:
+            await runner.kill_tree(self.id)
+        except OperationError:
+            return  # the session itself is gone, which ends its commands
+        finally:
+            self._killing = False
+        if not self._group_gone:
+            self._gone([])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Telling
+
+    async def wait(self, until: float) -> None:
+        """Until it is terminal, or the monotonic time `until`."""
+        await _until(self.terminal, until)
+
+    async def wait_for_answer(self, until: float) -> None:
+        """As `wait`, but no longer than until the command itself has ended: what it left in the background may hold its output for days. Where
+        that was so before, whoever asks waits for what is in the background."""
+        await _until(self.terminal if self.answerable.is_set() else self.answerable, until)
+
+    def end_terminal(self) -> None:
+        """Its end may be reported."""
+        self.terminal.set()
+        self.answerable.set()
+
+    async def wait_finished(self, until: float) -> None:
+        """As `wait`, for the end of its processes: who holds the session's gate would wait in vain for the settling that follows."""
+        await _until(self.over, until)
+
+    @property
+    def status(self) -> str:
+        if not self.terminal.is_set():
+            return "running"
+        if self.timed_out:
+            return "timed_out"
+        if self.cancelled:
+            return "cancelled"
+        return "ok" if self.exit_code == 0 else "error"
+
+    def result(
+        self, start: int | None = None, limit: int | None = None, *, always_id: bool = True, raw: bool = False, encoding: str = UTF8
+    ) -> dict[str, Any]:
+        """The command result object.
+
+        Args:
+            start: first row; None is the cursor that results of running commands move.
+            always_id: False leaves `command_session_id` out when the command is done and all of its output is in this result.
+            raw: show also what a carriage return overwrote; rows have the same numbers either way.
+            encoding: BASE64 for the rows as bytes, raw; else bytes that are no UTF-8 are U+FFFD.
+        """
+        if start is None and self.lost is not None:
+            raise self.lost
+        running = not self.terminal.is_set()
+        begin = self._cursor if start is None else start
+        total = self.output.total_rows
+        if start is None and begin == total - 1 and self._seen_open and self._seen_open == self.output.open_bytes:
+            begin = total  # the unfinished row was shown and has not grown
+        errors = "surrogateescape" if encoding == BASE64 else "replace"
+
+        def shown(text: str) -> str:
+            if encoding == BASE64:
+                return base64.b64encode(text.encode("utf-8", errors)).decode("ascii")
+            return text if raw else collapse(text)
+
+        rows = self.output.read(begin, limit, self.answer_bytes, errors=errors)
+        output = shown(rows.text)
+        now = time.monotonic()
+        end = self.ended if self.ended is not None and not running else now
+        found: dict[str, Any] = {
+            "status": self.status,
+            "exit_code": None if running else self.exit_code,
+            "wall_time_seconds": round(now - self.started, 6),
+            "command_total_time_seconds": round(end - self.started, 6),
+            "start_offset": rows.start,
+            "end_offset": rows.end,
+            "total_lines": total,
+            "original_token_count": math.ceil(len(output.encode()) / 4),
+            "output": output,
+        }
+        if always_id or running or rows.end < total or self.output.dropped or (encoding == UTF8 and output != rows.text):
+            found["command_session_id"] = self.id
+        found["workspace_session_id"] = self.session.id
+        if self.errors is not None:
+            at = self._cursor_errors if start is None else start
+            stderr = self.errors.read(at, limit, self.answer_bytes, errors=errors)
+            found["stderr"] = shown(stderr.text)
+            found["stderr_end_offset"], found["stderr_total_lines"] = stderr.end, self.errors.total_rows
+            if start is None and running:
+                self._cursor_errors = stderr.end
+        if rows.dropped:
+            found["truncated"] = True
+            found["dropped"] = {"start_offset": rows.dropped[0], "end_offset": rows.dropped[1], "bytes": rows.dropped[2]}
+        elif rows.end < total and limit is None:
+            found["truncated"] = True
+        if "truncated" in found:
+            found["total_bytes"] = self.output.total_bytes
+        if start is None and rows.end < total:
+            tail = self.output.tail(rows.end, TAIL_BYTES, errors=errors)
+            found["tail"] = {"start_offset": tail.start, "output": shown(tail.text)}
+        if encoding == BASE64:
+            found["encoding"] = BASE64
+        if running and self.finished:
+            found["finalizing"] = True
+        if running and not self.finished and self.leader_code is not None:
+            found["leader_exit_code"], found["waiting_on"] = self.leader_code, self.waiting_on
+            if self.answerable.is_set():
+                found["left_behind"] = self.waiting_on
+        if self.left_behind:
+            found["left_behind"] = self.left_behind
+        if not running:
+            found.update(self.outcome)
+        if start is None and running:
+            self._cursor, self._seen_open = rows.end, 0
+            if rows.end == total and total and self.output.open_bytes:  # shown again, whole, once it has grown
+                self._cursor, self._seen_open = total - 1, self.output.open_bytes
+        return found
+
+    def end_span(self) -> None:
+        """Just before its end may be reported: who asks for the trace then finds it."""
+        if self.exit_code is not None:
+            self.span.attrs["exit_code"] = self.exit_code
+        if self.lost is not None:
+            self.span.end(self.lost)
+            return
+        words = {True: telemetry.COMPLETED, False: telemetry.ERROR}
+        self.span.status = telemetry.TIMED_OUT if self.timed_out else telemetry.CANCELLED if self.cancelled else words[self.exit_code == 0]
+        self.span.end()
+
+    def row(self) -> dict[str, Any]:
+        """Its entry in list_commands."""
+        return {
+            "command_session_id": self.id,
+            "workspace_session_id": self.session.id,
+            "status": self.status,
+            "exit_code": self.exit_code if self.terminal.is_set() else None,
+            "command": self.text if len(self.text) <= 1000 else self.text[:1000] + "…",
+            "request_id": self.request_id,
+            "started_unix_ms": self.started_unix_ms,
+        }
+
+    @property
+    def disk_bytes(self) -> int:
+        """What its output takes on disk."""
+        return self.output.disk_bytes + (self.errors.disk_bytes if self.errors is not None else 0)
+
+    def remove(self) -> None:
+        """Evicted: its output is deleted."""
+        self.output.remove()
+        if self.errors is not None:
+            self.errors.remove()
+        if self.output.on_disk or (self.errors is not None and self.errors.on_disk):
+            with fsync.suppress_errno(errno.ENOENT, errno.ENOTEMPTY):
+                os.rmdir(self.directory)
+
+
+async def _until(event: asyncio.Event, until: float) -> None:
+    left = until - time.monotonic()
+    if event.is_set() or left <= 0:
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(left):
+            await event.wait()
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -1,0 +1,386 @@
+"""The table of commands: admission, the operations on them, and the newest 512 that ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.base import telemetry
+from eos_agent.base.cancellation import Cancellations, request_not_found
+from eos_agent.handles.environment import command_environment, parse_env
+from eos_agent.sessions.command import Command
+from eos_agent.sessions.kept_output import KeptOutput
+from eos_agent.wire.encoding import UTF8
+from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OPERATION_FAILED, SERVER_BUSY, OperationError
+from layerstack.errors import StoreCorrupt
+from layerstack.kernel import fsync
+
+if TYPE_CHECKING:
+    from eos_agent.base.settings import Settings
+    from eos_agent.handles.zygote_handle import Spawned
+    from eos_agent.sessions.session import Session
+    from eos_agent.sessions.table import Sessions
+
+CANCEL_WAIT_S = 20.0
+"""For the end of the tree and of a one-shot's session, so that the answer is `cancelled` on a busy machine too."""
+DEFAULT_YIELD_MS = 1000
+MAX_COMMAND_BYTES = 131071  # MAX_ARG_STRLEN of the kernel, without the final NUL
+CANCEL = frozenset("\x03\x04")
+COUNTER_BLOCK = 1000
+
+
+def command_not_found(command_id: str, kind: str = OPERATION_FAILED) -> OperationError:
+    details = {"command_session_id": command_id, "hint": "list_commands shows the running ones and the newest that ended"}
+    return OperationError(kind, f"command not found: {command_id}", details, reason="command_not_found")
+
+
+def _number_in(path: str) -> int:
+    with open(path, "rb") as file:
+        return int(file.read())
+
+
+def full_session(session: Session, most: int) -> OperationError:
+    details = {
+        "limit": "runtime.command.max_active_per_session",
+        "value": most,
+        "active_command_session_ids": list(session.commands),
+        "retryable": True,
+        "hint": "wait_command or signal_command one of them first, or run this one in another session",
+    }
+    message = f"command admission refused: {most} commands run in workspace session {session.id}, which is the limit of one session"
+    return OperationError(SERVER_BUSY, message, details, reason="max_active_commands_of_session")
+
+
+def no_terminal_left(session: Session, most: int) -> OperationError:
+    """Its /dev/pts is full, since each of its commands on a terminal has one and so has whatever its processes opened; or the machine has none."""
+    limit, where = "runtime.workspace.max_terminals", f"workspace session {session.id}"
+    with contextlib.suppress(OSError, ValueError):
+        used, machine, reserve = (_number_in(f"/proc/sys/kernel/pty/{name}") for name in ("nr", "max", "reserve"))
+        if used >= machine - reserve:
+            limit, where, most = "kernel.pty.max - kernel.pty.reserve", "the whole machine", machine - reserve
+    details = {
+        "limit": limit,
+        "value": most,
+        "workspace_session_id": session.id,
+        "retryable": True,
+        "hint": "tty=false runs the command without one; end what holds the others",
+    }
+    message = f"no terminal is free in {where}: there are at most {most}"
+    return OperationError(SERVER_BUSY, message, details, reason="no_terminal_left")
+
+
+class Commands:
+    """The commands of one agent: the running ones, and the newest 512 that ended."""
+
+    def __init__(self, settings: Settings, sessions: Sessions, base_environment: dict[str, str]) -> None:
+        self._settings = settings
+        self._sessions = sessions
+        self._environment = base_environment
+        self._environments = {tty: command_environment(base_environment, {}, tty=tty) for tty in (False, True)}
+        self._known: OrderedDict[str, Command] = OrderedDict()
+        self._terminal: OrderedDict[str, None] = OrderedDict()
+        self._active = 0  # starting or running
+        self._cancellations = Cancellations()
+        self._counter_path = os.path.join(settings.layer_stack_root, "command-counter.json")
+        self._next = self._reserved = self._read_counter()
+        self._reserve()
+        self._max_active: int = settings.get("runtime.command.max_active", 32)
+        self._max_of_session: int = settings.get("runtime.command.max_active_per_session", self._max_active - self._max_active // 4)
+        self._max_terminals: int = settings.get("runtime.workspace.max_terminals", 64)
+        self._kept_bytes: int = settings.get("runtime.command.max_kept_output_bytes", 1 << 30)
+        self._kept = KeptOutput()
+        self._keep: int = settings.get("runtime.namespace_execution.max_terminal_entries", 512)
+        self._transcript_bytes: int = settings.get("runtime.command.max_transcript_bytes", 64 << 20)
+        self._answer_bytes: int = settings.get("runtime.command.max_output_bytes", 256 << 10)
+        self._stdin_deadline: float = settings.get("runtime.namespace_execution.stdin_write_deadline_s", 2)
+        self._control: str = settings.get("runtime.command.stdin_control", "exact")
+        self._unknown: str = settings.get("runtime.command.unknown_id", "not_found")
+        self._leader_grace_s: float = settings.get("runtime.command.leader_grace_s", 0.5)
+        self._completion: str = settings.get("runtime.command.completion", "process_group")
+
+    def _read_counter(self) -> int:
+        try:
+            with open(self._counter_path, encoding="utf-8") as file:
+                body = json.load(file)
+        except FileNotFoundError:
+            return 1
+        if body.get("format") != 1:
+            raise StoreCorrupt(f"{self._counter_path}: format {body.get('format')!r} is unknown", details={"file": self._counter_path})
+        return int(body["next"])
+
+    def _reserve(self) -> None:
+        """Numbers are reserved on disk by the thousand, so that none comes twice in the life of the store."""
+        self._reserved = self._next + COUNTER_BLOCK
+        fsync.write_file(self._counter_path, json.dumps({"format": 1, "next": self._reserved}).encode() + b"\n")
+
+    def _new_id(self) -> str:
+        if self._next >= self._reserved:
+            self._reserve()
+        number, self._next = self._next, self._next + 1
+        return f"namespace_execution_{number}"
+
+    @property
+    def active(self) -> int:
+        """Commands that start or run now."""
+        return self._active
+
+    # Operations
+
+    async def exec(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+        with self._cancellations.starting(request_id):
+            command = await self.start(args, request_id)
+        await command.wait_for_answer(command.started + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
+        return command.result(always_id=False, raw=args["raw"], encoding=args.get("encoding", UTF8))
+
+    async def start(self, args: dict[str, Any], request_id: str) -> Command:
+        """Admit and spawn.
+
+        Raises:
+            OperationError: invalid_request, server_busy at the limit, operation_failed for all that fails on the way.
+        """
+        text: str = args["cmd"]
+        if not text:
+            raise OperationError(INVALID_REQUEST, "cmd must be non-empty", {"argument": "cmd"}, reason="empty_command")
+        if not text.strip():
+            raise OperationError(
+                OPERATION_FAILED, "invalid command request: cmd must be non-empty", {"argument": "cmd"}, reason="empty_command"
+            )
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > MAX_COMMAND_BYTES or "\0" in text:
+            why = "holds a NUL byte" if "\0" in text else f"is {size} bytes, at most {MAX_COMMAND_BYTES} can be started"
+            hint = "write the script to a file with file_write and run that, or pass it as stdin to `sh`"
+            raise OperationError(
+                INVALID_REQUEST, f"cmd {why}", {"argument": "cmd", "max_bytes": MAX_COMMAND_BYTES, "hint": hint}, reason="command_too_long"
+            )
+        tty, split = args["tty"], args["split_output"]
+        if split and tty:
+            raise OperationError(INVALID_REQUEST, "split_output needs tty=false", {"argument": "split_output"}, reason="split_needs_pipes")
+        extra = parse_env(args.get("env", []))
+        if self._active >= self._max_active:
+            raise OperationError(
+                SERVER_BUSY,
+                f"command admission refused: {self._max_active} commands are running, which is the limit",
+                {
+                    "max_active_commands": self._max_active,
+                    "limit": "runtime.command.max_active",
+                    "value": self._max_active,
+                    "retryable": True,
+                },
+                reason="max_active_commands",
+            )
+        self._active += 1
+        try:
+            session_id = args.get("workspace_session_id")
+            if session_id is not None:
+                async with self._sessions.use(session_id) as session:
+                    return await self._spawn(session, text, args, extra, request_id)
+            session = await self._sessions.create_implicit(agent=args.get("agent"), request_id=request_id)
+            try:
+                async with self._sessions.use(session.id):
+                    return await self._spawn(session, text, args, extra, request_id)
+            except BaseException:
+                await self._sessions.settle(session)
+                raise
+        except BaseException:
+            self._active -= 1
+            raise
+
+    async def _spawn(self, session: Session, text: str, args: dict[str, Any], extra: dict[str, str], request_id: str) -> Command:
+        """With the session's gate held."""
+        self._cancellations.check(request_id)
+        if len(session.commands) >= self._max_of_session:
+            raise full_session(session, self._max_of_session)
+        shell = await self._sessions.shell(session) or []
+        command_id = self._new_id()
+        directory = os.path.join(self._settings.transcripts, command_id)
+        command = Command(command_id, session, text, request_id, directory, split=args["split_output"], max_bytes=self._transcript_bytes)
+        command.completion, command.leader_grace_s = self._completion, self._leader_grace_s
+        command.answer_bytes = self._answer_bytes
+        command.on_finished = self._finished
+        session.commands[command_id] = command
+        session.fresh = False
+        try:
+            try:
+                spawned = await self._run(command, shell, args, extra)
+            except OperationError as error:
+                if error.details.get("reason") != "exec_failed":
+                    raise
+                spawned = await self._run(command, await self._sessions.shell(session, again=True) or [], args, extra)
+        except BaseException as error:
+            session.commands.pop(command_id, None)
+            command.span.end(error)
+            raise
+        self._known[command_id] = command
+        command.attach(spawned.fds)
+        if "timeout_ms" in args and not command.finished:
+            command.limit(args["timeout_ms"] / 1000)
+        if args.get("stdin") is not None and not command.finished:
+            command.feed(args["stdin"])
+        return command
+
+    async def _run(self, command: Command, shell: list[str], args: dict[str, Any], extra: dict[str, str]) -> Spawned:
+        if not shell:
+            raise OperationError(
+                OPERATION_FAILED,
+                "the image has no shell: neither bash nor sh can be run in the session",
+                {"workspace_session_id": command.session.id, "hint": "use an image with /bin/sh, or the file operations"},
+                reason="no_shell",
+            )
+        tty, uid, base = args["tty"], None, self._environment
+        if args.get("user") is not None:
+            account, _ = await command.session.runner.file_op("account", {"user": args["user"]})
+            uid, base = account["uid"], {**base, "USER": account["name"], "HOME": account["home"]}
+        try:
+            with telemetry.within(command.span), telemetry.span("namespace.exec.run_shell", tty=tty):
+                return await command.session.runner.spawn(
+                    command.id,
+                    argv=[*shell, command.text],
+                    env=command_environment(base, extra, tty=tty) if extra or uid is not None else self._environments[tty],
+                    cwd=args.get("cwd") or self._settings.workspace_root,
+                    tty=tty,
+                    split=args["split_output"],
+                    stdin=not tty and args.get("stdin") is not None,
+                    uid=uid,
+                )
+        except OperationError as error:
+            if error.details.get("reason") == "no_terminal" and error.details.get("errno") == "ENOSPC":
+                raise no_terminal_left(command.session, self._max_terminals) from None
+            raise
+
+    def _finished(self, command: Command) -> None:
+        self._active -= 1
+        self._sessions.command_finished(command, lambda: self._make_terminal(command))
+
+    def _make_terminal(self, command: Command) -> None:
+        if command.terminal.is_set():
+            return
+        command.end_span()
+        command.end_terminal()
+        self._terminal[command.id] = None
+        self._kept.add(command.id, command.session.id, command.disk_bytes)
+        while len(self._terminal) > self._keep:
+            self._evict(next(iter(self._terminal)))
+        while self._kept.bytes > self._kept_bytes and (oldest := self._kept.to_go()) != command.id:  # this one's is about to be read
+            self._evict(oldest)
+
+    def _evict(self, command_id: str) -> None:
+        del self._terminal[command_id]
+        self._kept.remove(command_id)
+        gone = self._known.pop(command_id, None)
+        if gone is not None:
+            gone.remove()
+
+    def _live(self, command_id: str) -> Command:
+        if not command_id:
+            details = {"argument": "command_session_id"}
+            raise OperationError(INVALID_REQUEST, "command_session_id must be non-empty", details, reason="empty_id")
+        command = self._known.get(command_id)
+        if command is None:
+            raise command_not_found(command_id)
+        if command.lost is not None:
+            raise command.lost
+        if command.finished:
+            raise OperationError(
+                OPERATION_FAILED,
+                f"command already completed: {command_id}",
+                {"command_session_id": command_id, "hint": "read_command_lines returns its output and its exit code"},
+                reason="command_finished",
+            )
+        return command
+
+    async def write_stdin(self, args: dict[str, Any]) -> dict[str, Any]:
+        command = self._live(args["command_session_id"])
+        text: str = args["stdin"]
+        typed = set(text) - set("\r\n")
+        if (typed and typed <= CANCEL) or (self._control == "anywhere" and typed & CANCEL):
+            command.cancel()
+            await command.wait(time.monotonic() + CANCEL_WAIT_S)
+            return command.result()
+        await command.write(text, deadline_s=self._stdin_deadline)
+        await command.wait_for_answer(time.monotonic() + args.get("yield_time_ms", DEFAULT_YIELD_MS) / 1000)
+        return command.result()
+
+    async def close_stdin(self, args: dict[str, Any]) -> dict[str, Any]:
+        command = self._live(args["command_session_id"])
+        await command.end_input()
+        await command.wait_for_answer(time.monotonic() + DEFAULT_YIELD_MS / 1000)
+        return command.result()
+
+    async def signal(self, args: dict[str, Any]) -> dict[str, Any]:
+        command = self._live(args["command_session_id"])
+        number = signal.Signals["SIG" + args["signal"]]
+        if not await command.session.runner.signal(command.id, number) and not command.finished:
+            raise OperationError(
+                OPERATION_FAILED, f"command already completed: {command.id}", {"command_session_id": command.id}, reason="command_finished"
+            )
+        if number not in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGSTOP, signal.SIGCONT):
+            await command.wait_for_answer(time.monotonic() + DEFAULT_YIELD_MS / 1000)
+        return command.result()
+
+    async def cancel_request(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Kill the command that a request started. The work of a session of its own becomes a draft; an explicit session stays as it is."""
+        request_id, starting = await self._cancellations.take(args)
+        found = [command for command in self._known.values() if command.request_id == request_id]
+        answer: dict[str, Any] = {"request_id": request_id, "cancelled": False}
+        if not found:
+            captures = self._sessions.captures
+            answer["cancelled"] = starting or captures.cancel(request_id)
+            if not answer["cancelled"]:
+                if args.get("in_flight") is not True:
+                    raise request_not_found(request_id)
+                self._cancellations.expect(request_id)
+                captures.expect(request_id)
+                answer["cancelled"] = True
+            return answer
+        for command in found:
+            answer["command_session_id"] = command.id
+            if command.cancel():
+                answer["cancelled"] = True
+                command.session.cancelled = True
+            elif self._sessions.captures.cancel(request_id):  # it has ended, and what it wrote is being published
+                answer["cancelled"] = True
+        end = time.monotonic() + CANCEL_WAIT_S
+        for command in found:
+            await command.wait(end)
+        return answer
+
+    async def wait(self, args: dict[str, Any]) -> dict[str, Any]:
+        command = self._known.get(args["command_session_id"])
+        if command is None:
+            raise command_not_found(args["command_session_id"], NOT_FOUND)
+        await command.wait(time.monotonic() + args["timeout_ms"] / 1000)
+        return command.result()
+
+    def read_lines(self, args: dict[str, Any]) -> dict[str, Any]:
+        command_id = args["command_session_id"]
+        command = self._known.get(command_id)
+        if command is None:
+            if self._unknown != "empty_ok":
+                raise command_not_found(command_id, NOT_FOUND)
+            zero = dict.fromkeys(("wall_time_seconds", "command_total_time_seconds"), 0.0)
+            none = dict.fromkeys(("start_offset", "end_offset", "total_lines", "original_token_count"), 0)
+            return {"status": "ok", "exit_code": None, **zero, **none, "output": "", "command_session_id": command_id}
+        most: int = self._settings.get("runtime.command.read_lines_max", 1000)
+        limit = min(max(1, args["limit"]), most)
+        return command.result(args["start_offset"], limit, raw=args["raw"], encoding=args.get("encoding", UTF8))
+
+    def list(self, args: dict[str, Any]) -> dict[str, Any]:
+        session_id, after, limit = args.get("workspace_session_id"), args.get("after"), args.get("limit", 200)
+        rows = [command for command in self._known.values() if session_id in (None, command.session.id)]
+        if after is not None:
+            number = _number(after)
+            rows = [command for command in rows if _number(command.id) > number]
+        page = rows[:limit]
+        return {"commands": [command.row() for command in page], "next": page[-1].id if len(rows) > limit else None}
+
+
+def _number(command_id: str) -> int:
+    tail = command_id.rpartition("_")[2]
+    if not tail.isdecimal() or len(tail) > 20:
+        raise OperationError(INVALID_REQUEST, "after is no command_session_id", {"argument": "after"}, reason="invalid_cursor")
+    return int(tail)

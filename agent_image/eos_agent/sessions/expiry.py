@@ -1,0 +1,64 @@
+"""The time to live of sessions: an explicit one that nobody has used for `ttl_s` ends, and what it holds becomes a draft.
+
+One timer for each session that has a time to live, no more; it looks at the session when it is due and goes on for as long as that was used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.wire.operation import TTL_MIN_S
+
+if TYPE_CHECKING:
+    from eos_agent.sessions.session import Session
+
+EXPIRED = "expired"
+
+
+class Expiry:
+    """The timers. Everything here runs on the event loop.
+
+    Args:
+        end: ends an idle session; its gate is held.
+        spawn: runs a coroutine in the background.
+    """
+
+    def __init__(self, end: Callable[[Session], Coroutine[Any, Any, None]], spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._end, self._spawn = end, spawn
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def watch(self, session: Session) -> None:
+        """From now on; nothing for a session without a time to live."""
+        if session.ttl_s is not None:
+            self._arm(session, session.ttl_s)
+
+    def forget(self, session: Session) -> None:
+        """The session has ended."""
+        timer = self._timers.pop(session.id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _arm(self, session: Session, after_s: float) -> None:
+        self._timers[session.id] = asyncio.get_running_loop().call_later(after_s, self._due, session)
+
+    def _due(self, session: Session) -> None:
+        del self._timers[session.id]
+        left = session.idle_left_s()
+        if session.ended.is_set() or left is None:
+            return
+        if left > 0 or session.gate.locked():
+            self._arm(session, max(left, TTL_MIN_S))
+        else:
+            self._spawn(self._expire(session))
+
+    async def _expire(self, session: Session) -> None:
+        async with session.gate:
+            left = session.idle_left_s()
+            if session.ending or left is None:
+                return
+            if left > 0:
+                self._arm(session, left)
+                return
+            await self._end(session)

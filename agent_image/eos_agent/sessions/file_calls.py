@@ -1,0 +1,74 @@
+"""File operations of sessions: inside the mount of a live one, by its runner."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.base import telemetry
+from eos_agent.files.move import COPY_NEEDED
+from eos_agent.files.search import KILL_S, SEARCH_S
+from eos_agent.sessions.gone import LOST
+from eos_agent.wire.protocol import NOT_FOUND, OperationError
+
+if TYPE_CHECKING:
+    from eos_agent.sessions.table import Sessions
+
+WRITING = ("write", "edit")
+
+
+def path_of(result: dict[str, Any]) -> str:
+    """The path that a file operation tells, below the workspace."""
+    raw = result.get("path_b64")
+    return str(result["path"]) if raw is None else os.fsdecode(base64.b64decode(raw))
+
+
+async def file_op(sessions: Sessions, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
+    """A file operation inside the mount of a session; one that may take long in a child of its runner, which hears of commands meanwhile."""
+    async with sessions.use(session_id, kind=NOT_FOUND) as session:
+        with telemetry.span("namespace.exec.file_op", op=name):
+            try:
+                done = (await session.runner.file_op(name, args, data, aside=name == "delete" and args["recursive"]))[0]
+                if name in WRITING:
+                    session.upper.note_written(path_of(done))
+                return done
+            except OperationError as error:
+                if error.details.get("reason") != COPY_NEEDED:
+                    raise
+                return (await session.runner.file_op(name, {**args, "copy": True}, data, aside=True))[0]
+
+
+async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """The operation file_search: of the head in a session made for it, which ends with the page. The gate is not held while it looks."""
+    session_id: str | None = args.pop("workspace_session_id", None)
+    limit_s = SEARCH_S + KILL_S
+    if session_id is not None:
+        return await _search_in(sessions, session_id, args, limit_s)
+    own = await sessions.create_implicit(agent=None, request_id=request_id)
+    try:
+        with telemetry.span("namespace.exec.file_op", op="search"):
+            return (await own.runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
+    finally:
+        await asyncio.shield(sessions.settle(own))
+
+
+async def _search_in(sessions: Sessions, session_id: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """Once more when the session went on with another runner meanwhile."""
+    while True:
+        async with sessions.use(session_id, kind=NOT_FOUND) as session:
+            runner = session.runner
+        session.looking += 1
+        try:
+            with telemetry.span("namespace.exec.file_op", op="search"):
+                return (await runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
+        except OperationError as error:
+            if error.details.get("reason") != LOST:
+                raise
+            async with sessions.use(session_id, kind=NOT_FOUND):  # what became of it: published, destroyed or lost
+                if session.runner is runner:
+                    raise
+        finally:
+            session.looking -= 1
+            session.touch()

@@ -1,0 +1,94 @@
+"""What becomes of a session's work when it ends by itself: published, or kept as a draft with the reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.base import log, telemetry
+from eos_agent.base.errors import operation_error, quota_hint
+from eos_agent.base.publication import publish_json, rejection
+from layerstack.errors import PublishRejected, QuotaExceeded, Stopped
+from layerstack.model.conflict import path_json
+from layerstack.publish.publish import CommitUnsynced
+
+if TYPE_CHECKING:
+    from eos_agent.sessions.session import Session
+    from layerstack.publish.publish import Published
+    from layerstack.session.upper import Upper
+
+HINT = (
+    "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
+    "redo them on the newest version, then discard_draft"
+)
+CANCELLED = "cancelled"
+CANCELLED_HINT = "the request was cancelled: nothing was published; what the command wrote is kept in draft_id, discard_draft deletes it"
+SETTLED = frozenset({"source_conflict", "publish_error", CANCELLED})  # drafts of sessions that ended in good order
+
+
+def commit(upper: Upper, *, owner: str, request_id: str, agent: str | None) -> Published:
+    """Upper.publish; when only its last sync failed that is tried once more.
+
+    Raises:
+        CommitUnsynced: twice: the work is the head's, but a power cut may still undo it.
+    """
+    with telemetry.Phases(telemetry.PUBLISHING, "workspace_session.capture_changes") as phases:
+        try:
+            published = upper.publish(owner=owner, request_id=request_id, agent=agent)
+        except CommitUnsynced as error:
+            log.failure("publish_unsynced", error)
+            published = upper.publish(owner=owner, request_id=request_id, agent=agent)
+        phases.note(no_op=published.no_op, manifest_version=published.manifest.version, layer_id=published.layer_id)
+        return published
+
+
+def publish_or_keep(session: Session) -> dict[str, Any]:
+    """Publish the work of an offline session, else keep it as a draft; blocking. Returns what that adds to the command's result.
+
+    Raises:
+        OSError: not even a draft could be made; the work stays in the session's folder, and the next open of the store makes one.
+    """
+    upper = session.upper
+    if session.cancelled:
+        return _kept(session, CANCELLED, CANCELLED_HINT)
+    hint = HINT
+    try:
+        published = commit(upper, owner=session.owner, request_id=session.request_id, agent=session.agent)
+    except PublishRejected as error:
+        reason, refused = error.reason, rejection(error.conflicts, error.reason)
+        telemetry.event("workspace_session.finalize.publish_failed", reason=reason, conflict_count=len(error.conflicts))
+    except CommitUnsynced as error:
+        return {"publish": {"published": True, "synced": False, **publish_json(error.published)}}
+    except Stopped:
+        return _kept(session, CANCELLED, CANCELLED_HINT)
+    except Exception as error:
+        log.failure("publish_failed", error, session=session.id)
+        telemetry.event("workspace_session.finalize.publish_failed", error=type(error).__name__)
+        shown = operation_error(error)
+        reason = "publish_error"
+        if isinstance(error, QuotaExceeded):
+            hint = f"nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files; {quota_hint(error)}"
+        refused = {"path": None, "reason": reason, "source_conflict": None, "protected_drop": None, "message": shown.message}
+        refused |= {"conflict_count": 0, "conflicts": [], "error": {"kind": shown.kind, "details": shown.details}}
+    else:
+        return {"publish": {"published": not published.no_op, **publish_json(published)}}
+    found = {"publish_rejected": True, "publish_reject_class": reason, "publish_rejection": refused}
+    return {**found, **_kept(session, reason, hint)}
+
+
+def _kept(session: Session, reason: str, hint: str) -> dict[str, Any]:
+    draft = session.upper.to_draft(reason=reason)
+    left_out = {"dropped": [path_json(path) for path in session.upper.dropped]} if session.upper.dropped else {}
+    found: dict[str, Any] = {"publish": {"published": False, "no_op": False, **left_out}}
+    return found if draft is None else {**found, "draft_id": draft.draft_id, "hint": hint}
+
+
+def finalization_failed(error: Exception, hint: str) -> dict[str, Any]:
+    """The result fields of a session that could be neither published nor kept; `hint` says where its work lies."""
+    shown = operation_error(error)
+    return {
+        "finalization_failed": True,
+        "finalization_failure_class": "holder_finalization_capture_failed",
+        "finalization_attempts": 1,
+        "hint": hint,
+        "finalization_error": {"kind": shown.kind, "message": shown.message, "details": shown.details},
+    }

@@ -1,0 +1,265 @@
+"""The operations publish_workspace_session and preview_publish."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.base import log, telemetry
+from eos_agent.base.errors import operation_error
+from eos_agent.base.publication import preview_json, publish_json, rejection
+from eos_agent.sessions import disk_space
+from eos_agent.sessions.finalize import commit
+from eos_agent.sessions.gone import not_yet_kept
+from eos_agent.sessions.look_back import cursor
+from eos_agent.sessions.session import EXPLICIT, Session, check_grace
+from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
+from layerstack.errors import PublishRejected
+from layerstack.publish.publish import CommitUnsynced
+
+if TYPE_CHECKING:
+    from eos_agent.handles.init_handle import Runner
+    from eos_agent.sessions.table import Sessions
+    from layerstack.publish.publish import Preview
+    from layerstack.session.upper import Upper
+
+SESSION_BUSY = "session_busy"
+REDO_HINT = "redo the conflicting paths on the newest version in a new session, publish that, then destroy this one"
+KEEP_OPEN_HINT = "end them first, or publish without keep_open: that ends all that lives in the session"
+
+
+async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """Publish an explicit session and close it, or with `keep_open` let it go on with an empty upper on the head of then.
+
+    Freeze and preview first: with conflicts nothing has happened and the session goes on. Else its processes end, which is the real end of
+    the overlay, and the work is sealed and committed; should the head have moved into a conflict meanwhile, the session goes on with the
+    same view and a new runner. With keep_open nothing may live in it: its first process is a new one, and so are a /tmp of its own and its
+    address.
+    """
+    session_id: str = args["workspace_session_id"]
+    grace = check_grace(args)
+    async with sessions.use(session_id) as session:
+        if session.policy != EXPLICIT:
+            details = {"workspace_session_id": session_id}
+            raise OperationError(
+                OPERATION_FAILED, f"workspace session {session_id} publishes by itself", details, reason="implicit_session"
+            )
+        keep_open = args["keep_open"]
+        await session.await_commands(grace, "publish", reason=SESSION_BUSY if keep_open else "active_commands")
+        if keep_open:
+            await check_idle(session, "publish and keep open", hint=KEEP_OPEN_HINT)
+        with telemetry.span("workspace_session.capture_changes", preview=True):
+            size = await _preview_frozen(sessions, session, request_id)
+        session.ending = True
+        session.state = "finalizing"
+        await session.runner.end(sessions.grace_s, thaw=True)
+        upper = session.upper
+        try:
+            with sessions.lifecycle.cleaning(), telemetry.span("workspace_session.publish", workspace_session_id=session_id):
+                published = await sessions.captures.run(
+                    lambda: commit(upper, owner=session.owner, request_id=request_id, agent=session.agent), request_id=request_id
+                )
+        except CommitUnsynced as error:
+            sessions.end(session)
+            raise _unsynced(session, error) from error
+        except Exception as error:
+            retained = await go_on(sessions, session)
+            raise _refused(sessions, session, error, "publish", retained=retained, restarted=True) from error
+        if session.draft_id is not None and not published.no_op:
+            sessions.forget_draft(session.draft_id)
+        went_on = await _continue(sessions, session) if keep_open else {}
+        if not went_on.get("kept_open"):
+            sessions.end(session)
+    return {
+        "workspace_session_id": session_id,
+        "publish": publish_json(published),
+        "destroyed": not went_on.get("kept_open"),
+        "evicted_upperdir_bytes": size,
+        **went_on,
+    }
+
+
+async def check_idle(session: Session, doing: str, *, hint: str) -> None:
+    """Refuse a session in which something lives that its commands left behind: its first process is to be a new one."""
+    left = await session.runner.processes()
+    if left or session.looking:
+        names = ", ".join(f"{one['name']} ({one['pid']})" for one in left[:8]) or "a search"
+        details = {
+            "workspace_session_id": session.id,
+            "processes": left[:50],
+            "retryable": True,
+            "hint": hint,
+        }
+        message = f"cannot {doing}: {names} still uses the workspace of session {session.id}"
+        raise OperationError(OPERATION_FAILED, message, details, reason=SESSION_BUSY)
+
+
+async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
+    """After a publish, with the gate held: the session under the same id on the head. What fails here takes nothing back: the work is published."""
+
+    def renew() -> tuple[Upper, int]:
+        upper = sessions.store.open_upper(session.id, origin=session.owner, agent=session.agent, request_id=session.request_id)
+        try:
+            return upper, upper.mount()
+        except BaseException:
+            upper.discard()
+            raise
+
+    try:
+        upper, mount_fd = await sessions.pool.run(renew)
+        try:
+            runner = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
+        except BaseException:
+            await asyncio.shield(sessions.pool.run(upper.discard))
+            raise
+        finally:
+            os.close(mount_fd)
+    except Exception as error:
+        shown = operation_error(error)
+        log.failure("not_kept_open", error, session=session.id)
+        return {"kept_open": False, "not_kept_open": {"kind": shown.kind, "message": shown.message, "details": shown.details}}
+    session.upper, session.draft_id = upper, None
+    _go_on_with(sessions, session, runner)
+    found: dict[str, Any] = {"kept_open": True, "base_version": upper.snapshot.version}
+    return found if runner.address is None else {**found, "address": runner.address}
+
+
+async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """What a publish of a live session or of a draft would answer now; the session stands still meanwhile."""
+    session_id, draft_id = args.get("workspace_session_id"), args.get("draft_id")
+    if (session_id is None) == (draft_id is None):
+        raise OperationError(
+            INVALID_REQUEST,
+            "preview_publish takes either workspace_session_id or draft_id",
+            {"argument": "workspace_session_id"},
+            reason="one_of_two",
+        )
+    start = cursor(args)
+    if draft_id is not None:
+        found = await sessions.captures.run(lambda: sessions.store.preview_draft(draft_id), request_id=request_id)
+        return preview_json(found, start)
+    assert session_id is not None
+    async with sessions.use(session_id) as session:
+        await session.runner.freeze()
+        try:
+            found = await sessions.captures.run(session.upper.preview, request_id=request_id)
+        finally:
+            await session.runner.thaw()
+    return preview_json(found, start)
+
+
+async def _preview_frozen(sessions: Sessions, session: Session, request_id: str) -> int:
+    """Raises the rejection if there are conflicts, with the session as it was; else its size, and its processes stay frozen."""
+    await session.runner.freeze()
+    good = False
+    try:
+        found, size = await sessions.captures.run(lambda: (_preview(sessions, session), session.upper.size_bytes()), request_id=request_id)
+        if found.conflicts:
+            raise rejected(sessions, session, rejection(found.conflicts), retained=True)
+        if found.refused is not None:
+            raise _refused(sessions, session, found.refused, "publish", retained=True)
+        good = True
+        return size
+    except OperationError:
+        raise
+    except Exception as error:
+        raise _refused(sessions, session, error, "capture", retained=True) from error
+    finally:
+        if not good:
+            await session.runner.thaw()
+
+
+def _preview(sessions: Sessions, session: Session) -> Preview:
+    """Of a publish that is meant: what can be folded is folded, if the work would be refused otherwise and the policy allows it."""
+    found = session.upper.preview()
+    if found.refused is not None and sessions.store.quota.fold(found.refused.reason):
+        found = session.upper.preview()
+    if found.would_publish and not found.no_op:
+        disk_space.check(sessions.store, found.source_count + found.ignored_count)
+    return found
+
+
+async def go_on(sessions: Sessions, session: Session) -> bool:
+    """A session whose runner has ended gets a new mount on what its upper shows, and a new runner; else its work becomes a draft."""
+    try:
+        mount_fd = await sessions.captures.run(session.upper.mount)  # what was sealed is looked through once more
+        try:
+            runner = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
+        finally:
+            os.close(mount_fd)
+    except Exception as error:
+        log.failure("remount_failed", error, session=session.id)
+        await sessions.keep(session, "publish_error")
+        return False
+    _go_on_with(sessions, session, runner)
+    return True
+
+
+def _go_on_with(sessions: Sessions, session: Session, runner: Runner) -> None:
+    session.runner = runner
+    session.ending = False
+    session.state = "active"
+    sessions.watch(session, runner)
+
+
+def rejected(
+    sessions: Sessions,
+    session: Session,
+    refused: dict[str, Any],
+    *,
+    retained: bool,
+    restarted: bool = False,
+    stage: str = "publish",
+    hint: str = REDO_HINT,
+) -> OperationError:
+    """The error that carries a rejection; `restarted`: its processes ended on the way."""
+    details: dict[str, Any] = {
+        "workspace_session_id": session.id,
+        "stage": stage,
+        "session_retained": retained,
+        "publish_rejection": refused,
+    }
+    if restarted:
+        details["processes_ended"] = True
+    if retained:
+        details["hint"] = hint
+    else:
+        details["draft_id"] = sessions.lost.get(session.id)
+    return OperationError(OPERATION_FAILED, f"workspace session {stage} was rejected", details, reason=str(refused["reason"]))
+
+
+def _refused(
+    sessions: Sessions, session: Session, error: Exception, stage: str, *, retained: bool, restarted: bool = False
+) -> OperationError:
+    if isinstance(error, PublishRejected):
+        return rejected(sessions, session, rejection(error.conflicts, error.reason), retained=retained, restarted=restarted)
+    return failed(sessions, session, error, "publish", stage, retained=retained)
+
+
+def failed(sessions: Sessions, session: Session, error: Exception, what: str, stage: str, *, retained: bool) -> OperationError:
+    """What a caller is told of an `error` that is no rejection: `what` did not come to its end, and where its work is."""
+    shown = operation_error(error)
+    if shown.kind == INTERNAL_ERROR:
+        log.failure(f"{what}_failed", error, session=session.id)
+    details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
+    if not retained:
+        details["draft_id"] = sessions.lost.get(session.id)
+        if (dead := sessions.store.dead.find(session.id)) is not None:  # most of all for want of space
+            details |= {"draft_pending": True, "hint": not_yet_kept(dead, sessions.folder(session.id)).details["hint"]}
+    kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED
+    return OperationError(kind, f"workspace session {what} failed: {shown.message}", details)
+
+
+def _unsynced(session: Session, error: CommitUnsynced) -> OperationError:
+    shown = operation_error(error)
+    details = {
+        **shown.details,
+        "workspace_session_id": session.id,
+        "stage": "destroy",
+        "publish_completed": True,
+        "layer_committed": True,
+        "publish": publish_json(error.published),
+        "destroyed": True,
+    }
+    return OperationError(OPERATION_FAILED, f"published, but a power cut may still undo it: {shown.message}", details)

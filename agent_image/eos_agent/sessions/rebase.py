@@ -1,0 +1,95 @@
+"""The operation rebase_workspace_session: an explicit session goes on, under its id, on the newest version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.base import telemetry
+from eos_agent.base.publication import left_out, rejection
+from eos_agent.sessions import disk_space
+from eos_agent.sessions.publish import SESSION_BUSY, check_idle, failed, go_on, rejected
+from eos_agent.sessions.session import EXPLICIT, Session
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from layerstack.errors import PublishRejected
+from layerstack.session.rebase import Rebased
+
+if TYPE_CHECKING:
+    from eos_agent.sessions.table import Sessions
+
+STAGE = "rebase"
+BUSY_HINT = "end them first: the session goes on with a new first process"
+CONFLICT_HINT = "undo those paths in the session and try again, or redo its work in a new one"
+
+
+async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """Preview first: with conflicts nothing has happened. Else its runner ends, which is the real end of the overlay, the work is carried over,
+    and a new runner starts on the new view, with a /tmp and, isolated, an address of its own.
+
+    Raises:
+        OperationError: operation_failed: source_conflict with every conflict, session_busy, or what the disk refused; the session is as it was
+            unless `session_retained` is false: then `draft_id` has its work.
+    """
+    session_id: str = args["workspace_session_id"]
+    async with sessions.use(session_id) as session:
+        if session.policy != EXPLICIT:
+            message = f"workspace session {session_id} publishes by itself"
+            raise OperationError(OPERATION_FAILED, message, {"workspace_session_id": session_id}, reason="implicit_session")
+        version = session.upper.snapshot.version
+        if version == sessions.store.head.version:
+            return _told(Rebased(version, version, 0, 0), session)
+        await session.await_commands(0, "rebase", reason=SESSION_BUSY)
+        await check_idle(session, "rebase", hint=BUSY_HINT)
+        await _check_conflicts(sessions, session, request_id)
+        session.ending = True
+        session.state = "finalizing"
+        with telemetry.span("workspace_session.remount", workspace_session_id=session_id):
+            await session.runner.end(sessions.grace_s)
+            try:
+                done = await sessions.captures.run(session.upper.rebase, request_id=request_id)
+            except Exception as error:
+                retained = await go_on(sessions, session)
+                raise _refused(sessions, session, error, retained=retained) from error
+            if not await go_on(sessions, session):
+                raise _not_resumed(sessions, session)
+    return _told(done, session)
+
+
+def _told(done: Rebased, session: Session) -> dict[str, Any]:
+    address = session.runner.address
+    told = {"from_version": done.from_version, "to_version": done.to_version, "updated": done.updated, "merged": done.merged}
+    return told | left_out(done) | ({} if address is None else {"address": address})
+
+
+async def _check_conflicts(sessions: Sessions, session: Session, request_id: str) -> None:
+    """Raises the rejection if there are conflicts; the session goes on either way."""
+    await session.runner.freeze()
+    try:
+        found = await sessions.captures.run(session.upper.preview, request_id=request_id)
+        await sessions.pool.run(lambda: disk_space.check(sessions.store, found.source_count + found.ignored_count))
+    except Exception as error:
+        raise _refused(sessions, session, error, retained=True) from error
+    finally:
+        await session.runner.thaw()
+    if found.conflicts:
+        raise rejected(sessions, session, rejection(found.conflicts), retained=True, stage=STAGE, hint=CONFLICT_HINT)
+
+
+def _refused(sessions: Sessions, session: Session, error: Exception, *, retained: bool) -> OperationError:
+    if isinstance(error, PublishRejected):  # the head moved after the preview
+        refused = rejection(error.conflicts, error.reason)
+        return rejected(sessions, session, refused, retained=retained, restarted=True, stage=STAGE, hint=CONFLICT_HINT)
+    return failed(sessions, session, error, "rebase", STAGE, retained=retained)
+
+
+def _not_resumed(sessions: Sessions, session: Session) -> OperationError:
+    """It was carried over, and no new process could be started on it."""
+    details = {
+        "workspace_session_id": session.id,
+        "stage": STAGE,
+        "session_retained": False,
+        "draft_id": sessions.lost.get(session.id),
+        "retryable": True,
+        "hint": "create_workspace_session with draft_id goes on from there",
+    }
+    message = f"workspace session {session.id} could not go on after its rebase: its work is a draft"
+    return OperationError(OPERATION_FAILED, message, details, reason="session_lost")

@@ -1,0 +1,220 @@
+"""The process in which dead sessions' work becomes drafts: `sandbox-daemon recover --settings FILE`, and the agent's end of it.
+
+A session may have left what takes hours or gigabytes to read. So it is read in a process with limits of its own, which is the first to go when
+memory runs out and ends with the agent's thread that started it; the agent itself reads no byte of it. One line of JSON each way for a session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from eos_agent.base.settings import Settings
+    from layerstack.recovery.dead_sessions import DeadSession
+    from layerstack.store import Store
+
+MEMORY_BYTES = 256 * 1024 * 1024
+"""What it may take for one session, beyond what the agent has for its store."""
+OOM_SCORE = 900
+NICE = 5
+KILL_S = 10.0
+LINE_MAX = 1 << 20
+EXIT_MEMORY = 70
+
+
+class Answer(NamedTuple):
+    """How a try ended. `error` None: as the child says, with a draft or with nothing unpublished."""
+
+    error: str | None = None
+    draft_id: str | None = None
+    no_space: bool = False
+    busy: bool = False
+    """Something still writes there: it could not be tried."""
+
+
+def main(settings: Settings) -> int:
+    """The child: requests on standard input until its end. Exit code 70: memory ran out."""
+    from layerstack.kernel import syscalls
+
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    hello: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
+    if not hello or os.getppid() != hello["parent"]:
+        return 0
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(str(OOM_SCORE))
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    limit = int(hello["memory_bytes"])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    from layerstack.recover_one import Beside
+
+    beside = Beside(settings.layer_stack_root, hello["staging"], hello["lock_fd"])
+    for line in sys.stdin:
+        answer = _answer(beside, json.loads(line))
+        sys.stdout.write(json.dumps(answer._asdict()) + "\n")
+        sys.stdout.flush()
+        if answer.error == MEMORY:
+            return EXIT_MEMORY
+    return 0
+
+
+MEMORY = "it needs more memory than one session's recovery may take"
+
+
+def _answer(beside: Any, asked: dict[str, Any]) -> Answer:
+    from layerstack.errors import LayerStackError, StoreBusy
+    from layerstack.recovery.dead_sessions import NO_SPACE
+
+    try:
+        draft = beside.recover(asked["session_id"], asked["version"], asked["layers"])
+    except MemoryError:
+        return Answer(MEMORY)
+    except StoreBusy as error:
+        return Answer(error.message, busy=True)
+    except (OSError, LayerStackError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return Answer(MEMORY)  # a C library's allocation that failed, opendir(3)'s for one
+        return Answer(str(error)[:4096], no_space=isinstance(error, OSError) and error.errno in NO_SPACE)
+    except Exception as error:
+        return Answer(f"{type(error).__name__}: {error}"[:4096])
+    return Answer(draft_id=None if draft is None else draft.draft_id)
+
+
+class Child:
+    """The agent's end. Used from one thread, but `stop`, which may come from any. Started at the first request, and again after it was killed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._argv = _own_argv()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._staging: str | None = None
+        self._received = b""
+        self._stopped = False
+
+    @property
+    def possible(self) -> bool:
+        """False where this process was not started as a program of its own: there is nothing to start again."""
+        return self._argv is not None
+
+    def recover(self, session: DeadSession, timeout_s: float) -> Answer:
+        """One try. When this returns nothing of it goes on, unless the kernel does not let go of the child."""
+        if self._stopped:
+            return Answer("the agent is shutting down", busy=True)
+        try:
+            process = self._started()
+            asked = {"session_id": session.session_id, "version": session.base_version, "layers": session.lease.layer_ids}
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(asked).encode() + b"\n")
+            process.stdin.flush()
+            line = self._line(process, time.monotonic() + timeout_s)
+        except TimeoutError:
+            self.end()
+            return Answer(f"it took longer than {timeout_s:g} s")
+        except (OSError, EOFError) as error:
+            return Answer(self._fate(error), busy=self._stopped)
+        answer = Answer(**json.loads(line))
+        if answer.error == MEMORY:
+            self.end()
+        return answer
+
+    def _fate(self, error: BaseException) -> str:
+        process = self._process
+        code = process.wait(KILL_S) if process is not None and isinstance(error, (EOFError, BrokenPipeError)) else None
+        self.end()
+        if code is None:
+            return f"the process that recovers it could not be used: {error}"
+        return (
+            f"the process that recovered it was killed by signal {-code}"
+            if code < 0
+            else f"the process that recovered it ended with {code}"
+        )
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is not None:
+            return self._process
+        assert self._argv is not None
+        staging = self._store.scrap.name("recovery")
+        fd = self._store.lock_fd
+        environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ}
+        try:
+            process = subprocess.Popen(
+                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", env=environment, pass_fds=(fd,), start_new_session=True
+            )
+        except OSError:
+            self._store.scrap.forget(staging)
+            raise
+        self._process, self._staging, self._received = process, staging, b""
+        memory = MEMORY_BYTES + _data_bytes()
+        hello = {"parent": os.getpid(), "memory_bytes": memory, "staging": staging, "lock_fd": fd}
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(hello).encode() + b"\n")
+        process.stdin.flush()
+        if self._stopped:
+            process.kill()
+        return process
+
+    def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
+        """Raises TimeoutError, EOFError."""
+        assert process.stdout is not None
+        waiting = select.poll()
+        waiting.register(process.stdout.fileno(), select.POLLIN)
+        while b"\n" not in self._received:
+            if len(self._received) > LINE_MAX or not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            piece = os.read(process.stdout.fileno(), 65536)
+            if not piece:
+                raise EOFError("it ended")
+            self._received += piece
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def stop(self) -> None:
+        """No further try, and the one under way ends now."""
+        self._stopped = True
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    def end(self) -> None:
+        """End the process; what it left in staging goes."""
+        process, staging = self._process, self._staging
+        self._process = self._staging = None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    assert pipe is not None
+                    pipe.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_S)
+        if staging is not None:
+            if os.path.isdir(staging):
+                with contextlib.suppress(OSError):
+                    self._store.scrap.throw_away(staging)
+            self._store.scrap.forget(staging)
+
+
+def _own_argv() -> list[str] | None:
+    """How this very program was started, with `recover` in the place of `serve`; None when it was not."""
+    with open("/proc/self/cmdline", "rb") as file:
+        words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    return [*words[:-3], "recover", *words[-2:]] if words[-3:-1] == ["serve", "--settings"] else None
+
+
+def _data_bytes() -> int:
+    """Private memory of this process, as RLIMIT_DATA counts it."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:")), 0)

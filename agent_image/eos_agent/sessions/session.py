@@ -1,0 +1,97 @@
+"""One live session: its claim on a version, its runner, its commands, and the gate through which everything goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.handles.init_handle import Runner, SessionSpec
+from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
+
+if TYPE_CHECKING:
+    from eos_agent.sessions.command import Command
+    from layerstack.session.upper import Upper
+
+EXPLICIT, IMPLICIT = "no_op", "publish_then_destroy"
+
+
+class Session:
+    """One live session. `ended` is set once it is out of the table, whatever the reason."""
+
+    def __init__(
+        self, session_id: str, policy: str, spec: SessionSpec, upper: Upper, runner: Runner, agent: str | None, request_id: str
+    ) -> None:
+        self.id = session_id
+        self.policy = policy
+        self.spec = spec
+        self.upper = upper
+        self.runner = runner
+        self.agent = agent
+        self.request_id = request_id
+        self.draft_id: str | None = None
+        self.ttl_s: float | None = None
+        self.looking = 0  # operations that use it without its gate
+        self.gate = asyncio.Lock()
+        self.state = "active"
+        self.fresh = True  # no command was started in it yet
+        self.cancelled = False  # a request that ran in it was cancelled: what it wrote is kept, not published
+        self.ending = False  # the runner's end is our own doing
+        self.ended = asyncio.Event()
+        self.destroyed: dict[str, Any] | None = None
+        self.discarded: dict[str, Any] | None = None  # with `destroyed`: what the answer of a command of it says
+        self.commands: dict[str, Command] = {}  # those that have not finished
+        self.created_unix_ms = self.last_activity_unix_ms = int(time.time() * 1000)
+        self._used = time.monotonic()
+
+    def touch(self) -> None:
+        """Somebody uses it: its time to live counts from here."""
+        self.last_activity_unix_ms = int(time.time() * 1000)
+        self._used = time.monotonic()
+
+    def idle_left_s(self) -> float | None:
+        """How long until it has outlived its time; all of that while something runs in it, None when there is no end to it."""
+        if self.ttl_s is None:
+            return None
+        return self.ttl_s if self.commands or self.looking else self._used + self.ttl_s - time.monotonic()
+
+    def lifetime(self) -> dict[str, Any]:
+        """`ttl_s` and `expires_unix_ms` (null while a command runs) of a session that has a time to live."""
+        if self.ttl_s is None:
+            return {}
+        return {"ttl_s": self.ttl_s, "expires_unix_ms": None if self.commands else self.last_activity_unix_ms + round(self.ttl_s * 1000)}
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        command = self.commands.get(str(event.get("key")))
+        if command is not None:
+            command.on_event(event)
+
+    @property
+    def owner(self) -> str:
+        return f"workspace_session:{self.id}"
+
+    async def await_commands(self, grace_s: float, doing: str, *, reason: str = "active_commands") -> None:
+        """Wait up to `grace_s` for running commands, then refuse. The gate is held, so none is added."""
+        end = time.monotonic() + grace_s
+        for command in list(self.commands.values()):
+            await command.wait_finished(end)
+        if self.commands:
+            active = list(self.commands)
+            raise OperationError(
+                OPERATION_FAILED,
+                f"cannot {doing}: workspace session {self.id} has active command sessions: {', '.join(active)}",
+                {
+                    "workspace_session_id": self.id,
+                    "active_command_session_ids": active,
+                    "hint": "wait_command or signal_command them first",
+                },
+                reason=reason,
+            )
+
+
+def check_grace(args: dict[str, Any]) -> float:
+    """`grace_s`, 0 when absent."""
+    grace = float(args.get("grace_s") or 0)
+    if grace < 0:
+        raise OperationError(INVALID_REQUEST, "grace_s must be non-negative", {"argument": "grace_s"}, reason="out_of_bounds")
+    return grace

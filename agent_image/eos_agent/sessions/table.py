@@ -1,0 +1,556 @@
+"""The live sessions: create, gate, publish, destroy, settle when the last command of an implicit one ended, keep what a dead one wrote.
+
+Each session has a gate, an asyncio lock: admission of a command, a file operation, publish, destroy and the end of its runner go through it
+one after the other; a command runs without holding it. Blocking store work is done in the agent's small pool, that which is as long as a session's
+work is large in one of its own (`captures`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.base import log, telemetry
+from eos_agent.base.capture_pool import Captures
+from eos_agent.base.pool import Pool
+from eos_agent.handles.init_handle import Runner, SessionSpec
+from eos_agent.handles.zygote_handle import Zygote
+from eos_agent.kernel import headroom
+from eos_agent.observe.lifecycle import Lifecycle
+from eos_agent.sessions import quarantine
+from eos_agent.sessions.create import set_up
+from eos_agent.sessions.expiry import EXPIRED, Expiry
+from eos_agent.sessions.finalize import SETTLED, finalization_failed, publish_or_keep
+from eos_agent.sessions.gone import LOST, RUNNER_LOST, RUNNER_STUCK, not_yet_kept, session_lost, session_not_found
+from eos_agent.sessions.recovery import Recovering
+from eos_agent.sessions.session import EXPLICIT, IMPLICIT, Session, check_grace
+from eos_agent.sessions.unpublished import is_clean, unpublished
+from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from layerstack.errors import LayerStackError
+
+if TYPE_CHECKING:
+    from eos_agent.base.settings import Settings
+    from eos_agent.kernel.headroom import Headroom
+    from eos_agent.sessions.command import Command
+    from layerstack.publish.drafts import Draft
+    from layerstack.session.upper import Upper
+    from layerstack.store import Store
+
+FORGOTTEN_AFTER = 512
+"""So many sessions that expired with nothing in them are known by their id."""
+
+
+class Sessions:
+    """The table. `lost` remembers sessions that ended unasked, and the draft that holds what they had written."""
+
+    def __init__(self, settings: Settings, store: Store, zygote: Zygote, pool: Pool, room: Headroom) -> None:
+        self.settings = settings
+        self.store = store
+        self.zygote = zygote
+        self.pool = pool
+        self.captures = Captures(settings.get("daemon.server.max_blocking_threads", 8))
+        self.room = room
+        self.max_sessions: int = settings.get("runtime.workspace.max_sessions", 512)
+        self._making = 0  # sessions that are being set up
+        self._counter = itertools.count(1)
+        self.setup_timeout_s: float = settings.get("runtime.workspace.setup_timeout_s", 30)
+        self.answer_s: float = settings.get("runtime.workspace.runner_answer_s", 60)
+        self.grace_s: float = settings.get("runtime.workspace.left_behind_grace_s", 2)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.expiry = Expiry(self._expire, self._task)
+        self._draining = False
+        self._shell: list[str] | None = None
+        self.lifecycle = Lifecycle()
+        self.live: dict[str, Session] = {}
+        self.lost: dict[str, str | None] = {}
+        self.pending: dict[str, str] = {}
+        self._how: dict[str, str] = {}  # of `lost`: those that did not simply lose their process
+        self._expired: OrderedDict[str, None] = OrderedDict()  # with nothing in them
+        for draft in store.drafts():
+            self._remember(draft)
+        for session_id, why in quarantine.sessions(store):
+            self._pend(session_id, why)
+        for dead in store.dead.all():
+            self.lost[dead.session_id] = None
+        self.recovering = Recovering(settings, store, pool, self._recovered)
+
+    def _remember(self, draft: Draft) -> None:
+        kind, _, session_id = draft.origin.partition(":")
+        if kind == "workspace_session" and draft.reason not in SETTLED:
+            self.lost[session_id] = draft.draft_id
+            if draft.reason in (EXPIRED, RUNNER_STUCK):
+                self._how[session_id] = draft.reason
+
+    def forget_draft(self, draft_id: str) -> None:
+        """The draft was published or discarded: the dead session that it came from is a dead id like any other."""
+        for session_id in [lost for lost, kept in self.lost.items() if kept == draft_id]:
+            del self.lost[session_id]
+            self._how.pop(session_id, None)
+
+    def _recovered(self, session_id: str, draft: Draft | None) -> None:
+        """A dead session is settled: its work is a draft, or nothing of it was unpublished."""
+        if draft is not None:
+            self.lost[session_id] = draft.draft_id
+        elif session_id not in self._how:
+            self.lost.pop(session_id, None)
+
+    def _left(self, session: Session, error: Exception) -> None:
+        """Its work could be neither published nor kept, most of all for want of space: it is tried again as that of a dead session is."""
+        self.lost[session.id] = None
+        try:
+            self.store.dead.abandon(session.upper, error)
+        except LayerStackError as damage:
+            self._pend(session.id, damage)
+        self.recovering.wake()
+
+    def _pend(self, session_id: str, why: object) -> None:
+        self.lost[session_id] = None
+        self.pending[session_id] = str(why).split(": '")[0]  # without the path, which may be longer than any answer
+
+    def folder(self, session_id: str) -> str:
+        """Where the writes of a session lie for as long as they are no draft."""
+        return os.path.join(self.settings.layer_stack_root, "sessions", session_id, "upper")
+
+    def _lost(self, session_id: str) -> OperationError:
+        how, folder = self._how.get(session_id, RUNNER_LOST), self.folder(session_id)
+        dead = self.store.dead.find(session_id)
+        if dead is not None:
+            return not_yet_kept(dead, folder, how=how)
+        pending = self.pending.get(session_id)
+        return session_lost(session_id, self.lost.get(session_id), how=how, pending=pending, folder=folder)
+
+    def _new_id(self) -> str:
+        return f"{next(self._counter) & 0xFFFFFF:06x}{time.time_ns():016x}"
+
+    # Making
+
+    async def create(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+        """The operation create_workspace_session."""
+        if args.get("draft_id") is not None and args.get("base_version") is not None:
+            message = "create_workspace_session takes draft_id or base_version: a draft has a base of its own"
+            raise OperationError(INVALID_REQUEST, message, {"argument": "base_version"}, reason="one_of_two")
+        if args.get("draft_id") is None and args["draft_base"] == "head":
+            message = "draft_base head needs the draft_id of the draft that is to be opened there"
+            raise OperationError(INVALID_REQUEST, message, {"argument": "draft_id"}, reason="missing_argument")
+        session = await self._create(
+            EXPLICIT,
+            network=args["network_profile"],
+            rootfs=args["rootfs"],
+            agent=args.get("agent"),
+            request_id=request_id,
+            draft_id=args.get("draft_id"),
+            draft_base=args["draft_base"],
+            version=args.get("base_version"),
+        )
+        session.ttl_s = args.get("ttl_s")
+        self.expiry.watch(session)
+        found: dict[str, Any] = {
+            "workspace_session_id": session.id,
+            "network_profile": session.spec.network,
+            "finalize_policy": session.policy,
+            "base_version": session.upper.snapshot.version,
+            "limits": session.runner.group.limits(),
+            **session.lifetime(),
+        }
+        if session.spec.network == "isolated":
+            found["network"] = "loopback_only" if session.runner.address is None else "no_egress"
+            if session.runner.address is not None:
+                found["address"] = session.runner.address
+        if session.draft_id is not None:
+            found["draft_id"] = session.draft_id
+        return found
+
+    async def create_implicit(self, *, agent: str | None, request_id: str) -> Session:
+        return await self._create(IMPLICIT, network="shared", rootfs="shared", agent=agent, request_id=request_id)
+
+    async def _create(
+        self,
+        policy: str,
+        *,
+        network: str,
+        rootfs: str,
+        agent: str | None,
+        request_id: str,
+        draft_id: str | None = None,
+        draft_base: str = "own",
+        version: int | None = None,
+    ) -> Session:
+        if self._draining:
+            raise OperationError(SERVER_SHUTTING_DOWN, "the agent is shutting down", {"retryable": True}, reason="draining")
+        if network == "isolated" and self.settings.get("runtime.workspace.rfc1918_egress", "allow") == "deny":
+            raise OperationError(
+                OPERATION_FAILED,
+                "isolated sessions are unavailable: runtime.workspace.rfc1918_egress is deny and nothing here can enforce it",
+                reason="egress_not_enforceable",
+            )
+        spec = SessionSpec(self._new_id(), network, rootfs)
+        with telemetry.span("workspace_session.create", workspace_session_id=spec.session_id, finalize_policy=policy, network=network):
+            self._making += 1
+            try:
+                await self._admit()
+                upper, runner = await set_up(
+                    self, spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
+                )
+            finally:
+                self._making -= 1
+        session = Session(spec.session_id, policy, spec, upper, runner, agent, request_id)
+        session.draft_id = draft_id
+        self.live[session.id] = session
+        self.watch(session, runner)
+        return session
+
+    async def _admit(self) -> None:
+        """Refuse one more session, which is among `_making` already, while nothing of it is there.
+
+        Raises:
+            OperationError: server_busy, reason sandbox_full, with the limit and the numbers.
+        """
+        if len(self.live) + self._making > self.max_sessions:
+            raise headroom.too_many(len(self.live), self.max_sessions)
+        fresh = sum(session.fresh for session in self.live.values())
+        if not self.room.quick(self._making - 1, fresh):
+            found = await self.pool.run(lambda: self.room.shortage(self._making - 1, fresh))
+            if found is not None:
+                raise headroom.refused(found, len(self.live))
+
+    def watch(self, session: Session, runner: Runner) -> None:
+        runner.on_event, runner.answer_s = session.on_event, self.answer_s
+
+        def gone(reason: asyncio.Future[str]) -> None:
+            self.lifecycle.holder_exited(reason.result())
+            if not session.ending and session.runner is runner:
+                self._task(self._lose(session, runner))
+
+        runner.gone.add_done_callback(gone)
+
+    def _task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Finding
+
+    def find(self, session_id: str, *, kind: str = OPERATION_FAILED) -> Session:
+        """The live session of that id.
+
+        Raises:
+            OperationError: session_not_found of the given kind, or operation_failed session_lost with the draft.
+        """
+        session = self.live.get(session_id)
+        if session is not None:
+            return session
+        if session_id in self.lost:
+            raise self._lost(session_id)
+        if session_id in self._expired:
+            raise session_lost(session_id, None, how=EXPIRED)
+        raise session_not_found(session_id, kind)
+
+    @contextlib.asynccontextmanager
+    async def use(self, session_id: str, *, kind: str = OPERATION_FAILED) -> AsyncGenerator[Session]:
+        """The session with its gate held.
+
+        Raises:
+            OperationError: as `find`; also when the session ended while this waited, or while the body used its runner.
+        """
+        session = self.find(session_id, kind=kind)
+        try:
+            async with session.gate:
+                if session.ended.is_set():
+                    self.find(session_id, kind=kind)
+                session.touch()
+                yield session
+                session.touch()
+        except OperationError as error:
+            if error.details.get("reason") != LOST:
+                raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.setup_timeout_s):
+                    await session.ended.wait()
+            raise self._lost(session_id) from None
+
+    # Ending
+
+    def end(self, session: Session) -> None:
+        session.ending = True
+        session.state = "ended"
+        self.live.pop(session.id, None)
+        self.expiry.forget(session)
+        session.ended.set()
+
+    async def _lose(self, session: Session, runner: Runner) -> None:
+        """The runner died unasked: what the session wrote becomes a draft at once, and its commands end without an exit code."""
+        async with session.gate:
+            if session.ending or session.runner is not runner:
+                return
+            reason = runner.gone.result()
+            await self.keep(session, RUNNER_STUCK if runner.stuck else RUNNER_LOST)
+            log.log("session_lost", session=session.id, reason=reason, draft=self.lost[session.id])
+
+    async def keep(self, session: Session, reason: str) -> None:
+        """Make a draft of an offline session and end it."""
+        session.ending = True
+        draft_id: str | None = None
+        try:
+            with self.lifecycle.cleaning():
+                draft = await self.captures.run(lambda: session.upper.to_draft(reason=reason))
+            draft_id = draft.draft_id if draft is not None else None
+        except Exception as error:  # the upper stays where it is: its draft is made when that is possible
+            log.failure("draft_failed", error, session=session.id)
+            telemetry.event("workspace_session.cleanup_failed", workspace_session_id=session.id, error=type(error).__name__)
+            self._left(session, error)
+        else:
+            self.lost[session.id] = draft_id
+        if reason in (EXPIRED, RUNNER_STUCK):
+            self._how[session.id] = reason
+        lost = self._lost(session.id)
+        for command in list(session.commands.values()):
+            command.lost = OperationError(lost.kind, lost.message, {**lost.details, "command_session_id": command.id})
+            command.outcome["session_lost"] = True
+            if draft_id:
+                command.outcome["draft_id"] = draft_id
+            command.lose()
+        self.end(session)
+
+    async def _expire(self, session: Session) -> None:
+        """Its time to live is over, and its gate is held: its work becomes a draft; there is none of a draft that it stands on as it was."""
+        session.ending = True
+        session.state = "finalizing"
+        await session.runner.end(self.grace_s)
+        if session.draft_id is not None and await self.captures.run(lambda: is_clean(session)):
+            await self.pool.run(session.upper.discard)
+            self.end(session)
+            self.lost[session.id] = None
+        else:
+            await self.keep(session, EXPIRED)
+        draft_id = self.lost[session.id]
+        if draft_id is None and session.id not in self.pending and self.store.dead.find(session.id) is None:
+            del self.lost[session.id]
+            self._how.pop(session.id, None)
+            self._expired[session.id] = None
+            while len(self._expired) > FORGOTTEN_AFTER:
+                self._expired.popitem(last=False)
+        log.log("session_expired", session=session.id, ttl_s=session.ttl_s, draft=draft_id)
+
+    def command_finished(self, command: Command, make_terminal: Callable[[], None]) -> None:
+        """A command has ended; the last one of an implicit session is terminal only after the session was settled."""
+        session = command.session
+        session.commands.pop(command.id, None)
+        session.touch()
+        if session.policy != IMPLICIT or session.commands or session.ending or command.lost is not None:
+            make_terminal()
+            return
+
+        async def settle() -> None:
+            try:
+                with telemetry.within(command.span):
+                    command.outcome.update(await self.settle(session))
+            finally:
+                make_terminal()
+
+        session.state = "finalizing"
+        self._task(settle())
+
+    async def settle(self, session: Session) -> dict[str, Any]:
+        """End an implicit session that runs nothing: publish its work, or keep it as a draft. Returns what that adds to the result."""
+        async with session.gate:
+            if session.ending:
+                if session.discarded is not None:
+                    return session.discarded
+                return {"session_lost": True, "draft_id": self.lost[session.id]} if session.id in self.lost else {}
+            if session.commands:  # somebody joined it meanwhile
+                session.state = "active"
+                return {}
+            session.ending = True
+            session.state = "finalizing"
+            with telemetry.span("workspace_session.finalize", workspace_session_id=session.id) as span:
+                await session.runner.end(self.grace_s)
+                try:
+                    with self.lifecycle.cleaning(), telemetry.span("workspace_session.publish"):
+                        outcome = await self.captures.run(lambda: publish_or_keep(session), request_id=session.request_id)
+                except Exception as error:
+                    log.failure("finalization_failed", error, session=session.id)
+                    telemetry.event("workspace_session.finalize_failed", workspace_session_id=session.id, error=type(error).__name__)
+                    self._left(session, error)
+                    outcome = finalization_failed(error, self._lost(session.id).details["hint"])
+                if outcome.get("publish_rejected") or outcome.get("finalization_failed"):
+                    span.status = telemetry.ERROR
+            self.end(session)
+            return outcome
+
+    async def destroy(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
+        """The operation destroy_workspace_session: everything unpublished goes, and the answer says what that was.
+
+        A dead session whose work is no draft yet, or whose session.json is damaged, is given up by it; with `if_clean` it is session_lost, as
+        to all else.
+
+        Raises:
+            OperationError: session_not_found, active_commands; unpublished_work with `if_clean`, and then nothing has happened.
+        """
+        session_id: str = args["workspace_session_id"]
+        grace = check_grace(args)
+        if session_id not in self.live and not args.get("if_clean") and self._is_left(session_id):
+            return await self._give_up(session_id)
+        session = self.find(session_id)
+        async with session.gate:
+            if session.destroyed is not None:  # a second caller that waited here for the first
+                return session.destroyed
+            if session.ended.is_set():
+                self.find(session_id)
+            await session.await_commands(grace, "destroy")
+            if args.get("if_clean"):
+                await self._check_clean(session)
+            session.ending = True
+            await session.runner.end(0 if args.get("if_clean") else self.grace_s)  # what it writes on its way out would be lost unseen
+
+            def discard() -> tuple[int, dict[str, Any]]:
+                discarded = unpublished(session.upper)
+                size = session.upper.discard()
+                self.store.scrap.settle()  # who was told that it is gone may need the space
+                return size, discarded
+
+            try:
+                with self.lifecycle.cleaning(), telemetry.span("workspace_session.destroy", workspace_session_id=session_id):
+                    size, discarded = await self.pool.run(discard)
+            except Exception as error:
+                log.failure("destroy_failed", error, session=session.id)
+                self.end(session)
+                raise
+            session.destroyed = {
+                "workspace_session_id": session_id,
+                "destroyed": True,
+                "evicted_upperdir_bytes": size,
+                "discarded": discarded,
+            }
+            session.discarded = {
+                "publish": {"published": False, "no_op": False},
+                "discarded": {**discarded, "by": "destroy_workspace_session", "request_id": request_id},
+                "hint": "nothing was published: the session was destroyed by another request before its work was",
+            }
+            self.end(session)
+            return session.destroyed
+
+    def _is_left(self, session_id: str) -> bool:
+        """Is it dead, its work no draft, and nothing under way that would make one?"""
+        dead = self.store.dead.find(session_id)
+        return quarantine.has_session(self.store, session_id) or (dead is not None and not self.recovering.is_trying(session_id))
+
+    async def recover(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The operation recover_workspace_session: one try more.
+
+        Raises:
+            OperationError: session_not_found; session_lost, as every call that names it, when it is no draft after it.
+        """
+        session_id: str = args["workspace_session_id"]
+        if self.store.dead.find(session_id) is not None:
+            await self.recovering.again(session_id)
+        elif session_id in self.live or self.lost.get(session_id) is None:
+            if session_id in self.pending:
+                raise self._lost(session_id)
+            raise session_not_found(session_id)
+        if self.store.dead.find(session_id) is not None:
+            raise self._lost(session_id)
+        return {"workspace_session_id": session_id, "draft_id": self.lost.get(session_id)}
+
+    async def dead_rows(self, *, patient: bool) -> list[dict[str, Any]]:
+        """Sessions that are dead and whose work is no draft: waiting, quarantined, or with a damaged document. `patient`: once they were tried."""
+        if patient:
+            await self.recovering.quiet()
+        return await self.pool.run(self.recovering.rows)
+
+    async def _give_up(self, session_id: str) -> dict[str, Any]:
+        """Settle a session that is set apart: its work goes."""
+        lost = await self.pool.run(lambda: quarantine.give_up(self.store, session_id))
+        for known in (self.lost, self.pending, self._how):
+            known.pop(session_id, None)
+        log.log("given_up", session=session_id, bytes=lost["bytes"])
+        return {"workspace_session_id": session_id, "destroyed": True, "evicted_upperdir_bytes": lost["bytes"], "discarded": lost}
+
+    async def _check_clean(self, session: Session) -> None:
+        """Refuse, with everything as it was, if something would be lost with the session; else it stands still from here on."""
+        await session.runner.freeze()
+        found: dict[str, Any] | None = None
+        try:
+            found = await self.captures.run(lambda: None if is_clean(session) else unpublished(session.upper))
+        except BaseException:
+            await session.runner.thaw()
+            raise
+        if found is not None:
+            await session.runner.thaw()
+            details = {
+                "workspace_session_id": session.id,
+                "unpublished": found,
+                "hint": "publish_workspace_session keeps the work; without if_clean it is thrown away",
+            }
+            message = f"workspace session {session.id} has unpublished work: {found['count']} paths, {found['bytes']} bytes"
+            raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
+
+    async def shell(self, session: Session, *, again: bool = False) -> list[str] | None:
+        """The argv before a command's text. The last answer is remembered for all sessions; `again` asks the session's own view anew."""
+        if self._shell is None or again:
+            self._shell = await session.runner.which_shell()
+        return self._shell
+
+    async def rows(self) -> list[dict[str, Any]]:
+        """The entries of list_workspace_sessions."""
+        sessions = list(self.live.values())
+
+        def sizes() -> list[int | None]:
+            return [_size(session.upper) for session in sessions]
+
+        upper_bytes = await self.pool.run(sizes)
+        return [
+            {
+                "workspace_session_id": session.id,
+                "state": session.state,
+                "finalize_policy": session.policy,
+                "network_profile": session.spec.network,
+                "base_version": session.upper.snapshot.version,
+                "created_unix_ms": session.created_unix_ms,
+                "last_activity_unix_ms": session.last_activity_unix_ms,
+                "upper_bytes": size,
+                "active_command_session_ids": list(session.commands),
+                "agent": session.agent,
+                "limits": session.runner.group.limits(),
+                **session.lifetime(),
+                **({"draft_id": session.draft_id} if session.draft_id else {}),
+                **({"address": session.runner.address} if session.runner.address else {}),
+            }
+            for session, size in zip(sessions, upper_bytes, strict=True)
+        ]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Before the agent ends: publications under way end, every runner is ended; uppers stay, and become drafts when the store is opened."""
+        self._draining = True
+        by = time.monotonic() + timeout_s
+        busy = [task for task in self._tasks if not task.done()]
+        if busy:
+            await asyncio.wait(busy, timeout=timeout_s)
+        left = [session for session in self.live.values() if not session.ending]
+        for session in left:
+            session.ending = True
+            for command in session.commands.values():  # whoever waits for it is not told how it took the signal
+                command.lost = OperationError(
+                    SERVER_SHUTTING_DOWN,
+                    "the agent is shutting down; the session's work becomes a draft at its next start",
+                    {"workspace_session_id": session.id, "command_session_id": command.id, "retryable": True},
+                    reason="draining",
+                )
+        grace_s = min(self.grace_s, by - time.monotonic())
+        await asyncio.gather(*(session.runner.end(grace_s) for session in left), return_exceptions=True)
+        for session in left:
+            for command in list(session.commands.values()):
+                command.lose()
+            self.end(session)
+
+
+def _size(upper: Upper) -> int | None:
+    try:
+        return upper.size_bytes()
+    except OSError:
+        return None

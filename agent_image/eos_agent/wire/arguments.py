@@ -1,0 +1,174 @@
+"""The arguments of a request against an operation's declaration: names, types, bounds, defaults. Any OS, standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from eos_agent.wire.operation import ANSWER_S, ARRAY_DEPTH, DEFAULT_YIELD_MS, NO_BUDGET, U64_MAX, Argument, Operation
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
+
+TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
+if TYPE_CHECKING:
+    from typing import Any, TypeGuard
+
+
+def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bool = False, bounds: bool = True) -> dict[str, Any]:
+    """The arguments with defaults filled in, in the order: unknown names, types, missing ones, bounds and choices.
+
+    Args:
+        server: a raw request: unknown names are dropped, an array may come as the JSON text of one, `server_default` stands for a missing argument.
+        bounds: False leaves bounds and choices to the server (the command lines, so that their exit code stays the server's).
+    Raises:
+        OperationError: invalid_request; details name `argument` and, where there is one, `value`.
+    """
+    known = {a.name: a for a in operation.arguments if a.name != "sandbox_id" or operation.scope == "system"}
+    unknown = sorted(name for name in args if name not in known)
+    if unknown and not server:
+        details: dict[str, Any] = {"argument": unknown[0], "known": sorted(known)}
+        raise OperationError(INVALID_REQUEST, f"unknown argument for {operation.name}: {unknown[0]}", details, reason="unknown_argument")
+    checked = {name: _typed(operation, known[name], value, server) for name, value in args.items() if name in known}
+    for argument in known.values():
+        if argument.name in checked:
+            continue
+        if argument.default is not None:
+            checked[argument.name] = argument.default
+        elif server and argument.server_default is not None:
+            checked[argument.name] = argument.server_default
+        elif argument.required and known.get(beside := f"{argument.name}_b64") is not None and checked.get(beside):
+            checked[argument.name] = ""
+        elif argument.required:
+            message = f"{argument.name} is required for {operation.name}"
+            raise OperationError(INVALID_REQUEST, message, {"argument": argument.name}, reason="missing_argument")
+    if bounds:
+        for name, value in checked.items():
+            _within(operation, known[name], value)
+    return checked
+
+
+def budget_s(operation: Operation | None, args: Mapping[str, Any]) -> float | None:
+    """Seconds that a gateway waits for the answer: 30 and the operation's own wait; None = as long as it takes."""
+    if operation is None:
+        return ANSWER_S
+    waits = operation.waits
+    if isinstance(waits, str):
+        argument = operation.argument(waits)
+        value = args.get(waits, argument.default if argument is not None else None)
+        if value is None:
+            value = DEFAULT_YIELD_MS if waits == "yield_time_ms" else 0
+        given = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value) else 0.0
+        waits = max(0.0, given / 1000 if waits.endswith("_ms") else given)
+    return None if waits == NO_BUDGET else ANSWER_S + waits
+
+
+def _typed(operation: Operation, argument: Argument, value: Any, server: bool) -> Any:
+    kind = argument.kind
+    ok = False
+    if kind in ("string", "path"):
+        ok = isinstance(value, str)
+    elif kind == "integer":
+        ok = isinstance(value, int) and not isinstance(value, bool)
+        if ok and not 0 <= value <= U64_MAX:
+            raise _refused(operation, argument, value, f"must be an integer from 0 to {U64_MAX}", "out_of_bounds")
+    elif kind == "float":
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if ok and not _finite(value):
+            raise _refused(operation, argument, value, "must be finite", "out_of_bounds")
+    elif kind == "boolean":
+        ok = isinstance(value, bool)
+    elif kind == "json_array":
+        if server and isinstance(value, str):
+            import json
+
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                value = None
+        ok = _plain(value)
+    if not ok:
+        words = {
+            "string": "a string",
+            "path": "a string",
+            "integer": "an integer",
+            "float": "a number",
+            "boolean": "true or false",
+            "json_array": "an array",
+        }
+        raise _refused(operation, argument, value, f"must be {words[kind]}", "wrong_type")
+    return value
+
+
+LONGEST = {
+    "agent": 256,
+    "user": 256,
+    "workspace_session_id": 128,
+    "command_session_id": 128,
+    "draft_id": 128,
+    "after": 128,
+    "cursor": 65536,
+}
+"""Bytes of the texts that are kept, logged and shown: one caller must not fill what all of them read. Others are bounded by the request."""
+
+
+def _within(operation: Operation, argument: Argument, value: Any) -> None:
+    longest = LONGEST.get(argument.name)
+    if longest is not None and isinstance(value, str) and len(value) * 4 > longest:
+        size = len(value.encode("utf-8", "surrogatepass"))
+        if size > longest:
+            raise _refused(operation, argument, value, f"is {size} bytes, at most {longest} are taken", "too_long", max_bytes=longest)
+    if argument.choices and value not in argument.choices:
+        raise _refused(
+            operation, argument, value, f"must be one of {', '.join(argument.choices)}", "bad_choice", choices=list(argument.choices)
+        )
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if argument.minimum is not None and value < argument.minimum:
+            raise _refused(operation, argument, value, f"must be at least {argument.minimum:g}", "out_of_bounds", minimum=argument.minimum)
+        if argument.maximum is not None and value > argument.maximum:
+            raise _refused(operation, argument, value, f"must be at most {argument.maximum:g}", "out_of_bounds", maximum=argument.maximum)
+
+
+def _refused(operation: Operation, argument: Argument, value: Any, must: str, reason: str, **more: Any) -> OperationError:
+    details = {"argument": argument.name, "value": _shown(value), **more}
+    return OperationError(INVALID_REQUEST, f"{argument.name} of {operation.name} {must}", details, reason=reason)
+
+
+def _shown(value: Any) -> Any:
+    """A refused value as an error can carry it: short, and nothing that JSON cannot write."""
+    if isinstance(value, (list, dict)):
+        return "an array" if isinstance(value, list) else "an object"
+    if isinstance(value, (int, float)) and not (_finite(value) and abs(value) <= U64_MAX):
+        return str(value)[:200]
+    return value[:200] if isinstance(value, str) else value
+
+
+def _finite(value: float) -> bool:
+    """Whether a float can hold it: an integer of JSON may be larger than any."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _is_array(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _plain(value: Any) -> bool:
+    """Whether it is an array that JSON can carry: no NaN or infinity in it, and not nested beyond all reason, which overflows a stack somewhere."""
+    if not _is_array(value):
+        return False
+    level = value
+    for _ in range(ARRAY_DEPTH):
+        if any(isinstance(each, float) and not math.isfinite(each) for each in level):
+            return False
+        inner: list[Any] = []
+        for each in level:
+            inner.extend(each if _is_array(each) else each.values() if _is_object(each) else ())
+        level = inner
+        if not level:
+            return True
+    return False

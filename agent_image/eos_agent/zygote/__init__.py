@@ -1,0 +1,4 @@
+"""RUNS IN THE ZYGOTE: forks the init of each session.
+
+Imports `init` and what is below it.
+"""

@@ -1,0 +1,439 @@
+"""The zygote process: forks one runner per session, reaps, and dies with the agent. One thread, no event loop, nothing imported late.
+
+A spare runner is kept: cloned, with all mounts that are the same for each session, waiting for its order. It halves what a session's
+creation takes, and is made again in an idle moment; where there is none, or it does not fit, the runner is cloned there and then. There is another one, in a network
+namespace of its own, once somebody has made an isolated session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+from collections.abc import Generator
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from eos_agent.init import helper, mounts, setup
+from eos_agent.init import native as init_program
+from eos_agent.ipc import frames, sigchld
+from eos_agent.kernel import cgroups, fd_limits, machine_view, network, oom
+from eos_agent.kernel.fd_limits import OpenFiles
+from eos_agent.kernel.harden import Hardening
+from layerstack.kernel import syscalls
+
+if TYPE_CHECKING:
+    from eos_agent.handles.zygote_handle import HostSpec
+
+
+IDLE_MS = 20
+"""After so long without an event a spare is made, or as soon as a session has ended: its maker then waits for the disk."""
+
+
+def main(host: HostSpec, sock: socket.socket, parent: int, groups: cgroups.Groups) -> NoReturn:
+    """The life of the zygote, from the line after fork(2)."""
+    status = 1
+    try:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:  # else the agent died before the line above
+            _serve(host, sock, groups)
+        status = 0
+    except BaseException as error:
+        os.write(2, f"zygote: {error!r}\n".encode())
+    finally:
+        os._exit(status)
+
+
+def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
+    os.setsid()  # an interrupt typed at the agent's terminal is the agent's business
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.chdir("/")
+    sock, program_fd = keep_only(sock, groups, init_program.open_program(host.init))
+    scores = oom.Scores.here()
+    oom.take(scores.zygote)
+    groups.join_workload()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    wake = sigchld.wake_on_child()
+    hardening = Hardening.prepare()
+    scene = _prepare(host)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page that it visits
+    gc.disable()
+    files = fd_limits.divide(host.open_files)
+    _Zygote(sock, wake, scene, hardening, groups, scores, host.terminals, files, program_fd).serve()
+
+
+def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1) -> tuple[socket.socket, int]:
+    """Close every descriptor but 0, 1, 2, this one, which becomes 3, those of the cgroups, and the program's, if there is one.
+
+    No child may hold a copy of another session's socket.
+    """
+    parts = groups.fds()
+    fd, *others = setup.keep(sock.detach(), *parts, *(() if program_fd < 0 else (program_fd,)))
+    groups.inherit(others[: len(parts)])
+    return socket.socket(fileno=fd), others[len(parts)] if program_fd >= 0 else -1
+
+
+def _prepare(host: HostSpec) -> mounts.Scene | mounts.SetupFailed:
+    """What sessions share; what went wrong with it is told to whoever asks for a session."""
+    try:
+        return mounts.prepare(host.workspace_root, host.hidden_paths, host.private_dirs, local=host.provider == "local", rootfs=host.rootfs)
+    except mounts.SetupFailed as failed:
+        return failed
+
+
+class _Spare(NamedTuple):
+    pid: int
+    pidfd: int
+    control: socket.socket
+    names: tuple[int, int]
+    """Which /etc/resolv.conf it shows."""
+    leaf: str
+    native: bool
+    """It executes the native pid 1: what it shows is then arranged from here."""
+
+
+class _Home:
+    """The zygote's own mount namespace, and the way into a session's and back."""
+
+    def __init__(self) -> None:
+        """Raises:
+        OSError: the kernel has no setns(2) by pidfd, or refuses it.
+        """
+        self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            with self.left_for(pidfd):
+                pass
+        finally:
+            os.close(pidfd)
+
+    @contextlib.contextmanager
+    def left_for(self, pidfd: int) -> Generator[None]:
+        """Within the block this process sees what that one sees. No code of a session has run in there yet."""
+        with mounts.step("enter the session"):
+            syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
+        try:
+            yield
+        finally:
+            syscalls.setns(self._own, syscalls.CLONE_NEWNS)  # cannot fail; a zygote that could not return would be of no use, and ends
+
+
+class _Zygote:
+    """The loop: requests in, clones and their ends out."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        wake: int,
+        scene: mounts.Scene | mounts.SetupFailed,
+        hardening: Hardening,
+        groups: cgroups.Groups,
+        scores: oom.Scores,
+        terminals: int,
+        files: OpenFiles,
+        program_fd: int,
+    ) -> None:
+        self.terminals, self.files = terminals, files
+        self.sock, self.wake, self.scene, self.hardening, self.groups, self.scores = sock, wake, scene, hardening, groups, scores
+        self.leaves: dict[int, str] = {}  # of each pid 1 that lives
+        self.plans: dict[int, setup.Plan] = {}  # of each that lives and is the native one
+        self.program_fd = program_fd
+        self.home: _Home | None = None
+        self.home_of_covers: _Home | None = None
+        self.known: set[str] = set()  # folders of other gateways that the overlays were made to look for
+        if program_fd >= 0:
+            with contextlib.suppress(OSError, mounts.SetupFailed):
+                self.home = _Home()
+        self.emptied: list[str] = []  # leaves to be removed
+        self.spares: dict[bool, _Spare] = {}  # by whether its network is its own
+        self.wanted = {False} if isinstance(scene, mounts.Scene) else set[bool]()
+        self.network = network.Network(required=isinstance(scene, mounts.Scene) and not scene.local)
+
+    def serve(self) -> None:
+        decoder = frames.Decoder()
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        poll.register(self.wake, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(IDLE_MS if self.wanted or self.emptied else None)}
+            moment = not ready
+            if self.wake in ready:
+                sigchld.drain(self.wake)
+                moment = self.reap()
+            if self.sock.fileno() in ready:
+                raw, fds = frames.receive(self.sock)
+                if not raw:
+                    return
+                for frame in decoder.feed(raw, fds):
+                    {"create": self.create, "cover": self.cover}.get(frame.message["op"], self.help)(frame)
+            elif moment and self.wanted:
+                self.make_spare(min(self.wanted))
+            if self.emptied:
+                self.emptied = [leaf for leaf in self.emptied if not self.groups.remove(leaf)]
+
+    def reap(self) -> bool:
+        """Has a session ended?"""
+        ended = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended
+            if pid == 0:
+                return ended
+            if pid not in self.leaves:
+                continue  # a helper of file operations, or the one that made it
+            self.plans.pop(pid, None)
+            leaf = self.leaves.pop(pid)
+            if leaf:
+                self.emptied.append(leaf)
+            spare = next((isolated for isolated, spare in self.spares.items() if spare.pid == pid), None)
+            if spare is not None:
+                self.drop_spare(spare)  # it could not be set up, or somebody killed it: no other before the next session was made
+            else:
+                frames.send(self.sock, {"event": "exited", "pid": pid, "status": status})
+                self.network.unplug(pid)
+                ended = True
+
+    def plan(self, scene: mounts.Scene, reach: str, rootfs_mode: str) -> setup.Plan:
+        return setup.Plan(
+            scene,
+            reach == "isolated",
+            scene.local or rootfs_mode == "read_only",
+            self.hardening,
+            self.groups,
+            self.scores,
+            self.terminals,
+            self.files,
+            program_fd=-1 if self.home is None else self.program_fd,
+        )
+
+    def clone(self, plan: setup.Plan, order: setup.Order | int) -> tuple[int, int, str]:
+        """As `_clone`, into a cgroup of its own, whose leaf is the third."""
+        with mounts.step("make the cgroup"):
+            leaf = self.groups.make()
+        try:
+            pid, pidfd = _clone(plan._replace(leaf=leaf), order)
+        except BaseException:
+            self.emptied.append(leaf)
+            raise
+        self.leaves[pid] = leaf
+        return pid, pidfd, leaf
+
+    def create(self, frame: frames.Frame) -> None:
+        number: int = frame.message["id"]
+        mount_fd, theirs = frame.fds
+        try:
+            if isinstance(self.scene, mounts.SetupFailed):
+                raise self.scene
+            _, reach, rootfs_mode = frame.message["spec"]
+            plan = self.plan(self.scene, reach, rootfs_mode)
+            sockets = mounts.listening_sockets() if self.scene.sockets_show and (plan.read_only or plan.isolated) else []
+            self.look_again(frame.message["covered"])
+            order = setup.Order(mount_fd, theirs, [*sockets, *frame.message["covered"]], None)
+            pid, pidfd, leaf = self.start(plan, order)
+            frames.send(self.sock, {"event": "started", "id": number, "pid": pid, "leaf": leaf}, fds=[pidfd])
+            os.close(pidfd)
+            self.plans[pid] = plan._replace(leaf=leaf)
+            self.wanted = {isolated for isolated in self.wanted | {False, plan.isolated} if isolated not in self.spares}
+        except mounts.SetupFailed as failed:
+            refused = {"event": "not_started", "id": number, "step": failed.step, "errno": failed.errno, "message": failed.message}
+            frames.send(self.sock, refused)
+        finally:
+            os.close(mount_fd)
+            os.close(theirs)
+
+    def look_again(self, paths: list[str]) -> None:
+        """An overlay remembers of a folder that came up since that it is not there: it could not be hidden, and would show a moment later."""
+        if not self.known.issuperset(paths):
+            self.known.update(paths)
+            machine_view.refresh(os.getpid())
+
+    def cover(self, frame: frames.Frame) -> None:
+        """Hide folders that came up since in every session that is there. What a process of it has open, or stands in, it keeps."""
+        paths: list[str] = frame.message["paths"]
+        failed: list[str] = []
+        self.look_again(paths)
+        for pid, plan in list(self.plans.items()):
+            if not plan.read_only:
+                continue
+            try:
+                if self.home is None:
+                    self.home_of_covers = self.home_of_covers or _Home()
+                home = self.home or self.home_of_covers
+                assert home is not None
+                pidfd = os.pidfd_open(pid)
+                try:
+                    with home.left_for(pidfd):
+                        failed += mounts.cover(paths, plan.scene.workspace_root)
+                finally:
+                    os.close(pidfd)
+            except (OSError, mounts.SetupFailed) as error:
+                if not isinstance(error, ProcessLookupError):
+                    failed += paths
+        frames.send(self.sock, {"event": "covered", "id": frame.message["id"], "failed": sorted(set(failed))})
+
+    def start(self, plan: setup.Plan, order: setup.Order) -> tuple[int, int, str]:
+        """Pid, pidfd and leaf of a runner with that order; while an isolated one sets up what it sees, it is connected from here."""
+        native = self.take_native(plan, order)
+        if native is not None:
+            return native
+        if not plan.isolated:
+            return self.take_spare(plan, order) or self.clone(plan, order)
+        wire_fd, told_fd = os.pipe2(os.O_CLOEXEC)
+        order = order._replace(wire_fd=wire_fd)
+        try:
+            pid, pidfd, leaf = self.take_spare(plan, order) or self.clone(plan, order)
+        except BaseException:
+            os.close(told_fd)
+            raise
+        finally:
+            os.close(wire_fd)
+        self.network.plug(pid, told_fd)
+        return pid, pidfd, leaf
+
+    def make_spare(self, isolated: bool) -> None:
+        self.wanted.discard(isolated)
+        if isinstance(self.scene, mounts.SetupFailed):
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        names = _names()
+        try:
+            pid, pidfd, leaf = self.clone(self.plan(self.scene, "isolated" if isolated else "shared", "shared"), theirs.fileno())
+        except mounts.SetupFailed:
+            ours.close()
+        else:
+            self.spares[isolated] = _Spare(pid, pidfd, ours, names, leaf, self.home is not None)
+        theirs.close()
+
+    def take_spare(self, plan: setup.Plan, order: setup.Order) -> tuple[int, int, str] | None:
+        """Pid, pidfd and leaf of the spare, which has its order then; None when there is none that fits."""
+        spare = self.fitting_spare(plan)
+        if spare is None or spare.native:
+            return None
+        try:
+            wire = [] if order.wire_fd is None else [order.wire_fd]
+            frames.send(spare.control, {"covered": order.covered}, fds=[order.mount_fd, order.sock_fd, *wire])
+        except OSError:  # it is gone, and will be reaped
+            return None
+        del self.spares[plan.isolated]
+        spare.control.close()
+        return spare.pid, spare.pidfd, spare.leaf
+
+    def fitting_spare(self, plan: setup.Plan) -> _Spare | None:
+        spare = self.spares.get(plan.isolated)
+        if spare is None or plan.read_only != plan.scene.local:
+            return None
+        if spare.names != _names():  # the host's name servers changed: it shows the old ones
+            signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+            return None
+        return spare
+
+    def take_native(self, plan: setup.Plan, order: setup.Order) -> tuple[int, int, str] | None:
+        """As `take_spare`, of one that executes the native pid 1: what its session sees is arranged here, in the spare's namespaces."""
+        spare = self.fitting_spare(plan)
+        if spare is None or not spare.native or self.home is None:
+            return None
+        staged, wires = init_program.await_staged(spare.control)
+        if not staged:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+            for fd in wires.values():
+                os.close(fd)
+            return None
+        del self.spares[plan.isolated]
+        rules = -1
+        try:
+            if init_program.INOTIFY in wires:
+                with socket.socket(fileno=os.dup(order.sock_fd)) as told, contextlib.suppress(OSError):
+                    frames.send(told, {"event": "inotify"}, fds=[wires[init_program.INOTIFY]])
+            address: str | None = None
+            if plan.isolated:
+                with mounts.step("join the network"):
+                    address = self.network.address(spare.pid)
+                    if address is not None:
+                        network.join(address, socket.socket(fileno=wires.pop(init_program.NETLINK)))
+            with self.home.left_for(spare.pidfd):
+                _show(plan, order)
+                with mounts.step("harden"):
+                    rules = setup.ruleset(plan)
+            root, own = plan.scene.workspace_root, plan.isolated
+            with contextlib.suppress(OSError):  # it is gone, and will be reaped: whoever waits for the session hears of that
+                init_program.give_order(
+                    spare.control,
+                    plan.hardening,
+                    plan.scores,
+                    plan.files,
+                    order.sock_fd,
+                    rules,
+                    own_network=own,
+                    root=root,
+                    address=address,
+                )
+        except mounts.SetupFailed as failed:
+            with socket.socket(fileno=os.dup(order.sock_fd)) as told, contextlib.suppress(OSError):
+                frames.send(told, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+            signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
+        finally:
+            for fd in (*wires.values(), *((rules,) if rules >= 0 else ())):
+                os.close(fd)
+            spare.control.close()
+        return spare.pid, spare.pidfd, spare.leaf
+
+    def help(self, frame: frames.Frame) -> None:
+        """Make a helper for the file operations of a session; what goes wrong is told on its socket, or by its end."""
+        try:
+            plan = self.plans.get(frame.message["pid"])
+            if plan is None:  # it has ended
+                return
+            errand = helper.Errand(
+                plan.scene, plan.hardening, plan.groups, plan.leaf, isolated=plan.isolated, read_only=plan.read_only, scores=plan.scores
+            )
+            with contextlib.suppress(OSError):
+                if syscalls.clone(0) == 0:
+                    helper.main(errand, frame.fds)  # never returns
+        finally:
+            for fd in frame.fds:
+                os.close(fd)
+
+    def drop_spare(self, isolated: bool) -> None:
+        spare = self.spares.pop(isolated)
+        spare.control.close()
+        os.close(spare.pidfd)
+
+
+def _clone(plan: setup.Plan, order: setup.Order | int) -> tuple[int, int]:
+    """Pid and pidfd of a new pid 1 with that order, or with the descriptor over which it is going to get one."""
+    flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | (syscalls.CLONE_NEWNET if plan.isolated else 0)
+    with mounts.step("clone"):
+        pid = syscalls.clone(flags)
+        if pid == 0:
+            if isinstance(order, int):
+                setup.main_of_spare(plan, order)  # neither returns
+            setup.main(plan, order)
+        return pid, os.pidfd_open(pid)
+
+
+def _show(plan: setup.Plan, order: setup.Order) -> None:
+    mount_fd = os.dup(order.mount_fd)
+    try:
+        mounts.show(plan.scene, mount_fd, read_only=plan.read_only, covered=order.covered)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(mount_fd)
+        raise
+
+
+def _names() -> tuple[int, int]:
+    """Inode and time of the host's resolv.conf."""
+    try:
+        found = os.stat("/etc/resolv.conf")
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns

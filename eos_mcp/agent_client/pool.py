@@ -1,0 +1,448 @@
+"""Requests to the agents of sandboxes: pooled connections, one request in flight on each.
+
+On a fresh connection both ends prove that they know the sandbox's secret (eos_agent/wire/proof.py) before it carries anything: behind a published
+port a connect succeeds although no agent is there, and the port may belong to another program by now. One that has been idle answers a
+`sandbox_daemon_ready` first. So a request is sent once only, and to nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, Protocol
+
+from eos_agent.wire import proof, protocol
+from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
+from eos_mcp import catalog
+from eos_mcp.agent_client.line_socket import LineSocket, TooLong, check_owner
+
+CONNECT_TIMEOUT_S = 5.0
+READY_TIMEOUT_S = 5.0
+RECONNECT_S = 10.0  # an agent that is started again by its container needs a part of this
+PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.3)
+TRUSTED_IDLE_S = 0.05  # a killed agent's connections take a moment to end; to ask costs a fifth of a millisecond
+POOL_SIZE = 16
+STREAM_SILENCE_S = 120.0
+SEEN_S = 1.0  # after a look at where the sandbox is published: a port that moved within that time is still found by the proof alone
+LOOK_S = 2.0  # an engine that hangs keeps nobody from a container that answers
+MAX_STREAM_LINE = protocol.MAX_LINE_BYTES
+
+
+class Target(Protocol):
+    """Where an agent listens and what it wants to be told. `token` is the secret that both know; it is sent to no agent that `proves`.
+
+    With a `socket_path` that unix socket is used, and host and port only tell one start of the agent from another.
+    """
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def token(self) -> str: ...
+    @property
+    def sandbox_id(self) -> str: ...
+    @property
+    def socket_path(self) -> str | None: ...
+    @property
+    def proves(self) -> bool: ...
+
+
+class Targets(Protocol):
+    """`Manager.target`: raises OperationError for a sandbox that is unknown or not ready."""
+
+    def __call__(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[Target]: ...
+
+
+class NotThere(Exception):
+    """No agent of that sandbox answers at the address."""
+
+
+class Pooled(NamedTuple):
+    line: LineSocket
+    address: tuple[str, int]
+    used_at: float
+
+
+class ByteReader:
+    """The bytes of a streamed reply. Each read has a deadline, so that a silent peer is an error and not a hang."""
+
+    def __init__(self, line: LineSocket) -> None:
+        self._line = line
+
+    async def read_line(self, timeout_s: float | None = STREAM_SILENCE_S) -> bytes:
+        """A line without its newline.
+
+        Raises:
+            OperationError: internal_error, reason sandbox_gone.
+        """
+        with _gone("the stream"):
+            async with asyncio.timeout(timeout_s):
+                line = await self._line.read_line(MAX_STREAM_LINE)
+            if line is None:
+                raise EOFError
+            return line
+
+    def hand_over(self) -> tuple[socket.socket, bytes]:
+        """The connection, for a thread that reads it with blocking calls, and what was received already; nothing is read here any more."""
+        received = bytes(self._line.pending)
+        self._line.pending.clear()
+        return self._line.socket, received
+
+    async def read_exactly(self, size: int, timeout_s: float | None = STREAM_SILENCE_S) -> bytes:
+        """`size` bytes.
+
+        Raises:
+            OperationError: internal_error, reason sandbox_gone.
+        """
+        with _gone("the stream"):
+            async with asyncio.timeout(timeout_s):
+                return await self._line.read_exactly(size)
+
+
+class Forwarder:
+    """One per gateway. `targets` is set by it before the first request."""
+
+    targets: Targets
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[Pooled]] = {}
+        self._reaching: dict[str, asyncio.Lock] = {}
+        self._seen: dict[str, float] = {}
+
+    async def request(
+        self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None
+    ) -> dict[str, Any]:
+        """The agent's reply, which may be an error envelope; see `request_line`."""
+        line = await self.request_line(sandbox_id, op, args, request_id=request_id, timeout_s=timeout_s)
+        return decoded(line, op)
+
+    async def request_line(
+        self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None, sent_at: float | None = None
+    ) -> bytes:
+        """The agent's reply as it came, a JSON object without a newline; one that does not have `"error"` in it is a result.
+
+        Args:
+            timeout_s: for the whole exchange; None waits as long as the agent lives.
+            sent_at: when it was sent already, on a connection that broke: the time runs from then, and this is its last attempt.
+        Raises:
+            OperationError: what `targets` raises; internal_error with reason forward_timeout, sandbox_unreachable or sandbox_gone.
+        """
+        try:
+            passed_s = 0.0 if sent_at is None else time.monotonic() - sent_at
+            async with asyncio.timeout(None if timeout_s is None else timeout_s - passed_s):
+                return await self._request(sandbox_id, op, args, request_id, attempts=2 if sent_at is None and is_read(op) else 1)
+        except TimeoutError:
+            raise late(sandbox_id, op, timeout_s) from None
+
+    @asynccontextmanager
+    async def stream(self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str) -> AsyncGenerator[ByteReader]:
+        """A reply that is more than a line, on a connection of its own, closed at the end of the block.
+
+        Raises:
+            OperationError: as `request`; an error reply is the stream's first line and left to the reader.
+        """
+        line, target = await self._connection(sandbox_id)
+        try:
+            data = protocol.encode_request(op, args, request_id=request_id, sandbox_id=sandbox_id, **_token(target))
+            with _gone(op):
+                await line.send(data)
+            yield ByteReader(line)
+        finally:
+            line.close()
+
+    def forget(self, sandbox_id: str) -> None:
+        """Close what is kept for a sandbox that is gone."""
+        for pooled in self._idle.pop(sandbox_id, ()):
+            pooled.line.close()
+        self._reaching.pop(sandbox_id, None)
+        self._seen.pop(sandbox_id, None)
+
+    def seen(self, sandbox_id: str) -> None:
+        """Its agent is known to be where its target says."""
+        self._seen[sandbox_id] = time.monotonic()
+
+    def close(self) -> None:
+        for sandbox_id in list(self._idle):
+            self.forget(sandbox_id)
+
+    def at_rest(self, target: Target) -> Pooled | None:
+        """Take a kept connection to that agent on which nothing has arrived. It may be that of a dead one: see TRUSTED_IDLE_S."""
+        idle = self._idle.get(target.sandbox_id)
+        while idle:
+            pooled = idle.pop()
+            if pooled.address == (target.host, target.port) and pooled.line.at_rest():
+                return pooled
+            pooled.line.close()
+        return None
+
+    def keep(self, sandbox_id: str, line: LineSocket, address: tuple[str, int]) -> None:
+        """For the next request, or close it. Meanwhile it is watched: one that the agent closes goes at once."""
+        idle = self._idle.setdefault(sandbox_id, [])
+        if len(idle) < POOL_SIZE and not line.pending:
+            pooled = Pooled(line, address, time.monotonic())
+            idle.append(pooled)
+            line.watch(lambda: self._left(sandbox_id, pooled))
+        else:
+            line.close()
+
+    def _left(self, sandbox_id: str, pooled: Pooled) -> None:
+        pooled.line.close()
+        with contextlib.suppress(ValueError):
+            self._idle.get(sandbox_id, []).remove(pooled)
+
+    async def _request(self, sandbox_id: str, op: str, args: Mapping[str, Any], request_id: str, attempts: int) -> bytes:
+        while True:
+            attempts -= 1
+            line, target = await self._connection(sandbox_id)
+            try:
+                with _gone(op):
+                    await line.send(request_data(target, op, args, request_id))
+                    reply = await _reply(line)
+            except OperationError:
+                line.close()
+                self.forget(sandbox_id)  # its other connections end the same way
+                if attempts == 0:
+                    raise
+                continue
+            except BaseException:
+                line.close()
+                raise
+            self.keep(sandbox_id, line, (target.host, target.port))
+            self.seen(sandbox_id)
+            return reply
+
+    async def _connection(self, sandbox_id: str) -> tuple[LineSocket, Target]:
+        """A connection at whose other end this sandbox's agent answers."""
+        target = await self.targets(sandbox_id)
+        kept = await self._kept(target)
+        if kept is not None:
+            return kept, target
+        with contextlib.suppress(NotThere):
+            target = await self._looked_at(target)
+            return await _open(target), target
+        async with self._reaching.setdefault(sandbox_id, asyncio.Lock()):
+            return await self._reach(sandbox_id)
+
+    async def _looked_at(self, target: Target) -> Target:
+        """Ask where a sandbox is published that was not spoken to just now, before its port is dialled: it may be another program's by now.
+
+        A proof shows that the agent is at the end of the connection, not that nobody passes it on; nobody does at the port that the engine names.
+        """
+        if target.socket_path is not None or time.monotonic() - self._seen.get(target.sandbox_id, -SEEN_S) < SEEN_S:
+            return target
+        try:
+            async with asyncio.timeout(LOOK_S):
+                found = await self.targets(target.sandbox_id, refresh=True)
+        except TimeoutError:
+            return target
+        except OperationError as error:
+            if error.details.get("reason") in ("docker_unreachable", "docker_failed"):
+                return target
+            raise
+        self.seen(target.sandbox_id)
+        return found
+
+    async def _reach(self, sandbox_id: str) -> tuple[LineSocket, Target]:
+        """Nobody answered: ask for the address anew (a restart moves the ports, a local agent is started again) and keep trying for a while."""
+        for pooled in self._idle.pop(sandbox_id, ()):
+            pooled.line.close()
+        deadline, tries = time.monotonic() + RECONNECT_S, 0
+        while True:
+            # The first look is without a refresh: whoever held the lock before us may have found the agent.
+            target = await self.targets(sandbox_id, refresh=tries > 0)
+            try:
+                return await _open(target), target
+            except NotThere as error:
+                if time.monotonic() > deadline:
+                    details = {
+                        "sandbox_id": sandbox_id,
+                        "retryable": True,
+                        "hint": "is it running? see inspect_sandbox and the log of the sandbox",
+                    }
+                    message = f"the agent of sandbox {sandbox_id} does not answer at {target.host}:{target.port}: {error}"
+                    raise OperationError(INTERNAL_ERROR, message, details, reason="sandbox_unreachable") from None
+            if tries > 0:
+                await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S)) - 1])
+            tries += 1
+
+    async def _kept(self, target: Target) -> LineSocket | None:
+        while (pooled := self.at_rest(target)) is not None:
+            pooled.line.unwatch()
+            if time.monotonic() - pooled.used_at < TRUSTED_IDLE_S:
+                return pooled.line
+            with contextlib.suppress(NotThere):
+                await _prove(pooled.line, target)
+                return pooled.line
+        return None
+
+
+def decoded(line: bytes, op: str) -> dict[str, Any]:
+    """The reply of that line.
+
+    Raises:
+        OperationError: internal_error, reason sandbox_gone: it is no JSON object.
+    """
+    with _gone(op):
+        return _object(line)
+
+
+async def _open(target: Target) -> LineSocket:
+    """A fresh connection at whose other end that sandbox's agent has proved to be.
+
+    Raises:
+        NotThere: nothing was sent that anybody could use.
+    """
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            connected = await (_dial(target.host, target.port) if target.socket_path is None else _dial_unix(target.socket_path))
+    except (OSError, TimeoutError) as error:
+        raise NotThere(str(error) or "no answer to connect") from None
+    line = LineSocket(connected)
+    await _prove(line, target, fresh=True)
+    return line
+
+
+async def _dial(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, number, _, address = found[0]
+    connected = socket.socket(family, kind, number)
+    try:
+        connected.setblocking(False)
+        await loop.sock_connect(connected, address)
+        for option, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, option):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a container that vanishes sends no FIN
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+async def _dial_unix(path: str) -> socket.socket:
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connected, path)
+        check_owner(connected, path)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def _token(target: Target) -> dict[str, Any]:
+    """The token for an agent of a version that could not prove itself yet; inside a container it has no other way."""
+    return {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
+
+
+def request_data(target: Target, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
+    """The line of a request on a connection that is kept afterwards."""
+    return protocol.encode_request(
+        op, args, request_id=request_id, sandbox_id=target.sandbox_id, **{protocol.KEEP_ALIVE_KEY: True}, **_token(target)
+    )
+
+
+def ping_data(target: Target) -> bytes:
+    return request_data(target, "sandbox_daemon_ready", {}, protocol.new_request_id())
+
+
+def is_ready(reply: Mapping[str, Any], target: Target) -> bool:
+    """Whether that is the answer to `ping_data` of that very sandbox's agent."""
+    return reply.get("status") == "ready" and reply.get("sandbox_id") in (None, target.sandbox_id)
+
+
+def is_read(op: str) -> bool:
+    """Whether it may be asked again after a connection that broke; whatever writes is sent once."""
+    operation = catalog.find(op)
+    return operation is not None and operation.read_only
+
+
+async def _prove(line: LineSocket, target: Target, *, fresh: bool = False) -> None:
+    """The agent of that very sandbox answers, or NotThere and the connection is closed.
+
+    Args:
+        fresh: nobody has proved anything on this connection yet.
+    """
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            data = ping_data(target)
+            if fresh and target.proves:
+                data = await _exchange_proofs(line, target) + data
+            await line.send(data)
+            reply = _object(await _reply(line))
+        if is_ready(reply, target):
+            return
+        refusal: dict[str, Any] | None = reply.get("error")
+        if refusal is not None and refusal.get("kind") == protocol.SERVER_BUSY:
+            raise OperationError(protocol.SERVER_BUSY, str(refusal.get("message")), {"retryable": True, **refusal.get("details", {})})
+        raise NotThere("another program answers there" if refusal is None else f"it answered {json.dumps(refusal)[:200]}")
+    except (OSError, EOFError, TimeoutError, TooLong, ValueError, proof.WrongProof) as error:
+        line.close()
+        raise NotThere(str(error) or type(error).__name__) from None
+    except BaseException:
+        line.close()
+        raise
+
+
+async def _exchange_proofs(line: LineSocket, target: Target) -> bytes:
+    """Have the agent prove itself; returns our own proof, a line to be sent.
+
+    Raises:
+        proof.WrongProof: it did not.
+    """
+    nonce = proof.new_nonce()
+    await line.send(protocol.encode(proof.hello(target.sandbox_id, nonce)))
+    reply = _object(await _reply(line))
+    return protocol.encode(proof.check(target.token, target.sandbox_id, nonce, reply))
+
+
+async def _reply(line: LineSocket) -> bytes:
+    received = await line.read_line(protocol.MAX_LINE_BYTES)
+    if received is None:
+        raise EOFError("it closed the connection")
+    if not (received.startswith(b"{") and received.endswith(b"}")):
+        raise ValueError("the reply is no object")
+    return received
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except RecursionError:
+        raise ValueError("the reply is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("the reply is no object")
+    if not isinstance(value.get("error", {}), dict):  # pyright: ignore[reportUnknownMemberType]
+        raise ValueError("the reply's error is no object")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+@contextlib.contextmanager
+def _gone(what: str) -> Any:
+    """A connection that breaks in the middle: nobody knows how far the agent got."""
+    try:
+        yield
+    except (OSError, EOFError, TooLong, ValueError) as error:
+        if isinstance(error, TimeoutError) and error.errno is None and what != "the stream":
+            raise  # the budget of the whole exchange
+        raise gone(what, error) from None
+
+
+def gone(what: str, error: Exception) -> OperationError:
+    details = {"retryable": True, "hint": "check what was done with a read operation, then repeat the call"}
+    message = f"the sandbox went away during {what}: {str(error) or type(error).__name__}"
+    return OperationError(INTERNAL_ERROR, message, details, reason="sandbox_gone")
+
+
+def late(sandbox_id: str, op: str, timeout_s: float | None) -> OperationError:
+    details = {"retryable": False, "hint": "the sandbox keeps working on it; look at the result with a read operation"}
+    message = f"sandbox {sandbox_id} did not answer {op} within {timeout_s:g} s"
+    return OperationError(INTERNAL_ERROR, message, details, reason="forward_timeout")

@@ -1,0 +1,157 @@
+"""Staging on the other file systems that a destination has mounted in it: nothing is renamed from one to another, so each has a directory of its own.
+
+An annex has the name of the export's staging directory and lies in the mount point (or in the root of a subvolume), with `new` and `undo` like
+that. State and plan are the main one's; a path belongs to the annex of the nearest mount point above it. The same voucher names it: its path in
+the destination, device and inode of the mount point before it is made, its own before it is used. What lies on a file system that a restart
+empties (tmpfs) needs nothing taken back after one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+
+from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.mounts import check_none, kind_of
+from eos_mcp.export.owner import plain
+from eos_mcp.export.voucher import Annexed, Said, Voucher
+from eos_mcp.record.boot_id import boot_id
+
+VOLATILE = ("tmpfs", "ramfs", "devtmpfs")
+
+
+class Annexes:
+    """Those of one export, by mount point in the destination. `main` is the staging directory itself, the caller's to close."""
+
+    def __init__(self, main: Tree) -> None:
+        self._main = main
+        self._open: dict[bytes, Tree] = {}
+        self._lost: set[bytes] = set()
+
+    def of(self, path: bytes) -> Tree | None:
+        """The staging directory of what lies at `path` in the destination; None: it was on a file system that is empty since a restart."""
+        if self._open or self._lost:
+            above = path
+            while above := above.rpartition(b"/")[0]:
+                if above in self._lost:
+                    return None
+                if (found := self._open.get(above)) is not None:
+                    return found
+        return self._main
+
+    def all(self) -> Iterator[Tree]:
+        yield self._main
+        yield from self._open.values()
+
+    def add(self, voucher: Voucher, target: Tree, point: bytes, step: Callable[[str], None]) -> None:
+        """Make the one in the mount point, vouched for; there already is fine.
+
+        Raises:
+            OSError: it cannot be made there. What was made is `clear`'s to remove.
+        """
+        if point in self._open:
+            return
+        home = target.below(point)
+        try:
+            voucher.annex(point, home.fd, volatile=kind_of(home.fd) in VOLATILE)
+            name = voucher.said.name
+            step("export.annex")
+            os.mkdir(name, 0o700, dir_fd=home.fd)
+            tree = home.below(name)
+            try:
+                if os.fstat(tree.fd).st_uid != os.geteuid() or os.listdir(tree.fd):
+                    raise OSError(errno.EAGAIN, "the staging directory was replaced as soon as it was made", point + b"/" + name)
+                step("export.annex_bind")
+                voucher.bind_annex(point, tree.fd)
+                step("export.annex_bound")
+                plain(tree.fd)
+                os.mkdir(b"new", 0o700, dir_fd=tree.fd)
+                os.mkdir(b"undo", 0o700, dir_fd=tree.fd)
+            except BaseException:
+                tree.close()
+                raise
+            self._open[point] = tree
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, point) from None
+        finally:
+            home.close()
+
+    def take_over(self, home: Tree, said: Said) -> None:
+        """Open those that a dead export left. `home` is the destination.
+
+        Raises:
+            OSError: ENODEV: a file system is not mounted as it was then.
+        """
+        for one in said.annexes:
+            if one.id is None:
+                continue
+            if _emptied(said, one):
+                self._lost.add(one.path)
+                continue
+            tree = None if (point := _point(home, said, one)) is None else _below(point, said, one)
+            if point is not None:
+                point.close()
+            if tree is None:
+                raise OSError(errno.ENODEV, "what was mounted there when the export was killed is not there", one.path)
+            self._open[one.path] = tree
+
+    def close(self) -> None:
+        for tree in self._open.values():
+            tree.close()
+        self._open.clear()
+
+
+def clear(home: Tree, said: Said) -> None:
+    """Remove the annexes of an export that has ended, or was taken back. `home` is the destination.
+
+    Raises:
+        OSError: ENODEV: a file system is not mounted as it was; EBUSY: something is mounted in one.
+    """
+    for one in said.annexes:
+        if _emptied(said, one):
+            continue
+        point = _point(home, said, one)
+        if point is None:
+            raise OSError(errno.ENODEV, "what was mounted there during the export is not there", one.path)
+        try:
+            found = point.lstat(said.name)
+            if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            if one.id is None:
+                os.rmdir(said.name, dir_fd=point.fd)
+            elif said.is_(one.id, found):
+                check_none(point.fd, said.name)
+                point.remove(said.name)
+                os.fsync(point.fd)
+        finally:
+            point.close()
+
+
+def _emptied(said: Said, one: Annexed) -> bool:
+    return one.volatile and said.boot != boot_id()
+
+
+def _point(home: Tree, said: Said, one: Annexed) -> Tree | None:
+    """The mount point; None: another file system is there, or nothing."""
+    try:
+        tree = home.below(one.path)
+    except OSError:
+        return None
+    if said.is_(one.home_id, os.fstat(tree.fd)):
+        return tree
+    tree.close()
+    return None
+
+
+def _below(point: Tree, said: Said, one: Annexed) -> Tree | None:
+    try:
+        tree = point.below(said.name)
+    except OSError:
+        return None
+    status = os.fstat(tree.fd)
+    if status.st_uid == os.geteuid() and said.is_(one.id, status):
+        return tree
+    tree.close()
+    return None

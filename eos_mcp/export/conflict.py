@@ -1,0 +1,322 @@
+"""What a person changed in the destination and an export would lose: found while the stream is read, before anything is written.
+
+What lies at a path is nobody's work when it is as the sandbox found it (the base), as an export left it (the record, or the `earlier` of the
+stream), or as this export would make it. Anything else in the way is a conflict, and so is a path that is gone where one of the first two had it.
+See ADR 0037.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.facts import DIRECTORY, FILE, LINK, NOTHING, OPAQUE, Fact, Facts, Record, fact_of_base
+from eos_mcp.export.identity import identity_of
+from eos_mcp.export.names import derived
+from eos_mcp.export.rules import Rules
+from eos_mcp.export.stream import shown
+from layerstack.export import pax
+from layerstack.kernel.content import same_content
+
+LISTED_MAX = 200
+
+
+class Conflicts:
+    """Asked about each path that would change. `target` is the destination as it is, None while it does not exist; the caller closes it.
+
+    Args:
+        copy: the workspace that the sandbox was made from, where this machine has it; else `told` is what the agent says of it.
+        record: of earlier exports of this sandbox to this destination.
+    """
+
+    def __init__(self, rules: Rules, target: Tree | None, copy: Tree | None, told: Facts | None, record: Record | None) -> None:
+        self.rules, self.target, self.copy, self.told, self.record = rules, target, copy, told, record
+        self.found: list[dict[str, str]] = []
+        self.kept: list[str] = []
+        self.count = self.lost_count = self.kept_count = 0
+        self.lost: list[str] = []
+        self._workspace = self._is_workspace()
+        self._again = self._is_again()
+
+    # what the receiver asks
+
+    def on_the_way(self, header: pax.Header, found: os.stat_result | None, head: Fact) -> bool:
+        """Whether an entry would lose something of the person's, which is then noted.
+
+        Args:
+            head: what the entry would leave at its path.
+        """
+        path = header.path
+        if found is None:
+            return self._gone(header)
+        if stat.S_ISDIR(found.st_mode):
+            if header.type == pax.DIRECTORY:
+                return False
+            return bool(self.below(path, of=path)) or self._directory_itself(header)
+        differs = self._leaf(path, found, header, head)
+        if differs:
+            self._note(path, differs, path)
+        return bool(differs)
+
+    def below(self, path: bytes, *, of: bytes) -> int:
+        """Note what lies at `path` and below and is somebody's; how much that is."""
+        count = 0
+        for at, differs in self._work_below(path):
+            count += 1
+            self._note(at, differs, of)
+        return count
+
+    def any_below(self, path: bytes) -> bool:
+        """Whether `below` would note anything."""
+        return any(True for _ in self._work_below(path))
+
+    def _work_below(self, path: bytes) -> Iterator[tuple[bytes, str]]:
+        """Each file or link at `path` and below that is somebody's, and how it differs."""
+        assert self.target is not None
+        waiting = [path]
+        while waiting:
+            at = waiting.pop()
+            found = self.target.lstat(at)
+            if found is None:
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                waiting.extend(at + b"/" + name for name in sorted(self.target.names(at), reverse=True))
+            elif differs := self._leaf(at, found):
+                yield at, differs
+
+    def keep(self, path: bytes) -> bool:
+        """Whether the person's version stays, which the result then names as a path of the delta that was kept back."""
+        if self.rules.on_conflict != "keep":
+            return False
+        self.kept_count += 1
+        if len(self.kept) < LISTED_MAX:
+            self.kept.append(shown(path))
+        return True
+
+    def refuse(self, dest: str, unsafe: list[dict[str, str]]) -> None:
+        """Raise when conflicts were found and are to be refused. Nothing was written.
+
+        Raises:
+            OperationError: operation_failed, export_conflict.
+        """
+        if not self.count or self.rules.on_conflict != "fail":
+            return
+        first = ", ".join(f"{row['path']} ({row['differs']})" for row in self.found[:5])
+        more = f", and {self.count - 5} more" if self.count > 5 else ""
+        details: dict[str, Any] = {
+            "dest": dest,
+            "conflicts": self.found,
+            "conflict_count": self.count,
+            **({"unsafe": unsafe} if unsafe else {}),
+            "hint": "on_conflict keep writes all else, leaves these as they are and names what it kept back; with dry_run it only says so. "
+            "on_conflict overwrite loses what is there",
+        }
+        raise OperationError(
+            OPERATION_FAILED,
+            f"export to {dest}: {self.count} path{'s' * (self.count != 1)} changed there since the sandbox had "
+            f"{'them' if self.count != 1 else 'it'}, nothing was written: {first}{more}",
+            details,
+            reason="export_conflict",
+        )
+
+    def to_json(self, dry_run: bool) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        if dry_run:
+            out["would_conflict"], out["would_conflict_count"] = self.found, self.count
+        elif self.count and self.rules.on_conflict == "overwrite":
+            out["overwritten"], out["overwritten_count"] = self.found, self.count
+        if self.kept_count:
+            out["kept_back"], out["kept_back_count"] = self.kept, self.kept_count
+        return out
+
+    @property
+    def again(self) -> bool:
+        """The record speaks of this very directory, on the branch that it was on."""
+        return self._again
+
+    @property
+    def knows_base(self) -> bool:
+        return self.copy is not None or self.told is not None
+
+    # how it is told
+
+    def _note(self, path: bytes, differs: str, of: bytes) -> None:
+        self.count += 1
+        if differs != "deleted":
+            self.lost_count += 1
+            if len(self.lost) < LISTED_MAX:
+                self.lost.append(path.decode("utf-8", "replace"))
+        if len(self.found) < LISTED_MAX:
+            row = {"path": shown(path), "differs": differs}
+            self.found.append({**row, "because_of": shown(of)} if of != path else row)
+
+    def _leaf(self, path: bytes, found: os.stat_result, header: pax.Header | None = None, head: Fact | None = None) -> str:
+        """How what lies at `path`, no directory, differs; empty when it is nobody's work, or a program makes it again by itself."""
+        assert self.target is not None
+        if derived(path):
+            return ""
+        written = self.record.get(path) if self.record is not None else []
+        if any(fact.holds(path, found, self.target) for fact in written) or self._as_base(path, found):
+            return ""
+        if header is not None and self._same_as_earlier(found, header):
+            return ""
+        if head is not None and head.holds(path, found, self.target, by_time=False):
+            return ""
+        was = self._was(path)
+        if was == NOTHING:
+            return "created"
+        return "edited" if was is None or was == _letter(found) else "kind"
+
+    def _gone(self, header: pax.Header) -> bool:
+        """Nothing is at the path: it was deleted here if an export left it, or the workspace had it; an ordinary directory just gets it."""
+        if header.kind == pax.WHITEOUT or header.type == pax.DIRECTORY:
+            return False
+        left = self.record.finished(header.path) if self.record is not None else None
+        if left is not None:
+            deleted = self._again and left.letter in (FILE, LINK)
+        else:
+            deleted = self._workspace and self._base_letter(header.path) in (FILE, LINK) and not self._hidden(header.path)
+        if deleted:
+            self._note(header.path, "deleted", header.path)
+        return deleted
+
+    def _directory_itself(self, header: pax.Header) -> bool:
+        """A directory without anything of the person's below, in the way of a file or link: was there one before?"""
+        if header.kind == pax.WHITEOUT:
+            return False
+        was = self._was(header.path)
+        if was in (None, DIRECTORY):
+            return False
+        self._note(header.path, "created" if was == NOTHING else "kind", header.path)
+        return True
+
+    # what was there
+
+    def _was(self, path: bytes) -> str | None:
+        """The letter of what an export left at the path, else of what the base had; None when neither is known."""
+        left = self.record.finished(path) if self.record is not None else None
+        if left is not None:
+            return DIRECTORY if left.letter == OPAQUE else left.letter
+        return NOTHING if self._hidden(path) else self._base_letter(path)
+
+    def _hidden(self, path: bytes) -> bool:
+        """An export took away, or put something else in the place of, what the base has there."""
+        return self.record is not None and self.record.above(path) is not None
+
+    def _base_letter(self, path: bytes) -> str | None:
+        if self.copy is not None:
+            was = self.copy.lstat(path)
+            return NOTHING if was is None else _letter(was)
+        if self.told is not None:
+            facts = self.told.get(path)
+            return facts[0].letter if facts else NOTHING
+        return None
+
+    def _as_base(self, path: bytes, found: os.stat_result) -> bool:
+        assert self.target is not None
+        if self.copy is not None:
+            return _same(path, found, self.target, self.copy)
+        return self.told is not None and any(fact.holds(path, found, self.target) for fact in self.told.get(path))
+
+    def _same_as_earlier(self, found: os.stat_result, header: pax.Header) -> bool:
+        return stat.S_ISREG(found.st_mode) and b"%d:%d" % (found.st_size, found.st_mtime_ns) in header.earlier.split()
+
+    def _is_workspace(self) -> bool:
+        if self.target is None or self.rules.workspace is None:
+            return False
+        try:
+            return os.path.samestat(os.stat(self.rules.workspace), os.fstat(self.target.fd))
+        except OSError:
+            return False
+
+    def _is_again(self) -> bool:
+        """Whether the destination is the directory, on the branch, that the record is about, and was not emptied."""
+        if self.target is None or self.record is None or self.record.identity() != identity_of(self.target):
+            return False
+        return any(name != b".git" for name in self.target.names(b""))
+
+
+def tell(told: Facts, header: pax.Header) -> None:
+    """Take what the agent says of the base."""
+    told.put(header.path, fact_of_base(header.of_base))
+
+
+def _letter(found: os.stat_result) -> str:
+    mode = found.st_mode
+    return FILE if stat.S_ISREG(mode) else LINK if stat.S_ISLNK(mode) else DIRECTORY if stat.S_ISDIR(mode) else "s"
+
+
+def _same(path: bytes, found: os.stat_result, target: Tree, base: Tree) -> bool:
+    """Whether the base has this at `path`: by size and time, else by content; modes are not asked for."""
+    was = base.lstat(path)
+    if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(found.st_mode):
+        return False
+    if stat.S_ISLNK(found.st_mode):
+        return target.readlink(path) == base.readlink(path)
+    if not stat.S_ISREG(found.st_mode):
+        return False
+    if was.st_size != found.st_size:
+        return False
+    if was.st_mtime_ns == found.st_mtime_ns:
+        return True
+    one, other = target.open_file(path), base.open_file(path)
+    try:
+        if one is None or other is None:
+            return False
+        return same_content(one, other)
+    finally:
+        for fd in (one, other):
+            if fd is not None:
+                os.close(fd)
+
+
+class Seen:
+    """What lay at each path when it was compared, so that the commit can tell whether that is what it replaced."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, bytes] = {}
+
+    def note(self, name: bytes, target: Tree, path: bytes) -> None:
+        """`name` is that in the journal's `undo`, where what lies at `path` goes."""
+        if found := fingerprint(target, path):
+            self._of[name] = found
+
+    def check(self, stages: Iterable[Tree], dest: str) -> None:
+        """After everything was put in place, and before that is final.
+
+        Raises:
+            OperationError: operation_failed, export_conflict: what was moved out of the way is not what was compared.
+        """
+        changed = 0
+        for stage in stages:
+            changed += sum(fingerprint(stage, b"undo/" + name) != self._of.get(name, b"") for name in stage.names(b"undo"))
+        if changed:
+            message = f"export to {dest}: {changed} path{'s' * (changed != 1)} changed there while it was exported; all is as it was found"
+            details = {"dest": dest, "conflict_count": changed, "retryable": True, "hint": "repeat the export: it compares again"}
+            raise OperationError(OPERATION_FAILED, message, details, reason="export_conflict")
+
+
+def fingerprint(tree: Tree, path: bytes) -> bytes:
+    """Inodes, sizes and times of what lies at a path and below, in 16 bytes; none for nothing."""
+    first = tree.lstat(path)
+    if first is None:
+        return b""
+    out = hashlib.sha256()
+    waiting = [(path, b"")]
+    while waiting:
+        at, name = waiting.pop()
+        found = tree.lstat(at)
+        if found is None:
+            continue
+        directory = stat.S_ISDIR(found.st_mode)
+        figures = (0, 0) if directory else (found.st_size, found.st_mtime_ns)
+        out.update(b"%d:%s\0%d:%d:%d:%d\n" % (len(name), name, stat.S_IFMT(found.st_mode), found.st_ino, *figures))
+        if directory:
+            for child in sorted(tree.names(at), reverse=True):
+                waiting.append((at + b"/" + child, name + b"/" + child))
+    return out.digest()[:16]

@@ -1,0 +1,184 @@
+"""Format `dir`: the delta onto a directory of the host, all of it or nothing.
+
+Files are written once, into the staging directory, while the stream is read and compared with what lies in the destination; when the whole
+stream is known to be good they are put in place by renames. See `export_stage` for the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import Any
+
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError, os_error
+from eos_mcp.export import voucher as export_voucher
+from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dry_run import Preview, check_home
+from eos_mcp.export.guard import Guard, guarding
+from eos_mcp.export.new_directory import FreshReceiver
+from eos_mcp.export.new_directory import commit as commit_fresh
+from eos_mcp.export.owner import owned_by_folder
+from eos_mcp.export.receive import Progress, Receiver
+from eos_mcp.export.recover import TRY_AGAIN, check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
+from eos_mcp.export.request import Request
+from eos_mcp.export.stage import Stage, StepHook, no_step
+from eos_mcp.export.stream import ExportStream, refused
+from eos_mcp.export.voucher import lock
+
+_HINTS = {
+    "ENOSPC": "free space on the file systems of the destination and of the state directory, where exports are recorded; then repeat the export",
+    "EPERM": "lsattr -d shows whether the path, or the directory that it lies in, is immutable or append-only (chattr -i, chattr -a); a directory "
+    "with a sticky bit lets only owners replace files. Or export to another directory, or in format tar",
+    "EXDEV": "something else is mounted there, or the file system cannot move directories, as an overlay (the root of a container) cannot: export "
+    "to a new directory beside it, or in format tar",
+    "EROFS": "export to another directory, or in format tar to another file system",
+}
+
+
+def apply_directory(
+    stream: ExportStream, request: Request, *, journals: str, progress: Progress, step: StepHook = no_step
+) -> dict[str, Any]:
+    """Make the destination (pinned) show the delta of the stream.
+
+    Args:
+        journals: of the state directory: where exports that are under way are on record.
+    Returns:
+        The contract's keys, `hygiene` where something was found; with `dry_run` also what `Preview` found, and nothing was written.
+    Raises:
+        OperationError: operation_failed; the destination is as it was before, unless `details.reason` is `rollback_failed`.
+    """
+    dest, dry_run = request.dest, request.dry_run
+    if dry_run:
+        check_unfinished(dest, journals)
+    else:
+        recover(dest, journals)
+    with contextlib.ExitStack() as stack:
+        try:
+            target = Tree(dest) if os.path.lexists(dest) else None
+            if target is not None:
+                stack.callback(target.close)
+                if not lock(target.fd):
+                    raise in_flight(dest)
+            if dry_run:
+                preview = Preview(check_home(dest), target)
+                guard = stack.enter_context(guarding(request, target, stream))
+                work = Receiver(stream, target, None, request, guard, preview)
+                work.receive(progress)
+                return {**work.result(), **strangers(dest, None)}
+            home = target
+            if home is None:
+                home = Tree(os.path.dirname(dest))
+                stack.callback(home.close)
+            where, label = (dest, "") if target is not None else (os.path.dirname(dest), tag(dest))
+            stage = Stage.create(journals, home, where, dest, label, step)
+            stack.callback(_end, stage)
+            _check_alone(stage, dest, journals)
+            guard = stack.enter_context(guarding(request, target, stream))
+            if target is None:
+                fresh = FreshReceiver(stream, stage, request, guard)
+                stack.callback(fresh.tree.close)
+                if fresh.atomic:
+                    fresh.receive(progress)
+                    guard.ready(fresh.tree)
+                    _commit_fresh(stage, dest, fresh, guard)
+                    return {**fresh.result(), **strangers(dest, stage), **_left(stage)}
+            work = Receiver(stream, target, stage, request, guard)
+            work.receive(progress)
+            guard.ready()
+            stage.ready(work.staged_files)
+            _commit(stage, dest, target, guard)
+            return {**work.result(), **strangers(dest, stage), **_left(stage)}
+        except OSError as error:
+            raise disk_refused(error, dest) from error
+
+
+def _check_alone(stage: Stage, dest: str, journals: str) -> None:
+    """Two that began at once see each other here."""
+    found = export_voucher.look(journals, dest, but=stage.voucher)
+    busy = [*found.alive, *(voucher.said for voucher in found.dead if is_changing(voucher.said))]  # the latter died since `recover` looked
+    for voucher in found.dead:
+        voucher.close()
+    if busy:
+        raise in_flight(dest, busy[0])
+
+
+def _left(stage: Stage) -> dict[str, Any]:
+    """Remove the staging of a finished export; it is named where that fails, as with an immutable file among what was replaced."""
+    _end(stage)
+    return {"left_staging": [stage.path]} if stage.voucher.said.staging(stage.home) is not None else {}
+
+
+def _end(stage: Stage) -> None:
+    if stage.ended:
+        return
+    stage.ended = True
+    if stage.kept:
+        stage.voucher.close()
+        return
+    with contextlib.suppress(OSError):
+        stage.destroy()
+
+
+def _commit_fresh(stage: Stage, dest: str, work: FreshReceiver, guard: Guard) -> None:
+    """Put the whole tree in its place, or leave it where it is thrown away."""
+    try:
+        commit_fresh(stage, work, os.fsencode(os.path.basename(dest)))
+    except FileExistsError:
+        message = f"{dest} was made by somebody else while it was exported"
+        raise refused(message, "destination_changed", path=dest, retryable=True) from None
+    guard.finish(work.tree)
+
+
+def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:
+    """Put everything in place, or take it back."""
+    opened: Tree | None = None
+    name = os.fsencode(os.path.basename(dest))
+    try:
+        if target is None:
+            stage.created = True
+            stage.set_phase("ready")
+            try:
+                os.mkdir(name, dir_fd=stage.home.fd)
+            except FileExistsError:
+                stage.created = False
+                message = f"{dest} was made by another program, or another export, in the meantime"
+                raise refused(message, "destination_changed", path=dest, retryable=True) from None
+            target = opened = stage.home.below(name)
+            owned_by_folder(target.fd, stage.home.fd)
+        stage.commit(target)
+        if stage.created:
+            os.fsync(stage.home.fd)
+        guard.check(stage.annexes.all())
+        stage.step("export.done")
+        stage.set_phase("done")
+    except BaseException as error:
+        try:
+            roll_back(stage, name, target)
+        except Exception as second:  # of whatever sort: what was moved out of the way is not thrown away
+            stage.kept = True
+            stage.leave()
+            code = errno.errorcode.get(second.errno or 0, "EIO") if isinstance(second, OSError) else "EIO"
+            details = {"path": dest, "staging": stage.path, "errno": code, "hint": TRY_AGAIN}
+            raise OperationError(
+                OPERATION_FAILED,
+                f"export: {error}; taking it back failed as well: {second}. The next export to {dest} tries again",
+                details,
+                reason="rollback_failed",
+            ) from error
+        raise
+    else:
+        guard.finish(target)
+    finally:
+        if opened is not None:
+            opened.close()
+
+
+def disk_refused(error: OSError, dest: str) -> OperationError:
+    """What the destination's file system answered; it is as it was before."""
+    out = os_error(error)
+    if (hint := _HINTS.get(str(out.details.get("errno")))) is not None:
+        out.details["hint"] = hint
+    out.details.setdefault("path", dest)
+    out.details["dest"] = dest
+    return OperationError(OPERATION_FAILED, f"export to {dest}: {out.message}; the destination is as it was before", out.details)

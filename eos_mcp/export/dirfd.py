@@ -1,0 +1,267 @@
+"""A directory of the host by descriptors: every path is walked from the root's descriptor, and no symlink in it is ever followed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Generator
+
+from layerstack.kernel.content import data_ranges
+
+_WALK = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_LIST = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+class Tree:
+    """Paths below one open directory. Methods raise OSError as the kernel gave it, `filename` being the path in the tree; EINVAL, without a
+    call, for a path that is absolute or has a component that is empty, `.` or `..`.
+    """
+
+    def __init__(self, root: str | int) -> None:
+        """Of an absolute path without symlinks: one that took a directory's place on the way is an error. Or of a descriptor, which it owns."""
+        self.fd = root if isinstance(root, int) else _open_root(root)
+        self._parent: tuple[bytes, int] | None = None
+
+    def below(self, path: bytes) -> Tree:
+        """The directory at `path` as a tree of its own."""
+        name, parent = _name(path), self.parent(path)
+        return Tree(os.open(name, _LIST, dir_fd=parent))
+
+    def close(self) -> None:
+        self.forget()
+        os.close(self.fd)
+
+    def forget(self) -> None:
+        """Before a directory is moved: no descriptor of it is kept."""
+        if self._parent is not None:
+            os.close(self._parent[1])
+            self._parent = None
+
+    def parent(self, path: bytes) -> int:
+        """The descriptor of the directory that holds `path`, valid until the next call.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: something on the way is absent, a symlink or no directory.
+        """
+        above, _, last = path.rpartition(b"/")
+        if last in _NO_NAMES or path[:1] == b"/" or b"\0" in path:
+            raise _no_path(path)
+        if not above:
+            return self.fd
+        if self._parent is not None and self._parent[0] == above:
+            return self._parent[1]
+        if not _NO_NAMES.isdisjoint(above.split(b"/")):
+            raise _no_path(path)
+        at = self.fd
+        try:
+            for name in above.split(b"/"):
+                below = os.open(name, _WALK, dir_fd=at)
+                if at != self.fd:
+                    os.close(at)
+                at = below
+        except OSError as error:
+            if at != self.fd:
+                os.close(at)
+            raise OSError(error.errno, error.strerror, path) from None
+        self.forget()
+        self._parent = (above, at)
+        return at
+
+    def lstat(self, path: bytes) -> os.stat_result | None:
+        """None when there is nothing, or nothing that could be reached without following a symlink."""
+        try:
+            return os.stat(_name(path), dir_fd=self.parent(path), follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def open_file(self, path: bytes) -> int | None:
+        """A regular file for reading, or None."""
+        try:
+            fd = os.open(_name(path), _READ, dir_fd=self.parent(path))
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise
+            return None
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        return None
+
+    def readlink(self, path: bytes) -> bytes:
+        return os.readlink(_name(path), dir_fd=self.parent(path))
+
+    def chmod(self, path: bytes, mode: int) -> None:
+        """Of a file or a directory, never through a symlink.
+
+        Raises:
+            OSError: EMLINK, without a change: the file has other names, which would change with it.
+        """
+        name, parent = _name(path), self.parent(path)
+        try:
+            fd = os.open(name, _READ, dir_fd=parent)
+        except PermissionError:  # ours, but not readable
+            fd = os.open(name, _HANDLE, dir_fd=parent)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISLNK(status.st_mode):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                raise OSError(errno.EMLINK, f"{status.st_nlink} names lead to this file, all would get its mode", path)
+            try:
+                os.fchmod(fd, mode)
+            except OSError as error:
+                if error.errno != errno.EBADF:  # a descriptor that is only a handle
+                    raise
+                os.chmod(f"/proc/self/fd/{fd}", mode)
+        finally:
+            os.close(fd)
+
+    def move(self, path: bytes, other: Tree, new: bytes, *, directory: bool = False) -> None:
+        """rename(2) into a place in another tree; what was there is replaced."""
+        if directory:
+            self.forget()
+            other.forget()
+        try:
+            with self._held_parent(path) as parent:
+                os.rename(_name(path), _name(new), src_dir_fd=parent, dst_dir_fd=other.parent(new))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path, None, new) from None
+
+    def link(self, path: bytes, other: Tree, new: bytes) -> None:
+        """link(2), of the symlink itself if it is one."""
+        with self._held_parent(path) as parent:
+            os.link(_name(path), _name(new), src_dir_fd=parent, dst_dir_fd=other.parent(new), follow_symlinks=False)
+
+    @contextlib.contextmanager
+    def _held_parent(self, path: bytes) -> Generator[int]:
+        """As `parent`, valid for the length of the block: the other path of a rename or a link may be in the same tree."""
+        held = os.dup(self.parent(path))
+        try:
+            yield held
+        finally:
+            os.close(held)
+
+    def names(self, path: bytes) -> list[bytes]:
+        """The names in a directory; '' is the root. Nothing when it is no directory."""
+        try:
+            if path:
+                fd = os.open(_name(path), _READ | getattr(os, "O_DIRECTORY", 0), dir_fd=self.parent(path))
+            else:
+                fd = os.dup(self.fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            if error.errno == getattr(os, "ELOOP", 40):
+                return []
+            raise
+        try:
+            return [os.fsencode(name) for name in os.listdir(fd)]
+        finally:
+            os.close(fd)
+
+    def remove(self, path: bytes) -> None:
+        """Delete a file, a link or a whole directory, through no symlink; what cannot be opened is opened up. Absent is fine."""
+        name = _name(path)
+        parent = os.dup(self.parent(path))
+        try:
+            _remove(name, parent)
+        finally:
+            os.close(parent)
+
+
+_NO_NAMES = frozenset((b"", b".", b".."))
+
+
+def _no_path(path: bytes) -> OSError:
+    return OSError(errno.EINVAL, "no path below a directory: absolute, or with a component that is empty, '.' or '..'", path)
+
+
+def _open_root(root: str) -> int:
+    """Component by component, so that no symlink is followed that was put on the way meanwhile."""
+    names = [name for name in root.split(os.sep) if name]
+    if not os.path.isabs(root) or not names or not hasattr(os, "O_PATH"):
+        return os.open(root, _LIST)
+    at = os.open(os.sep, _WALK)
+    try:
+        for name in names[:-1]:
+            below = os.open(name, _WALK, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.open(names[-1], _LIST, dir_fd=at)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, root) from None
+    finally:
+        os.close(at)
+
+
+def _name(path: bytes) -> bytes:
+    return path[path.rfind(b"/") + 1 :]
+
+
+def _remove(name: bytes, parent: int) -> None:
+    """Post-order with one descriptor per level of the present path."""
+    try:
+        mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        os.unlink(name, dir_fd=parent)
+        return
+    if mode & 0o700 != 0o700:
+        with contextlib.suppress(PermissionError):
+            os.chmod(name, 0o700, dir_fd=parent)
+    stack = [(name, os.open(name, _READ | getattr(os, "O_DIRECTORY", 0), dir_fd=parent))]
+    waiting = [[os.fsencode(child) for child in os.listdir(stack[-1][1])]]
+    try:
+        while stack:
+            own, fd = stack[-1]
+            if not waiting[-1]:
+                stack.pop()
+                waiting.pop()
+                os.close(fd)
+                os.rmdir(own, dir_fd=stack[-1][1] if stack else parent)
+                continue
+            child = waiting[-1].pop()
+            mode = os.stat(child, dir_fd=fd, follow_symlinks=False).st_mode
+            if not stat.S_ISDIR(mode):
+                os.unlink(child, dir_fd=fd)
+                continue
+            if mode & 0o700 != 0o700:
+                with contextlib.suppress(PermissionError):
+                    os.chmod(child, 0o700, dir_fd=fd)
+            stack.append((child, os.open(child, _READ | getattr(os, "O_DIRECTORY", 0), dir_fd=fd)))
+            waiting.append([os.fsencode(found) for found in os.listdir(stack[-1][1])])
+    finally:
+        for _, fd in stack:
+            os.close(fd)
+
+
+def copy_data(source: int, target: int, size: int) -> None:
+    """The first `size` bytes of a file into an empty one, by their data: holes stay holes. Both offsets move."""
+    for begin, end in data_ranges(source):
+        os.lseek(target, begin, os.SEEK_SET)
+        while begin < min(end, size) and (data := os.pread(source, min(1 << 20, min(end, size) - begin), begin)):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(target, view) :]
+            begin += len(data)
+        if end >= size:
+            break
+    os.lseek(target, size, os.SEEK_SET)
+
+
+def sync_file_system(fd: int) -> bool:
+    """syncfs(2) of the file system that the descriptor lies on; False where the system has no such call."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, TypeError, AttributeError):
+        return False
+    if call(ctypes.c_int(fd)) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"syncfs: {os.strerror(code)}")
+    return True

@@ -1,0 +1,67 @@
+"""Where git runs hooks from in the repository that a destination is, or lies in: what an export writes there runs by itself.
+
+Git is asked, since the setting may stand in the configuration of a linked worktree's or a submodule's repository, in a file that it includes, or
+in the person's own. Without git, or where it does not answer, `.git/config` alone is read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.hygiene_git import hooks_path
+
+_CONFIG_MAX = 1 << 18
+ANSWER_S = 10.0
+
+
+def within(dest: str, target: Tree | None) -> bytes:
+    """The directory of hooks as a path in the destination (resolved, absolute); empty when there is none below it.
+
+    Cost: one run of git where the destination is a repository or lies in one.
+    """
+    top = None if target is None else _top(dest)
+    if top is None or target is None:
+        return b""
+    found = _asked(dest) or (_read(target) if top == dest else b"")
+    if not found:
+        return b""
+    here = os.fsencode(dest)
+    path = os.path.normpath(os.path.join(os.fsencode(top), os.path.expanduser(found)))
+    inside = path.removeprefix(here + b"/") if path.startswith(here + b"/") else b""
+    above, _, name = inside.rpartition(b"/")
+    return above if name == b"_" and above else inside  # husky: what git runs in `_` runs its neighbours
+
+
+def _top(dest: str) -> str | None:
+    """The top of the working tree that `dest` is in, or the bare repository that it is."""
+    at = dest
+    while not os.path.lexists(os.path.join(at, ".git")):
+        if at == os.path.dirname(at):
+            return dest if all(os.path.exists(os.path.join(dest, name)) for name in ("HEAD", "objects", "refs")) else None
+        at = os.path.dirname(at)
+    return at
+
+
+def _asked(dest: str) -> bytes:
+    """`core.hooksPath` as git finds it; empty where it is not set or git does not say."""
+    git = shutil.which("git")
+    if git is None:
+        return b""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    argv = [git, "-C", dest, "config", "--type=path", "--get", "core.hooksPath"]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout.rstrip(b"\n") if done.returncode == 0 else b""
+
+
+def _read(target: Tree) -> bytes:
+    fd = target.open_file(b".git/config")
+    if fd is None:
+        return b""
+    with open(fd, "rb") as file:
+        return hooks_path(file.read(_CONFIG_MAX))

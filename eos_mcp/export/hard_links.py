@@ -1,0 +1,71 @@
+"""Files of the destination that have several names: none of those names is written through.
+
+A file of the delta whose content is there already stays in place. But in the version that is exported it is a file of its own, or one of a
+group of names that the delta holds too: where another name leads to the same inode, in the destination or outside, the file is replaced by
+a copy, and so the other keeps its mode, its time and what is written to it later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Generator
+from typing import NamedTuple
+
+from eos_mcp.export.dirfd import Tree, copy_data
+from layerstack.export import pax
+
+
+class Held(NamedTuple):
+    """A file that is as the delta wants it but for its other names, until all names of the delta are known."""
+
+    n: int
+    header: pax.Header
+    status: os.stat_result
+    names: list[tuple[int, pax.Header]]
+    """Hard links of the delta to it."""
+    seen: list[bytes]
+    """Those names that lead to the same inode in the destination already, its own first."""
+
+
+class Names:
+    """The held files of one export: a few hundred bytes for each file of the delta that has several names in the destination."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, Held] = {}
+
+    def hold(self, n: int, header: pax.Header, status: os.stat_result) -> None:
+        self._held[header.path] = Held(n, header, status, [], [header.path])
+
+    def linked(self, n: int, header: pax.Header, old: os.stat_result | None) -> None:
+        """A hard link of the delta; `old` is what the destination has at its path."""
+        held = self._held.get(header.target)
+        if held is not None:
+            held.names.append((n, header))
+            if old is not None and os.path.samestat(old, held.status):
+                held.seen.append(header.path)
+
+    def shared(self) -> list[Held]:
+        """Those that have a name which the delta does not hold; and those that get another mode, so that no mode of several names is changed."""
+        return [
+            held
+            for held in self._held.values()
+            if len(held.seen) < held.status.st_nlink or stat.S_IMODE(held.status.st_mode) != held.header.mode
+        ]
+
+
+@contextlib.contextmanager
+def copied(source: int, place: Tree, name: bytes, status: os.stat_result) -> Generator[int]:
+    """A new file `name` in `place` with the content of an open file; all else is the caller's."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place.fd)
+    try:
+        copy_data(source, fd, status.st_size)
+        os.ftruncate(fd, status.st_size)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def is_shared(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_nlink > 1

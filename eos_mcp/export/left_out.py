@@ -1,0 +1,92 @@
+"""Paths of the delta that an export does not bring into a destination: a repository's own `.git`, and byte code that nobody can read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.names import PREFIX
+from eos_mcp.export.rules import Rules
+from eos_mcp.export.stream import shown
+
+FIRST = 20
+_IGNORED = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+"""What HFS+ does not see in a name."""
+_CACHE = b"__pycache__"
+
+GIT = "the destination is a git repository and keeps its own .git; with_git writes it too"
+BYTE_CODE = (
+    "byte code, which runs in the place of its source unread and is made again by itself; a person may have it written with --allow-unsafe"
+)
+UNSAFE = "it would run by itself, and skip_unsafe leaves that out"
+NEVER = "manager.export.git is exclude: no .git is written; with_git writes it"
+
+
+class LeftOut:
+    """Asked about each path, in byte order."""
+
+    def __init__(self, rules: Rules, target: Tree | None, folds: bool) -> None:
+        self.rules, self.target, self.folds = rules, target, folds
+        self.count = 0
+        self.paths: list[str] = []
+        self._why: dict[str, int] = {}
+        self._repositories: dict[bytes, bool] = {}
+        held = [] if target is None else [name for name in target.names(b"") if not name.startswith(PREFIX)]
+        self._fresh = not held
+
+    def look(self, path: bytes) -> bool:
+        """Whether the path is left out, which is then noted."""
+        why = self._reason(path)
+        if why:
+            self.note(path, why)
+        return bool(why)
+
+    def note(self, path: bytes, why: str) -> None:
+        """A path that is left out."""
+        self.count += 1
+        self._why[why] = self._why.get(why, 0) + 1
+        if len(self.paths) < FIRST:
+            self.paths.append(shown(path))
+
+    def hides(self, path: bytes) -> bool:
+        """Whether a path of the destination is of this sort: nothing of it is deleted as a part of something else."""
+        return bool(self._reason(path))
+
+    def to_json(self) -> dict[str, Any]:
+        if not self.count:
+            return {}
+        return {"left_out": {"count": self.count, "paths": self.paths, "why": [{"count": n, "why": why} for why, n in self._why.items()]}}
+
+    def _reason(self, path: bytes) -> str:
+        if b"git" not in path.lower() and _CACHE not in path and path.isascii():
+            return ""
+        names = path.split(b"/")
+        for at, name in enumerate(names):
+            if name == _CACHE and not self._fresh and not self.rules.allow_unsafe:
+                return BYTE_CODE
+            if self.rules.git != "include" and is_git(name, self.folds):
+                if self.rules.git == "exclude":
+                    return NEVER
+                if any(self._repository(b"/".join(names[:above])) for above in range(at + 1)):
+                    return GIT
+        return ""
+
+    def _repository(self, directory: bytes) -> bool:
+        """Whether the destination has a repository there: a `.git`, of whatever kind."""
+        if self.target is None:
+            return False
+        known = self._repositories.get(directory)
+        if known is None:
+            if len(self._repositories) > 4096:
+                self._repositories.clear()
+            known = self._repositories[directory] = self.target.lstat(directory + b"/.git" if directory else b".git") is not None
+        return known
+
+
+def is_git(name: bytes, folds: bool) -> bool:
+    """Whether a file system finds a `.git` by this name; one that folds by other spellings too."""
+    if name == b".git" or not folds:
+        return name == b".git"
+    text = _IGNORED.sub("", name.decode("utf-8", "replace")).casefold().rstrip(". ")
+    return text in (".git", "git~1")

@@ -1,0 +1,140 @@
+"""`export_changes`: one at a time per sandbox, the agent's stream on one side, the host's checks and writes in a thread on the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.agent_client.pool import STREAM_SILENCE_S, Forwarder
+from eos_mcp.config.model import Export
+from eos_mcp.export import apply, facts, reserve
+from eos_mcp.export.apply import Request
+
+CHUNK = 1 << 20
+"""Bytes of a line that are asked for at a time."""
+
+
+class BlockingReader:
+    """The bytes of one connection, each read with a deadline."""
+
+    def __init__(self, connection: socket.socket, received: bytes, *, silence_s: float = STREAM_SILENCE_S) -> None:
+        self._whole = 0
+        if os.name == "posix":  # the kernel keeps the deadline, so that it can fill a piece in one call
+            connection.setblocking(True)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(silence_s), int(silence_s % 1 * 1e6)))
+            self._whole = socket.MSG_WAITALL
+        else:
+            connection.settimeout(silence_s)
+        self._connection = connection
+        self._held = memoryview(received)
+
+    def read(self, n: int, /) -> bytes:
+        """1 to n bytes, all of them but for a deadline; empty at the end.
+
+        Raises:
+            TimeoutError: silence; OSError: the connection was lost.
+        """
+        if not self._held:
+            return self._receive(n, self._whole)
+        piece, self._held = bytes(self._held[:n]), self._held[n:]
+        return piece
+
+    def _receive(self, n: int, flags: int) -> bytes:
+        try:
+            return self._connection.recv(n, flags)
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    def readline(self, limit: int, /) -> bytes:
+        """Up to and with the next newline, at most `limit` bytes."""
+        line = bytearray()
+        while not line.endswith(b"\n") and len(line) < limit:
+            if not self._held:
+                self._held = memoryview(self._receive(CHUNK, 0))
+                if not self._held:
+                    break
+            end = bytes(self._held).find(b"\n") + 1 or len(self._held)
+            end = min(end, limit - len(line))
+            line += self._held[:end]
+            self._held = self._held[end:]
+        return bytes(line)
+
+
+class Exports:
+    """The exports that are under way. `records`: the directory that remembers what exports wrote, by sandbox and destination."""
+
+    def __init__(self, settings: Export, guards: apply.Guards, forwarder: Forwarder, run: Callable[..., Any], records: str) -> None:
+        """`run(function, *args)` awaits a blocking call in a thread."""
+        self.settings, self.guards, self.forwarder, self._run, self.records = settings, guards, forwarder, run, records
+        self._under_way: set[str] = set()
+        reserve.keep(guards.journals)
+
+    def check(self, request: Request) -> Request:
+        """The request with its destination resolved, once and for all.
+
+        Raises:
+            OperationError: it is refused, before the sandbox is asked.
+        """
+        return request.at(apply.check_destination(request.dest, request.fmt, self.guards))
+
+    def forget(self, sandbox_id: str) -> None:
+        """Of a sandbox that is gone."""
+        facts.forget(self.records, sandbox_id)
+
+    async def run(self, request: Request, workspace: str, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
+        """The result object of `export_changes`. A dry run counts as an export: it does not run beside one.
+
+        Args:
+            request: as `check` gave it.
+            workspace: the directory that the sandbox was made from.
+        Raises:
+            OperationError: operation_failed, reason export_in_flight, while another export of the sandbox runs; what the forwarder and
+                `export.apply` raise.
+        """
+        sandbox_id = request.sandbox_id
+        if sandbox_id in self._under_way:
+            details = {"sandbox_id": sandbox_id, "retryable": True}
+            raise OperationError(
+                OPERATION_FAILED, f"an export of sandbox {sandbox_id} is already in flight", details, reason="export_in_flight"
+            )
+        self._under_way.add(sandbox_id)
+        try:
+            limits = apply.ExportLimits(
+                self.settings.max_stream_bytes, self.settings.max_decompressed_bytes, self.settings.max_apply_entries
+            )
+            wanted: dict[str, Any] = {"digests": True, "sparse": True}
+            if request.fmt == "dir":
+                record = facts.place_of(self.records, sandbox_id, request.dest)
+                request = replace(request, rules=request.rules._replace(workspace=workspace, record=record))
+                if await self._run(os.path.lexists, request.dest):
+                    wanted["earlier"] = True
+                    wanted["outputs"] = request.rules.times != "keep"
+                    if request.base is None or not await self._run(os.path.isdir, request.base):
+                        wanted["base"] = True
+            if "earlier" not in wanted:  # nothing is in the way
+                wanted["runs"] = True
+            if request.version is not None:
+                wanted["version"] = request.version
+            async with self.forwarder.stream(sandbox_id, "export_stream", wanted, request_id=request_id) as stream:
+                reader = BlockingReader(*stream.hand_over())
+                result: dict[str, Any] = await self._run(
+                    lambda: apply.apply(reader, request, limits=limits, places=self.guards, progress=progress)
+                )
+                return result
+        finally:
+            self._under_way.discard(sandbox_id)
+            await self._run(reserve.keep, self.guards.journals)
+
+
+def guards(own: tuple[str, ...], registry: str, state_dir: str) -> apply.Guards:
+    return apply.Guards(home=os.path.expanduser("~"), own=own, journals=journals_of(state_dir), registry=registry)
+
+
+def journals_of(state_dir: str) -> str:
+    """Where a gateway keeps the records of its exports."""
+    return os.path.join(state_dir, "exports")

@@ -1,0 +1,280 @@
+"""Owner, group and attributes of what a `dir` export writes: what replaces a file has those of that file, what is new has what its folder says.
+
+As root a new file belongs to the owner and the group of its folder; for everybody else the kernel's own rule holds, so that a folder with the
+setgid bit gives its group. A default ACL of a folder is passed on. Modes are the version's own: of an ACL they set the owner's, the mask's and the
+others' entry, as chmod(1) does. What the system refuses is named in the result (`not_kept`), and the file is written all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.stream import shown
+
+ACL, DEFAULT_ACL = "system.posix_acl_access", "system.posix_acl_default"
+CAPABILITY = "security.capability"
+LISTED_MAX = 100
+FOLDERS_MAX = 4096
+
+_OF_THE_CONTENT = ("security.ima", "security.evm")
+"""Signatures over what was there: the system makes those of the new content."""
+_OF_OVERLAYS = ("user.overlay.", "trusted.overlay.")
+"""Say where the content of a file lies; this one has its own."""
+_KNOWS = hasattr(os, "listxattr")
+
+
+class Folder(NamedTuple):
+    """What a directory gives to what is made in it."""
+
+    uid: int
+    gid: int
+    setgid: bool
+    acl: bytes | None
+    """Its default ACL."""
+
+
+class Owners:
+    """Asked for each file that is staged. `target` is the destination, None while it does not exist; `home` the directory that it will lie in.
+
+    The caller closes both.
+    """
+
+    def __init__(self, target: Tree | None, home: Tree | None) -> None:
+        self._target, self._home = target, home
+        self._uid, self._gid = os.geteuid(), os.getegid()
+        self._groups = {self._gid, *os.getgroups()}
+        self._folders: dict[bytes, Folder] = {}
+        self._made: dict[int, Folder] = {}
+        self.listed: list[dict[str, str]] = []
+        self.count = 0
+
+    @property
+    def root(self) -> bool:
+        return self._uid == 0
+
+    # what is staged
+
+    def file(self, fd: int, place: Tree, path: bytes, old: os.stat_result | None) -> None:
+        """Dress a new file, open for writing, before it gets its mode. `place` is the staging directory that it lies in, `old` what it replaces."""
+        if old is None or not stat.S_ISREG(old.st_mode):
+            folder = self._folder(path.rpartition(b"/")[0])
+            lost = self._own(fd, place, *self._gives(folder))
+            lost += self._set(fd, [(ACL, folder.acl)] if folder.acl else [])
+        else:
+            lost = self._own(fd, place, old.st_uid, old.st_gid)
+            lost += self._attributes(fd, path)
+        self._name(path, lost)
+
+    def plainly(self, place: Tree, folder: bytes) -> bool:
+        """Whether a new file in the directory `folder` of the destination needs no dressing."""
+        found, made = self._folder(folder), self._of(place)
+        return not found.acl and (made.uid, made.gid) == self._gives(found)
+
+    def top(self, fd: int, place: Tree) -> None:
+        """Dress what becomes the destination itself, made in a staging directory."""
+        folder = self._folder(b"")
+        self._own(fd, place, folder.uid, folder.gid)
+        self._set(fd, [(ACL, folder.acl), (DEFAULT_ACL, folder.acl)] if folder.acl else [])
+
+    def directory(self, place: Tree, name: bytes, path: bytes, parent: int | None = None) -> int:
+        """Dress a new directory, `name` in a staging directory, or in `parent` there. -> bits that its mode gets besides: setgid, where its folder has it."""
+        folder = self._folder(path.rpartition(b"/")[0])
+        made, gives = self._of(place), self._gives(folder)
+        if folder.acl or made.setgid or (made.uid, made.gid) != gives:
+            at = place.fd if parent is None else parent
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            try:
+                lost = self._own(fd, place, *gives)
+                lost += self._set(fd, [(ACL, folder.acl), (DEFAULT_ACL, folder.acl)] if folder.acl else [])
+                os.fchmod(fd, 0o700)
+            finally:
+                os.close(fd)
+            self._name(path, lost)
+        return stat.S_ISGID if folder.setgid else 0
+
+    def symlink(self, place: Tree, name: bytes, path: bytes, old: os.stat_result | None, parent: int | None = None) -> None:
+        """Dress a new symlink, `name` in a staging directory, or in `parent` there."""
+        if old is not None and stat.S_ISLNK(old.st_mode):
+            uid, gid = old.st_uid, old.st_gid
+        else:
+            uid, gid = self._gives(self._folder(path.rpartition(b"/")[0]))
+
+        def chown(uid: int, gid: int) -> None:
+            os.chown(name, uid, gid, dir_fd=place.fd if parent is None else parent, follow_symlinks=False)
+
+        self._name(path, self._chown(chown, place, uid, gid))
+
+    def link(self, place: Tree, name: bytes, path: bytes, old: os.stat_result | None) -> None:
+        """A further name of a staged file: it has the owner of its first name, whatever this name's was."""
+        if old is None or not stat.S_ISREG(old.st_mode):
+            return
+        new = os.stat(name, dir_fd=place.fd, follow_symlinks=False)
+        lost = ["owner"] if new.st_uid != old.st_uid else []
+        self._name(path, lost + (["group"] if new.st_gid != old.st_gid else []))
+
+    # what a dry run says
+
+    def foresee(self, path: bytes, old: os.stat_result | None) -> None:
+        """Of a file or symlink that would be written: what it could not keep."""
+        if old is None or stat.S_ISDIR(old.st_mode):
+            return
+        lost = [] if self.root or old.st_uid == self._uid else ["owner"]
+        if not self.root and old.st_gid not in self._groups and old.st_gid != self._folder(path.rpartition(b"/")[0]).gid:
+            lost.append("group")
+        if stat.S_ISREG(old.st_mode) and CAPABILITY in self._names(path):
+            lost.append("capabilities")
+        self._name(path, lost)
+
+    def to_json(self) -> dict[str, Any]:
+        """Nothing when all was kept."""
+        return {"not_kept": self.listed, "not_kept_count": self.count} if self.count else {}
+
+    # folders
+
+    def _folder(self, path: bytes) -> Folder:
+        """The directory at `path` as it is in the destination, else as the export makes it."""
+        known = self._folders.get(path)
+        if known is None:
+            if len(self._folders) >= FOLDERS_MAX:
+                self._folders.clear()
+            known = self._folders[path] = self._look(path)
+        return known
+
+    def _look(self, path: bytes) -> Folder:
+        if not path:
+            if self._target is not None:
+                return _folder_of(self._target.fd)
+            above = Folder(self._uid, self._gid, setgid=False, acl=None) if self._home is None else _folder_of(self._home.fd)
+        else:
+            found = None if self._target is None else self._target.lstat(path)
+            if found is not None and stat.S_ISDIR(found.st_mode) and self._target is not None:
+                with contextlib.suppress(PermissionError):  # cannot be read: what it passes on is not seen
+                    return self._opened(path)
+                return Folder(found.st_uid, found.st_gid, bool(found.st_mode & stat.S_ISGID), None)
+            above = self._folder(path.rpartition(b"/")[0])
+        uid, gid = self._gives(above)
+        return above._replace(uid=uid, gid=gid)
+
+    def _opened(self, path: bytes) -> Folder:
+        assert self._target is not None
+        below = self._target.below(path)
+        try:
+            return _folder_of(below.fd)
+        finally:
+            below.close()
+
+    def _gives(self, folder: Folder) -> tuple[int, int]:
+        """Owner and group of what is made in it."""
+        inherits = self.root or folder.setgid or sys.platform == "darwin"
+        return folder.uid if self.root else self._uid, folder.gid if inherits else self._gid
+
+    def _of(self, place: Tree) -> Folder:
+        """What has been made in a staging directory's `new`."""
+        known = self._made.get(place.fd)
+        if known is None:
+            found = os.stat(b"new", dir_fd=place.fd, follow_symlinks=False)
+            setgid = bool(found.st_mode & stat.S_ISGID)
+            gid = found.st_gid if setgid or sys.platform == "darwin" else self._gid
+            known = self._made[place.fd] = Folder(self._uid, gid, setgid, None)
+        return known
+
+    # one file
+
+    def _own(self, fd: int, place: Tree, uid: int, gid: int) -> list[str]:
+        return self._chown(lambda uid, gid: os.fchown(fd, uid, gid), place, uid, gid)
+
+    def _chown(self, chown: Callable[[int, int], None], place: Tree, uid: int, gid: int) -> list[str]:
+        """What of owner and group the system refuses; no call where it has both from the start."""
+        made = self._of(place)
+        uid, gid = (-1 if uid == made.uid else uid), (-1 if gid == made.gid else gid)
+        if uid == gid == -1:
+            return []
+        try:
+            chown(uid, gid)
+        except OSError:
+            lost = ["owner"] if uid != -1 else []
+            if gid != -1:
+                try:
+                    chown(-1, gid)
+                except OSError:
+                    lost.append("group")
+            return lost
+        return []
+
+    def _attributes(self, fd: int, path: bytes) -> list[str]:
+        """Copy those of the file that is replaced."""
+        lost: list[str] = []
+        wanted: list[tuple[str, bytes | None]] = []
+        for name in self._names(path):
+            if name in _OF_THE_CONTENT or name.startswith(_OF_OVERLAYS):
+                continue
+            if name == CAPABILITY:
+                lost.append("capabilities")
+                continue
+            try:
+                wanted.append((name, os.getxattr(self._handle(path), name, follow_symlinks=False)))
+            except OSError:
+                wanted.append((name, None))
+        return lost + self._set(fd, wanted)
+
+    @staticmethod
+    def _set(fd: int, wanted: list[tuple[str, bytes | None]]) -> list[str]:
+        lost: list[str] = []
+        for name, value in wanted:
+            try:
+                if value is None:
+                    raise PermissionError
+                os.setxattr(fd, name, value)
+            except OSError:
+                if not name.startswith("security."):  # labels are the system's to give
+                    lost.append("access control list" if name in (ACL, DEFAULT_ACL) else name)
+        return lost
+
+    def _names(self, path: bytes) -> list[str]:
+        if not _KNOWS or self._target is None:
+            return []
+        try:
+            return os.listxattr(self._handle(path), follow_symlinks=False)
+        except OSError:  # a file system without any
+            return []
+
+    def _handle(self, path: bytes) -> bytes:
+        """The file's name by the descriptor of its directory, since there is no call that takes both."""
+        assert self._target is not None
+        return b"/proc/self/fd/%d/%s" % (self._target.parent(path), path.rpartition(b"/")[2])
+
+    def _name(self, path: bytes, lost: list[str]) -> None:
+        if lost:
+            self.count += 1
+            if len(self.listed) < LISTED_MAX:
+                self.listed.append({"path": shown(path), "what": ", ".join(dict.fromkeys(lost))})
+
+
+def _folder_of(fd: int) -> Folder:
+    found = os.fstat(fd)
+    acl: bytes | None = None
+    if _KNOWS:
+        with contextlib.suppress(OSError):  # none, or a file system without any
+            acl = os.getxattr(fd, DEFAULT_ACL)
+    return Folder(found.st_uid, found.st_gid, bool(found.st_mode & stat.S_ISGID), acl)
+
+
+def owned_by_folder(fd: int, folder: int) -> None:
+    """As root: give a new directory the owner and the group of the one that it lies in."""
+    if os.geteuid() == 0:
+        found = os.fstat(folder)
+        with contextlib.suppress(OSError):
+            os.fchown(fd, found.st_uid, found.st_gid)
+
+
+def plain(fd: int) -> None:
+    """Take from a staging directory what it would pass on to all that is made in it."""
+    if _KNOWS:
+        with contextlib.suppress(OSError):
+            os.removexattr(fd, DEFAULT_ACL)

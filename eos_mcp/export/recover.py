@@ -1,0 +1,227 @@
+"""What exports that were killed have left: taken back, or told, by the records in the gateway's state directory and by nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from typing import Any
+
+from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
+from eos_mcp.export import voucher as export_voucher
+from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.names import NAMED_MAX, PREFIX
+from eos_mcp.export.stage import NotVouched, Stage, StepHook, clear_away, no_step, state_of
+from eos_mcp.export.stream import refused
+from eos_mcp.export.voucher import Said, Voucher
+
+TRY_AGAIN = (
+    "see to it that the destination can be written and has space, then repeat the call: it takes that export back first. What it moved out of "
+    "the way lies in the directory that staging names, which is kept until then"
+)
+
+
+def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
+    """Take back what a killed export left half done in `dest` (resolved, absolute), in it or above it; its staging directories are removed.
+
+    Args:
+        folder: of the state directory: where the records are.
+    Returns:
+        `rolled_back` or `swept` for each that was found; `left` where its staging directory cannot be removed; `ignored` where a record names something that its export has not left so.
+    Raises:
+        OperationError: operation_failed, `in_flight`: such an export is running; `rollback_failed`.
+    """
+    found = export_voucher.look(folder, dest)
+    done: list[str] = []
+    waiting = list(found.dead)
+    try:
+        if found.alive:
+            raise in_flight(dest, found.alive[0])
+        while waiting:
+            done += _recover_one(waiting.pop(0), step)
+    finally:
+        for voucher in waiting:
+            voucher.close()
+    return done
+
+
+def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
+    """Ends with the voucher closed; it stays where another try may do better."""
+    home = voucher.said.open_home()
+    if home is None:  # moved away, or on a disk that is not mounted now
+        voucher.close()
+        return []
+    try:
+        if voucher.said.id is None:  # killed before anything could be put into it
+            with contextlib.suppress(OSError):
+                os.rmdir(voucher.said.name, dir_fd=home.fd)
+            voucher.drop()
+            return []
+        gone = home.lstat(voucher.said.name) is None
+        if gone and not voucher.said.annexes:
+            voucher.drop()
+            return []
+        try:
+            stage = None if gone else Stage.take_over(home, voucher, step)
+        except NotVouched:
+            voucher.drop()
+            return ["ignored"]
+        if stage is None:
+            return ["swept" if _swept(home, voucher, step) else "left"]
+        return ["rolled_back"] if _take_back(stage, home, voucher) else ["rolled_back", "left"]
+    except OSError as error:
+        voucher.close()
+        said = voucher.said
+        details: dict[str, Any] = {"path": said.dest, "staging": os.path.join(said.home, os.fsdecode(said.name)), "hint": TRY_AGAIN}
+        message = f"export: an earlier export to {said.dest} was interrupted and cannot be taken back: {error}"
+        if error.errno == errno.ENODEV:
+            where = os.path.join(said.dest, os.fsdecode(error.filename))
+            message = (
+                f"export: an earlier export to {said.dest} was interrupted, and {where} was a file system of its own that is not there now"
+            )
+            details["hint"] = (
+                f"mount it at {where} again and repeat the call; other directories and archives can be exported to meanwhile. If it is gone for "
+                f"good, move {voucher.path} to another directory: {details['staging']} then stays, and has in undo what that export had replaced"
+            )
+        raise OperationError(OPERATION_FAILED, message, details, reason="rollback_failed") from error
+    finally:
+        home.close()
+
+
+def _swept(home: Tree, voucher: Voucher, step: StepHook) -> bool:
+    """Remove what an export that needs nothing taken back has left; False: it cannot be removed (an immutable file, a mount), which is in
+    nobody's way. The voucher stays then, so that each later export tries, and the result names the directory.
+    """
+    try:
+        clear_away(home, voucher, step)
+    except OSError:
+        return False
+    return True
+
+
+def _take_back(stage: Stage, home: Tree, voucher: Voucher) -> bool:
+    """False: all is taken back, but the staging directory cannot be removed."""
+    target: Tree | None = None
+    done = False
+    try:
+        name = b"" if voucher.said.home == voucher.said.dest else os.fsencode(os.path.basename(voucher.said.dest))
+        if not name:
+            target = Tree(os.dup(home.fd))
+        elif (there := home.lstat(name)) is not None and stat.S_ISDIR(there.st_mode):
+            target = home.below(name)
+        roll_back(stage, name, target)
+        done = True
+    finally:
+        if target is not None:
+            target.close()
+        if not done:
+            stage.leave()
+    try:
+        stage.destroy()
+    except OSError:
+        return False
+    return True
+
+
+def roll_back(stage: Stage, name: bytes, target: Tree | None) -> None:
+    """Take the steps of an export back; `name` is the destination's in the stage's home, if that export made it."""
+    if target is not None:
+        stage.rollback(target)
+    if stage.created:
+        try:
+            os.rmdir(name, dir_fd=stage.home.fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+    stage.set_phase("back")
+
+
+def check_unfinished(dest: str, folder: str) -> None:
+    """What is left of earlier exports, without touching it: one that only has to be swept is left for the next export.
+
+    Raises:
+        OperationError: operation_failed: `in_flight`, or `export_unfinished`: an export was killed while it changed the destination, so
+            that what lies there is not what the next one, which takes that back first, would start from.
+    """
+    found = export_voucher.look(folder, dest)
+    unfinished = [voucher.said for voucher in found.dead if is_changing(voucher.said)]
+    for voucher in found.dead:
+        voucher.close()
+    if found.alive:
+        raise in_flight(dest, found.alive[0])
+    if unfinished:
+        said = unfinished[0]
+        details = {
+            "path": dest,
+            "staging": os.path.join(said.home, os.fsdecode(said.name)),
+            "hint": "the next export without dry_run takes it back first",
+        }
+        message = (
+            f"export: an earlier export to {said.dest} was interrupted while it changed it; a dry run cannot tell what comes after that"
+        )
+        raise OperationError(OPERATION_FAILED, message, details, reason="export_unfinished")
+
+
+def settle(workspace: str, folder: str) -> None:
+    """Before and after `workspace` (resolved, absolute) is copied: take back what killed exports left half done in it.
+
+    Raises:
+        OperationError: operation_failed: `in_flight`, an export is putting files into it at this moment; `rollback_failed`.
+    """
+    found = export_voucher.look(folder, workspace)
+    waiting = list(found.dead)
+    try:
+        for said in found.alive:
+            if is_changing(said):
+                message = f"workspace {workspace}: an export to {said.dest} is changing it at this moment"
+                raise OperationError(OPERATION_FAILED, message, {"path": workspace, "retryable": True}, reason="in_flight")
+        while waiting:
+            _recover_one(waiting.pop(0), no_step)
+    finally:
+        for voucher in waiting:
+            voucher.close()
+
+
+def is_changing(said: Said) -> bool:
+    """Whether an export has begun to change its destination, and has neither ended nor taken it back."""
+    home = said.open_home()
+    if home is None:
+        return False
+    try:
+        if said.staging(home) is None:
+            return False
+        tree = home.below(said.name)
+        try:
+            return state_of(tree, said).get("phase") == "ready"
+        finally:
+            tree.close()
+    except (OSError, NotVouched):
+        return False
+    finally:
+        home.close()
+
+
+def in_flight(dest: str, other: Said | None = None) -> OperationError:
+    to = dest if other is None or other.dest == dest else f"{other.dest}, which {dest} touches,"
+    return refused(f"another export to {to} is in flight", "in_flight", path=dest, retryable=True)
+
+
+def tag(dest: str) -> str:
+    """What the staging directory of a destination that does not exist yet has in its name."""
+    return hashlib.sha256(os.fsencode(os.path.basename(dest))).hexdigest()[:8] + "-"
+
+
+def strangers(dest: str, own: Stage | None) -> dict[str, Any]:
+    """Directories that are called like a staging directory of this destination and are none of this gateway's: left alone, and named."""
+    found: list[str] = []
+    for directory, start in ((dest, PREFIX), (os.path.dirname(dest), PREFIX + tag(dest).encode())):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(os.fsencode(directory)):
+                path = os.path.join(os.fsencode(directory), name)
+                if name.startswith(start) and (own is None or name != own.voucher.said.name) and stat.S_ISDIR(os.lstat(path).st_mode):
+                    found.append(path.decode("utf-8", "replace"))
+    if not found:
+        return {}
+    return {"ignored_staging": sorted(found)[:NAMED_MAX], "ignored_staging_count": len(found)}

@@ -1,0 +1,90 @@
+"""Room for the records of exports on a full disk: files of zeros, made while there was room, of which one becomes the record that is overwritten in place.
+
+    <state>/exports/<n>.reserve     64 KiB each; renamed to `<random>.record` where the disk has no room for a new file, and back when it is dropped
+
+An export to another disk so needs nothing of the full one. A record in such a file has the same lines; what follows them are zero bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+from layerstack.kernel.fsync import fsync_dir
+
+SUFFIX = ".reserve"
+FILES = 2
+"""So many exports at once have room."""
+SIZE = 1 << 16
+_OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def keep(folder: str) -> None:
+    """Have all of them, as far as there is room; those that are there cost one look each."""
+    for number in range(FILES):
+        path = os.path.join(folder, f"{number}{SUFFIX}")
+        if os.path.exists(path):
+            continue
+        made = f"{path}.{os.urandom(4).hex()}"
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                zero(fd)
+                os.rename(made, path)
+            finally:
+                os.close(fd)
+            fsync_dir(folder)
+        except OSError:  # no room now: the next one tries again
+            with contextlib.suppress(OSError):
+                os.unlink(made)
+            return
+
+
+def take(folder: str, name: str) -> int | None:
+    """One of them under another name of the folder, open and locked; None: there is none left."""
+    for number in range(FILES):
+        path = os.path.join(folder, f"{number}{SUFFIX}")
+        try:
+            fd = os.open(path, _OPEN)
+        except OSError:
+            continue
+        try:
+            found = os.fstat(fd)
+            ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_size == SIZE
+            if ours and _lock(fd) and os.path.samestat(found, os.lstat(path)):  # nobody has taken it meanwhile
+                os.rename(path, os.path.join(folder, name))
+                return fd
+        except OSError:
+            pass
+        os.close(fd)
+    return None
+
+
+def give_back(fd: int, path: str) -> bool:
+    """The record at `path` becomes a reserve again; False: it is none, or all are there, and it is to be removed."""
+    if os.fstat(fd).st_size != SIZE:
+        return False
+    folder = os.path.dirname(path)
+    for number in range(FILES):
+        place = os.path.join(folder, f"{number}{SUFFIX}")
+        if not os.path.lexists(place):
+            zero(fd)
+            os.rename(path, place)
+            return True
+    return False
+
+
+def zero(fd: int) -> None:
+    """Overwrite all of it, durably."""
+    at = 0
+    while at < SIZE:
+        at += os.pwrite(fd, bytes(SIZE - at), at)
+    os.fsync(fd)
+
+
+def _lock(fd: int) -> bool:
+    from eos_mcp.export.voucher import lock
+
+    return lock(fd)

@@ -1,0 +1,60 @@
+"""What an export may do to a destination that is somebody's: the choices of one call, over those of `manager.export`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
+from eos_mcp.config.model import Export
+from eos_mcp.requests import arguments
+
+ON_CONFLICT = ("fail", "overwrite", "keep")
+TIMES = ("fresh", "keep")
+
+
+class Rules(NamedTuple):
+    """The defaults ask nothing and write everything, as the reference does; `chosen` are those of a caller."""
+
+    git: str = "include"
+    """`auto`: not into a repository; `include`; `exclude`."""
+    on_conflict: str = "overwrite"
+    allow_unsafe: bool = True
+    workspace: str | None = None
+    """The directory that the sandbox was made from."""
+    times: str = "keep"
+    """`fresh`: what is written over somebody's files has a time that builds go by (`export_times`); `keep`: that of the sandbox."""
+    record: str | None = None
+    """The file that remembers what exports of this sandbox wrote to this destination."""
+    skip_unsafe: bool = False
+    """What would run by itself is left out and named, all else is written."""
+
+
+REFERENCE = Rules()
+
+
+def chosen(args: Mapping[str, Any], settings: Export) -> Rules:
+    """The arguments of a call where it has them, else the configuration.
+
+    Raises:
+        OperationError: invalid_request.
+    """
+    on_conflict = arguments.text(args, "on_conflict", "export_changes", default=settings.on_conflict)
+    if on_conflict not in ON_CONFLICT:
+        raise OperationError(
+            INVALID_REQUEST,
+            f"unknown on_conflict: {on_conflict}, it is one of {', '.join(ON_CONFLICT)}",
+            {"argument": "on_conflict"},
+            reason="bad_argument",
+        )
+    times = arguments.text(args, "times", "export_changes", default="fresh")
+    if times not in TIMES:
+        message = f"unknown times: {times}, it is one of {', '.join(TIMES)}"
+        raise OperationError(INVALID_REQUEST, message, {"argument": "times"}, reason="bad_argument")
+    return Rules(
+        times=times,
+        git="include" if arguments.flag(args, "with_git") else settings.git,
+        on_conflict=on_conflict,
+        allow_unsafe=arguments.flag(args, "allow_unsafe") or settings.allow_unsafe,
+        skip_unsafe=arguments.flag(args, "skip_unsafe") or settings.skip_unsafe,
+    )

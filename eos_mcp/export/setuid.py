@@ -1,0 +1,45 @@
+"""What lets a file act as its owner: setuid and setgid bits and file capabilities. An export leaves them out unless the person asks for them.
+
+A file that a sandbox made would run as whoever exports it, root included. A directory's setgid bit gives what is made in it a group and
+nobody a right: it is carried like any other bit. Capabilities are extended attributes, of which an export writes none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eos_mcp.export.stream import shown
+from layerstack.export import pax
+
+BITS = 0o6000
+CAPABILITY = b"security.capability"
+LISTED_MAX = 100
+
+
+class Stripped:
+    """What was taken from the files of one export."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self.keep = keep
+        self.listed: list[dict[str, str]] = []
+        self.count = 0
+
+    def clean(self, header: pax.Header) -> pax.Header:
+        """The entry as it is written: a file's mode without the bits; to be told by `note` where it comes to that."""
+        if self.keep or not header.mode & BITS or header.type not in (pax.FILE, pax.HARD_LINK):
+            return header
+        return header._replace(mode=header.mode & ~BITS)
+
+    def note(self, header: pax.Header, mode: int) -> None:
+        """Of the entry as it came: its file is written with `mode`. Hard links are told under their first name."""
+        lost = header.mode & ~mode & BITS
+        if header.type == pax.FILE and (lost or CAPABILITY in header.xattrs):
+            self.count += 1
+            if len(self.listed) < LISTED_MAX:
+                bits = [word for bit, word in ((0o4000, "setuid"), (0o2000, "setgid")) if lost & bit]
+                bits += ["capabilities"] if CAPABILITY in header.xattrs else []
+                self.listed.append({"path": shown(header.path), "what": ", ".join(bits)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Nothing when nothing was left out."""
+        return {"stripped": self.listed, "stripped_count": self.count} if self.count else {}

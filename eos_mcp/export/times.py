@@ -1,0 +1,139 @@
+"""Times of what a `dir` export writes over somebody's files: no build of theirs takes an output for fresh that was made from text that was replaced.
+
+Inputs that are written get the time of the export, in the order that they had. Outputs keep theirs, unless the destination has an input that
+the sandbox does not have so: then they are older than that. Into a new or empty directory everything keeps its time, and with `times: keep`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from array import array
+from collections.abc import Iterator
+
+from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.facts import digest_of
+from eos_mcp.export.names import reserved
+from eos_mcp.export.stage import Stage
+from eos_mcp.export.stream import PathIndex
+from layerstack.export import pax
+from layerstack.model.spread_times import below, spread
+from layerstack.text.build_roles import INPUTS, patterns
+from layerstack.text.gitignore import FILE_MAX, IgnoreRules, named
+
+_INPUT, _OUTPUT = b"i", b"o"
+
+
+class Times:
+    """Told of each file of the stream while it is read, asked when all of them are staged."""
+
+    def __init__(self, target: Tree | None, *, keep: bool) -> None:
+        """`target`: the destination before the export, None while it does not exist."""
+        there = target is not None and any(reserved(name) is None for name in target.names(b""))
+        self._target = target if there and not keep else None
+        self._kind = bytearray()
+        self._at = array("Q")
+        self._time = array("q")
+        self._bound: int | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Does everything keep its time?"""
+        return self._target is None
+
+    def written(self, n: int, header: pax.Header) -> None:
+        """Entry `n`, a file, is to be written."""
+        if not self.keeps:
+            self._kind += _OUTPUT if header.output else _INPUT
+            self._at.append(n)
+            self._time.append(max(-(1 << 63), min(header.mtime_ns, (1 << 63) - 1)))
+
+    def stays(self, header: pax.Header, old: os.stat_result | None, *, differs: bool) -> None:
+        """A file of the destination stays in the place of an entry: `differs` in content from it, or it may be older."""
+        if self.keeps or header.output or old is None or not stat.S_ISREG(old.st_mode):
+            return
+        if differs or old.st_mtime_ns < header.mtime_ns:
+            self._lower(old.st_mtime_ns)
+
+    def _lower(self, mtime: int) -> None:
+        self._bound = mtime if self._bound is None else min(self._bound, mtime)
+
+    def decide(self, index: PathIndex, base: Tree | None) -> dict[int, int]:
+        """Other times for entries that are written, by their number.
+
+        Args:
+            index: the paths of the stream.
+            base: the copy of the workspace that the sandbox was made from, if this machine has it; else each input of the destination that
+                the stream does not name counts as another than the sandbox's.
+        Cost: where outputs are written, a look at every file of the destination.
+        """
+        found: dict[int, int] = {}
+        if self._target is None or not self._at:
+            return found
+        inputs = array("q", sorted({self._time[k] for k, kind in enumerate(self._kind) if kind == _INPUT[0]}))
+        first = spread(inputs, 1, time.time_ns())
+        outputs = {self._time[k] for k, kind in enumerate(self._kind) if kind == _OUTPUT[0]}
+        if outputs:
+            for mtime in _others(self._target, index, base):
+                self._lower(mtime)
+        limit = 0 if self._bound is None else below(self._bound)
+        lowered = array("q", sorted(at for at in outputs if self._bound is not None and at >= limit))
+        under = spread(lowered, 1 + max((at for at in outputs if at < limit), default=0), limit)
+        for k, n in enumerate(self._at):
+            if self._kind[k] == _INPUT[0]:
+                found[n] = first(self._time[k])
+            elif self._bound is not None and self._time[k] >= limit:
+                found[n] = under(self._time[k])
+        return found
+
+
+def apply(stage: Stage, times: dict[int, int]) -> Iterator[tuple[bytes, int]]:
+    """Give staged files these times; yields each path with the time that it has then: further names of one file have one."""
+    files = [(n, what) for n in sorted(times) if (what := stage[n]).staged and what.letter in (b"f", b"h")]
+    for n, what in files:
+        os.utime(b"new/%d" % n, ns=(times[n], times[n]), dir_fd=stage.place(what.path).fd, follow_symlinks=False)
+    for n, what in files:
+        status = stage.place(what.path).lstat(b"new/%d" % n)
+        if status is not None:
+            stage.put(n, what._replace(mtime_ns=status.st_mtime_ns))
+            yield what.path, status.st_mtime_ns
+
+
+def _others(target: Tree, index: PathIndex, base: Tree | None) -> Iterator[int]:
+    """The times of inputs of the destination that the stream does not name and the sandbox does not have so, or has with a later time."""
+    rules, by_hand = IgnoreRules(lambda path: _text(target, path)), patterns(INPUTS)
+    waiting = [b""]
+    while waiting:
+        directory = waiting.pop()
+        for name in target.names(directory):
+            path = directory + b"/" + name if directory else name
+            status = target.lstat(path)
+            if status is None or path == b".git":
+                continue
+            text = os.fsdecode(path)
+            if stat.S_ISDIR(status.st_mode):
+                if not rules.ignored(text, True):
+                    waiting.append(path)
+                continue
+            if not stat.S_ISREG(status.st_mode) or index.find(path) is not None:
+                continue
+            if (not rules.ignored(text, False) or named(by_hand, text)) and _is_another(target, path, status, base):
+                yield status.st_mtime_ns
+
+
+def _is_another(target: Tree, path: bytes, status: os.stat_result, base: Tree | None) -> bool:
+    was = None if base is None else base.lstat(path)
+    if base is None or was is None or not stat.S_ISREG(was.st_mode) or was.st_size != status.st_size:
+        return True
+    if status.st_mtime_ns <= was.st_mtime_ns:
+        return status.st_mtime_ns < was.st_mtime_ns
+    return digest_of(target, path) != digest_of(base, path)
+
+
+def _text(target: Tree, path: str) -> bytes | None:
+    fd = target.open_file(os.fsencode(path))
+    if fd is None:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        return file.read(FILE_MAX + 1)

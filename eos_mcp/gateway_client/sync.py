@@ -1,0 +1,338 @@
+"""One request to the gateway: find it, start it when it is not there, send a line, read the progress frames and the reply.
+
+Standard library only and light to import: a command line's whole life is a few dozen milliseconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import sys
+from collections.abc import Callable, Mapping
+
+from eos_agent.machine import private_dirs
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import CONFIG_ERROR, CONNECTION_ERROR, PROTOCOL_ERROR, OperationError
+from eos_mcp.config import paths, token_file
+
+TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
+if TYPE_CHECKING:
+    from typing import Any, NamedTuple
+else:
+    from eos_agent.wire.namedtuple import NamedTuple
+
+SOCKET_ENV = "SANDBOX_GATEWAY_SOCKET"
+TOKEN_ENV = "SANDBOX_GATEWAY_AUTH_TOKEN"
+SOCKET_PATH_MAX = 100  # sun_path has 108 bytes on Linux, 104 on macOS
+BACKLOG = 256
+LOG_MAX_BYTES = 4 * 1024 * 1024  # what earlier gateways wrote moves aside when the next one starts
+_FRAME_START, _FRAME_END = b"cli_log(", b")"
+
+
+class Endpoint(NamedTuple):
+    kind: str  # "unix" | "tcp"
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "unix":
+            return f"unix://{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Settings(NamedTuple):
+    """Where to send requests. `token` None: whatever the token file holds once the gateway is there."""
+
+    endpoint: Endpoint
+    token: str | None
+    autostart: bool
+
+    def __repr__(self) -> str:
+        return f"Settings(endpoint={self.endpoint}, token={'set' if self.token else None}, autostart={self.autostart})"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """`HOST:PORT`, `tcp://HOST:PORT`, `unix:///ABS/PATH` or an absolute path of at most 100 bytes.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    if text.startswith("npipe://"):
+        raise ValueError(f"named pipes are not supported here: {text}")
+    if text.startswith(("unix://", "/")):
+        path = text.removeprefix("unix://")
+        if not path.startswith("/") or path.endswith("/"):
+            raise ValueError(f"a unix endpoint needs an absolute path, as in unix:///run/x.sock: {text}")
+        if "\0" in path or len(os.fsencode(path)) > SOCKET_PATH_MAX:
+            raise ValueError(f"a unix socket path may have {SOCKET_PATH_MAX} bytes, this one has {len(os.fsencode(path))}: {path}")
+        return Endpoint("unix", path=path)
+    host, colon, port = text.removeprefix("tcp://").rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535 or "/" in host:
+        raise ValueError(f"not an endpoint: {text!r} (use HOST:PORT, tcp://HOST:PORT or unix:///ABS/PATH)")
+    return Endpoint("tcp", host=host, port=int(port))
+
+
+def discover(*, endpoint: str | None = None, token: str | None = None) -> Settings:
+    """Flag, then environment, then this user's own socket and token file. Reads only.
+
+    Raises:
+        OperationError: config_error.
+    """
+    text = endpoint if endpoint is not None else os.environ.get(SOCKET_ENV)
+    try:
+        place = parse_endpoint(text) if text else parse_endpoint(paths.socket_path())
+    except ValueError as error:
+        raise OperationError(CONFIG_ERROR, str(error), reason="bad_endpoint") from None
+    if endpoint is not None and not endpoint:
+        raise OperationError(CONFIG_ERROR, "the gateway endpoint is empty", reason="bad_endpoint")
+    for source, value in (("--gateway-auth-token", token), (TOKEN_ENV, os.environ.get(TOKEN_ENV))):
+        if value is not None:
+            if not value.strip():
+                raise OperationError(CONFIG_ERROR, f"{source} is blank", reason="blank_token")
+            return Settings(place, value, place.kind == "unix")
+    return Settings(place, token_file.read(), place.kind == "unix")
+
+
+def connect(settings: Settings, *, timeout_s: float | None = None) -> socket.socket:
+    """A connection to the gateway, which is started first where nobody listens on a unix endpoint.
+
+    Nobody waits for readiness: the connection stands in the backlog of the descriptor that the new gateway inherits.
+    Raises:
+        OperationError: connection_error that names the endpoint and the next step.
+    """
+    endpoint = settings.endpoint
+    try:
+        return _dial(endpoint, timeout_s)
+    except OSError as error:
+        if not settings.autostart or not isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+            raise _unreachable(endpoint, error) from None
+    try:
+        return _start_and_dial(settings, timeout_s)
+    except OSError as error:
+        raise _unreachable(endpoint, error) from None
+
+
+def call(
+    settings: Settings,
+    op: str,
+    args: Mapping[str, Any],
+    *,
+    sandbox_id: str | None = None,
+    request_id: str | None = None,
+    on_progress: Callable[[str], None] | None = None,
+    timeout_s: float | None = None,
+) -> dict[str, Any]:
+    """The gateway's reply, which may be an error envelope.
+
+    Args:
+        timeout_s: longest silence that is endured; None waits for ever, as the gateway has its own budgets.
+    Raises:
+        OperationError: connection_error or protocol_error, when there is no reply at all; config_error for a bad token file.
+    """
+    with connect(settings, timeout_s=timeout_s) as connection:
+        token = settings.token if settings.token is not None else token_file.read()
+        transport: dict[str, Any] = {} if token is None else {protocol.GATEWAY_TOKEN_KEY: token}
+        transport[protocol.STREAM_LOGS_KEY] = on_progress is not None
+        line = protocol.encode_request(
+            op, with_caller(op, args), request_id=request_id or protocol.new_request_id(), sandbox_id=sandbox_id, **transport
+        )
+        if len(line) > protocol.MAX_LINE_BYTES:
+            details = {"limit": protocol.MAX_LINE_BYTES}
+            raise OperationError(protocol.REQUEST_TOO_LARGE, f"the request has {len(line)} bytes, at most {details['limit']} fit", details)
+        sent: OSError | None = None
+        try:
+            connection.sendall(line)
+        except OSError as error:
+            sent = error  # the gateway may have answered and closed without reading all of it
+        try:
+            return _receive(connection, on_progress)
+        except OSError as error:
+            raise _lost(settings.endpoint, sent or error) from None
+        except OperationError:
+            if sent is not None:
+                raise _lost(settings.endpoint, sent) from None
+            raise
+
+
+def with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """`create_sandbox` is told the caller's PATH, which a sandbox without a container gives to its commands: the gateway's own may be another."""
+    path = os.environ.get("PATH")
+    return {**args, "caller_path": path} if op == "create_sandbox" and path and "caller_path" not in args else dict(args)
+
+
+def bind_unix(path: str) -> socket.socket:
+    """A listening unix socket of mode 0600 at `path`, in place of a stale one; the caller holds the start lock.
+
+    Raises:
+        OSError: EEXIST where something else lies there: a connect to a plain file is refused like one to a stale socket.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise FileExistsError(errno.EEXIST, "is there and is no socket; remove it first", path)
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        listener.bind(path)
+        os.chmod(path, 0o600)  # before listen: until then nobody can connect
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class StartLock:
+    """`with StartLock():` one process at a time looks at the socket file and changes it."""
+
+    def __enter__(self) -> None:
+        import fcntl
+
+        path = paths.start_lock_path()
+        private_dirs.make(os.path.dirname(path))
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def spawn_gateway(listener: socket.socket | None, arguments: list[str], *, environment: Mapping[str, str], log: str | None = None) -> int:
+    """Start a gateway, detached: its own session, no terminal, output to `log`; returns its pid. No token is in its arguments."""
+    import fcntl
+
+    log = log or paths.log_path()
+    os.makedirs(os.path.dirname(log), 0o700, exist_ok=True)
+    try:
+        if os.stat(log).st_size > LOG_MAX_BYTES:
+            os.replace(log, log + ".1")
+    except FileNotFoundError:
+        pass
+    main = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "gateway", "__main__.py")
+    argv = [sys.executable, "-P", main, "serve"]
+    log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, log, log_flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    handed = -1
+    if listener is not None:
+        handed = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, 10)  # never the number that it is to have in the child
+        actions.append((os.POSIX_SPAWN_DUP2, handed, 3))
+        argv += ["--listen-fd", "3"]
+    try:
+        return os.posix_spawn(sys.executable, [*argv, *arguments], dict(environment), file_actions=actions, setsid=True)
+    finally:
+        if handed >= 0:
+            os.close(handed)
+
+
+def _start_and_dial(settings: Settings, timeout_s: float | None) -> socket.socket:
+    path = settings.endpoint.path
+    paths.make_folder(path)
+    with StartLock():
+        try:
+            return _dial(settings.endpoint, timeout_s)
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        environment = dict(os.environ)
+        if TOKEN_ENV not in environment:
+            if settings.token is not None and not os.path.exists(paths.token_file()):
+                environment[TOKEN_ENV] = settings.token
+            else:
+                token_file.ensure()
+        with bind_unix(path) as listener:
+            try:
+                spawn_gateway(listener, ["--gateway-endpoint", f"unix://{path}"], environment=environment)
+            except OSError:
+                os.unlink(path)
+                raise
+            return _dial(settings.endpoint, timeout_s)
+
+
+def _dial(endpoint: Endpoint, timeout_s: float | None) -> socket.socket:
+    if endpoint.kind == "tcp":
+        return socket.create_connection((endpoint.host, endpoint.port), timeout_s)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(endpoint.path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _receive(connection: socket.socket, on_progress: Callable[[str], None] | None) -> dict[str, Any]:
+    """The first line that is no progress frame."""
+    pending, searched = bytearray(), 0
+    while True:
+        end = pending.find(b"\n", searched)
+        if end < 0:
+            searched = len(pending)
+            if searched > protocol.MAX_LINE_BYTES:
+                raise OperationError(PROTOCOL_ERROR, f"the gateway's reply exceeds {protocol.MAX_LINE_BYTES} bytes")
+            chunk = connection.recv(262144)
+            if not chunk:
+                what = "closed the connection in the middle of its reply" if pending else "closed the connection without a reply"
+                details = {"hint": "the next call starts it again or finds it; whether this one was carried out is not known"}
+                raise OperationError(PROTOCOL_ERROR, f"the gateway {what} (see {paths.log_path()})", details, reason="gateway_lost")
+            pending += chunk
+            continue
+        line = bytes(pending[:end])
+        del pending[: end + 1]
+        searched = 0
+        message = progress_message(line)
+        if message is not None:
+            if on_progress is not None:
+                on_progress(message)
+            continue
+        try:
+            reply = json.loads(line)
+        except (ValueError, RecursionError):
+            raise OperationError(PROTOCOL_ERROR, "the gateway's reply is not JSON") from None
+        if not isinstance(reply, dict):
+            raise OperationError(PROTOCOL_ERROR, "the gateway's reply is not a JSON object")
+        return reply  # type: ignore[no-any-return, unused-ignore]
+
+
+def progress_message(line: bytes) -> str | None:
+    """The text of a `cli_log("…")` frame; None for any other line."""
+    line = line.rstrip(b"\r")
+    if not line.startswith(_FRAME_START) or not line.endswith(_FRAME_END):
+        return None
+    try:
+        message = json.loads(line[len(_FRAME_START) : -len(_FRAME_END)])
+    except ValueError:
+        return None
+    return message if isinstance(message, str) else None
+
+
+def progress_frame(message: str) -> bytes:
+    return _FRAME_START + json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + _FRAME_END + b"\n"
+
+
+def _unreachable(endpoint: Endpoint, error: OSError) -> OperationError:
+    step = (
+        "start it with bin/start-sandbox-docker-gateway or `sandbox-gateway serve`" if endpoint.kind == "tcp" else f"see {paths.log_path()}"
+    )
+    message = f"no gateway at {endpoint}: {error.strerror or error}; {step}"
+    if error.filename is not None:  # none could be started: nothing of it can be written, the log neither
+        step = f"set {paths.STATE_DIR_ENV} to a directory that you can write"
+        message = f"no gateway at {endpoint}, and none can be started: {error.filename}: {error.strerror}; {step}"
+    return OperationError(CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_unreachable")
+
+
+def _lost(endpoint: Endpoint, error: OSError) -> OperationError:
+    message = f"the connection to the gateway at {endpoint} was lost: {error.strerror or error}"
+    return OperationError(CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_lost")

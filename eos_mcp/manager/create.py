@@ -1,0 +1,258 @@
+"""`create_sandbox`: checks, the base, then one sandbox after another; a failure takes back everything that this call made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any
+
+from eos_agent.machine import private_dirs
+from eos_agent.wire import protocol
+from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError
+from eos_mcp.config import paths
+from eos_mcp.config.load import ConfigError, agent_config, check_profile_fits
+from eos_mcp.config.log import log
+from eos_mcp.export import recover
+from eos_mcp.manager import prune, readable
+from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
+from eos_mcp.providers.provider import Plan, Provider, new_token, wait_ready
+from eos_mcp.record.registry import Record, quota_of
+from eos_mcp.requests import caller, roots
+from eos_mcp.requests.bounds import NO_BOUNDS, Bounds
+from eos_mcp.workspace import base
+
+if TYPE_CHECKING:
+    from eos_mcp.manager.manager import Manager
+
+Progress = Callable[[str], None]
+WARNED = 20
+"""Things that a base leaves out, of which its sandboxes' records and the progress say so."""
+
+
+class _Batch:
+    """How many sandboxes of one call have no record yet."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
+class Creation:
+    """Creates sandboxes for one manager. Two calls over one workspace copy it once."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.manager = manager
+        self._copying: dict[str, asyncio.Lock] = {}
+        self._under_way = 0
+        self._to_come = 0
+        """Sandboxes of calls under way that have no record yet."""
+        self._pause = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncGenerator[None]:
+        """For as long as the block runs none begins.
+
+        Raises:
+            OperationError: server_busy, reason creating: one is under way, and nobody else knows yet what it uses.
+        """
+        async with self._pause:
+            if self._under_way:
+                details = {"creating": self._under_way, "retryable": True}
+                raise OperationError(SERVER_BUSY, "sandboxes are being created: try again", details, reason="creating")
+            yield
+
+    async def create(
+        self, image: str, workspace: str, count: int, caller_path: str, progress: Progress, bounds: Bounds = NO_BOUNDS
+    ) -> list[Record]:
+        """`count` ready sandboxes over one base; fewer when the client hangs up, which gets no answer.
+
+        Raises:
+            OperationError: reason sandbox_limit, when there would be more than `manager.max_sandboxes`: server_busy, or
+                invalid_request where `count` alone is more;
+                invalid_request for the workspace, operation_failed while preparing the base, else internal_error. No record,
+                container, process or directory of this call is left.
+        """
+        async with self._pause:
+            self._under_way += 1
+        try:
+            self._make_room(count)
+            batch = _Batch(count)
+            self._to_come += count
+            try:
+                return await self._create(image, workspace, batch, caller_path, progress, bounds)
+            finally:
+                self._to_come -= batch.left
+        finally:
+            self._under_way -= 1
+
+    def _make_caches(self) -> None:
+        """Before anything lies in them: what is not there cannot be hidden by other gateways."""
+        missing = [path for path in (paths.cache_dir(), self.manager.bases) if not os.path.isdir(path)]
+        if missing:
+            with contextlib.suppress(OSError):  # the copy says what is wrong with them
+                for path in missing:
+                    private_dirs.make(path)
+                self.manager.tell_neighbours()
+
+    def _make_room(self, count: int) -> None:
+        limit, there = self.manager.config.manager.max_sandboxes, len(self.manager.registry) + self._to_come
+        if there + count > limit:
+            details: dict[str, Any] = {"limit": limit, "sandboxes": there, "count": count, "retryable": count <= limit}
+            details["hint"] = (
+                "ask for fewer, export and destroy sandboxes that are done with, or raise manager.max_sandboxes in the configuration"
+            )
+            message = f"{count} more would make {there + count} sandboxes, at most {limit} exist at once (manager.max_sandboxes)"
+            raise OperationError(SERVER_BUSY if count <= limit else INVALID_REQUEST, message, details, reason="sandbox_limit")
+
+    async def _create(
+        self, image: str, workspace: str, batch: _Batch, caller_path: str, progress: Progress, bounds: Bounds
+    ) -> list[Record]:
+        manager = self.manager
+        count = batch.left
+        roots.check_root(workspace, manager.config.manager.workspace_roots)
+        roots_alone = bounds._replace(allow_sensitive=True)  # first: nothing is said of what lies outside
+        await manager.run(roots_alone.check, workspace, "workspace_root")
+        if image.startswith(ROOTFS_PREFIX):
+            await manager.run(bounds.check_rootfs, image)
+        if os.path.isabs(workspace):
+            await manager.run(self._settle, workspace)  # an export that was killed may have made it
+        await manager.run(base.check_workspace, workspace, manager.own)
+        await manager.run(bounds.check, workspace, "workspace_root")
+        provider = manager.provider_for(image)
+        await manager.run(provider.check_image, image)
+        yaml, sections = self._agent_sections(provider)
+        progress(f"building base of {workspace}")
+        await manager.run(self._make_caches)
+        async with self._copying.setdefault(os.path.realpath(workspace), asyncio.Lock()):
+            tree = await manager.run(
+                lambda: base.prepare(
+                    workspace,
+                    manager.bases,
+                    special_files=manager.config.manager.base.special_files,
+                    keeping=provider.keeping(),
+                    settled=lambda: self._settle(workspace),
+                    progress=progress,
+                )
+            )
+        await manager.run(bounds.check, workspace, "workspace_root")  # a directory on the way may have been exchanged before the copy
+        await manager.run(prune.note_user, manager.bases, tree.root_hash, manager.registry.path)
+        how = "reused" if tree.reused else "built"
+        progress(f"base {how}: source {tree.source}, root_hash {tree.root_hash}, {tree.size_bytes} bytes")
+        if image == HOST_IMAGE:
+            tree = tree._replace(warnings=(*readable.unseen_on_path(caller_path, workspace), *tree.warnings))
+        for warning in tree.warnings[:WARNED]:
+            progress(f"warning: {warning}")
+        made: list[Record] = []
+        try:
+            for number in range(1, count + 1):
+                if made and caller.is_gone():
+                    log("create_abandoned", made=len(made), count=count)
+                    break
+                progress(f"creating sandbox {number}/{count}")
+                self._to_come -= 1
+                batch.left -= 1
+                plan = Plan(
+                    sandbox_id=f"eos-{protocol.new_request_id()}",
+                    image=image,
+                    workspace_root=workspace,
+                    base=tree,
+                    token=new_token(),
+                    sections=sections,
+                    yaml=yaml,
+                    caller_path=caller_path,
+                    created_unix_ms=time.time_ns() // 1_000_000,
+                )
+                made.append(await self._one(provider, plan, progress))
+        except Exception:  # a cancelled call leaves `creating`: the next gateway takes it back when no thread works on it any more
+            if made:
+                progress("destroying failed batch")
+                for record in reversed(made):
+                    await self._take_back(provider, record)
+                progress("failed batch destroyed")
+            raise
+        return made
+
+    def _settle(self, workspace: str) -> None:
+        if "\0" not in workspace:
+            recover.settle(os.path.realpath(workspace), self.manager.exports.guards.journals)
+
+    def _agent_sections(self, provider: Provider) -> tuple[bytes, dict[str, Any]]:
+        """The agent's configuration, read anew for each call.
+
+        Raises:
+            OperationError: operation_failed, reason config_invalid, naming file, key and line.
+        """
+        config = self.manager.config
+        try:
+            yaml = config.daemon_yaml()
+            agent = agent_config(yaml)
+            if provider.name == "docker":
+                check_profile_fits(agent, config.manager.docker.profile().daemon_runtime_profile)
+        except ConfigError as error:
+            file = config.daemon_yaml_path() or "the built-in document"
+            details = {
+                "file": file,
+                "field": error.field,
+                "line": error.line,
+                "hint": "mend the file and repeat the call; the gateway stays",
+            }
+            where = "" if file in error.message else f"{file}: "
+            raise OperationError(
+                OPERATION_FAILED, f"daemon configuration: {where}{error.message}", details, reason="config_invalid"
+            ) from error
+        return yaml, agent.model_dump(mode="json")
+
+    async def _one(self, provider: Provider, plan: Plan, progress: Progress) -> Record:
+        manager = self.manager
+        record = Record(
+            id=plan.sandbox_id,
+            workspace_root=plan.workspace_root,
+            state="creating",
+            provider="local" if provider.name == "local" else "docker",
+            image=plan.image,
+            token=plan.token,
+            created_unix_ms=plan.created_unix_ms,
+            quota=quota_of(plan.sections),
+            warnings=list(plan.base.warnings[:WARNED]),
+        )
+        manager.registry.put(record)
+        try:
+            progress(f"creating runtime sandbox {record.id}")
+            made = await manager.run(provider.create, plan, progress)
+            progress(f"runtime sandbox created: {record.id}")
+            record = record.but(
+                daemon=made.daemon,
+                daemon_http=made.daemon_http,
+                shared_base=made.shared_base,
+                resource_profile=made.resource_profile,
+                provider_data=made.provider_data,
+            )
+            manager.registry.note(record)
+            progress(f"daemon published on {made.daemon.host}:{made.daemon.port}")
+            progress("waiting for readiness")
+            docker = manager.config.manager.docker
+            timeout_s, poll_s = docker.readiness_timeout_ms / 1000, docker.readiness_poll_ms / 1000
+            closing = manager.closing.is_set
+            await manager.run(lambda: wait_ready(provider, record, timeout_s=timeout_s, poll_s=poll_s, given_up=closing))
+            progress("ready")
+            manager.forwarder.seen(record.id)
+            record = manager.registry.move(record.id, ("creating",), "ready")
+            progress(f"sandbox ready: {record.id}")
+            return record
+        except Exception:
+            progress("destroying failed sandbox")
+            await self._take_back(provider, record)
+            progress("failed sandbox destroyed")
+            raise
+
+    async def _take_back(self, provider: Provider, record: Record) -> None:
+        """Remove what was made; what cannot be removed stays listed as failed, so that a destroy can be tried again."""
+        try:
+            await self.manager.run(provider.destroy, record)
+        except OperationError as error:
+            log("take_back_failed", sandbox_id=record.id, error=error.message)
+            self.manager.registry.put(record.but(state="failed"))
+        else:
+            self.manager.registry.remove(record.id)

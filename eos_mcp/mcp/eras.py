@@ -1,0 +1,216 @@
+"""Both protocol eras on one pipe.
+
+The SDK locks a pipe to the era of its first request. A client that probes with `server/discover` and falls back to `initialize` would be
+refused. So each era has a lane, a `Server.run` over streams in memory, made when first needed; a request says itself where it belongs.
+Plain calls of tools go past both (express.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.abc
+import mcp.types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.server.lowlevel import Server
+from mcp.shared.dispatcher import coerce_request_id
+from mcp.shared.message import SessionMessage
+
+from eos_mcp.mcp.express import Express
+from eos_mcp.mcp.handshake import VERSION_KEY
+from eos_mcp.mcp.server_options import MAX_MESSAGE_BYTES
+from eos_mcp.mcp.tools import Tools
+
+log = logging.getLogger("eos.mcp")
+
+LEGACY, MODERN = "legacy", "modern"
+
+RequestId = str | int
+
+
+class Lanes:
+    """Takes lines as the client wrote them, hands out lines for it. All methods belong to the event loop's thread.
+
+    A line that is no valid message is answered with an error that carries its id, where one can be made out, and is logged otherwise:
+    an answer without id upsets strict clients, and no answer leaves a caller waiting for good.
+    """
+
+    def __init__(self, server: Server[Any], tasks: anyio.abc.TaskGroup, write: Callable[[bytes], None], tools: Tools | None = None) -> None:
+        """`tools`: those of `server`, when plain calls of them may go past it."""
+        self._server, self._tasks, self._write = server, tasks, write
+        self._express = None if tools is None else Express(tools, tasks, self._send_own)
+        self._handshakes: set[RequestId] = set()  # ids of `initialize` without an answer
+        self._lanes: dict[str, MemoryObjectSendStream[SessionMessage | Exception]] = {}
+        self._open: Counter[RequestId] = Counter()  # requests that will get an answer and have none yet
+        self._answered: set[RequestId] = set()  # requests whose answer went out before the SDK was there
+        self._idle = anyio.Event()
+
+    def take(self, line: bytes, *, answered: RequestId | None = None) -> None:
+        """One line. `answered`: the id of a request that has its answer already; the SDK sees it, and what it says is dropped."""
+        if not line.strip():
+            return
+        try:
+            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            self._refuse(line)
+            return
+        if answered is not None:
+            self._answered.add(answered)
+        self._route(message)
+
+    def too_long(self, head: bytes, tail: bytes) -> None:
+        """A line above the limit, of which the beginning and the end were kept."""
+        request_id = _id_at_edge(head, tail)
+        message = f"the message is longer than {MAX_MESSAGE_BYTES} bytes"
+        if request_id is None:
+            log.warning("dropped a line: %s, and its id is out of reach", message)
+        else:
+            self._error(request_id, types.INVALID_REQUEST, message, {"limit": MAX_MESSAGE_BYTES})
+
+    async def idle(self) -> None:
+        """Returns when every request so far is answered."""
+        while self._open:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    def _route(self, message: types.JSONRPCMessage) -> None:
+        item = SessionMessage(message)
+        if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+            cancelled = (message.params or {}).get("requestId")
+            if isinstance(cancelled, (str, int)):
+                self._settled(cancelled)
+                if self._express is not None:
+                    self._express.cancel(cancelled)
+            for lane in self._lanes.values():
+                lane.send_nowait(item)
+            return
+        if isinstance(message, types.JSONRPCRequest):
+            self._open[coerce_request_id(message.id)] += 1
+            if self._express is not None and self._express.take(message):
+                return
+            if message.method == "initialize":
+                self._handshakes.add(message.id)
+        self._lane(_era(message)).send_nowait(item)
+
+    def _lane(self, era: str) -> MemoryObjectSendStream[SessionMessage | Exception]:
+        if era not in self._lanes:
+            inward, read = anyio.create_memory_object_stream[SessionMessage | Exception](float("inf"))
+            written, outward = anyio.create_memory_object_stream[SessionMessage](float("inf"))
+            self._lanes[era] = inward
+            self._tasks.start_soon(self._server.run, read, written, self._server.create_initialization_options())
+            self._tasks.start_soon(self._pump, outward)
+        return self._lanes[era]
+
+    async def _pump(self, outward: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        async with outward:
+            async for item in outward:
+                self._send(item.message)
+
+    def _send(self, message: types.JSONRPCMessage) -> None:
+        answers = message.id if isinstance(message, (types.JSONRPCResponse, types.JSONRPCError)) else None
+        if answers is not None:
+            self._settled(answers)
+            if answers in self._handshakes:
+                self._handshakes.discard(answers)
+                if self._express is not None and isinstance(message, types.JSONRPCResponse):
+                    self._express.negotiated(message.result.get("protocolVersion"))
+            if answers in self._answered:
+                self._answered.discard(answers)
+                if isinstance(message, types.JSONRPCError):
+                    log.warning("the SDK refused an opening request that was answered: %s", message.error.message)
+                return
+        try:
+            line = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        except ValueError as error:  # text that is no Unicode
+            log.error("dropped an outgoing message: %s", error)
+            if answers is not None:
+                self._error(answers, types.INTERNAL_ERROR, "the result cannot be written as JSON")
+            return
+        self._write(line + b"\n")
+
+    def _send_own(self, message: types.JSONRPCMessage | bytes, answers: RequestId | None) -> None:
+        """What the express has for the client."""
+        if not isinstance(message, bytes):
+            self._send(message)
+            return
+        if answers is not None:
+            self._settled(answers)
+        self._write(message + b"\n")
+
+    def _settled(self, request_id: RequestId) -> None:
+        key = coerce_request_id(request_id)  # the SDK takes 7 and "7" for one id, also in a cancellation
+        if key in self._open:
+            self._open[key] -= 1
+            if self._open[key] <= 0:
+                del self._open[key]
+        if not self._open:
+            self._idle.set()
+
+    def _refuse(self, line: bytes) -> None:
+        try:
+            value: object = json.loads(line.decode(errors="replace"))
+        except (ValueError, RecursionError):
+            request_id = _id_at_edge(line[:4096], line[-4096:])
+            if request_id is None:
+                log.warning("dropped a line of %d bytes that is not JSON", len(line))
+            else:
+                self._error(request_id, types.PARSE_ERROR, "Parse error: the line is not JSON")
+            return
+        batch: list[object] = list(value) if isinstance(value, list) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        why = "JSON-RPC batches are not supported" if batch else _why_invalid(line)
+        for member in batch or [value]:
+            if not isinstance(member, dict) or "method" not in member:
+                log.warning("dropped a message that is neither request nor notification")
+                continue
+            request_id = member.get("id")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            if isinstance(request_id, (str, int)) and not isinstance(request_id, bool):
+                self._error(request_id, types.INVALID_REQUEST, why)
+            else:
+                log.warning("dropped a message without a usable id: %s", why)
+
+    def _error(self, request_id: RequestId, code: int, message: str, data: object = None) -> None:
+        failure: dict[str, object] = {"code": code, "message": message}
+        if data is not None:
+            failure["data"] = data
+        text = json.dumps({"jsonrpc": "2.0", "id": request_id, "error": failure}, separators=(",", ":"))
+        self._write(text.encode() + b"\n")
+
+
+def _era(message: types.JSONRPCMessage) -> str:
+    """An enveloped request is modern, but for `initialize`, which only the handshake has; everything else belongs to the handshake."""
+    if not isinstance(message, (types.JSONRPCRequest, types.JSONRPCNotification)) or message.method == "initialize":
+        return LEGACY
+    meta = (message.params or {}).get("_meta")
+    return MODERN if isinstance(meta, dict) and VERSION_KEY in meta else LEGACY
+
+
+def _why_invalid(line: bytes) -> str:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return "Invalid Request: the message is not UTF-8"
+    if re.search(rb"\\u[dD][89a-fA-F]", line):
+        return "Invalid Request: the message has a lone surrogate, which is not Unicode"
+    return "Invalid Request"
+
+
+_HEAD = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(-?\d{1,18}|"[^"\\]{0,200}")\s*,')
+_TAIL = re.compile(rb',\s*"id"\s*:\s*(-?\d{1,18}|"[^"\\]{0,200}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+
+
+def _id_at_edge(head: bytes, tail: bytes) -> RequestId | None:
+    """The id of a message that cannot be parsed as a whole, when it stands first or last, where clients write it."""
+    found = _HEAD.match(head) or _TAIL.search(tail)
+    if found is None:
+        return None
+    try:
+        value: object = json.loads(found.group(1))
+    except ValueError:
+        return None
+    return value if isinstance(value, (str, int)) else None

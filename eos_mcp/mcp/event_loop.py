@@ -1,0 +1,54 @@
+"""The event loop's side of the stdio runner: what the reader delivers goes to the lanes, until the end begins. Imports the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+
+import anyio
+
+from eos_mcp.mcp.app import App, log_to_stderr
+from eos_mcp.mcp.eras import Lanes
+from eos_mcp.mcp.stdio import DRAIN_S, END_OF_INPUT, FAILURE, Ending, Item, Line, Reader, Writer, leave
+
+
+def serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> None:
+    """Runs an event loop until the end, and ends the process."""
+    log_to_stderr()
+    try:
+        anyio.run(_serve, app, reader, writer, ending)
+    except BaseException:
+        ending.begin(FAILURE)
+        raise
+
+
+async def _serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> None:
+    gc.freeze()  # what was imported stays: no collection walks the SDK again
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    async with anyio.create_task_group() as tasks:
+        lanes = Lanes(app.server, tasks, writer.put, app.tools)
+
+        def take(item: Item) -> None:
+            if isinstance(item, Line):
+                lanes.take(item.data, answered=item.answered)
+            else:
+                lanes.too_long(item.head, item.tail)
+
+        def deliver(item: Item) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to answer
+                loop.call_soon_threadsafe(take, item)
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(over.set)
+
+        reader.attach(deliver)
+        ending.on_begin(wake)
+        await over.wait()
+        if ending.reason == END_OF_INPUT:
+            with anyio.move_on_after(DRAIN_S):
+                await lanes.idle()
+        app.tools.closing = True
+        tasks.cancel_scope.cancel()
+    leave(writer, 0)  # without closing the loop, which would wait for its threads

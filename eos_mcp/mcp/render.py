@@ -1,0 +1,483 @@
+"""Results as text that a model reads: complete by itself, since some clients show it and nothing else; compact, since it costs tokens.
+
+Every operation has the common form, compact JSON. Those that are called all the time, or whose answer says what to do next, have their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from eos_mcp.mcp import render_conflicts
+from eos_mcp.mcp.json_values import Object, compact, is_object, items, rows
+
+# Above this many characters a text shows head and tail, or the first lines, and says how to get the rest.
+TEXT_LIMIT = 20_000
+HEAD = 8_000
+TAIL = 8_000
+
+
+def result(name: str, args: Object, reply: Object) -> str:
+    """The text of one reply of operation `name`, error envelopes included."""
+    if "error" in reply:
+        return error(reply["error"], name)
+    form = _FORMS.get(name)
+    if form is None:
+        return compact(reply)
+    try:
+        return form(args, reply)
+    except (TypeError, ValueError, LookupError, AttributeError):  # a reply of another shape than the form knows
+        return compact(reply)
+
+
+EXPORT_LINES = 50
+"""Paths of a refused export that its text lists."""
+
+
+def error(failure: Object, name: str) -> str:
+    """The text of an error envelope: what failed, why, every conflict, what to do next."""
+    details = dict(failure.get("details") or {})
+    lines = [f"{name} failed: {failure.get('message')} ({failure.get('kind')})"]
+    rejection = details.pop("publish_rejection", None)
+    hint = details.pop("hint", None)
+    details.pop("request_id", None)
+    if is_object(rejection):
+        lines += render_conflicts.rejection(rejection)
+        lines.append(render_conflicts.next_step({**details, "publish_rejection": rejection}))
+        hint = None  # said with the names in it
+    details.pop("session_retained", None)
+    if name == "export_changes":
+        for key, said in (("conflicts", "differs"), ("unsafe", "why")):
+            found = rows(details.pop(key, None))
+            lines += [f"  {row.get('path')}: {row.get(said)}" for row in found[:EXPORT_LINES]]
+            if len(found) > EXPORT_LINES:
+                lines.append(f"  and {len(found) - EXPORT_LINES} more rows in the structured content")
+    if details:
+        lines.append("details: " + compact(details))
+    if hint:
+        lines.append(f"next: {hint}")
+    return "\n".join(lines)
+
+
+def was_cut(reply: Object) -> bool:
+    """Whether the text of a command's reply leaves out a part of its output."""
+    return len(str(reply.get("output") or "")) > TEXT_LIMIT
+
+
+def head_and_tail(text: str, first_line: int, more: Callable[[int], str]) -> str:
+    """`text`, or its first and last lines around a marker with the sizes.
+
+    Args:
+        first_line: number of the text's first line, as `more` counts.
+        more: line number -> how to read on from there.
+    """
+    if len(text) <= TEXT_LIMIT:
+        return text
+    head = text[:HEAD]
+    head = head[: head.rfind("\n") + 1] or head
+    tail = text[-TAIL:]
+    tail = tail[tail.find("\n") + 1 :] or tail
+    left_out = len(text) - len(head) - len(tail)
+    line = first_line + head.count("\n")
+    mark = f"[... {left_out} characters left out of {len(text.encode(errors='replace'))} bytes; {more(line)} ...]"
+    return f"{head.rstrip(chr(10))}\n{mark}\n{tail}"
+
+
+def _with_tail(reply: Object, output: str, tail: Object, first_line: int, more: Callable[[int], str]) -> str:
+    """The beginning of an output that was cut, and its end."""
+    head = output[:HEAD]
+    head = head[: head.rfind("\n") + 1] or head
+    end = str(tail.get("output") or "")[-TAIL:]
+    line = first_line + head.count("\n")
+    size = f", of {reply['total_bytes']} bytes in all" if reply.get("total_bytes") else ""
+    mark = f"[... lines {line} to {tail.get('start_offset')} left out{size}; {more(line)} ...]"
+    return f"{head.rstrip(chr(10))}\n{mark}\n{end}"
+
+
+def _command(args: Object, reply: Object) -> str:
+    command_id = reply.get("command_session_id")
+    status = reply.get("status")
+    seconds = reply.get("command_total_time_seconds")
+    about = [str(status)]
+    if reply.get("exit_code") is not None:
+        about.append(f"exit code {reply['exit_code']}")
+    if isinstance(seconds, (int, float)):
+        about.append(f"{seconds:.2f} s")
+    start, end, total = (reply.get(key, 0) for key in ("start_offset", "end_offset", "total_lines"))
+    about.append(f"lines {start} to {end} of {total}" if (start, end) != (0, total) else f"{total} lines")
+    if command_id:
+        about.append(f"command_session_id {command_id}")
+    if reply.get("workspace_session_id") and status == "running":  # a session of the command's own is gone with it
+        about.append(f"workspace_session_id {reply['workspace_session_id']}")
+    lines = ["; ".join(about)]
+    output = str(reply.get("output") or "")
+
+    def more(line: int) -> str:
+        if command_id is None:
+            return "run it again with the output in a file to read the rest"
+        return f"read_command_lines command_session_id={command_id} start_offset={line} has the rest"
+
+    tail = reply.get("tail")
+    if output and is_object(tail):
+        lines += ["", _with_tail(reply, output, tail, int(start or 0), more), ""]
+    elif output:
+        lines += ["", head_and_tail(output, int(start or 0), more), ""]
+    if reply.get("stderr"):
+        lines += ["stderr:", head_and_tail(str(reply["stderr"]), 0, lambda _line: "run it again with stderr in a file"), ""]
+    lines += _command_notes(reply, command_id, end, total)
+    return "\n".join(lines).rstrip("\n")
+
+
+def _command_notes(reply: Object, command_id: object, end: object, total: object) -> list[str]:
+    notes: list[str] = []
+    if reply.get("dropped"):
+        notes.append("part of the output was dropped: the transcript is bounded")
+    if end != total and command_id and reply.get("status") != "running":
+        notes.append(f"more output: read_command_lines command_session_id={command_id} start_offset={end}")
+    if reply.get("leader_exit_code") is not None:
+        notes.append(
+            f"the command itself ended with exit code {reply['leader_exit_code']}; it waits for {compact(reply.get('waiting_on') or [])}"
+        )
+    if reply.get("left_behind") and reply["left_behind"] != reply.get("waiting_on"):
+        notes.append(f"still running apart from the command, ended with its session: {compact(reply['left_behind'])}")
+    publish = reply.get("publish")
+    if is_object(publish) and not reply.get("publish_rejected"):
+        notes.append(_published(publish) if "revision" in publish or publish.get("published") else _kept(reply))
+    if reply.get("publish_rejected"):
+        rejection = reply.get("publish_rejection")
+        notes.append(
+            f"NOT PUBLISHED ({reply.get('publish_reject_class')}): the command ran, its changes are kept in {reply.get('draft_id') or 'a draft'}"
+        )
+        if is_object(rejection):
+            notes += render_conflicts.rejection(rejection)
+        notes.append(render_conflicts.next_step(reply))
+    if reply.get("finalization_failed"):
+        notes.append(f"closing the session failed: {reply.get('finalization_failure_class')}; its work is kept, see list_drafts")
+    if reply.get("finalizing"):
+        notes.append("the command ended, its changes are being published")
+    if reply.get("status") == "running" and command_id:
+        notes.append(f"still running; read on with read_command_lines command_session_id={command_id} start_offset={end}")
+    if reply.get("hint") and not reply.get("publish_rejected"):
+        notes.append(f"next: {reply['hint']}")
+    return notes
+
+
+def _kept(reply: Object) -> str:
+    work = f"its changes are kept in {reply['draft_id']}" if reply.get("draft_id") else "it had changed nothing"
+    return f"NOT PUBLISHED ({reply.get('status')}): {work}"
+
+
+def _published(publish: Object) -> str:
+    if publish.get("no_op"):
+        return "published: nothing had changed"
+    revision, routes = publish.get("revision"), publish.get("route_summary")
+    version = revision.get("manifest_version") if is_object(revision) else publish.get("manifest_version")
+    counts = f" ({routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths)" if is_object(routes) else ""
+    text = f"published as version {version}{counts}"
+    if publish.get("dropped"):
+        text += f"; left out (sockets, pipes, devices, what a killed process left half done): {compact(publish['dropped'])}"
+    return text + ("; the disk refused the last sync: a power cut may still undo it" if publish.get("synced") is False else "")
+
+
+def _file_read(args: Object, reply: Object) -> str:
+    content = str(reply.get("content") or "")
+    if reply.get("encoding") == "base64":
+        first, count = int(reply["offset"]), int(reply["bytes_read"])
+        more = f"\n\nmore: file_read with offset={reply['next_offset']}" if reply.get("next_offset") is not None else ""
+        return f"{reply.get('path')}: bytes {first} to {first + count - 1} of {reply.get('total_bytes')}, in base64\n\n{content}{more}"
+    start, shown = int(reply.get("start_line") or 1), int(reply.get("num_lines") or 0)
+    following = reply.get("next_offset")
+    if len(content) > TEXT_LIMIT:
+        kept = content[:TEXT_LIMIT]
+        if "\n" in kept:
+            kept = kept[: kept.rfind("\n")]
+            shown = kept.count("\n") + 1
+            following = start + shown
+        content = kept
+    lines = f"{reply.get('path')}: lines {start} to {start + shown - 1} of {reply.get('total_lines')}, {reply.get('total_bytes')} bytes"
+    if not shown:
+        return f"{reply.get('path')}: no lines from {start} on; it has {reply.get('total_lines')} lines, {reply.get('total_bytes')} bytes"
+    tail = f"\n\nmore: file_read with offset={following}" if following is not None else ""
+    if reply.get("line_cut_characters"):
+        tail = f"\n\n({reply['line_cut_characters']} more characters of this line: read them with a command, such as cut -c){tail}"
+    return f"{lines}\n\n{content}{tail}"
+
+
+def _file_search(args: Object, reply: Object) -> str:
+    found = rows(reply.get("matches"))
+    skipped = reply.get("skipped")
+    left_out = ", ".join(f"{count} {why}" for why, count in skipped.items() if count) if is_object(skipped) else ""
+    lines = [f"{len(found)} matches; {reply.get('files_searched')} files searched" + (f", left out: {left_out}" if left_out else "")]
+    path: object = None
+    for match in found:
+        if match.get("path") != path:
+            path = match.get("path")
+            lines += ["", str(path)]
+        lines.append(f"{match.get('line')}: {match.get('text')}")
+    if reply.get("next") is not None:
+        lines += ["", f"more ({reply.get('stopped')}): call again with cursor={reply['next']}"]
+    return "\n".join(lines)
+
+
+def _where(args: Object) -> str:
+    return f"in session {args['workspace_session_id']} (private until published)" if args.get("workspace_session_id") else "and published"
+
+
+def _file_delete(args: Object, reply: Object) -> str:
+    return f"deleted {reply.get('kind')} {reply.get('path')} {_where(args)}"
+
+
+def _file_move(args: Object, reply: Object) -> str:
+    return f"moved {reply.get('kind')} {reply.get('from')} to {reply.get('to')} {_where(args)}"
+
+
+def _file_change(args: Object, reply: Object) -> str:
+    verb = {"create": "created", "update": "replaced", "edit": "edited"}.get(str(reply.get("type")), str(reply.get("type")))
+    where = _where(args)
+    text = f"{verb} {reply.get('path')} {where}: {reply.get('bytes_written')} bytes"
+    if "replacements" in reply:
+        text += f", {reply.get('edits_applied')} edits, {reply['replacements']} replacements"
+    return text
+
+
+def _file_list(args: Object, reply: Object) -> str:
+    entries = rows(reply.get("entries"))
+    if not entries:
+        return f"{reply.get('path') or '.'}: empty"
+    names = [_name(entry) for entry in entries]
+    end = f"\nmore: call again with cursor={reply.get('next')}" if reply.get("truncated") else ""
+    return f"{reply.get('path') or '.'}: {len(entries)} entries\n" + "\n".join(names) + end
+
+
+def _name(entry: Object) -> str:
+    kind = entry.get("kind") or entry.get("type")
+    mark = {"directory": "/", "symlink": "@"}.get(str(kind), "")
+    return f"{entry.get('name') or entry.get('path')}{mark}" + (f"  {entry['size']}" if kind == "file" and "size" in entry else "")
+
+
+def _sandbox(record: Object) -> str:
+    text = f"{record.get('id')}  {record.get('state')}  {record.get('workspace_root')}"
+    if record.get("state") == "failed" and record.get("failure"):
+        text += f"  ({record['failure']})"
+    return text
+
+
+def _sandboxes(args: Object, reply: Object) -> str:
+    if "sandboxes" not in reply:
+        return _sandbox(reply) + _record_rest(reply)
+    found = rows(reply.get("sandboxes"))
+    if not found:
+        return "no sandboxes; create one with create_sandbox (image, workspace_root)"
+    return "sandbox_id  state  workspace_root\n" + "\n".join(_sandbox(row) for row in found)
+
+
+def _record_rest(record: Object) -> str:
+    rest = {key: value for key, value in record.items() if key not in ("id", "state", "workspace_root") and value is not None}
+    return ("\n" + compact(rest)) if rest else ""
+
+
+def _created(args: Object, reply: Object) -> str:
+    return "created; pass the id as sandbox_id\n" + _sandboxes(args, reply)
+
+
+def _images(args: Object, reply: Object) -> str:
+    return (
+        "\n".join(str(name) for name in reply.get("images") or ()) or "no local images; pull or build one, or use host where it is offered"
+    )
+
+
+def _session(args: Object, reply: Object) -> str:
+    about = [f"session {reply.get('workspace_session_id')}"]
+    if reply.get("base_version") is not None:
+        about.append(f"base version {reply['base_version']}")
+    if reply.get("draft_id"):
+        about.append(f"with the work of {reply['draft_id']}")
+    reach = {"loopback_only": " (loopback only)", "no_egress": f" (own address {reply.get('address')}, no way out)"}
+    about.append(f"network {reply.get('network_profile')}" + reach.get(str(reply.get("network")), ""))
+    return ", ".join(about) + "; pass it as workspace_session_id; publish_workspace_session ends it"
+
+
+def _publish(args: Object, reply: Object) -> str:
+    publish = reply.get("publish")
+    text = _published(publish) if is_object(publish) else "published"
+    notices = publish.get("notices") if is_object(publish) else None
+    return f"{text}; session {reply.get('workspace_session_id')} {_after_publish(reply)}" + (
+        f"\nnotices: {compact(notices)}" if notices else ""
+    )
+
+
+def _after_publish(reply: Object) -> str:
+    """What became of the session: with keep_open it goes on, unless something kept it from that."""
+    if reply.get("kept_open"):
+        address = f", address {reply['address']}" if reply.get("address") else ""
+        return f"goes on, base version {reply.get('base_version')}{address}"
+    why = reply.get("not_kept_open")
+    return "is closed" + (f", it could not be kept open: {why.get('message')}" if is_object(why) else "")
+
+
+def _destroyed(args: Object, reply: Object) -> str:
+    extra = f"; discarded {compact(reply['discarded'])}" if reply.get("discarded") else ""
+    return f"session {reply.get('workspace_session_id')} is gone, {reply.get('evicted_upperdir_bytes')} bytes of private changes{extra}"
+
+
+def _table(key: str, columns: Sequence[str], nothing: str) -> Callable[[Object, Object], str]:
+    def form(args: Object, reply: Object) -> str:
+        found = rows(reply.get(key))
+        if not found:
+            return nothing
+        lines = ["  ".join(columns)]
+        lines += ["  ".join(_cell(row.get(column)) for column in columns) for row in found]
+        if reply.get("next") is not None:
+            lines.append(f"more: call again with after={reply['next']}")
+        return "\n".join(lines)
+
+    return form
+
+
+_live_sessions = _table(
+    "sessions", ("workspace_session_id", "state", "base_version", "agent", "upper_bytes", "active_command_session_ids"), "no live sessions"
+)
+_dead_sessions = _table("dead_sessions", ("workspace_session_id", "state", "tries", "agent", "paths", "bytes", "reason"), "")
+
+
+def _sessions(args: Object, reply: Object) -> str:
+    """The live ones, then the dead ones whose work is no draft."""
+    dead = _dead_sessions(args, reply)
+    return _live_sessions(args, reply) + (f"\ndead, their work is no draft:\n{dead}" if dead else "")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ",".join(str(item) for item in items(value)) or "-"  # pyright: ignore[reportUnknownArgumentType]
+    return " ".join(str(value).split())[:120] or "-"
+
+
+def _preview(args: Object, reply: Object) -> str:
+    verdict = "would publish" if reply.get("would_publish") else "would be rejected"
+    if reply.get("no_op"):
+        verdict = "nothing to publish"
+    lines = [f"{verdict}; head is version {reply.get('head_version')}"]
+    routes = reply.get("route_summary")
+    if is_object(routes):
+        lines[0] += f"; {routes.get('source_count', 0)} source, {routes.get('ignored_count', 0)} ignored paths"
+    if reply.get("conflicts"):
+        lines += render_conflicts.rejection(reply)
+    for key in ("notices", "dropped"):
+        if reply.get(key):
+            lines.append(f"{key}: {compact(reply[key])}")
+    if reply.get("next") is not None:
+        lines.append(f"more conflicts: call again with cursor={reply['next']}")
+    return "\n".join(lines)
+
+
+def _blame(args: Object, reply: Object) -> str:
+    found = rows(reply.get("ranges"))
+    if not found:
+        return f"{reply.get('path')} is empty"
+    lines = [f"{reply.get('path')}: lines  owner"]
+    for row in found:
+        first, count = row.get("start_line"), row.get("line_count")
+        last = first + count - 1 if isinstance(first, int) and isinstance(count, int) else first
+        lines.append(f"{first}-{last}  {row.get('owner')}" if first != last else f"{first}  {row.get('owner')}")
+    if reply.get("truncated"):
+        lines.append(f"more: call again with offset={reply.get('next_offset')}")
+    return "\n".join(lines)
+
+
+def _diff(args: Object, reply: Object) -> str:
+    found = rows(reply.get("entries"))
+    if not found:
+        return "nothing differs"
+    lines = [f"{row.get('change')}  {row.get('path')}" + ("  (no text)" if row.get("binary") else "") for row in found]
+    for row in found:
+        if row.get("patch"):
+            lines.append(str(row["patch"]).rstrip("\n"))
+        if row.get("patch_truncated"):
+            lines.append(f"(the patch of {row.get('path')} is cut; ask for this path alone)")
+    if reply.get("next") is not None:
+        lines.append(f"more: call again with cursor={reply['next']}")
+    return "\n".join(lines)
+
+
+def _rolled_back(args: Object, reply: Object) -> str:
+    publish = reply.get("publish")
+    text = _published(publish) if is_object(publish) else "published"
+    return f"the head shows version {reply.get('version')} again: {text}"
+
+
+_EXPORT_LISTS = {
+    "would_conflict": "changed in dest meanwhile; without on_conflict this is refused",
+    "kept_back": "not written, dest keeps its own version of",
+    "overwritten": "changed in dest meanwhile and overwritten",
+    "unsafe": "would run by themselves on this machine; a person alone can have them written",
+}
+
+
+def _export(args: Object, reply: Object) -> str:
+    told_apart = (
+        "layers_exported",
+        "live_workspace_sessions",
+        "format",
+        "hygiene",
+        "dry_run",
+        "changes",
+        "edited",
+        *_EXPORT_LISTS,
+        "left_out",
+    )
+    rest = {key: value for key, value in reply.items() if key not in told_apart}
+    done = "dry run, nothing was written; an export would have gone" if reply.get("dry_run") else "exported"
+    text = f"{done} to {args.get('dest')} as {reply.get('format')}: {compact(rest)}; {len(reply.get('layers_exported') or ())} layers"
+    if reply.get("live_workspace_sessions"):
+        text += f"\nnot included: the private work of open sessions {', '.join(map(str, reply['live_workspace_sessions']))}"
+    if reply.get("hygiene"):
+        text += f"\nfiles that can run code on this machine, look at them first: {compact(reply['hygiene'])}"
+    if is_object(left := reply.get("left_out")):
+        reasons = "; ".join(str(row.get("why")) for row in rows(left.get("why")))
+        text += f"\n{left.get('count')} paths left out ({reasons}): {compact(left.get('paths'))}"
+    for key, said in _EXPORT_LISTS.items():
+        if reply.get(key):
+            text += f"\n{said}: {compact(reply[key])}"
+    if reply.get("edited") and "would_conflict" not in reply:
+        text += f"\nnot as the workspace had them, and would be lost: {compact(reply['edited'])}"
+    changes = rows(reply.get("changes"))
+    lines = [text, *(f"{row.get('action')}  {row.get('path')}" for row in changes)]
+    count = reply.get("change_count")
+    if isinstance(count, int) and count > len(changes):
+        lines.append(f"and {count - len(changes)} more")
+    return "\n".join(lines)
+
+
+_FORMS: dict[str, Callable[[Object, Object], str]] = {
+    "create_sandbox": _created,
+    "list_sandboxes": _sandboxes,
+    "inspect_sandbox": _sandboxes,
+    "list_docker_images": _images,
+    "export_changes": _export,
+    "exec_command": _command,
+    "write_command_stdin": _command,
+    "read_command_lines": _command,
+    "wait_command": _command,
+    "signal_command": _command,
+    "close_stdin": _command,
+    "file_read": _file_read,
+    "file_write": _file_change,
+    "file_edit": _file_change,
+    "file_list": _file_list,
+    "file_search": _file_search,
+    "file_delete": _file_delete,
+    "file_move": _file_move,
+    "file_blame": _blame,
+    "diff_draft": _diff,
+    "diff_versions": _diff,
+    "rollback_to": _rolled_back,
+    "list_versions": _table("versions", ("version", "owner", "agent", "paths", "pinned", "head"), "no versions"),
+    "create_workspace_session": _session,
+    "publish_workspace_session": _publish,
+    "destroy_workspace_session": _destroyed,
+    "preview_publish": _preview,
+    "list_workspace_sessions": _sessions,
+    "list_commands": _table("commands", ("command_session_id", "status", "exit_code", "workspace_session_id", "command"), "no commands"),
+    "list_drafts": _table("drafts", ("draft_id", "base_version", "paths", "bytes", "agent", "reason", "origin"), "no drafts"),
+}

@@ -1,0 +1,287 @@
+"""`tools/list` and `tools/call`: the catalog as tools, one call from its arguments to its result.
+
+A client that cancels an `exec_command` (`notifications/cancelled`, or hanging up in the modern HTTP era) has the command killed in its sandbox;
+the work of its own session becomes a draft. A client that goes away, or a server that ends, cancels nothing: the command goes on, and
+`list_commands` finds it. Any other cancelled call only stops waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import anyio
+import mcp.types as types
+from mcp.server import ServerRequestContext
+
+from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, SERVER_BUSY, OperationError, is_error, new_request_id
+from eos_mcp import catalog
+from eos_mcp.catalog import Operation
+from eos_mcp.gateway_client.aio import Gateway
+from eos_mcp.mcp import allowed_dirs, render, schema, truncate
+from eos_mcp.mcp.server_options import EOS, Options
+
+log = logging.getLogger("eos.mcp")
+
+# Common clients give up on a call after 60 s and do not count progress. A wait that a model asks for is cut to what such a client sees the
+# end of; the command goes on and its handle comes back.
+LONGEST_WAIT_MS = 20_000
+LONGEST_WAIT_WITH_PROGRESS_MS = 50_000
+AGENT_YIELD_MS = 10_000
+# Creating, exporting: as long as it takes, but not for ever.
+UNBOUNDED_S = 1800.0
+FIRST_PROGRESS_S = 1.5
+NEXT_PROGRESS_S = 5.0
+CANCEL_S = 2.0
+CANCELLED_THERE = frozenset({"exec_command", "preview_publish", "publish_workspace_session", "rebase_workspace_session"})
+CANCEL_BUSY_S, CANCEL_PAUSE_S = 10.0, 0.1  # a sandbox that has no connection free is asked again: the command would go on unseen
+
+
+Report = Callable[[float, str], Awaitable[None]]
+"""Progress of one call: seconds, text."""
+
+
+class Answer(NamedTuple):
+    """What a client gets of one call: the text for its model, the gateway's JSON."""
+
+    text: str
+    reply: dict[str, Any]
+    is_error: bool
+
+
+class Tools:
+    """The tools of one server. Holds no state of sandboxes; every call is one request to the gateway."""
+
+    def __init__(self, options: Options, gateway: Gateway, operations: Sequence[Operation] | None = None) -> None:
+        self._options, self._gateway = options, gateway
+        members = schema.operations(options) if operations is None else operations
+        self._operations = {operation.name: operation for operation in members}
+        self._for_models = options.program == EOS and options.tool_set in ("agent", "all")
+        definitions = [schema.definition(o, sandbox_optional=options.sandbox_id is not None) for o in members]
+        self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
+        self._roots, self._resolved = allowed_dirs.by_command_line(options), allowed_dirs.Resolved()
+        self.closing = False
+        """Set when the server goes down: what is cut off then is left running, not cancelled."""
+
+    async def list(self, ctx: ServerRequestContext[Any], params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return self._list
+
+    async def call(self, ctx: ServerRequestContext[Any], params: types.CallToolRequestParams) -> types.CallToolResult:
+        """`answer` as a handler of the SDK."""
+
+        async def report(value: float, text: str) -> None:
+            await ctx.session.report_progress(value, None, text)
+
+        roots = await allowed_dirs.asked(ctx, self._options, self._resolved) if self.wants_client(params.name) else None
+        found = await self.answer(params.name, params.arguments or {}, report if _progress_token(ctx) is not None else None, roots)
+        content: list[types.ContentBlock] = [types.TextContent(type="text", text=found.text)]
+        return types.CallToolResult(content=content, structured_content=found.reply, is_error=found.is_error)
+
+    def wants_client(self, name: str) -> bool:
+        """Whether a call of this tool has to know its client's roots."""
+        return name in allowed_dirs.BOUND and self._roots is None and allowed_dirs.bounded(self._options)
+
+    def _bounds(self, name: str) -> Sequence[str] | None:
+        return allowed_dirs.where_started() if self.wants_client(name) else self._roots
+
+    async def answer(self, name: str, arguments: Mapping[str, Any], report: Report | None, roots: Sequence[str] | None = None) -> Answer:
+        """One tool call. Whatever happens is a result with the gateway's JSON or the error envelope; only cancellation goes through.
+
+        Args:
+            report: sends a progress notification; None: the client did not ask for any.
+            roots: of the client, for a tool that `wants_client`.
+        """
+        try:
+            reply, text = await self._perform(report, name, dict(arguments), self._bounds(name) if roots is None else roots)
+        except OperationError as error:
+            reply = error.envelope()
+            text = render.error(reply["error"], name)
+        except Exception:
+            log.exception("call of %s failed", name)
+            failure = OperationError(INTERNAL_ERROR, f"the MCP server failed on {name}; its log has the details", reason="internal_error")
+            reply = failure.envelope()
+            text = render.error(reply["error"], name)
+        return Answer(text, reply, is_error(reply))
+
+    async def _perform(
+        self, report: Report | None, name: str, args: dict[str, Any], roots: Sequence[str] | None
+    ) -> tuple[dict[str, Any], str]:
+        operation = self._operations.get(name)
+        if operation is None:
+            raise _unknown_tool(name, list(self._operations))
+        self._fill_sandbox(operation, args)
+        try:
+            sandbox_id, checked = catalog.build(operation, args)
+        except OperationError as error:
+            _suggest(error, operation)
+            raise
+        self._limit_wait(operation, checked, report is not None)
+        sent = allowed_dirs.carried(self._options, name, checked, roots)
+        call = _Call(operation, sandbox_id, sent, new_request_id(), self._budget_s(operation, checked))
+        try:
+            reply = await self._request(call, report)
+        except anyio.get_cancelled_exc_class():
+            await self._cancelled(call)
+            raise
+        if self._for_models:
+            shorter = truncate.fit(operation.name, reply)
+            if operation.name == "exec_command" and shorter.get("truncated") and "command_session_id" not in reply:
+                shorter = {**shorter, "command_session_id": await self._handle(call)}
+            return shorter, render.result(operation.name, checked, shorter)
+        text = render.result(operation.name, checked, reply)
+        if operation.name == "exec_command" and render.was_cut(reply) and "command_session_id" not in reply:
+            text = render.result(operation.name, checked, {**reply, "command_session_id": await self._handle(call)})
+        return reply, text
+
+    def _fill_sandbox(self, operation: Operation, args: dict[str, Any]) -> None:
+        default = self._options.sandbox_id
+        if default is None or "sandbox_id" in args or operation.name == "destroy_sandbox":
+            return
+        inside = operation.argument("sandbox_id")
+        if operation.scope == "sandbox_required" or (operation.scope == "system" and inside is not None):
+            args["sandbox_id"] = default
+
+    def _limit_wait(self, operation: Operation, checked: dict[str, Any], watched: bool) -> None:
+        """The waiting argument, `yield_time_ms` or a wait's `timeout_ms`: our default, and at most what a client waits."""
+        argument = operation.waits
+        if not isinstance(argument, str) or not argument.endswith("_ms"):
+            return
+        agent = self._options.program == EOS and self._options.tool_set == "agent"
+        if argument not in checked and operation.name == "exec_command" and agent:
+            checked[argument] = AGENT_YIELD_MS
+        if argument in checked:
+            checked[argument] = min(checked[argument], LONGEST_WAIT_WITH_PROGRESS_MS if watched else LONGEST_WAIT_MS)
+
+    def _budget_s(self, operation: Operation, checked: Mapping[str, Any]) -> float:
+        own = catalog.budget_s(operation, checked)
+        return UNBOUNDED_S if own is None else max(own, 30.0) - 30.0 + self._options.timeout_s
+
+    async def _request(self, call: _Call, report: Report | None) -> dict[str, Any]:
+        if report is None:
+            return await self._send(call)
+        reporter = _Reporter(report, call.operation.name)
+        outcome: dict[str, Any] | OperationError | None = None
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(reporter.tick)
+            try:
+                outcome = await self._send(call, reporter)
+            except OperationError as error:
+                outcome = error  # raised below: a task group would wrap it
+            tg.cancel_scope.cancel()
+        if isinstance(outcome, OperationError):
+            raise outcome
+        assert outcome is not None
+        return outcome
+
+    async def _send(self, call: _Call, reporter: _Reporter | None = None) -> dict[str, Any]:
+        streams = reporter is not None and call.operation.name == "create_sandbox"
+        return await self._gateway.request(
+            call.operation.name,
+            call.args,
+            sandbox_id=call.sandbox_id,
+            request_id=call.request_id,
+            timeout_s=call.timeout_s,
+            on_progress=reporter.say if reporter is not None and streams else None,
+        )
+
+    async def _cancelled(self, call: _Call) -> None:
+        """The client cancelled: ask the gateway to kill the command, whose work becomes a draft, or to stop a capture. A gateway that cannot leaves it running."""
+        if self.closing or call.operation.name not in CANCELLED_THERE:
+            return
+        with anyio.move_on_after(CANCEL_BUSY_S, shield=True):
+            while not self.closing:
+                try:
+                    reply = await self._gateway.request(
+                        "cancel_request",
+                        {"request_id": call.request_id},
+                        sandbox_id=call.sandbox_id,
+                        request_id=new_request_id(),
+                        timeout_s=CANCEL_S,
+                    )
+                except OperationError as error:
+                    log.warning("cancel of request %s: %s", call.request_id, error)
+                    return
+                if not is_error(reply):
+                    return
+                if reply["error"].get("kind") != SERVER_BUSY:
+                    log.info("cancel of request %s: %s", call.request_id, reply["error"].get("message"))
+                    return
+                await anyio.sleep(CANCEL_PAUSE_S)
+
+    async def _handle(self, call: _Call) -> str | None:
+        """The id of the command that this call ran, for reading on where the text was cut."""
+        try:
+            reply = await self._gateway.request(
+                "list_commands", {}, sandbox_id=call.sandbox_id, request_id=new_request_id(), timeout_s=CANCEL_S
+            )
+        except OperationError:
+            return None
+        rows = [row for row in reply.get("commands") or () if row.get("request_id") == call.request_id]
+        return rows[-1].get("command_session_id") if rows else None
+
+
+class _Call:
+    def __init__(self, operation: Operation, sandbox_id: str | None, args: dict[str, Any], request_id: str, timeout_s: float) -> None:
+        self.operation, self.sandbox_id, self.args = operation, sandbox_id, args
+        self.request_id, self.timeout_s = request_id, timeout_s
+
+
+class _Reporter:
+    """Progress notifications of one call: seconds since it began, rising strictly; the last text that the operation said."""
+
+    def __init__(self, report: Report, name: str) -> None:
+        self._report, self._text = report, name
+        self._began, self._last = time.monotonic(), 0.0
+
+    async def tick(self) -> None:
+        await anyio.sleep(FIRST_PROGRESS_S)
+        while True:
+            await self._send(f"{self._text}: {time.monotonic() - self._began:.0f} s")
+            await anyio.sleep(NEXT_PROGRESS_S)
+
+    async def say(self, text: str) -> None:
+        self._text = text.strip() or self._text
+        await self._send(self._text)
+
+    async def _send(self, message: str) -> None:
+        value = round(max(time.monotonic() - self._began, self._last + 0.001), 3)
+        self._last = value
+        try:
+            await self._report(value, message)
+        except Exception as error:  # the client went away; its call ends by other means
+            log.debug("progress: %s", error)
+
+
+def _progress_token(ctx: ServerRequestContext[Any]) -> object:
+    meta: object = (ctx.params or {}).get("_meta")
+    return meta.get("progressToken") if isinstance(meta, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _nearest(word: str, known: Sequence[str]) -> str | None:
+    import difflib
+
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def _unknown_tool(name: str, known: list[str]) -> OperationError:
+    details: dict[str, Any] = {"operation": name}
+    nearest = _nearest(name, known)
+    if catalog.find(name) is not None:
+        details["hint"] = "this server was started with another --set, which does not have it"
+    elif nearest is not None:
+        details["nearest"], details["hint"] = nearest, f"did you mean {nearest}?"
+    return OperationError(INVALID_REQUEST, f"unknown operation: {name}", details, reason="unknown_operation")
+
+
+def _suggest(error: OperationError, operation: Operation) -> None:
+    """An unknown argument gets the nearest known one named."""
+    if error.details.get("reason") != "unknown_argument":
+        return
+    known = [*(("sandbox_id",) if operation.scope != "system" else ()), *(a.name for a in operation.arguments)]
+    nearest = _nearest(str(error.details.get("argument")), known)
+    error.details["hint"] = f"did you mean {nearest}?" if nearest is not None else f"it takes {', '.join(known) or 'no arguments'}"
+    if nearest is not None:
+        error.details["nearest"] = nearest

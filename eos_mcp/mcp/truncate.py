@@ -1,0 +1,183 @@
+"""Replies that a model can take in: of a long one the first page, as if less had been asked for, with where it goes on. Pure.
+
+Common clients hand the structured content to the model and refuse what is over some 25,000 tokens of it. Offsets stay those of the whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eos_mcp.mcp.json_values import Object, is_object, rows
+
+BUDGET = 20_000
+"""Characters of the part of a reply that grows with what was asked for."""
+HEAD, TAIL = 10_000, 8_000
+
+Reply = dict[str, Any]
+
+
+def fit(name: str, reply: Reply) -> Reply:
+    """`reply`, or a shorter one that is just as true: it is marked as truncated and says how to go on."""
+    form = _FORMS.get(name)
+    if form is None or "error" in reply:
+        return reply
+    try:
+        return form(reply)
+    except (TypeError, ValueError, LookupError, AttributeError):  # a reply of another shape than the form knows
+        return reply
+
+
+def _page(lines: Sequence[str], budget: int) -> tuple[int, int]:
+    """How many of the lines fit, at least one; and of a first one that does not, how many characters are too many."""
+    size = 0
+    for count, line in enumerate(lines):
+        size += len(line) + 1
+        if size > budget + 1:
+            return max(1, count), max(0, len(lines[0]) - budget) if count == 0 else 0
+    return len(lines), 0
+
+
+def _command(reply: Reply) -> Reply:
+    """The first rows, and the last ones where the output ends in this reply."""
+    return _streams(reply, ends=reply["end_offset"] == reply["total_lines"])
+
+
+def _command_lines(reply: Reply) -> Reply:
+    return _streams(reply, ends=False)
+
+
+def _streams(reply: Reply, *, ends: bool) -> Reply:
+    found = dict(reply)
+    if found.get("encoding") == "base64":  # no tool's schema offers it, and a part of it is nothing
+        return found
+    stderr = found.get("stderr")
+    if isinstance(stderr, str) and len(stderr) > BUDGET:
+        lines = stderr.split("\n")
+        count, too_long = _page(lines, HEAD)
+        found["stderr"] = _shown(lines[:count], too_long)
+        found["stderr_end_offset"] -= len(lines) - count
+        found["truncated"] = True
+    output = str(found["output"])
+    if len(output) <= BUDGET:
+        return found
+    lines, start = output.split("\n"), int(found["start_offset"])
+    count, too_long = _page(lines, HEAD)
+    found["output"] = _shown(lines[:count], too_long)
+    found["end_offset"] = _offset(found, start, count)
+    found["original_token_count"] = math.ceil(len(found["output"].encode(errors="replace")) / 4)
+    found["truncated"] = True
+    if ends and "tail" not in found:
+        last = _last(lines[count:])
+        found["tail"] = {"start_offset": int(reply["end_offset"]) - len(last), "output": "\n".join(last)[-TAIL:]}
+        if start == 0:
+            found.setdefault("total_bytes", len(output.encode(errors="replace")))
+    return found
+
+
+def _offset(found: Reply, start: int, count: int) -> int:
+    """The number of the row after the first `count`; one of them may be the marker that stands for many."""
+    dropped = found.get("dropped")
+    if not is_object(dropped):
+        return start + count
+    first, after = int(dropped["start_offset"]), int(dropped["end_offset"])
+    if start + count <= first:
+        del found["dropped"]
+        return start + count
+    return start + count - 1 + (after - first)
+
+
+def _shown(lines: Sequence[str], too_long: int) -> str:
+    text = "\n".join(lines)
+    return f"{text[:-too_long]}… [{too_long} more characters in this line]" if too_long else text
+
+
+def _last(lines: Sequence[str]) -> list[str]:
+    """The last lines that fit, at least one."""
+    size, keep = 0, len(lines)
+    while keep and (size := size + len(lines[keep - 1]) + 1) <= TAIL:
+        keep -= 1
+    return list(lines[min(keep, len(lines) - 1) :])
+
+
+def _file_read(reply: Reply) -> Reply:
+    content = str(reply["content"])
+    if len(content) <= BUDGET:
+        return reply
+    found = {**reply, "truncated": True}
+    if reply.get("encoding") == "base64":
+        found["content"] = content[: BUDGET - BUDGET % 4]
+        found["bytes_read"] = len(base64.b64decode(found["content"]))
+        found["next_offset"] = reply["offset"] + found["bytes_read"]
+        return found
+    lines = content.split("\n")
+    count, too_long = _page(lines, BUDGET)
+    found["content"] = "\n".join(lines[:count])
+    if too_long:
+        found["content"] = found["content"][:-too_long]
+        found["line_cut_characters"] = too_long
+    found["num_lines"] = count
+    found["bytes_read"] = len(found["content"].encode(errors="replace"))
+    after = int(reply["start_line"]) + count
+    found["next_offset"] = after if after <= reply["total_lines"] else None
+    return found
+
+
+def _file_list(reply: Reply) -> Reply:
+    entries = rows(reply["entries"])
+    kept = _first(entries)
+    if len(kept) == len(entries):
+        return reply
+    return {**reply, "entries": kept, "truncated": True, "next": _cursor_after(kept[-1])}
+
+
+def _cursor_after(entry: Object) -> str:
+    """As the agent makes it: the bytes of the last name."""
+    path = entry.get("path_b64")
+    raw = base64.b64decode(path).rpartition(b"/")[2] if path else str(entry["name"]).encode()
+    return base64.urlsafe_b64encode(raw).decode("ascii")
+
+
+def _file_blame(reply: Reply) -> Reply:
+    ranges = rows(reply["ranges"])
+    kept = _first(ranges)
+    if len(kept) == len(ranges):
+        return reply
+    return {**reply, "ranges": kept, "truncated": True, "next_offset": ranges[len(kept)]["start_line"]}
+
+
+def _first(entries: Sequence[Object]) -> list[Object]:
+    size = 0
+    for count, entry in enumerate(entries):
+        size += len(json.dumps(entry, ensure_ascii=False)) + 1
+        if size > BUDGET:
+            return list(entries[: max(1, count)])
+    return list(entries)
+
+
+def _export(reply: Reply) -> Reply:
+    """Fewer changes, conflicts and the like; the counts beside them are of all."""
+    found = dict(reply)
+    lists = [key for key in ("changes", "edited", "would_conflict", "kept_back", "overwritten", "unsafe") if found.get(key)]
+    for key in lists:
+        if f"{key.removesuffix('s') if key == 'changes' else key}_count" in found:
+            fitting, _ = _page([json.dumps(one, ensure_ascii=False) for one in found[key]], BUDGET // max(2, len(lists)))
+            found[key] = found[key][:fitting]
+    return found
+
+
+_FORMS: dict[str, Callable[[Reply], Reply]] = {
+    "export_changes": _export,
+    "exec_command": _command,
+    "write_command_stdin": _command,
+    "wait_command": _command,
+    "signal_command": _command,
+    "close_stdin": _command,
+    "read_command_lines": _command_lines,
+    "file_read": _file_read,
+    "file_list": _file_list,
+    "file_blame": _file_blame,
+}

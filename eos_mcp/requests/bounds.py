@@ -1,0 +1,184 @@
+"""Where one request may read a workspace from and write an export to: below the roots of the server that sent it, and in no sensitive place.
+
+A command line is a person's and has no roots. An MCP server sends its own with each request (`allowed_roots`), since what it passes on was
+chosen by a model. Sensitive places need `allow_sensitive`, which a model cannot give.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from eos_agent.machine import secret_paths
+from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
+from eos_mcp.requests import arguments, roots
+
+ROOTS_MAX = 256
+SYSTEM = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr/bin", "/usr/lib", "/usr/sbin",
+    "/usr/share", "/usr/local/bin", "/usr/local/sbin", "/usr/local/lib", "/var/run", "/var/spool", "/var/log", "/var/mail",
+    "/Library", "/System", "/private/etc", "/private/var/db",
+)  # fmt: skip
+"""Of the machine: settings, programs, mail, devices."""
+START_UP = (
+    ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".cshrc",
+    ".tcshrc", ".kshrc", ".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc", ".pam_environment", ".gitconfig", ".gdbinit",
+    ".lldbinit", ".vimrc", ".vim", ".emacs", ".emacs.d", ".tmux.conf", ".screenrc", ".config", ".local/bin", ".local/lib", ".local/share/applications",
+    ".local/share/systemd", "bin", ".oh-my-zsh", ".cargo/bin", ".vscode/extensions", "Library/LaunchAgents", "Library/Keychains",
+)  # fmt: skip
+"""Below a home: what runs by itself, or under a name that is typed."""
+APART = (".codex/worktrees", ".cursor/worktrees", ".claude/worktrees")
+"""Below a home: checkouts that agents make inside their own, otherwise secret, folders."""
+_NAMES = (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP)
+_OF_HOME = tuple((name, name.partition("/")[0].casefold()) for name in _NAMES)
+"""With the first component of each, in one spelling for file systems that fold names."""
+
+
+class Bounds(NamedTuple):
+    """The bounds of one request. roots: resolved by whoever set them; None for no bound; an empty tuple allows nothing."""
+
+    roots: tuple[str, ...] | None = None
+    allow_sensitive: bool = False
+
+    def check(self, path: str, argument: str) -> None:
+        """Refuse `path`, and what it resolves to, outside the roots or in a sensitive place. A path that is not there yet counts by its folder.
+
+        What no file system call takes, or would mean another place for each process, is no place at all: whoever looks at it next refuses it.
+        Roots are not resolved again: an export may have put a symlink in the place of one that lies in another.
+
+        Raises:
+            OperationError: invalid_request, reason outside_roots or sensitive_place.
+        """
+        if not os.path.isabs(path) or "\0" in path or any("\ud800" <= c <= "\udfff" for c in path):
+            return
+        real = os.path.realpath(path)
+        details: dict[str, Any] = {"argument": argument, "value": path}
+        if self.roots is not None and not roots.inside(real, self.roots):
+            below = (
+                ", ".join(self.roots)
+                if self.roots
+                else "nothing: the client named no directory, and the server was not started in a project"
+            )
+            hint = f"a person may start the server with --root {shlex.quote(real)}, or work below one of the roots"
+            message = f"{argument} {path} lies outside what this MCP server may touch ({below})"
+            raise OperationError(INVALID_REQUEST, message, {**details, "roots": list(self.roots), "hint": hint}, reason="outside_roots")
+        if not self.allow_sensitive and (why := sensitive(real)) is not None:
+            hint = "choose another directory; a person who means this one gives --allow-sensitive (to eos-mcp when it starts, or to the command)"
+            raise OperationError(
+                INVALID_REQUEST, f"{argument} {path} is a sensitive place: {why}", {**details, "hint": hint}, reason="sensitive_place"
+            )
+
+    def check_rootfs(self, image: str) -> None:
+        """Refuse the directory of `rootfs:DIR` outside the roots; what is secret in it is hidden from sessions.
+
+        Raises:
+            OperationError: as `check`.
+        """
+        self._replace(allow_sensitive=True).check(image.partition(":")[2], "image")
+
+
+NO_BOUNDS = Bounds()
+
+
+def of_request(args: Mapping[str, Any]) -> Bounds:
+    """The bounds that a request carries.
+
+    Raises:
+        OperationError: invalid_request: malformed ones bound nothing, so they must not pass.
+    """
+    found = args.get("allowed_roots")
+    if found is not None:
+        listed = cast("list[object]", found) if isinstance(found, list) else [None]
+        if len(listed) > ROOTS_MAX or not all(isinstance(root, str) and os.path.isabs(root) and "\0" not in root for root in listed):
+            message = f"allowed_roots must be at most {ROOTS_MAX} absolute paths"
+            raise OperationError(INVALID_REQUEST, message, {"argument": "allowed_roots"}, reason="bad_argument")
+        found = tuple(cast("list[str]", listed))
+    return Bounds(found, arguments.flag(args, "allow_sensitive"))
+
+
+def sensitive(real: str) -> str | None:
+    """Why a resolved path is no place for a workspace or an export; None when it is one.
+
+    Cost: one look-up per known place that may be there; nothing is read but the list of users and the names in
+    their homes.
+    """
+    there = [(home, _there(home)) for home in homes()]
+    for home, names in there:
+        if roots.inside(home, [real]):
+            return f"it is or holds the home directory {home}"
+        for name in APART:
+            if roots.inside(real, [f"{home}/{name}"]) and real != f"{home}/{name}":
+                return None
+        below = roots.inside(real, [home])
+        for name, first in _OF_HOME:
+            if (below and roots.inside(real, [f"{home}/{name}"])) or (_may(first, names) and _met(real, f"{home}/{name}")):
+                return f"{home}/{name} holds secrets or what runs by itself"
+    if (why := _another_name(real, there)) is not None:
+        return why
+    for place in (*SYSTEM, *secret_paths.ENGINE_ROOTS):
+        if _met(real, place) or roots.inside(place, [real]):
+            return f"{place} belongs to the machine"
+    return None
+
+
+def _there(home: str) -> frozenset[str] | None:
+    """The names in a home, in one spelling; None: they cannot be listed."""
+    try:
+        return frozenset(name.casefold() for name in os.listdir(home))
+    except FileNotFoundError:
+        return frozenset()
+    except OSError:
+        return None
+
+
+def _may(first: str, names: frozenset[str] | None) -> bool:
+    """Whether a place whose first component below its home is `first` can be there."""
+    return names is None or first in names
+
+
+def _another_name(real: str, there: Sequence[tuple[str, frozenset[str] | None]]) -> str | None:
+    """By device and inode: a bind mount shows such a place under another path."""
+    around: set[tuple[int, int]] = set()
+    own, at = _identity(real), real
+    while at != os.path.dirname(at):
+        if (one := _identity(at)) is not None:
+            around.add(one)
+        at = os.path.dirname(at)
+    for home, names in there:
+        if own is not None and _identity(home) == own:
+            return f"it is the home directory {home} under another name"
+        for name, first in _OF_HOME:
+            if _may(first, names) and _identity(f"{home}/{name}") in around:
+                return f"it is {home}/{name} under another name, or lies in it, which holds secrets or what runs by itself"
+    for place in (*SYSTEM, *secret_paths.ENGINE_ROOTS):
+        if _identity(place) in around:
+            return f"it is {place} under another name, or lies in it, which belongs to the machine"
+    return None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _met(real: str, place: str) -> bool:
+    """Is `real` the place, or what it resolves to, or below it?"""
+    return roots.inside(real, [place]) or (os.path.islink(place) and roots.inside(real, [os.path.realpath(place)]))
+
+
+def homes() -> Sequence[str]:
+    """Resolved home directories of this user and, for root, of each person of the machine."""
+    found = {os.path.expanduser("~")}
+    try:
+        for entry in pwd.getpwall():
+            if entry.pw_uid == os.geteuid() or (os.geteuid() == 0 and secret_paths.FIRST_UID <= entry.pw_uid <= secret_paths.LAST_UID):
+                found.add(entry.pw_dir)
+    except OSError:
+        pass
+    return sorted({os.path.realpath(home) for home in found if os.path.isabs(home)} - {"/"})

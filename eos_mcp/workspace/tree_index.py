@@ -1,0 +1,183 @@
+"""What a workspace looks like: one lstat per entry, remembered with the content's digest, so that an unchanged one is known without reading it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from eos_agent.machine import private_dirs
+from eos_mcp.export.names import PREFIX
+from layerstack.kernel import base_xattrs, fsync
+from layerstack.kernel.base_xattrs import Keeping, hashed
+from layerstack.kernel.content import digest_at
+
+INDEX_FORMAT = 3
+RACY_NS = 100_000_000
+RACY_COARSE_NS = 2_100_000_000
+"""A file that changed so shortly before it was looked at may change again without a sign: its content is read again next time.
+Clocks of file systems step by a few milliseconds, some by two seconds."""
+
+_STAGING = os.fsdecode(PREFIX)
+
+Stat = tuple[int, int, int, int, int, int]
+"""mode, size, mtime_ns, ctime_ns, inode, number of links."""
+
+
+class Index(NamedTuple):
+    """What was found at the last copy of one workspace: per path its lstat and, for files, the digest of the content (`layerstack.kernel.content`), for symlinks the target."""
+
+    root_hash: str
+    looked_ns: int
+    size_bytes: int
+    warnings: tuple[str, ...]
+    entries: dict[str, tuple[Stat, str]]
+    xattrs: dict[str, str]
+    """Digests (`layerstack.kernel.base_xattrs`) of the attributes in the copy, of the paths that have any."""
+    keeping: Keeping
+    varies: bool
+    """Another kind of keeping would have stored them in another way."""
+
+
+class Listing(NamedTuple):
+    """One walk over a workspace: lstat by relative path ('' is the root), in the order of the walk, without the last two."""
+
+    looked_ns: int
+    entries: dict[str, Stat]
+    special: tuple[str, ...]
+    """What is no regular file, directory or symlink."""
+    staging: tuple[str, ...] = ()
+    """What has the name of an export's staging, at any depth; what is in it was not looked at."""
+
+
+def look(workspace: str) -> Listing:
+    """lstat of everything below `workspace`, itself included; what vanishes on the way is not there."""
+    looked = time.time_ns()
+    root = os.stat(workspace)
+    entries: dict[str, Stat] = {"": (root.st_mode, 0, root.st_mtime_ns, root.st_ctime_ns, root.st_ino, 0)}
+    special: list[str] = []
+    staging: list[str] = []
+    pending = [""]
+    isdir, isreg, islnk = stat.S_ISDIR, stat.S_ISREG, stat.S_ISLNK
+    while pending:
+        prefix = pending.pop()
+        try:
+            found = os.scandir(os.path.join(workspace, prefix))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        lead = prefix + "/" if prefix else ""
+        with found:
+            for entry in found:
+                if entry.name.startswith(_STAGING):
+                    staging.append(lead + entry.name)
+                    continue
+                try:
+                    s = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                mode, path = s.st_mode, lead + entry.name
+                if isreg(mode) or islnk(mode):
+                    entries[path] = (mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_nlink)
+                elif isdir(mode):
+                    entries[path] = (mode, 0, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, 0)
+                    pending.append(path)
+                else:
+                    special.append(path)
+    return Listing(looked, entries, tuple(sorted(special)), tuple(sorted(staging)))
+
+
+def root_hash_of(entries: Iterable[tuple[str, int, int, str]], xattrs: Mapping[str, str] = {}) -> str:
+    """SHA-256 over (path, mode, size, content) entries in byte order of paths; content is a file's digest (`layerstack.kernel.content`) or a symlink's target.
+
+    Each entry gives kind, path, permission bits, and for files size and digest, for symlinks the target, each ended by NUL; then, where it has
+    attributes, `xattrs` and their digest.
+    """
+    digest = hashlib.sha256()
+    for path, mode, size, content in sorted(entries, key=lambda entry: os.fsencode(entry[0])):
+        name = os.fsencode(path or ".")
+        if stat.S_ISDIR(mode):
+            digest.update(b"directory\0%s\0%o\0" % (name, stat.S_IMODE(mode)))
+        elif stat.S_ISLNK(mode):
+            digest.update(b"symlink\0%s\0%s\0" % (name, os.fsencode(content)))
+        else:
+            digest.update(b"file\0%s\0%o\0%d\0%s\0" % (name, stat.S_IMODE(mode), size, content.encode()))
+        if path in xattrs:
+            digest.update(hashed(xattrs[path]))
+    return digest.hexdigest()
+
+
+def racy(entry: Stat, looked_ns: int) -> bool:
+    newest = max(entry[2], entry[3])
+    return looked_ns - newest < (RACY_NS if entry[3] % 1_000_000_000 else RACY_COARSE_NS)
+
+
+def unchanged(index: Index, listing: Listing) -> bool:
+    """Every entry looks as it did, and none changed so shortly before the last look that another change would not show."""
+    if len(index.entries) != len(listing.entries):
+        return False
+    before, limit = index.entries, index.looked_ns - RACY_COARSE_NS
+    for path, entry in listing.entries.items():
+        known = before.get(path)
+        if known is None or known[0] != entry:
+            return False
+        if entry[3] > limit and stat.S_ISREG(entry[0]) and racy(entry, index.looked_ns):
+            return False
+    return True
+
+
+def tree_hash(tree: str) -> str:
+    """The root hash of a tree as it is on disk, every file read."""
+    entries: list[tuple[str, int, int, str]] = []
+    xattrs: dict[str, str] = {}
+    for path, entry in look(tree).entries.items():
+        content = ""
+        if not stat.S_ISLNK(entry[0]) and (told := base_xattrs.digest(base_xattrs.read(os.path.join(tree, path) if path else tree))):
+            xattrs[path] = told
+        if stat.S_ISLNK(entry[0]):
+            content = os.readlink(os.path.join(tree, path))
+        elif stat.S_ISREG(entry[0]):
+            content = digest_at(os.path.join(tree, path)).hex()
+        entries.append((path, entry[0], entry[1], content))
+    return root_hash_of(entries, xattrs)
+
+
+def load_index(path: str) -> Index | None:
+    """The index at `path`, or None when it is missing, of another format or damaged: then everything is read again."""
+    try:
+        with open(path, "rb") as file:
+            raw = json.load(file)
+        if raw["format"] != INDEX_FORMAT:
+            return None
+        numbers = iter(raw["numbers"])
+        stats = zip(*[numbers] * 6, strict=True)
+        entries: dict[str, tuple[Stat, str]] = dict(zip(raw["paths"], zip(stats, raw["content"], strict=True), strict=True))
+        keeping = Keeping(*raw["keeping"])
+        return Index(
+            raw["root_hash"], raw["looked_ns"], raw["size_bytes"], tuple(raw["warnings"]), entries, raw["xattrs"], keeping, raw["varies"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save_index(path: str, index: Index) -> None:
+    private_dirs.make(os.path.dirname(path))
+    known: Sequence[tuple[Stat, str]] = list(index.entries.values())
+    value = {
+        "format": INDEX_FORMAT,
+        "root_hash": index.root_hash,
+        "looked_ns": index.looked_ns,
+        "size_bytes": index.size_bytes,
+        "warnings": index.warnings,
+        "paths": list(index.entries),
+        "numbers": list(itertools.chain.from_iterable(entry[0] for entry in known)),
+        "content": [entry[1] for entry in known],
+        "xattrs": index.xattrs,
+        "keeping": index.keeping,
+        "varies": index.varies,
+    }
+    fsync.write_file(path, json.dumps(value, separators=(",", ":")).encode(), mode=0o600)

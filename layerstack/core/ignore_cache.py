@@ -1,0 +1,61 @@
+"""Which paths of a session are ignored ones: its base version's own `.gitignore` files say so, parsed once per version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from layerstack.layers.chain import Chain
+from layerstack.publish.three_trees import Ignored
+from layerstack.text.gitignore import FILE_MAX, KEPT_BYTES, IgnoreRules
+from layerstack.tree.state import FILE
+
+if TYPE_CHECKING:
+    from layerstack.core.stack import Stack
+
+KEPT = 16
+"""Versions whose rules stay parsed, as long as they fit into KEPT_BYTES together."""
+
+
+class Routes:
+    """The rules of one stack's versions; its methods may be called from any thread."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._rules: dict[int, IgnoreRules] = {}
+
+    def ignored(self, version: int) -> Ignored:
+        """(path, is it a directory) -> does that version ignore it? The files are read when a path asks for them, by readers of the head."""
+        rules = self._rules.get(version)
+        if rules is None:
+            rules = IgnoreRules(self._reader(version))
+            kept = self._rules
+            if len(kept) >= KEPT or sum(other.weight for other in list(kept.values())) > KEPT_BYTES:
+                self._rules = kept = {}
+            kept[version] = rules
+        return rules.ignored
+
+    def for_merge(self, version: int, head: int) -> Ignored:
+        """The same for work of one version that meets the other: a path is ignored where both ignore it, so that what one of them has taken out
+        of `.gitignore` is checked for conflicts."""
+        one, other = self.ignored(version), self.ignored(head)
+        return one if version == head else lambda path, is_directory: one(path, is_directory) and other(path, is_directory)
+
+    def refused(self, version: int) -> list[str]:
+        """The `.gitignore` files beyond the limits that paths of this version met so far, sorted."""
+        rules = self._rules.get(version)
+        return [] if rules is None else sorted(rules.refused)
+
+    def _reader(self, version: int) -> Callable[[str], bytes | None]:
+        then: dict[Chain, Chain] = {}  # by the head's chain, of which it keeps one
+
+        def read(path: str) -> bytes | None:
+            with self._stack.reading() as snapshot:  # by the layers of now: those of then may be folded away
+                chain = then.get(snapshot.chain)
+                if chain is None:
+                    then.clear()
+                    chain = then[snapshot.chain] = snapshot.chain.up_to(version)
+                state = chain.find(path)
+                return state.data(FILE_MAX + 1) if state is not None and state.kind == FILE else None
+
+        return read

@@ -1,0 +1,109 @@
+"""What later publications must know of the times in a layer; kept in its metadata, found by a walk where that is older than this key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerstack.layers.index import Layer
+from layerstack.text.build_roles import Roles
+from layerstack.text.gitignore import named
+from layerstack.tree.state import DIRECTORY, FILE, WHITEOUT
+
+if TYPE_CHECKING:
+    from layerstack.core.stack import Stack
+    from layerstack.layers.snapshot import Snapshot
+
+KEY = "times"
+AHEAD_MAX_NS = 24 * 3600 * 10**9
+"""A time that is further ahead of the clock was set on purpose: nothing has to be later than that."""
+
+
+class LayerTimes(NamedTuple):
+    """Times in ns since the epoch."""
+
+    oldest_input: int | None
+    """Of files that are inputs and of other content than before; None: there are none."""
+    newest: int
+    """Of all that changed in it, 0 where that is nothing."""
+    removes: bool
+    """May it take an input away, or give one a time that says nothing (a symlink)?"""
+
+    def to_json(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+def joined(times: Iterable[LayerTimes]) -> LayerTimes:
+    """Of all layers together: what is folded into one."""
+    each = list(times)
+    oldest = min((one.oldest_input for one in each if one.oldest_input is not None), default=None)
+    return LayerTimes(oldest, max((one.newest for one in each), default=0), any(one.removes for one in each))
+
+
+def recorded(layer: Layer) -> LayerTimes | None:
+    """As the layer's metadata has it."""
+    told = layer.about.get(KEY)
+    return None if told is None else LayerTimes(told["oldest_input"], told["newest"], told["removes"])
+
+
+def times_of(stack: Stack, layer: Layer) -> LayerTimes:
+    """As recorded, else by a look at its files: then each that it lists counts, also one of which only the mode changed."""
+    if layer.times is None:
+        layer.times = recorded(layer) or _walked(stack, layer)
+    return layer.times
+
+
+def _walked(stack: Stack, layer: Layer) -> LayerTimes:
+    roles = Roles(stack.routes.ignored(layer.version), stack.inputs, layer.about.get("written", ()))
+    oldest: int | None = None
+    newest, removes = 0, False
+    for path in layer.paths():
+        record = layer.get(path)
+        if record is None or record.quiet:
+            continue
+        if record.kind == WHITEOUT:
+            removes = True
+            continue
+        mtime = layer.tree.state(path).times[1]
+        newest = max(newest, mtime)
+        if roles.is_output(path, record.kind == DIRECTORY):
+            continue
+        if record.kind != FILE:
+            removes = removes or record.covers
+        elif oldest is None or mtime < oldest:
+            oldest = mtime
+    return LayerTimes(oldest, newest, removes)
+
+
+def newest_in(layers: Iterable[Layer]) -> int:
+    """The newest time in published layers, but for those that were set on purpose; of a layer that says nothing of its times, when it was published."""
+    limit, newest = time.time_ns() + AHEAD_MAX_NS, 0
+    for layer in layers:
+        told = layer.times
+        if told is not None:
+            at = told.newest
+        elif (kept := layer.about.get(KEY)) is not None:
+            at = kept["newest"]
+        else:
+            at = published_ns(layer) or 0
+        if newest < at <= limit:
+            newest = at
+    return newest
+
+
+def published_ns(layer: Layer) -> int | None:
+    """When the newest publication in it was made, at the latest; None of the base."""
+    if layer.is_base:
+        return None
+    at = layer.members[0].get("created_unix_ms")
+    return None if at is None else (int(at) + 1) * 1_000_000
+
+
+def outputs_of(stack: Stack, version: Snapshot) -> Callable[[str, str], bool]:
+    """(layer, path) -> is that file of a version an output of builds?"""
+    ignored = stack.routes.ignored(version.version)
+    written: dict[str, frozenset[str]] = {
+        layer.id: frozenset(layer.about.get("written", ())) for layer in version.chain.published if not layer.is_base
+    }
+    return lambda layer_id, path: ignored(path, False) and path not in written.get(layer_id, frozenset()) and not named(stack.inputs, path)

@@ -1,0 +1,176 @@
+"""The versions of an open store, and who holds them: the head, its layers, snapshots, leases. What reads a store needs no more than this."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Sequence
+
+from layerstack.core.ignore_cache import Routes
+from layerstack.errors import NotFound, StoreCorrupt
+from layerstack.kernel import fsync, records
+from layerstack.kernel.fsync import Step
+from layerstack.kernel.xattrs import Form
+from layerstack.layers import version_files
+from layerstack.layers.cache import Layers
+from layerstack.layers.chain import Chain
+from layerstack.layers.index import Layer
+from layerstack.layers.snapshot import Snapshot
+from layerstack.model.lease import READER, Lease, Leases
+from layerstack.model.manifest import LayerId, Manifest
+from layerstack.squash import finish
+from layerstack.text.build_roles import INPUTS, patterns
+from layerstack.tree.staging import Staging
+
+CHAINS_KEPT = 32
+"""Versions whose chains are shared by those who ask for them."""
+
+
+class Stack:
+    """A line of versions. Readers never wait for a publish: the head is an immutable value that is replaced, under the lock."""
+
+    def __init__(self, root: str, form: Form, step: Step) -> None:
+        """There is no head before `become`."""
+        self.root, self.form, self.step = root, form, step
+        self.lock = threading.RLock()
+        """Held for bookkeeping: renames into `layers/`, the manifest, the head in memory."""
+        self.layers, self.leases = Layers(root, form, self.lock), Leases()
+        self.routes, self.scrap = Routes(self), Staging(f"{root}/staging")
+        self.inputs = patterns(INPUTS)
+        """Ignored files that are inputs of builds all the same; holds for all that is published from then on."""
+        self.damaged: dict[str, str] = {}
+        """What is set apart: file -> what is wrong with it. See `set_apart`."""
+        self.lost: list[int] = []
+        """Versions whose files a power cut took the bytes of; empty once they are written again."""
+        self.unsynced = False
+        """Is the last fsync of the head still to be done? Set and read under the lock."""
+        self.replaced: set[str] = set()
+        """Layers that a squash replaced and that somebody's lease still keeps."""
+        self.withheld: set[str] = set()
+        """Layers that a squash replaced and that something on disk still names, since the disk refused to let it be replaced: see `unsettled`."""
+        self.unfoldable: set[str] = set()
+        """Layers whose metadata a squash of this process found damaged: it said so, and later ones leave them as they are."""
+        self.unsettled = False
+        """The disk refused to delete or replace what still names them; it is tried again by the next squash or gc, or at the next open."""
+        self.on_head: Callable[[], object] | None = None
+        """Told, in any thread and under the lock, that there is a new head."""
+        self._chains: dict[int, tuple[Manifest, Chain]] = {}
+        self._head: Manifest
+
+    # ---- versions
+
+    @property
+    def head(self) -> Manifest:
+        """The newest version, an immutable value; reading it never waits."""
+        return self._head
+
+    def manifest(self, version: int | None) -> Manifest:
+        """The layers of a version, the head by default. Raises NotFound (reason version_not_found) when it is not openable."""
+        head = self._head
+        if version is None or version == head.version:
+            return head
+        path = f"{self.root}/manifests/{version}.json"
+        try:
+            at = None if version > head.version else version_files.place(self.chain(head).published, version)
+            if at is None:
+                raise FileNotFoundError
+            data = records.content(path)
+            if not version_files.lost(data) and version_files.load(data, source=path).version != version:
+                raise StoreCorrupt(f"{path}: is of another version", details={"file": path})
+            return Manifest(version, head.layers[at:])
+        except FileNotFoundError:
+            text = f"version {version} cannot be opened (head is {head.version})"
+            raise NotFound(text, reason="version_not_found", details={"version": version}) from None
+
+    def chain(self, manifest: Manifest) -> Chain:
+        """The layers of a version; the last few are kept, so that publishes share them."""
+        kept = self._chains.get(manifest.version)
+        if kept is not None and kept[0] == manifest:
+            return kept[1]
+        chain = self.layers.chain(manifest)
+        self._keep_chain(manifest, chain)
+        return chain
+
+    def _keep_chain(self, manifest: Manifest, chain: Chain) -> None:
+        if len(self._chains) >= CHAINS_KEPT:
+            self._chains = {}
+        self._chains[manifest.version] = (manifest, chain)
+
+    def snapshot(self, version: int | None = None) -> Snapshot:
+        """A version to read from, the head by default. Without a lease its layers may be folded away later: see `lease`."""
+        manifest = self.manifest(version)
+        return Snapshot(manifest, self.chain(manifest))
+
+    def layer_ids_at(self, version: int) -> tuple[LayerId, ...]:
+        """The layers of the head that make the tree of an earlier version: those that are not newer. Not for one inside a squashed block."""
+        return tuple(layer.id for layer in self.chain(self._head).up_to(version).published)
+
+    # ---- leases
+
+    @contextlib.contextmanager
+    def lease(self, version: int | None = None) -> Generator[Snapshot]:
+        """A version whose layers stay on disk for the length of the block."""
+        manifest, lease = self.take_lease("export", version)
+        try:
+            yield Snapshot(manifest, self.chain(manifest))
+        finally:
+            self.release(lease)
+
+    @contextlib.contextmanager
+    def reading(self) -> Generator[Snapshot]:
+        """The head, whose layers stay on disk for the length of the block. Unlike `lease` it waits for nobody, and no squash minds it."""
+        while True:
+            head = self._head
+            chain = self.chain(head)
+            lease = self.leases.take(READER, head.version, chain.ids)
+            if self._head is head:
+                break
+            self.leases.release(lease)  # a squash that came in between may not have seen it
+        try:
+            yield Snapshot(head, chain)
+        finally:
+            self.leases.release(lease)
+
+    def take_lease(self, holder: str, version: int | None = None) -> tuple[Manifest, Lease]:
+        """A version, the head by default, and a lease on it. Raises NotFound."""
+        with self.lock:
+            manifest = self.manifest(version)
+            ids = self.chain(manifest).ids if manifest is self._head else manifest.layer_ids
+            return manifest, self.leases.take(holder, manifest.version, ids)
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back; replaced layers that only it kept are removed."""
+        self.leases.release(lease)
+        if self.replaced:
+            finish.reclaim(self)
+
+    # ---- a new head
+
+    def become(self, manifest: Manifest, layers: Sequence[Layer] = ()) -> None:
+        """The head in memory follows the one on disk; the caller holds the lock."""
+        self.layers.put(layers)
+        if len(layers) == 1 and manifest.layers[1:] == self._head.layers:
+            before = self._chains.get(self._head.version)
+            if before is not None and before[0] == self._head:
+                self._keep_chain(manifest, before[1].above(layers[0]))
+        self._head = manifest
+        if self.on_head is not None:
+            self.on_head()
+
+    def settle_head(self) -> None:
+        """On return the head that the caller saw survives a power cut: its commit is over, and a last fsync that failed is done again."""
+        with self.lock:
+            if self.unsynced:
+                fsync.fsync_dir(self.root)
+                self.unsynced = False
+
+    # ---- damage
+
+    def set_apart(self, error: StoreCorrupt) -> None:
+        """A document that one session, draft, pin or earlier version has for itself is damaged: the others go on without it.
+
+        It stays where it is, with the work beside it, and `damaged` lists it. What it stood on nobody can say any more, so that as long as one
+        is listed no layer is removed and nothing is folded.
+        """
+        file = str(error.details["file"])
+        self.damaged[file] = error.message.removeprefix(f"{file}: ")

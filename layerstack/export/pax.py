@@ -1,0 +1,344 @@
+"""POSIX tar headers with pax records, as bytes: encoded the same way by every Python, decoded strictly. Pure.
+
+Names are bytes. A name that fits stands in the header as it is; any other goes to a `path` record, with `hdrcharset=BINARY` when it is
+no UTF-8. What tar has no type for (`EOS.kind` = whiteout, opaque) is a record too, so that no name has a meaning.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+BLOCK = 512
+ZERO = bytes(BLOCK)
+_RECORDS_NAME = b"././@PaxHeader"
+END = ZERO * 2
+
+FILE = b"0"
+HARD_LINK = b"1"
+SYMLINK = b"2"
+DIRECTORY = b"5"
+_EXTENDED = b"x"
+
+KIND = b"EOS.kind"
+WHITEOUT = b"whiteout"
+OPAQUE = b"opaque"
+BASE = b"base"
+RUN = b"run"
+RUN_OF = b"EOS.run"
+OF_BASE = b"EOS.base"
+SHA256 = b"EOS.sha256"
+EARLIER = b"EOS.earlier"
+SPARSE = b"EOS.sparse"
+OUTPUT = b"EOS.output"
+XATTR = b"SCHILY.xattr."
+
+MAX_RECORDS = 1 << 20
+"""Bytes of pax records that one entry may have: two paths and its extended attributes."""
+
+_MAX_OCTAL_11 = 0o77777777777
+_BILLION = 1_000_000_000
+
+
+class Malformed(ValueError):
+    """These bytes are no header that we would write."""
+
+
+class Header(NamedTuple):
+    """One entry without its content. `size` bytes of content follow, padded to whole blocks; only a file has any."""
+
+    path: bytes
+    type: bytes
+    mode: int = 0
+    size: int = 0
+    mtime_ns: int = 0
+    target: bytes = b""
+    kind: bytes = b""
+    """`whiteout` or `base` on an empty file, `opaque` on a directory, `run` on several entries that come as one file, else empty."""
+    xattrs: Mapping[bytes, bytes] = {}
+    sha256: bytes = b""
+    """The digest of a file's content, 64 hex digits; or empty."""
+    earlier: bytes = b""
+    """`SIZE:MTIME_NS`, with spaces between, of the files that older layers have there; or empty."""
+    sparse: int = 0
+    """The size of a file with holes: what follows is `sparse_map` and the bytes that it names, `size` bytes of both. 0: it has none."""
+    of_base: bytes = b""
+    """Of kind `base`: `d`, `f:SIZE:MTIME_NS:SHA256` or `l:SHA256 of the target`: what the base has there."""
+    table: int = 0
+    """Of kind `run`: how many bytes of the content are rows (`layerstack.model.run_table`); the others are those of the files."""
+
+    output: bool = False
+    """Is the file an output of builds (`layerstack.text.build_roles`)? Said only to those who ask for it."""
+
+    @property
+    def length(self) -> int:
+        """The size of the file, its holes included."""
+        return self.sparse or self.size
+
+
+def padding(size: int) -> bytes:
+    """The zero bytes after `size` bytes of content."""
+    return bytes(-size % BLOCK)
+
+
+def sparse_map(ranges: Sequence[tuple[int, int]], length: int) -> bytes:
+    """Where the data of a file of `length` bytes lies, as (offset, size): decimal lines, padded to a block. Source: GNU tar, "PAX Format, Version 1.0"."""
+    told = list(ranges)
+    if not told or sum(told[-1]) < length:
+        told.append((length, 0))
+    lines = b"%d\n" % len(told) + b"".join(b"%d\n%d\n" % one for one in told)
+    return lines + padding(len(lines))
+
+
+def encode(header: Header, *, gnu: bool = False) -> bytes:
+    """The header's blocks, pax records first where it needs any; owner and group are 0 without names.
+
+    Args:
+        gnu: a file with holes is marked as GNU tar marks it, which other programs read, and not as our own streams do.
+    """
+    records: dict[bytes, bytes] = {}
+    name = header.path + (b"/" if header.type == DIRECTORY else b"")
+    if len(name) > 100:
+        records[b"path"] = name
+    if len(header.target) > 100:
+        records[b"linkpath"] = header.target
+    if header.size > _MAX_OCTAL_11:
+        records[b"size"] = b"%d" % header.size
+    if header.mtime_ns % _BILLION or not 0 <= header.mtime_ns // _BILLION <= _MAX_OCTAL_11:
+        records[b"mtime"] = _time(header.mtime_ns)
+    if header.kind:
+        records[KIND] = header.kind
+    if header.sha256:
+        records[SHA256] = header.sha256
+    if header.earlier:
+        records[EARLIER] = header.earlier
+    if header.sparse and gnu:
+        records |= {b"GNU.sparse.major": b"1", b"GNU.sparse.minor": b"0", b"GNU.sparse.name": header.path}
+        records[b"GNU.sparse.realsize"] = b"%d" % header.sparse
+    elif header.sparse:
+        records[SPARSE] = b"%d" % header.sparse
+    if header.of_base:
+        records[OF_BASE] = header.of_base
+    if header.table:
+        records[RUN_OF] = b"%d" % header.table
+    if header.output:
+        records[OUTPUT] = b"1"
+    for key in sorted(header.xattrs):
+        records[XATTR + key] = header.xattrs[key]
+    plain = _ustar(name, header.type, header.mode, header.size, header.mtime_ns // _BILLION, header.target)
+    if not records:
+        return plain
+    if not all(_is_utf8(records[key]) for key in (b"path", b"linkpath", b"GNU.sparse.name") if key in records):
+        records = {b"hdrcharset": b"BINARY", **records}
+    body = b"".join(_record(key, value) for key, value in records.items())
+    return _records_block(len(body)) + body + padding(len(body)) + plain
+
+
+@functools.lru_cache(maxsize=256)
+def _records_block(size: int) -> bytes:
+    return _ustar(_RECORDS_NAME, _EXTENDED, 0o644, size, 0, b"")
+
+
+def encode_file(path: bytes, mode: int, size: int, mtime_ns: int) -> bytes:
+    """As `encode` of a file that has nothing but these; in a third of the time where its name is short."""
+    seconds, rest = divmod(mtime_ns, _BILLION)
+    if len(path) > 100 or not 0 <= seconds <= _MAX_OCTAL_11 or size > _MAX_OCTAL_11:
+        return encode(Header(path, FILE, mode, size, mtime_ns))
+    head = b"%s%07o\0000000000\0000000000\000%011o\0%011o\0" % (path.ljust(100, b"\0"), mode & 0o7777, size, seconds)
+    block = b"%s%06o\0 0%s" % (head, (zlib.adler32(head) - 1 + _FILE_REST) & 0xFFFF, _FILE_TAIL)
+    if not rest:
+        return block
+    body = b"mtime=%d.%09d\n" % (seconds, rest)
+    body = b"%d %s" % (len(body) + 3, body)
+    return b"%s%s%s%s" % (_records_block(len(body)), body, padding(len(body)), block)
+
+
+def _time(ns: int) -> bytes:
+    seconds, rest = divmod(abs(ns), _BILLION)
+    text = b"%s%d" % (b"-" if ns < 0 else b"", seconds)
+    return text + (b".%09d" % rest if rest else b"")
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _record(key: bytes, value: bytes) -> bytes:
+    rest = b" %s=%s\n" % (key, value)
+    size = len(rest) + 1
+    while len(b"%d" % size) + len(rest) != size:
+        size = len(b"%d" % size) + len(rest)
+    return b"%d%s" % (size, rest)
+
+
+def _ustar(name: bytes, kind: bytes, mode: int, size: int, seconds: int, target: bytes) -> bytes:
+    fields = b"%s%07o\0%07o\0%07o\0%011o\0%011o\0        %s%s" % (
+        name[:100].ljust(100, b"\0"),
+        mode & 0o7777,
+        0,
+        0,
+        size if size <= _MAX_OCTAL_11 else 0,
+        min(max(seconds, 0), _MAX_OCTAL_11),
+        kind,
+        target[:100].ljust(100, b"\0"),
+    )
+    block = (fields + b"ustar\x0000").ljust(BLOCK, b"\0")
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+_FILE_TAIL = (b"\0" * 100 + b"ustar\x0000").ljust(BLOCK - 157, b"\0")
+_FILE_REST = 8 * 32 + ord("0") + sum(_FILE_TAIL)
+"""What the fields behind the check sum, and the sum's own place, add to it. The sum of a header with a name of 100 bytes fits into 16 bits."""
+
+
+def is_ours(block: bytes) -> bool:
+    """Tell if `encode` wrote this header, of an entry or of records; other programs leave owners, names and numbers in other forms."""
+    if len(block) != BLOCK:
+        return False
+    try:
+        mode, size, seconds = (_octal(block[at:end]) for at, end in ((100, 108), (124, 136), (136, 148)))
+    except Malformed:
+        return False
+    name, kind = _text(block[:100]), block[156:157]
+    if kind == _EXTENDED and (name, mode) != (_RECORDS_NAME, 0o644):  # tarfile of Python has another mode
+        return False
+    return block == _ustar(name, kind, mode, size, seconds, _text(block[157:257]))
+
+
+class Decoder:
+    """Headers out of blocks: feed each header block, and after `needs` > 0 the so many bytes of records (padding included) that follow."""
+
+    def __init__(self) -> None:
+        self._records: dict[bytes, bytes] | None = None
+        self._size = 0
+        self.needs = 0
+
+    def block(self, block: bytes) -> Header | None:
+        """The entry of a header block; None when it announces records, or is the end mark (`at_end`).
+
+        Raises:
+            Malformed: a wrong check sum, a type or a number that we do not write, records for nothing.
+        """
+        if block == ZERO:
+            if self._records is not None:
+                raise Malformed("records for no entry")
+            return None
+        if len(block) != BLOCK or block[257:263] != b"ustar\0":
+            raise Malformed("no ustar header")
+        if _octal(block[148:156]) != sum(block) - sum(block[148:156]) + 256:
+            raise Malformed("a header's check sum is wrong")
+        kind, size = block[156:157], _octal(block[124:136])
+        if kind == _EXTENDED:
+            if self._records is not None:
+                raise Malformed("two sets of records for one entry")
+            if size > MAX_RECORDS:
+                raise Malformed(f"{size} bytes of records for one entry, at most {MAX_RECORDS} are taken")
+            self._size, self.needs = size, size + -size % BLOCK
+            self._records = {}
+            return None
+        records, self._records = self._records or {}, None
+        if kind not in (FILE, HARD_LINK, SYMLINK, DIRECTORY):
+            raise Malformed(f"entry of unknown type {kind!r}")
+        name = records.get(b"path")
+        if name is None:
+            name = _text(block[0:100])
+            if prefix := _text(block[345:500]):
+                name = prefix + b"/" + name
+        target = records.get(b"linkpath", _text(block[157:257]))
+        mtime_ns = _nanoseconds(records[b"mtime"]) if b"mtime" in records else _octal(block[136:148]) * _BILLION
+        if b"size" in records:
+            size = _decimal(records[b"size"])
+        tag = records.get(KIND, b"")
+        if (
+            tag not in (b"", WHITEOUT, OPAQUE, BASE, RUN)
+            or (tag in (WHITEOUT, BASE) and (kind != FILE or size))
+            or (tag == OPAQUE and kind != DIRECTORY)
+            or (tag == RUN and kind != FILE)
+        ):
+            raise Malformed(f"entry of unknown kind {tag!r}")
+        if size and kind != FILE:
+            raise Malformed("content of an entry that has none")
+        digest = records.get(SHA256, b"")
+        if digest and (len(digest) != 64 or digest.strip(b"0123456789abcdef") or kind != FILE or tag):
+            raise Malformed("a digest that is none, or of what has no content")
+        earlier = records.get(EARLIER, b"")
+        if earlier.strip(b"0123456789:- ") or (earlier and kind not in (FILE, HARD_LINK)):
+            raise Malformed("earlier files that are none, or of what is no file")
+        sparse = _decimal(records[SPARSE]) if SPARSE in records else 0
+        if SPARSE in records and (kind != FILE or tag or not 0 < sparse < 1 << 63 or size < BLOCK):
+            raise Malformed("holes of what has none")
+        of_base = records.get(OF_BASE, b"")
+        if (tag == BASE) != bool(of_base) or (of_base and not _is_state(of_base)):
+            raise Malformed("a state of the base that is none, or of what has none")
+        table = _decimal(records[RUN_OF]) if RUN_OF in records else 0
+        if (tag == RUN) != bool(table) or table > size:
+            raise Malformed("rows of what has none")
+        xattrs = {key[len(XATTR) :]: value for key, value in records.items() if key.startswith(XATTR)}
+        if kind == DIRECTORY:
+            name = name[:-1] if name.endswith(b"/") else name
+        mode = _octal(block[100:108]) & 0o7777
+        output = records.get(OUTPUT, b"")
+        if output and (output != b"1" or tag or kind not in (FILE, HARD_LINK)):
+            raise Malformed("an output that is none, or no file")
+        return Header(name, kind, mode, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse, of_base, table, bool(output))
+
+    def records(self, data: bytes) -> None:
+        """The records that the last block announced.
+
+        Raises:
+            Malformed: they are no pax records.
+        """
+        self.needs = 0
+        found: dict[bytes, bytes] = {}
+        at, end = 0, self._size
+        while at < end:
+            space = data.find(b" ", at, min(end, at + 12))
+            size = _decimal(data[at:space]) if space > 0 else 0
+            record = data[at : at + size]
+            equals = record.find(b"=")
+            if size < 5 or at + size > end or equals < 0 or not record.endswith(b"\n"):
+                raise Malformed("a pax record is damaged")
+            found[record[space - at + 1 : equals]] = record[equals + 1 : -1]
+            at += size
+        self._records = found
+
+
+def _is_state(text: bytes) -> bool:
+    letter, *rest = text.split(b":")
+    if letter == b"d":
+        return not rest
+    if not rest or len(rest) != {b"f": 3, b"l": 1}.get(letter, 0) or len(rest[-1]) != 64 or rest[-1].strip(b"0123456789abcdef"):
+        return False
+    return all(0 < len(number) <= 20 and not number.removeprefix(b"-").strip(b"0123456789") for number in rest[:-1])
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _octal(field: bytes) -> int:
+    digits = field.rstrip(b"\0 ").lstrip(b" ")
+    if not digits:
+        return 0
+    if digits.strip(b"01234567"):
+        raise Malformed(f"no octal number: {field!r}")
+    return int(digits, 8)
+
+
+def _decimal(text: bytes) -> int:
+    if not text or len(text) > 20 or text.strip(b"0123456789"):
+        raise Malformed(f"no number: {text[:40]!r}")
+    return int(text)
+
+
+def _nanoseconds(text: bytes) -> int:
+    negative = text.startswith(b"-")
+    whole, _, rest = text[negative:].partition(b".")
+    ns = _decimal(whole) * _BILLION + (_decimal(rest[:9].ljust(9, b"0")) if rest else 0)
+    return -ns if negative else ns

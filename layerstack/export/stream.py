@@ -1,0 +1,453 @@
+"""Write a version out: the folded delta above the base as one stream of bytes, which is a pure function of the version.
+
+    header    one JSON line: {"format", "manifest_version", "root_hash", "layers_exported", ...}
+    frames    u32 big-endian length and so many bytes; joined they are a pax tar (layerstack.export.pax) in byte order of paths
+    end       a frame of length 0
+    trailer   one JSON line: {"entries", "files", "symlinks", ..., "tar_bytes", "content_bytes", "sha256"}, or {"error": ...}
+
+In format 2 each file has its SHA-256 in the record `EOS.sha256`, as it was when it was published, and the trailer's is that of the tar without
+the content of files: nothing of them is read to be hashed, and large ones go from the file to the socket by sendfile(2). Format 1 hashes all.
+Format 4 is format 3 with runs of small plain files (`layerstack.model.run_table`), for who has nothing to compare them with.
+Format 3 is format 2 with holes: digests are those of `layerstack.kernel.content`, which are the SHA-256 of the bytes where there are no 64 KiB of zeros, and
+a file with holes (`EOS.sparse`, its size) has a map in front of its data, in the form of GNU tar 1.0.
+
+Every directory that an entry lies in comes before it. Nothing of the base crosses, no special file exists in a layer. Deletions and
+opaque directories are typed by `EOS.kind`; second names of one file of the delta are hard links to its first name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from layerstack.errors import LayerStackError, StoreCorrupt
+from layerstack.export import pax, small_files
+from layerstack.export.small_files import Decided, Run
+from layerstack.kernel import content
+from layerstack.kernel.xattrs import Form
+from layerstack.layers.snapshot import Snapshot
+from layerstack.model.manifest import Manifest
+
+FORMAT, FORMAT_OF_DIGESTS, FORMAT_OF_HOLES, FORMAT_OF_RUNS = 1, 2, 3, 4
+FRAME_BYTES = 1 << 20
+RANGE_BYTES, RANGE_MAX = 1 << 18, 1 << 24
+"""From format 2 on a file of so many bytes is not read here but given as ranges, and how long one of them is at most."""
+
+_KEPT_PARENTS = 4096
+
+
+class Entry(Protocol):
+    """What a path is in a version, as the store's `Entry` tells it."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def mode(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def mtime_ns(self) -> int: ...
+    @property
+    def layer_id(self) -> str: ...
+    @property
+    def real_path(self) -> str: ...
+
+
+Digests = Callable[[str, str], bytes | None]
+"""(layer, path) -> SHA-256 of that file's content, or None where it is not known; asked in byte order of paths."""
+
+
+Outputs = Callable[[str, str], bool]
+"""(layer, path) -> is that file an output of builds?"""
+
+
+Earlier = Callable[[str], Sequence[tuple[int, int]]]
+"""path -> size and mtime_ns of the files that older layers have there, as `Snapshot.earlier` tells it."""
+
+
+class FileRange(NamedTuple):
+    """Bytes of an open file that come next; the descriptor is good until the next piece is asked for."""
+
+    fd: int
+    offset: int
+    size: int
+
+
+class Version(Protocol):
+    """The part of a Snapshot that an export needs; the caller holds its lease until the stream has ended."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def form(self) -> Form: ...
+    def changed(self) -> Iterator[tuple[str, Any, bool]]: ...
+    def stat(self, path: str) -> Any: ...
+    def in_base(self, path: str) -> Any: ...
+    def below_in_base(self, path: str) -> Iterator[Any]: ...
+
+
+class ExportEntry(NamedTuple):
+    """One path that the delta decides. `real_path` is where a file's bytes lie; None for anything else and for a hard link."""
+
+    header: pax.Header
+    real_path: str | None
+    ranges: Sequence[tuple[int, int]] | None = None
+    """Of a file that is sent with its holes: (offset, size) of its data."""
+    run: Run | None = None
+    """Several entries in one."""
+
+
+def fold(
+    version: Version,
+    *,
+    xattrs: bool = False,
+    digests: Digests | None = None,
+    earlier: Earlier | None = None,
+    holes: bool = False,
+    changed: Iterator[Decided | Run] | None = None,
+    outputs: Outputs | None = None,
+) -> Iterator[ExportEntry]:
+    """The delta above the base in byte order of paths, one winner per path; a deletion only where its directory still is one.
+
+    Args:
+        changed: `version.changed()`, with runs in it.
+    Memory: a few thousand paths, and one name for each file that has several.
+    Raises:
+        StoreCorrupt: the root is opaque, or a layer holds what no layer may hold.
+    """
+    first_names: dict[tuple[int, int], bytes] = {}
+    parents: dict[str, bool] = {"": True}
+
+    def is_directory(path: str) -> bool:
+        known = parents.get(path)
+        if known is None:
+            if len(parents) > _KEPT_PARENTS:
+                parents.clear()
+                parents[""] = True
+            above = path.rpartition("/")[0]
+            entry = version.stat(path) if is_directory(above) else None
+            known = parents[path] = entry is not None and entry.kind == "directory"
+        return known
+
+    def before(path: str) -> bytes:
+        return b"" if earlier is None else b" ".join(b"%d:%d" % pair for pair in earlier(path))
+
+    for found in version.changed() if changed is None else changed:
+        if isinstance(found, Run):
+            size = len(found.table) + len(found.data)
+            yield ExportEntry(pax.Header(pax.RUN, pax.FILE, 0o644, size, kind=pax.RUN, table=len(found.table)), None, run=found)
+            continue
+        path, entry, opaque = found
+        raw = os.fsencode(path)
+        if not path:
+            if opaque:
+                raise StoreCorrupt("the root of a layer is opaque: an export would clear its whole destination", reason="opaque_root")
+            continue
+        if entry is None:
+            if is_directory(path.rpartition("/")[0]):
+                yield ExportEntry(pax.Header(raw, pax.FILE, 0o644, kind=pax.WHITEOUT, earlier=before(path)), None)
+        elif entry.kind == "directory":
+            kind = pax.OPAQUE if opaque else b""
+            more = _xattrs(entry.real_path, version.form) if xattrs else {}
+            yield ExportEntry(pax.Header(raw, pax.DIRECTORY, entry.mode & 0o7777, 0, entry.mtime_ns, kind=kind, xattrs=more), None)
+        elif entry.kind == "symlink":
+            target = os.fsencode(os.readlink(entry.real_path))
+            yield ExportEntry(pax.Header(raw, pax.SYMLINK, 0o777, 0, entry.mtime_ns, target), None)
+        elif entry.kind == "file":
+            status = os.lstat(entry.real_path)
+            if status.st_nlink > 1:
+                key = (status.st_dev, status.st_ino)
+                first = first_names.setdefault(key, raw)
+                if first is not raw:
+                    header = pax.Header(raw, pax.HARD_LINK, entry.mode & 0o7777, 0, entry.mtime_ns, first, earlier=before(path))
+                    header = header._replace(output=outputs is not None and outputs(entry.layer_id, path))
+                    yield ExportEntry(header, None)
+                    continue
+            more = _xattrs(entry.real_path, version.form) if xattrs else {}
+            digest = b"" if digests is None else _digest(entry, path, digests, plain=not holes).hex().encode()
+            header = pax.Header(raw, pax.FILE, entry.mode & 0o7777, entry.size, entry.mtime_ns, xattrs=more, sha256=digest)
+            ranges = _ranges(entry.real_path) if holes and content.has_holes(status) else None
+            if ranges is not None:
+                held = len(pax.sparse_map(ranges, entry.size)) + sum(size for _, size in ranges)
+                header = header._replace(size=held, sparse=entry.size)
+            header = header._replace(earlier=before(path)) if earlier is not None else header
+            if outputs is not None and outputs(entry.layer_id, path):
+                header = header._replace(output=True)
+            yield ExportEntry(header, entry.real_path, ranges)
+        else:
+            raise StoreCorrupt(f"a layer holds a special file at {path}", details={"path": path})
+
+
+def _digest(entry: Entry, path: str, digests: Digests, *, plain: bool) -> bytes:
+    """Of a file, from the index where that has it."""
+    if plain and entry.size >= content.BLOCK:
+        return content.digest_at(entry.real_path, plain=True)  # for a gateway that is older than the second form
+    return digests(entry.layer_id, path) or content.digest_at(entry.real_path)
+
+
+def _ranges(path: str) -> list[tuple[int, int]] | None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return content.sparse_map(fd)
+    finally:
+        os.close(fd)
+
+
+def states_of_base(version: Version) -> Iterator[ExportEntry]:
+    """What the base has where the delta decides, and below the directories that it hides: for a host that has no copy of the base.
+
+    One entry of kind `base` for each path, in no order, a path perhaps twice; nothing for a path that the base does not have.
+    Cost: every regular file among them is read.
+    """
+    for path, entry, opaque in version.changed():
+        was = version.in_base(path) if path else None
+        if was is None:
+            continue
+        yield _state_of_base(was)
+        if was.kind == "directory" and (opaque or entry is None or entry.kind != "directory"):
+            for below in version.below_in_base(path):
+                yield _state_of_base(below)
+
+
+def _state_of_base(entry: Any) -> ExportEntry:
+    if entry.kind == "directory":
+        state = b"d"
+    elif entry.kind == "symlink":
+        state = b"l:" + hashlib.sha256(os.fsencode(os.readlink(entry.real_path))).hexdigest().encode()
+    elif entry.kind == "file":
+        state = b"f:%d:%d:%s" % (entry.size, entry.mtime_ns, content.digest_at(entry.real_path).hex().encode())
+    else:
+        raise StoreCorrupt(f"the base holds a special file at {entry.path}", details={"path": entry.path})
+    return ExportEntry(pax.Header(os.fsencode(entry.path), pax.FILE, 0o644, kind=pax.BASE, of_base=state), None)
+
+
+def _xattrs(path: str, form: Form) -> dict[bytes, bytes]:
+    """The `user.` attributes that a session sees, by the names that it sees."""
+    out: dict[bytes, bytes] = {}
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.EPERM):
+            return out
+        raise
+    for name in names:
+        if name.startswith("user.") and (shown := form.shown(name)) is not None:
+            out[os.fsencode(shown)] = os.getxattr(path, name, follow_symlinks=False)
+    return out
+
+
+_NUMBERS: tuple[str, ...] = (
+    "entries",
+    "files",
+    "hard_links",
+    "symlinks",
+    "directories",
+    "whiteouts",
+    "opaques",
+    "content_bytes",
+    "tar_bytes",
+)
+
+
+class _Count:
+    """What the trailer says."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = dict.fromkeys(_NUMBERS, 0)
+        self.digest = hashlib.sha256()
+
+    def run(self, run: Run) -> None:
+        self.numbers["entries"] += run.files + run.directories
+        self.numbers["files"] += run.files
+        self.numbers["directories"] += run.directories
+        self.numbers["content_bytes"] += len(run.data)
+
+    def entry(self, header: pax.Header) -> None:
+        names = {pax.FILE: "files", pax.HARD_LINK: "hard_links", pax.SYMLINK: "symlinks", pax.DIRECTORY: "directories"}
+        self.numbers["entries"] += 1
+        if header.kind != pax.BASE:
+            self.numbers["whiteouts" if header.kind == pax.WHITEOUT else names[header.type]] += 1
+        self.numbers["opaques"] += header.kind == pax.OPAQUE
+        self.numbers["content_bytes"] += header.size
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.numbers, "sha256": self.digest.hexdigest()}
+
+
+def tar(entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: bool = True) -> Iterator[bytes | FileRange]:
+    """The pax tar of `entries` in pieces of at most FRAME_BYTES; small entries share a piece.
+
+    Args:
+        whole: the digest of `count` is that of all bytes. Else it leaves out the content of files, and large ones are given as ranges.
+    Raises:
+        StoreCorrupt: a file is shorter or longer than its entry says. Layers do not change.
+    """
+    count = _Count() if count is None else count
+    waiting = bytearray()
+
+    def full() -> bytes:
+        data = bytes(waiting)
+        waiting.clear()
+        count.numbers["tar_bytes"] += len(data)
+        if whole:
+            count.digest.update(data)
+        return data
+
+    def frame(data: bytes) -> None:
+        """Bytes of the tar that are no content."""
+        nonlocal waiting
+        waiting += data
+        if not whole:
+            count.digest.update(data)
+
+    for header, real_path, ranges, run in entries:
+        frame(pax.encode(header))
+        if run is not None:
+            count.run(run)
+            frame(run.table)
+            waiting += run.data
+            frame(pax.padding(header.size))
+            yield full()
+            continue
+        count.entry(header)
+        if real_path is not None and header.size:
+            if ranges is not None:
+                waiting += pax.sparse_map(ranges, header.sparse)
+            fd = os.open(real_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if ranges is not None:
+                    _check_size(real_path, header, os.fstat(fd).st_size)
+                for begin, size in ranges if ranges is not None else ((0, header.size),):
+                    os.lseek(fd, begin, os.SEEK_SET)
+                    left = size
+                    if not whole and left >= RANGE_BYTES:
+                        yield full()
+                        if ranges is None:
+                            _check_size(real_path, header, os.fstat(fd).st_size)
+                        while left:
+                            piece = FileRange(fd, begin + size - left, min(left, RANGE_MAX))
+                            count.numbers["tar_bytes"] += piece.size
+                            yield piece
+                            left -= piece.size
+                    while left:
+                        if len(waiting) >= FRAME_BYTES:
+                            yield full()
+                        data = os.read(fd, min(left, FRAME_BYTES - len(waiting)))
+                        if not data:
+                            _check_size(real_path, header, begin + size - left)
+                        left -= len(data)
+                        waiting += data
+            finally:
+                os.close(fd)
+            frame(pax.padding(header.size))
+        if len(waiting) >= FRAME_BYTES // 2:
+            yield full()
+    frame(pax.END)
+    yield full()
+
+
+def _check_size(real_path: str, header: pax.Header, size: int) -> None:
+    if size != header.length:
+        raise StoreCorrupt(f"{real_path} has {size} bytes instead of {header.length}", details={"path": os.fsdecode(header.path)})
+
+
+def stream(
+    version: Version,
+    *,
+    live_workspace_sessions: Sequence[str] = (),
+    offset: int = 0,
+    xattrs: bool = False,
+    digests: Digests | None = None,
+    earlier: Earlier | None = None,
+    holes: bool = False,
+    base: bool = False,
+    root: str | None = None,
+    outputs: Outputs | None = None,
+) -> Iterator[bytes | FileRange]:
+    """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
+
+    Args:
+        live_workspace_sessions: named in the first line when there are any: their private work is not part of a version.
+        offset: bytes of the tar that the other side has; they are made and hashed again, but not sent.
+        digests: those of files; with them it is format 2, without format 1.
+        holes: with digests: it is format 3.
+        root: of the store, with holes, and without xattrs and earlier: small plain files come in runs; it is format 4.
+        earlier: what older layers have; each file and deletion then says so in the record `EOS.earlier`, for who compares.
+        outputs: which files are outputs of builds; each of them then says so in the record `EOS.output`.
+        base: before all else, what the base has where the delta decides (`states_of_base`).
+    Yields:
+        Byte strings of any length, from format 2 on also ranges of files. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
+        so that the other side never takes a part for the whole.
+    """
+    manifest = version.manifest
+    runs = root is not None and holes and digests is not None and earlier is None and not xattrs and isinstance(version, Snapshot)
+    header: dict[str, Any] = {
+        "format": FORMAT if digests is None else FORMAT_OF_RUNS if runs else FORMAT_OF_HOLES if holes else FORMAT_OF_DIGESTS,
+        "manifest_version": manifest.version,
+        "root_hash": manifest.root_hash,
+        "layers_exported": [layer.layer_id for layer in manifest.layers[:-1]],
+    }
+    if live_workspace_sessions:
+        header["live_workspace_sessions"] = list(live_workspace_sessions)
+    if offset:
+        header["offset"] = offset
+    if base:
+        header["base"] = True
+    yield _line(header)
+    count = _Count()
+    skip = offset
+    trailer: dict[str, Any]
+    try:
+        changed = small_files.changed(version, root) if runs and root is not None and isinstance(version, Snapshot) else None
+        entries = fold(
+            version,
+            xattrs=xattrs,
+            digests=digests,
+            earlier=earlier,
+            holes=holes and digests is not None,
+            changed=changed,
+            outputs=outputs,
+        )
+        if base:
+            entries = itertools.chain(states_of_base(version), entries)
+        for piece in tar(entries, count, whole=digests is None):
+            size = piece.size if isinstance(piece, FileRange) else len(piece)
+            if skip >= size:
+                skip -= size
+                continue
+            length = struct.pack(">I", size - skip)
+            if isinstance(piece, FileRange):
+                yield length
+                yield FileRange(piece.fd, piece.offset + skip, size - skip)
+            else:
+                yield length + (piece[skip:] if skip else piece)
+            skip = 0
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, "EIO")
+        details: dict[str, Any] = {"reason": "os_error", "errno": name}
+        trailer = {"error": {"kind": "operation_failed", "message": f"export: {error.strerror} [{name}]", "details": details}}
+    except LayerStackError as error:
+        details = {**error.details, "reason": error.reason}
+        trailer = {"error": {"kind": error.kind, "message": error.message, "details": details}}
+    else:
+        if skip:
+            details = {"reason": "bad_offset", "offset": offset}
+            trailer = {
+                "error": {"kind": "invalid_request", "message": f"offset {offset} is behind the end of the stream", "details": details}
+            }
+        else:
+            trailer = count.to_json()
+    yield bytes(4)
+    yield _line(trailer)
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,113 @@
+"""Is everything in a store what was written there? Every layer against its digest, every document against its checksum and against each other.
+
+    for damage in check("/var/lib/stack"):    # a store that nobody has open
+        print(damage.file, damage.what, damage.found_by)
+
+Nothing is repaired and nothing is written, not even the lock file. A store that is open is looked at by the process that has it:
+`Store.checking`. What the next open puts in order by itself, and what could not be looked at, is no damage: those are `Check.notes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterator
+
+from layerstack.errors import StoreBusy, StoreCorrupt
+from layerstack.fsck import documents, trees
+from layerstack.fsck.parts import Counts, Damage, Look, Note
+
+__all__ = ["ORDER", "Check", "Counts", "Damage", "Note", "check", "offline"]
+
+ORDER = ("store", "base", "pins", "layer", "draft", "session", "leases", "staging")
+"""The parts of a check, in this order: each is one word, those of layers, drafts and sessions with the name after a blank."""
+
+
+class Check(Look):
+    """One look at a store, part by part. Not for callers: `check`, `offline` and `Store.checking` make it.
+
+    Damage comes as it is found; `notes` and `counts` grow meanwhile.
+    """
+
+    def __iter__(self) -> Iterator[Damage]:
+        for part in self.parts():
+            for found in self.of(part):
+                if found is not None:
+                    yield found
+
+    def parts(self, after: str | None = None) -> list[str]:
+        """What there is to look at, or what is left after a part that was looked at."""
+        found = ["store", "base", "pins", *(f"layer {name}" for name in self.layers())]
+        found += [f"draft {name}" for name in self.names("drafts")] + [f"session {name}" for name in self.names("sessions")]
+        found += ["leases"] if self.store is not None else ["staging"]
+        found.sort(key=_place)
+        return found if after is None else [part for part in found if _place(part) > _place(after)]
+
+    def of(self, part: str) -> Iterator[Damage | None]:
+        """The damage in one part; None now and then, so that whoever iterates can look at the clock."""
+        what, _, name = part.partition(" ")
+        try:
+            if what == "layer":
+                yield from trees.layer(self, name)
+            elif what == "draft":
+                yield from trees.draft(self, name)
+            elif what == "base":
+                yield from trees.base(self)
+            else:
+                looks: dict[str, Callable[[], Iterator[Damage]]] = {
+                    "store": lambda: documents.top(self),
+                    "pins": lambda: documents.pins(self),
+                    "session": lambda: documents.session(self, name),
+                    "leases": lambda: documents.leases(self),
+                    "staging": lambda: documents.staging(self),
+                }
+                yield from self.settled(looks[what])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a checksum is right, and the values are nobody's
+            yield Damage(_FOLDERS.get(what, "{0}").format(name), f"has documents with values of another kind ({error!r})", "its content")
+
+
+_FOLDERS = {"layer": "layers/{0}", "draft": "drafts/{0}", "session": "sessions/{0}", "store": ".", "pins": "pins", "base": "base"}
+
+
+def _place(part: str) -> tuple[int, str]:
+    what, _, name = part.partition(" ")
+    return (ORDER.index(what) if what in ORDER else -1, name)
+
+
+@contextlib.contextmanager
+def offline(root: str, *, base: bool = False, base_dir: str | None = None) -> Generator[Check]:
+    """A check of a store that no process has open, and that none can open meanwhile.
+
+    Raises:
+        StoreCorrupt: no store is here. StoreBusy: a process has it open. OSError: this user may not look.
+    """
+    import fcntl
+
+    os.stat(root)
+    if not os.path.lexists(f"{root}/workspace.json") and not os.path.lexists(f"{root}/manifest.json"):
+        raise StoreCorrupt(f"{root}: no store is here", details={"file": f"{root}/workspace.json"})
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = os.open(f"{root}/.storage-writer.lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            pass  # nobody ever opened it
+        else:
+            stack.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreBusy(f"{root}: another process has this store open", details={"store": root}) from None
+        yield Check(root, base=base, base_dir=base_dir)
+
+
+def check(root: str, *, base: bool = False) -> Iterator[Damage]:
+    """Everything that is damaged in a store that no process has open; nothing is changed.
+
+    Args:
+        base: read the base too.
+    Raises:
+        StoreCorrupt: no store is here. StoreBusy: a process has it open.
+    Cost: every byte of every layer is read once; memory is that of the widest directory.
+    """
+    with offline(root, base=base) as looking:
+        yield from looking

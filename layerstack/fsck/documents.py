@@ -1,0 +1,156 @@
+"""The documents of a store against their checksums and against each other: what names what, and is it there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from layerstack.errors import StoreCorrupt
+from layerstack.fsck.parts import Damage, Look
+from layerstack.kernel.xattrs import FORMS
+from layerstack.model.manifest import BASE_ID, Manifest, reference
+
+NAMES = {"manifests", "layers", "base", ".layer-metadata", "sessions", "drafts", "pins", "staging"}
+FILES = {"manifest.json", "workspace.json", ".storage-writer.lock", "command-counter.json"}
+"""The last one is the agent's: which numbers its commands have had."""
+
+
+def top(look: Look) -> Iterator[Damage]:
+    """The files of the store itself, its manifests, and what else lies there."""
+    try:
+        body = look.document("workspace.json")
+        if str(body.get("form")) not in FORMS:
+            yield Damage("workspace.json", f"form {body.get('form')!r} is not known", "its content")
+    except (StoreCorrupt, OSError) as error:
+        yield from look.corrupt(error, "workspace.json")
+    head: Manifest | None = None
+    try:
+        head = look.manifest("manifest.json")
+    except (StoreCorrupt, OSError) as error:
+        yield from look.corrupt(error, "manifest.json")
+    yield from _versions(look, head)
+    yield from _metadata(look)
+    for name in look.names("."):
+        if name.startswith(".") and name.endswith(".tmp"):
+            look.note("left_over", name, "half-written; the next open removes it")
+        elif name not in NAMES | FILES:
+            look.note("unknown", name, "nothing of this version made it")
+    for name in sorted(NAMES - {"pins"}):
+        if not os.path.isdir(f"{look.root}/{name}"):
+            yield Damage(name, "is missing", "its name")
+
+
+def _versions(look: Look, head: Manifest | None) -> Iterator[Damage]:
+    there, told = {BASE_ID, *look.names("layers")}, set[str]()
+    blocks = [about for about in map(look.about, head.layer_ids if head is not None else ()) if about and about.get("first_version")]
+    seen_head = head is None
+    for name in look.names("manifests"):
+        file, (stem, _, suffix) = f"manifests/{name}", name.partition(".")
+        if not stem.isdecimal() or suffix != "json":
+            look.note("left_over" if name.endswith(".tmp") else "unknown", file, "no manifest of a version")
+            continue
+        if head is not None and int(stem) > head.version:
+            look.note("left_over", file, "of a version that never became the head; the next open removes it")
+            continue
+        try:
+            found = look.version(file)
+        except (StoreCorrupt, OSError) as error:
+            seen_head = seen_head or (head is not None and int(stem) == head.version)
+            yield from look.corrupt(error, file)
+            continue
+        if found is None:
+            seen_head = seen_head or (head is not None and int(stem) == head.version)
+            look.note("left_over", file, "its bytes were lost in a power cut; the next open writes them again, as manifest.json has them")
+            continue
+        if found.version != int(stem):
+            yield Damage(file, f"is of version {found.version}", "its name")
+        if head is not None and found.version == head.version:
+            seen_head = True
+            if found.top != head.layers[0].layer_id or found.layers not in (None, head.layers):
+                yield Damage(file, "names other layers than manifest.json, of the same version", "comparing the two")
+                continue
+        if any(int(about["first_version"]) <= int(stem) < int(about["version"]) for about in blocks):
+            look.note("left_over", file, "of a version inside a squashed block; the next open removes it")
+            continue
+        layer_ids = [found.top] if found.layers is None else [layer.layer_id for layer in found.layers]
+        for layer_id in layer_ids:
+            if layer_id not in there and layer_id not in told:
+                told.add(layer_id)
+                yield Damage(reference(layer_id).path, f"is missing; {file} names it", "the manifest")
+        if look.another_top(found.version, found.top) if found.layers is None else look.other_layers(found.version, layer_ids):
+            yield Damage(file, f"names other layers than version {found.version} has", "comparing it with manifest.json")
+    if not seen_head and head is not None:
+        yield Damage(f"manifests/{head.version}.json", "is missing, the head is that version", "the manifest")
+    if head is not None:
+        for layer_id in head.layer_ids:
+            if layer_id not in there and layer_id not in told:
+                yield Damage(reference(layer_id).path, "is missing; manifest.json names it", "the manifest")
+
+
+def _metadata(look: Look) -> Iterator[Damage]:
+    there = set(look.names("layers"))
+    for name in look.names(".layer-metadata"):
+        stem, suffix = os.path.splitext(name)
+        if suffix not in (".json", ".index", ".digest", ".blame"):
+            look.note("unknown", f".layer-metadata/{name}", "nothing of this version made it")
+        elif stem not in there and (look.head is None or stem not in look.head.layer_ids):
+            look.note("left_over", f".layer-metadata/{name}", "of a layer that is not there; the next open removes it")
+    yield from ()
+
+
+def pins(look: Look) -> Iterator[Damage]:
+    """Each pin, and the version that it names."""
+    for name in look.names("pins"):
+        file, (stem, _, suffix) = f"pins/{name}", name.partition(".")
+        if not stem.isdecimal() or suffix != "json":
+            look.note("left_over" if name.endswith(".tmp") else "unknown", file, "no pin")
+            continue
+        try:
+            body = look.document(file)
+        except (StoreCorrupt, OSError) as error:
+            yield from look.corrupt(error, file)
+            continue
+        if body.get("version") != int(stem):
+            yield Damage(file, f"pins version {body.get('version')}", "its name")
+        elif not os.path.exists(f"{look.root}/manifests/{stem}.json"):
+            yield Damage(file, f"pins version {stem}, which is gone", "the manifests")
+
+
+def session(look: Look, name: str) -> Iterator[Damage]:
+    """One session's document, and what it stands on."""
+    folder = f"sessions/{name}"
+    if not os.path.lexists(f"{look.root}/{folder}"):
+        return  # it ended meanwhile
+    try:
+        body = look.document(f"{folder}/session.json")
+    except (StoreCorrupt, OSError) as error:
+        yield from look.corrupt(error, f"{folder}/session.json")
+        return
+    if body.get("session_id") != name:
+        yield Damage(f"{folder}/session.json", f"belongs to session {body.get('session_id')}", "its name")
+        return
+    version, head = body.get("base_version"), look.head
+    if head is not None and (not isinstance(version, int) or version > head.version):
+        yield Damage(f"{folder}/session.json", f"stands on version {version}, the head is {head.version}", "the manifest")
+    draft_id = body.get("draft_id")
+    if draft_id is not None and not body.get("rebased") and not os.path.isdir(f"{look.root}/drafts/{draft_id}/layer"):
+        yield Damage(f"{folder}/session.json", f"stands on {draft_id}, which is gone", "the drafts")
+    look.note("left_over", folder, "work of a process that is gone; the next open makes a draft of it, unless it was published")
+
+
+def leases(look: Look) -> Iterator[Damage]:
+    """What this process holds is there."""
+    assert look.store is not None
+    told = set[str]()
+    for lease in look.store.leases.all():
+        for layer_id in lease.layer_ids:
+            if layer_id not in told and layer_id != BASE_ID and not os.path.isdir(f"{look.root}/layers/{layer_id}"):
+                told.add(layer_id)
+                yield Damage(f"layers/{layer_id}", f"is missing; {lease.holder} stands on it", "the leases")
+
+
+def staging(look: Look) -> Iterator[Damage]:
+    """What is left there."""
+    for name in look.names("staging"):
+        look.note("left_over", f"staging/{name}", "of an operation that did not end; the next open removes it")
+    yield from ()

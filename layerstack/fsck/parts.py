@@ -1,0 +1,178 @@
+"""What every part of a check shares: where the store is, what was read of it already, how damage and notes are told."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerstack.errors import StoreCorrupt
+from layerstack.kernel import records
+from layerstack.kernel.xattrs import FORMS, Form
+from layerstack.layers import version_files
+from layerstack.model.manifest import BASE_ID, Manifest
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+
+class Damage(NamedTuple):
+    """One thing that is not as it was written."""
+
+    file: str
+    """Relative to the store."""
+    what: str
+    """What is wrong with it: follows the name of the file in a sentence."""
+    found_by: str
+    """`checksum`, `digest`, …: how it was found."""
+
+
+class Note(NamedTuple):
+    """What is no damage, and should be known."""
+
+    kind: str
+    """`left_over`: the next open puts it in order. `not_checked`: and `what` says why. `unknown`: nothing of this version made it."""
+    file: str
+    what: str
+
+
+class Counts(NamedTuple):
+    """How much was looked at."""
+
+    layers: int = 0
+    entries: int = 0
+    bytes: int = 0
+
+
+class Look:
+    """One look at a store; `notes` and `counts` grow meanwhile."""
+
+    def __init__(
+        self, root: str, *, base: bool = False, base_dir: str | None = None, store: Store | None = None, layers: Iterable[str] = ()
+    ) -> None:
+        """
+        Args:
+            base: read the base too, and compare it with the hash that the store was made with.
+            base_dir: where the base lies, if not in the store: the folder with B000001-base in it.
+            store: it is open in this process. What looks wrong is looked at again under its lock, so that no change under way is called damage;
+                what looks left over is somebody's work in hand, and not told.
+            layers: those that the caller has a lease on, of an open store.
+        """
+        self.root, self.base, self.base_dir, self.store = root, base, base_dir or f"{root}/base", store
+        self.leased = frozenset(layers)
+        self.notes: list[Note] = []
+        self.counts = Counts()
+        self.body: dict[str, Any] = {}
+        """Of workspace.json; empty when that cannot be read."""
+        self.head: Manifest | None = None
+        with contextlib.suppress(StoreCorrupt, OSError):
+            self.body = self.document("workspace.json")
+        with contextlib.suppress(StoreCorrupt, OSError):
+            self.head = self.manifest("manifest.json")
+        self.form: Form | None = FORMS.get(str(self.body.get("form")))
+        self._abouts: dict[str, dict[str, Any]] = {}
+
+    def settled(self, look: Callable[[], Iterator[Damage]]) -> list[Damage]:
+        """What is found; in an open store, what is still found while nobody changes anything."""
+        known = len(self.notes)
+        found = list(look())
+        if found and self.store is not None:
+            with self.store.lock:
+                del self.notes[known:]
+                with contextlib.suppress(StoreCorrupt, OSError):
+                    self.head = self.manifest("manifest.json")
+                found = list(look())
+        return found
+
+    def corrupt(self, error: StoreCorrupt | OSError, name: str) -> Iterator[Damage]:
+        """What a reader raised about the file `name`."""
+        if isinstance(error, StoreCorrupt):
+            file = str(error.details.get("file", ""))
+            what = error.message.removeprefix(f"{file}: ")
+            how = "its name" if what == "missing" else "reading it" if what.startswith("cannot be read") else "checksum"
+            yield Damage(os.path.relpath(file, self.root) if file else name, what, how)
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            self.note("not_checked", name, "this user may not read it")
+        else:
+            yield Damage(name, f"cannot be read: {error.strerror}", "reading it")
+
+    def note(self, kind: str, file: str, what: str) -> None:
+        """Take down what is no damage. Of an open store what is left over is not told: it is somebody's work of this moment."""
+        if kind != "left_over" or self.store is None:
+            self.notes.append(Note(kind, file, what))
+
+    def names(self, folder: str) -> list[str]:
+        """Sorted; none where there is no such folder."""
+        try:
+            return sorted(os.listdir(f"{self.root}/{folder}"))
+        except OSError:
+            return []
+
+    def layers(self) -> list[str]:
+        """The layers to look at: all that lie there or that the head names; of an open store those that the caller keeps."""
+        if self.store is not None:
+            return sorted(self.leased - {BASE_ID})
+        return sorted({*self.names("layers"), *(self.head.layer_ids if self.head is not None else ())} - {BASE_ID})
+
+    def manifest(self, name: str) -> Manifest:
+        """The manifest at a path below the store. Raises StoreCorrupt, OSError."""
+        path = f"{self.root}/{name}"
+        try:
+            return Manifest.load(records.content(path), source=path)
+        except FileNotFoundError:
+            raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
+
+    def version(self, name: str) -> version_files.Named | None:
+        """The file of a version at a path below the store; None: it was lost. Raises StoreCorrupt, OSError."""
+        path = f"{self.root}/{name}"
+        try:
+            data = records.content(path)
+            return None if version_files.lost(data) else version_files.load(data, source=path)
+        except FileNotFoundError:
+            raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
+
+    def document(self, name: str) -> dict[str, Any]:
+        """The body of the document at a path below the store. Raises StoreCorrupt, OSError."""
+        return records.read(f"{self.root}/{name}")
+
+    def about(self, layer_id: str) -> dict[str, Any] | None:
+        """A layer's metadata, None for the base and where it cannot be read."""
+        if layer_id not in self._abouts:
+            with contextlib.suppress(StoreCorrupt, OSError):
+                if layer_id != BASE_ID:
+                    self._abouts[layer_id] = self.document(f".layer-metadata/{layer_id}.json")
+        return self._abouts.get(layer_id)
+
+    def other_layers(self, version: int, layer_ids: Iterable[str]) -> bool:
+        """Do these layers make another tree than the version has, as the head tells it? A block and the layers that it is made of make the same.
+
+        False where it cannot be told: the version is above the head, or the metadata of a block cannot be read.
+        """
+        if self.head is None or version > self.head.version:
+            return False
+        now, then = self._published(self.head.layer_ids), self._published(layer_ids)
+        return now is not None and then is not None and [one for one in now if one[0] <= version] != then
+
+    def another_top(self, version: int, layer_id: str) -> bool:
+        """Is the layer, or what it is made of, another one than the newest of the version? False where it cannot be told."""
+        if self.head is None or version > self.head.version:
+            return False
+        now, then = self._published(self.head.layer_ids), self._published([layer_id])
+        if now is None or then is None:
+            return False
+        return [one for one in now if one[0] <= version][:1] != then[:1]
+
+    def _published(self, layer_ids: Iterable[str]) -> list[tuple[int, str]] | None:
+        """The publications in these layers, newest first, each with its version; the base aside."""
+        found: list[tuple[int, str]] = []
+        for layer_id in layer_ids:
+            if layer_id.startswith("S"):
+                about = self.about(layer_id)
+                if about is None:
+                    return None
+                found += [(int(member["version"]), str(member["layer_id"])) for member in about["members"]]
+            elif layer_id != BASE_ID:
+                found.append((int(layer_id[1:].partition("-")[0]), layer_id))
+        return found

@@ -1,0 +1,4 @@
+"""Look back: versions, patches, blame, pins.
+
+Imports `session` and what is below it.
+"""

@@ -1,0 +1,336 @@
+"""Who wrote each line of a path: derived from the layers that list it, recorded nowhere but for layers that a squash folded.
+
+The texts of a path are those of the layers that list it, newest first, until one that made it from nothing. A line belongs to the layer
+whose text has it and whose older neighbour's has not, by the diff that publishing merges with. What a deletion ended keeps its last answer.
+
+A squashed layer answers for all that it folded: `.layer-metadata/<id>.blame` holds for each path its owner, or its ranges as they were
+before the squash.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack.errors import InvalidPath, LayerStackError, NotFound
+from layerstack.history.blame_file import SUFFIX, Answer, Folded, Range, load
+from layerstack.layers.chain import Chain
+from layerstack.layers.index import Layer
+from layerstack.layers.packed_index import Packed, PackedIndex
+from layerstack.model.conflict import path_json
+from layerstack.model.paths import ancestors, byte_order, check, join
+from layerstack.text.lines import TEXT_MAX, diff, is_text, number_lines, numbering
+from layerstack.text.myers import BUDGET, Budget
+from layerstack.tree.state import DIRECTORY, FILE, LINK, State, same
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+ORIGINAL, UNKNOWN = "original", "unknown"
+WORK = 10 * BUDGET
+"""Inner steps of the diffs of one answer, each of which gets what a merge gets: about 2 s. Lines undecided then are `unknown`."""
+LINES = 8_000_000
+"""Lines of all texts that are read for one answer."""
+KEPT, KEPT_RANGES = 256, 200_000
+"""Answers that a store remembers, and ranges in all of them together."""
+RULED_KEPT = 20_000
+"""Directories of which a squash remembers whether they have rules."""
+KEPT_FILES = 4
+"""Files of squashed layers whose content stays in memory."""
+
+
+class Cache:
+    """The last answers of a store, by path and the layers that decide it: a publish of other paths leaves them good."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, ...], Answer] = OrderedDict()
+        self._ranges = 0
+        self._folded: OrderedDict[str, Mapping[str, Folded]] = OrderedDict()
+
+    def folded(self, file: str) -> Mapping[str, Folded]:
+        """What `load` gives; the last few are kept."""
+        with self._lock:
+            found = self._folded.pop(file, None)
+        if found is None:
+            found = load(file)
+        with self._lock:
+            self._folded[file] = found
+            while len(self._folded) > KEPT_FILES:
+                self._folded.popitem(last=False)
+        return found
+
+    def get(self, key: tuple[str, ...]) -> Answer | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def put(self, key: tuple[str, ...], answer: Answer) -> None:
+        with self._lock:
+            self._ranges += len(answer) - len(self._kept.pop(key, ()))
+            self._kept[key] = answer
+            while len(self._kept) > KEPT or self._ranges > KEPT_RANGES:
+                self._ranges -= len(self._kept.popitem(last=False)[1])
+
+
+class _Text(NamedTuple):
+    """What one layer made of the path."""
+
+    layer: Layer
+    path: str
+    there: bool
+    """False: it is gone, by a whiteout or with a directory above."""
+
+    @property
+    def state(self) -> State | None:
+        return self.layer.tree.state(self.path) if self.there else None
+
+
+def blame(store: Store, path: str) -> Answer:
+    """The ranges of a path of the head, in order and without gaps; of a path that is gone those of its last text.
+
+    Symlinks, binary files, files above TEXT_MAX and those on the ignored route have one range of one line, whose owner wrote them last.
+    A file without a byte has none.
+    Raises:
+        NotFound: no publication ever made or changed such a file (reason no_auditability_record); a folder, too.
+        InvalidPath: not a path of a tree.
+    Cost: bounded by WORK and LINES; without the store's lock; the next time a dictionary look-up, until the path changes.
+    """
+    if check(path) == "":
+        raise InvalidPath("the root is no file", details={"path": path})
+    with store.reading() as snapshot:
+        chain = snapshot.chain
+        texts = _texts(chain, path)
+        key = (path, *(text.layer.id for text in texts))
+        answer = store.blames.get(key)
+        if answer is None:
+            answer = _answer(store, chain, path, texts)
+            if answer is None:
+                shown = path_json(path)
+                raise NotFound(f"no auditability record for path: {shown['path']}", reason="no_auditability_record", details=shown)
+            store.blames.put(key, answer)
+        return answer
+
+
+def of_block(store: Store, block: Sequence[Layer], below: Chain) -> Iterator[tuple[str, Folded]]:
+    """What a squash of `block`, layers newest first that stand on `below`, must remember, in byte order of paths.
+
+    A path that one of them alone has to do with: its owner. One with several: its ranges, those of deleted paths too. Outside of the
+    store's lock. Cost: that of `blame` for each path of the latter kind; files of the former are not read.
+    """
+    seen = Chain((*block, *below.published), below.shelf, below.form)
+    members = {layer.id for layer in block}
+    ruled: dict[str, bool] = {}
+
+    def may_be_ignored(path: str) -> bool:
+        """Has any version a .gitignore on the way? Without one nobody's base version needs to be asked."""
+        if len(ruled) > RULED_KEPT:
+            ruled.clear()
+        for directory in ancestors(path):
+            if directory not in ruled:
+                name = join(directory, ".gitignore")
+                ruled[directory] = bool(seen.shelf.listing(name)) or seen.base.get(name) is not None
+            if ruled[directory]:
+                return True
+        return False
+
+    for path in _written(store, block):
+        texts = _texts(seen, path)
+        inside = [text for text in texts if text.layer.id in members]
+        if len(inside) == 1 and inside[0].there and _told(store, inside[0].layer, path) is None:
+            owner = _owner(store, inside[0])
+            yield path, (Range(1, 1, owner),) if may_be_ignored(path) and _ignored(store, inside[0]) else owner
+        elif (answer := _answer(store, seen, path, texts)) is not None:
+            yield path, answer
+
+
+def _written(store: Store, block: Sequence[Layer]) -> Iterator[str]:
+    """The paths that have or had a text in one of the layers, in byte order, each once. Those of packed indexes are in no list."""
+    few: set[bytes] = set()
+    many: list[Iterator[bytes]] = []
+    for layer in block:
+        if isinstance(layer.index, PackedIndex):
+            many.append(path for path, record in layer.index.walk() if record.kind in (FILE, LINK))
+        else:
+            few.update(byte_order(path) for path, record in (layer.index or {}).items() if record.kind in (FILE, LINK))
+        folded = _folded(store, layer)
+        if isinstance(folded, Packed):
+            many.append(path for path, _ in folded.walk())
+        else:
+            few.update(map(byte_order, folded))
+    for path, _ in itertools.groupby(heapq.merge(sorted(few), *many)):
+        yield os.fsdecode(path)
+
+
+def _texts(chain: Chain, path: str) -> list[_Text]:
+    """What the layers above the base made of the path, newest first. Those that only hold it as a directory's container are no part of it."""
+    hits = {layer.id: layer for layer in chain.shelf.listing(path)}
+    for ancestor in ancestors(path):
+        for layer in chain.shelf.covering(ancestor):
+            hits[layer.id] = layer
+    found: list[_Text] = []
+    for layer in chain.sorted(hits.values()):
+        record = layer.get(path)
+        if record is None or record.kind not in (FILE, DIRECTORY, LINK):
+            found.append(_Text(layer, path, False))
+        elif not record.quiet:
+            found.append(_Text(layer, path, True))
+    return found
+
+
+def _owner(store: Store, text: _Text) -> str:
+    told = _folded(store, text.layer).get(text.path)
+    return told if isinstance(told, str) else str(text.layer.about.get("owner") or UNKNOWN)
+
+
+def _folded(store: Store, layer: Layer) -> Mapping[str, Folded]:
+    """What a squashed layer remembers; nothing for another one."""
+    return store.blames.folded(f"{store.root}/.layer-metadata/{layer.id}{SUFFIX}") if layer.id.startswith("S") else {}
+
+
+def _told(store: Store, layer: Layer, path: str) -> Answer | None:
+    """The whole answer, where a squashed layer has it."""
+    told = _folded(store, layer).get(path)
+    return told if isinstance(told, tuple) else None
+
+
+def _answer(store: Store, chain: Chain, path: str, texts: Sequence[_Text]) -> Answer | None:
+    at = 0
+    while at < len(texts) and not texts[at].there:
+        if (told := _told(store, texts[at].layer, path)) is not None:
+            return told
+        at += 1
+    if at == len(texts):
+        return _forgotten(store, chain, path)
+    layer, state = texts[at].layer, texts[at].state
+    assert state is not None
+    if state.kind == DIRECTORY:
+        return None
+    if (told := _told(store, layer, path)) is not None:
+        return told
+    base = chain.base.tree.state(path) if chain.base.get(path) is not None else None
+    if state.kind != FILE or state.size > TEXT_MAX or _ignored(store, texts[at]) or not is_text(state.data()):
+        return (Range(1, 1, _last_writer(store, texts[at:], base)),)
+    return _merged(_Walk(store, path).lines(texts[at:], base))
+
+
+def _forgotten(store: Store, chain: Chain, path: str) -> Answer | None:
+    """A path that was made and deleted among layers that are folded now is listed by none."""
+    for layer in chain.published:
+        if (told := _told(store, layer, path)) is not None:
+            return told
+    return None
+
+
+def _last_writer(store: Store, texts: Sequence[_Text], base: State | None) -> str:
+    """The owner of the newest text whose content the older one has not."""
+    state = texts[0].state
+    for n, text in enumerate(texts):
+        below = texts[n + 1].state if n + 1 < len(texts) else base
+        if state is None or below is None or not same(state, below):
+            return _owner(store, text)
+        state = below
+    return ORIGINAL
+
+
+def _ignored(store: Store, text: _Text) -> bool:
+    """Was the path on the ignored route when the layer was published? By the version that its author started from."""
+    if text.layer.id.startswith("S"):
+        return False  # else its file would say so
+    try:
+        return store.routes.ignored(int(text.layer.about["base_version"]))(text.path, False)
+    except LayerStackError:  # that version is closed by now: nearly always its rules are those of today
+        return store.routes.ignored(store.head.version)(text.path, False)
+
+
+def _merged(owners: Sequence[tuple[int, str]]) -> Answer:
+    """(count, owner) in order -> ranges, neighbours of one owner joined."""
+    found: list[Range] = []
+    at = 1
+    for count, owner in owners:
+        if not count:
+            continue
+        if found and found[-1].owner == owner:
+            found[-1] = Range(found[-1].start_line, found[-1].line_count + count, owner)
+        else:
+            found.append(Range(at, count, owner))
+        at += count
+    return tuple(found)
+
+
+class _Walk:
+    """From the newest text to older ones, carrying for each line of the present text which line of the newest it is, until each has an owner."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.store, self.path = store, path
+        self.steps_left, self.lines_left = WORK, LINES
+        self.numbers = numbering()
+
+    def read(self, state: State) -> bytes | None:
+        """The bytes of a text, or None: it is none."""
+        if state.kind != FILE or state.size > TEXT_MAX:
+            return None
+        data = state.data()
+        return data if is_text(data) else None
+
+    def lines(self, texts: Sequence[_Text], base: State | None) -> list[tuple[int, str]]:
+        """(count, owner) for the lines of the newest text, in order."""
+        state = texts[0].state
+        data = self.read(state) if state is not None else None
+        assert data is not None
+        now = number_lines(data, self.numbers)
+        owners: list[str | None] = [None] * len(now)
+        place = array("l", range(len(now)))  # of each line of the present text, its line in the newest; -1: it is gone there
+        undecided = len(now)
+        last = UNKNOWN
+        for n, text in enumerate(texts):
+            told = _told(self.store, text.layer, self.path)
+            if told is not None:
+                for part in told:
+                    self.give(owners, place, part.start_line - 1, part.start_line - 1 + part.line_count, part.owner)
+                undecided = 0
+                break
+            below = texts[n + 1].state if n + 1 < len(texts) else base
+            if below is None or below.kind != FILE:
+                last = _owner(self.store, text)
+                break
+            self.lines_left -= len(now)
+            if self.steps_left < BUDGET or self.lines_left < 0:
+                break
+            older = self.read(below)
+            if older is None:  # a binary or too large file before: nobody can say what is new
+                last = _owner(self.store, text) if below.size <= TEXT_MAX else UNKNOWN
+                break
+            if older != data:
+                then = number_lines(older, self.numbers)
+                owner, before = _owner(self.store, text), array("l", [-1]) * len(then)
+                at_then, at, budget = 0, 0, Budget(BUDGET)
+                for region in diff(then, now, budget):
+                    before[at_then : region.alo] = place[at : region.blo]
+                    undecided -= self.give(owners, place, region.blo, region.bhi, owner)
+                    at_then, at = region.ahi, region.bhi
+                before[at_then:] = place[at:]
+                self.steps_left -= BUDGET - budget.steps
+                now, place, data = then, before, older
+            if not undecided:
+                break
+            if n + 1 == len(texts):
+                last = ORIGINAL
+        return [(1, last if owner is None else owner) for owner in owners]
+
+    @staticmethod
+    def give(owners: list[str | None], place: array[int], lo: int, hi: int, owner: str) -> int:
+        """The lines [lo, hi) of the present text are `owner`'s; how many of them the newest text has."""
+        given = 0
+        for line in place[lo:hi]:
+            if line >= 0:
+                owners[line] = owner
+                given += 1
+        return given

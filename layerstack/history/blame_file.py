@@ -1,0 +1,177 @@
+"""Owners of lines as values, and the file in which a squashed layer keeps them: for each path its owner, or its ranges.
+
+A document of JSON up to SMALL paths. Above, lines in byte order of paths, so that both ends hold one at a time:
+
+    eos-blame 2 <count of paths> <SHA-256 of all lines below>
+    <path, escaped as in an index> TAB <number of its owner, or [[count of lines, number], ...]>
+    <JSON list of the owners>
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import IO, Any, NamedTuple
+
+from layerstack.errors import StoreCorrupt
+from layerstack.kernel import fsync, records
+from layerstack.layers.index_file import escaped, unescaped
+from layerstack.layers.packed_index import SMALL, Packed
+
+SUFFIX = ".blame"
+LARGE_FORMAT = 2
+_MAGIC = b"eos-blame"
+
+
+class Range(NamedTuple):
+    """Neighbouring lines of one owner."""
+
+    start_line: int
+    """From 1."""
+    line_count: int
+    owner: str
+    """As the layer's metadata has it: `workspace_session:<id>`, `operation:<request_id>`; or `original`, `unknown`."""
+
+
+Answer = tuple[Range, ...]
+Folded = Answer | str
+"""What a squashed layer remembers of a path: who wrote its text, or every line's owner."""
+
+
+def dump(ranges: dict[str, Folded]) -> bytes:
+    """The bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each range."""
+    owners = sorted({owner for told in ranges.values() for owner in ([told] if isinstance(told, str) else [r.owner for r in told])})
+    number = {owner: n for n, owner in enumerate(owners)}
+    rows: dict[str, int | list[list[int]]] = {}
+    for path, told in sorted(ranges.items()):
+        name = os.fsencode(path).decode("latin-1")
+        rows[name] = number[told] if isinstance(told, str) else [[r.line_count, number[r.owner]] for r in told]
+    return records.dump({"owners": owners, "paths": rows})
+
+
+def write_new(path: str, ranges: Iterable[tuple[str, Folded]], *, aside: str) -> str:
+    """The file at `path`, where nothing is, its bytes only on their way; -> its SHA-256 in hex.
+
+    Args:
+        ranges: in byte order of paths.
+        aside: a directory of the same file system, for a file without a name.
+    Raises:
+        OSError.
+    Memory: SMALL of them; the distinct owners.
+    """
+    rest = iter(ranges)
+    few = dict(itertools.islice(rest, SMALL + 1))
+    if len(few) <= SMALL:
+        data = dump(few)
+        fsync.write_new(path, data, sync=False)
+        return hashlib.sha256(data).hexdigest()
+    total, count, owners = hashlib.sha256(), 0, dict[str, int]()
+
+    def number(owner: str) -> int:
+        return owners.setdefault(owner, len(owners))
+
+    with tempfile.TemporaryFile(dir=aside, buffering=1 << 18) as lines, open(path, "xb") as file:
+        for name, told in itertools.chain(few.items(), rest):
+            mark = number(told) if isinstance(told, str) else [[r.line_count, number(r.owner)] for r in told]
+            line = b"%s\t%s\n" % (escaped(name), _compact(mark))
+            total.update(line)
+            lines.write(line)
+            count += 1
+        last = _compact(list(owners)) + b"\n"
+        total.update(last)
+        lines.write(last)
+        lines.seek(0)
+        file.write(_header(count, total.hexdigest()))
+        shutil.copyfileobj(lines, file, 1 << 18)
+        file.flush()
+        fsync.begin_write_out(file.fileno())
+    return checksum(path)
+
+
+def checksum(path: str) -> str:
+    """The SHA-256 of a whole file, in hex, as its layer's metadata names it. Raises StoreCorrupt; OSError."""
+    with records.reading(path) as file:
+        total = hashlib.sha256()
+        while piece := file.read(1 << 18):
+            total.update(piece)
+        return total.hexdigest()
+
+
+def _compact(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _header(count: int, total: str) -> bytes:
+    return b"%s %d %d %s\n" % (_MAGIC, LARGE_FORMAT, count, total.encode())
+
+
+class _Told(Packed[Folded]):
+    """Of many paths: owners and ranges that are the same are there once."""
+
+    def __init__(self) -> None:
+        self.told: list[Folded] = []
+        super().__init__(self.told, array("I"))
+
+
+def load(path: str) -> Mapping[str, Folded]:
+    """What `write_new` was given, packed where it is much. Raises StoreCorrupt, naming the file; OSError."""
+    try:
+        with records.reading(path) as file:
+            header = file.readline()
+            if header.startswith(_MAGIC + b" "):
+                return _load_large(header, file, path)
+    except FileNotFoundError:
+        raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
+    body = records.read(path)
+    if not isinstance(body.get("owners"), list) or not isinstance(body.get("paths"), dict):
+        raise StoreCorrupt(f"{path}: is another document", details={"file": path})
+    owners: list[str] = body["owners"]
+    found: dict[str, Folded] = {}
+    for name, rows in body["paths"].items():
+        found[os.fsdecode(name.encode("latin-1"))] = _told(rows, owners)
+    return found
+
+
+def _told(rows: Any, owners: list[str]) -> Folded:
+    if isinstance(rows, int):
+        return owners[rows]
+    at, ranges = 1, list[Range]()
+    for count, owner in rows:
+        ranges.append(Range(at, count, owners[owner]))
+        at += count
+    return tuple(ranges)
+
+
+def _load_large(header: bytes, file: IO[bytes], path: str) -> Mapping[str, Folded]:
+    def wrong(what: str) -> StoreCorrupt:
+        return StoreCorrupt(f"{path}: {what}", details={"file": path})
+
+    words = header.split(b" ")
+    count = int(words[2]) if len(words) == 4 and words[2].isdigit() else -1
+    total, found, numbers = hashlib.sha256(), _Told(), dict[bytes, int]()
+    before: bytes | None = None
+    for _ in range(count):
+        line = file.readline()
+        total.update(line)
+        raw, _, mark = line.partition(b"\t")
+        here = unescaped(raw)
+        if not mark.endswith(b"\n") or (before is not None and here <= before):
+            raise wrong("a line is none of its kind")
+        found.append(here, numbers.setdefault(mark, len(numbers)))
+        before = here
+    last = file.read()
+    total.update(last)
+    if _header(count, total.hexdigest()) != header:
+        raise wrong(f"its header is not that of format {LARGE_FORMAT} over {count} lines, or the checksum does not match its content")
+    try:
+        owners: list[str] = json.loads(last)
+    except ValueError:  # the count is too small
+        raise wrong("its last line is no list of owners") from None
+    found.told.extend(_told(json.loads(mark), owners) for mark in numbers)
+    return found

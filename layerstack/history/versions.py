@@ -1,0 +1,177 @@
+"""Looking back: the versions that can be opened, and what changed between two of them or in a draft, path by path and as patches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack.errors import LayerStackError
+from layerstack.history.patch import PATCH_LIMIT, Patch, patch
+from layerstack.layers.chain import Chain
+from layerstack.layers.delta import change_of
+from layerstack.layers.snapshot import Snapshot
+from layerstack.model.conflict import Fingerprint
+from layerstack.model.lease import READER
+from layerstack.model.paths import check
+from layerstack.tree.state import State, fingerprint
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+PAGE, PAGE_BYTES = 200, 256 << 10
+"""Most changes of one page, and bytes of their patches after which it ends."""
+ONE_PATCH_LIMIT = 1 << 20
+"""Bytes of the patch when it is the only one that was asked for."""
+
+
+class Version(NamedTuple):
+    """One openable version, and what made it."""
+
+    version: int
+    root_hash: str
+    layer_count: int
+    layer_id: str | None
+    """The layer that it put on top; None for the base and where a squash made the version, which changes no file."""
+    owner: str | None
+    agent: str | None
+    request_id: str | None
+    created_unix_ms: int | None
+    paths: int | None
+    bytes: int | None
+    pinned: bool
+
+
+class Change(NamedTuple):
+    """One path that differs. `old` and `new` are the two sides of the patch."""
+
+    path: str
+    change: str
+    """added, deleted, modified, type, attributes."""
+    base: Fingerprint
+    old: Fingerprint
+    new: Fingerprint
+    patch: Patch | None
+    """None: more than lines, see `layerstack.history.patch`."""
+
+
+class Page(NamedTuple):
+    """Some of the changes, in byte order of paths."""
+
+    changes: tuple[Change, ...]
+    next: int | None
+    """Where the next page starts."""
+
+
+def versions(store: Store, *, after: int | None = None, limit: int = 100) -> tuple[list[Version], int | None]:
+    """Openable versions, newest first, those older than `after`; and the `after` of the next page, or None. Cost: a file per version."""
+    stems = (name.partition(".json")[0] for name in os.listdir(f"{store.root}/manifests"))
+    numbers = sorted((int(stem) for stem in stems if stem.isdecimal()), reverse=True)
+    pins = store.pins.all()
+    found: list[Version] = []
+    for number in numbers:
+        if after is not None and number >= after:
+            continue
+        if len(found) == limit:
+            return found, found[-1].version
+        with contextlib.suppress(LayerStackError):  # it was closed since
+            found.append(_version(store, number, pinned=number in pins))
+    return found, None
+
+
+def _version(store: Store, number: int, *, pinned: bool) -> Version:
+    manifest = store.manifest(number)
+    top = manifest.layers[0]
+    layer = None if top.is_base else store.layers.get(top.layer_id)
+    if layer is None or layer.version != number:
+        return Version(number, manifest.root_hash, len(manifest.layers), None, None, None, None, None, None, None, pinned)
+    made = layer.members[0]
+    whole = layer.id == made["layer_id"]
+    return Version(
+        number,
+        manifest.root_hash,
+        len(manifest.layers),
+        layer.id,
+        made["owner"],
+        made["agent"],
+        made["request_id"],
+        made["created_unix_ms"],
+        layer.about.get("paths") if whole else None,
+        layer.about.get("bytes") if whole else None,
+        pinned,
+    )
+
+
+@contextlib.contextmanager
+def opened(store: Store, version: int | None) -> Generator[Snapshot]:
+    """A version to look at for the length of the block: its layers stay on disk, and no squash minds it."""
+    with store.lock:
+        manifest = store.manifest(version)
+        lease = store.leases.take(READER, manifest.version, manifest.layer_ids)
+    try:
+        yield Snapshot(manifest, store.chain(manifest))
+    finally:
+        store.release(lease)
+
+
+def diff_versions(store: Store, old: int, new: int, *, under: str = "", start: int = 0) -> Page:
+    """What changed from one version to another, at and below a path.
+
+    Raises:
+        NotFound: one of them cannot be opened (version_not_found). InvalidPath: `under` is no path of a tree.
+    Cost: that of the page, and of finding its paths: those before it if the page before was not asked for a little earlier.
+    """
+    check(under)
+    with opened(store, old) as before, opened(store, new) as after:
+        with store.deltas.paths(before.chain, after.chain, under, start) as paths:
+            return _page(paths, start, under, lambda path: _three(before.chain, after.chain, path))
+
+
+def diff_draft(store: Store, draft_id: str, *, against: str = "base", under: str = "", start: int = 0) -> Page:
+    """What a draft changed, at and below a path: `against` its base, or as the difference between the head and its work.
+
+    Against the head, paths that the draft changed and that the head has in the same way are left out.
+    Raises:
+        NotFound: there is no such draft (draft_not_found). InvalidPath: `under` is no path of a tree.
+    """
+    check(under)
+    with _draft_opened(store, draft_id) as (base, work):
+        if against == "base":
+            with store.deltas.paths(base, work, under, start) as paths:
+                return _page(paths, start, under, lambda path: _three(base, work, path))
+        with store.reading() as now, store.deltas.paths(base, work, under, start, but=now.chain) as paths:
+            head = now.chain
+            return _page(paths, start, under, lambda path: (base.find(path), head.find(path), work.find(path)))
+
+
+@contextlib.contextmanager
+def _draft_opened(store: Store, draft_id: str) -> Generator[tuple[Chain, Chain]]:
+    """The chain of a draft's base, and the same with its work on top; meanwhile the draft stays."""
+    manifest, layer, lease = store.draft_book.stand_on(draft_id, READER)
+    try:
+        base = store.layers.chain(manifest)
+        yield base, Chain(base.published, store.layers.shelf, store.form, (layer,))
+    finally:
+        store.release(lease)
+        store.draft_book.leave(draft_id)
+
+
+def _three(old: Chain, new: Chain, path: str) -> tuple[State | None, State | None, State | None]:
+    before = old.find(path)
+    return before, before, new.find(path)
+
+
+def _page(paths: Iterator[str], start: int, under: str, states: Callable[[str], tuple[State | None, State | None, State | None]]) -> Page:
+    """`paths`: those from number `start` on; only those of the page, and one more, are asked for."""
+    found: list[Change] = []
+    size = 0
+    for at, path in enumerate(paths, start):
+        base, old, new = states(path)
+        made = patch(path, old, new, limit=ONE_PATCH_LIMIT if path == under else PATCH_LIMIT)
+        size += len(made.data) if made is not None else 0
+        if found and (len(found) == PAGE or size > PAGE_BYTES):
+            return Page(tuple(found), at)
+        mark = fingerprint(base)
+        found.append(Change(path, change_of(old, new), mark, mark if old is base else fingerprint(old), fingerprint(new), made))
+    return Page(tuple(found), None)

@@ -1,0 +1,4 @@
+"""What Linux offers: system calls, durable writes, overlay mounts, whiteouts, extended attributes, records on disk.
+
+Imports `model` and `text`.
+"""

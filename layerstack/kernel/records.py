@@ -1,0 +1,88 @@
+"""Small JSON files of the store: a format number, the body, a checksum. What was not written by `write` is StoreCorrupt, named."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+from collections.abc import Generator
+from typing import IO, Any
+
+from layerstack.errors import StoreCorrupt
+from layerstack.kernel.fsync import Step, no_step, replacing
+
+FORMAT = 1
+
+_DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+"""What the kernel says of a file that is damaged itself: a bad block, a broken inode, something else in its place. Any other errno is of the moment."""
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def dump(body: dict[str, Any]) -> bytes:
+    """The bytes of a document. `body` holds JSON values; file names in it went through `text`."""
+    full = {"format": FORMAT, **body}
+    return (
+        json.dumps({**full, "sha256": hashlib.sha256(_canonical(full)).hexdigest()}, separators=(",", ":"), ensure_ascii=True).encode()
+        + b"\n"
+    )
+
+
+def write(path: str, body: dict[str, Any], *, step: Step = no_step, name: str = "") -> None:
+    """Put the document at `path`, durable on return."""
+    with replacing(path, step=step, name=name) as file:
+        file.write(dump(body))
+
+
+def parse(data: bytes, path: str) -> dict[str, Any]:
+    """The body of a document. Raises StoreCorrupt naming `path` for an unknown format or any damage."""
+
+    def wrong(what: str) -> StoreCorrupt:
+        return StoreCorrupt(f"{path}: {what}", details={"file": path})
+
+    try:
+        value: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise wrong(f"not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise wrong("not a JSON object")
+    body: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+    stored = body.pop("sha256", None)
+    if body.get("format") != FORMAT:
+        raise wrong(f"format is {body.get('format')!r}, known is {FORMAT}")
+    if stored != hashlib.sha256(_canonical(body)).hexdigest():
+        raise wrong("the checksum does not match its content")
+    del body["format"]
+    if dump(body) != data:
+        raise wrong("the values are right, but these are not the bytes that were written")
+    return body
+
+
+def content(path: str) -> bytes:
+    """The bytes of a file of the store. Raises StoreCorrupt, naming it, where they cannot be read because it is damaged; OSError otherwise."""
+    with reading(path) as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Generator[IO[bytes]]:
+    """A file of the store, open. Raises as `content`, also from what is read in the block."""
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        if error.errno not in _DAMAGE:
+            raise
+        raise StoreCorrupt(f"{path}: cannot be read: {error.strerror}", details={"file": path}) from error
+
+
+def read(path: str) -> dict[str, Any]:
+    """The body of the document at `path`. Raises StoreCorrupt, naming it, when it is missing or damaged."""
+    try:
+        data = content(path)
+    except FileNotFoundError:
+        raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
+    return parse(data, path)

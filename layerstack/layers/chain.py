@@ -1,0 +1,204 @@
+"""A version as a value: its layers, newest first, and what a path is in them. No mount is needed and none is made."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+from layerstack.errors import NotFound
+from layerstack.kernel.xattrs import Form
+from layerstack.layers.index import Layer, Shelf
+from layerstack.layers.packed_index import PackedIndex
+from layerstack.model.paths import byte_order, join, parent
+from layerstack.tree.state import DIRECTORY, SPECIAL, WHITEOUT, State
+
+TOPS_KEPT = 50_000
+"""Directories of which a chain remembers what covers them."""
+
+
+class Chain:
+    """Private layers (sealed, unpublished work) on the layers of a manifest; rank 0 is the top. Immutable, shared between threads."""
+
+    def __init__(self, layers: Sequence[Layer], shelf: Shelf, form: Form, private: Sequence[Layer] = ()) -> None:
+        self._fill(tuple(layers), shelf, form, tuple(private))
+        self._height: dict[str, int] = {layer.id: at for at, layer in enumerate(reversed(self.published))}
+        """Of each published layer its place from the bottom. Shared with later chains: those above this one's own are no layers of it."""
+        self.ids: tuple[str, ...] = tuple([layer.id for layer in self.published])
+        """Of the published layers, newest first."""
+        self._drops = -1
+
+    def _fill(self, published: tuple[Layer, ...], shelf: Shelf, form: Form, private: tuple[Layer, ...]) -> None:
+        self.private, self.published = private, published
+        self.layers = private + published
+        self.shelf, self.form = shelf, form
+        self.base = self.layers[-1]
+        self._bottom = len(self.layers) - 1
+        self._tops: dict[str, tuple[int, bool]] = {}
+
+    def above(self, layer: Layer) -> Chain:
+        """The chain with one more published layer on top, which is on the shelf. Cost: the copy of two tuples, however many layers there are."""
+        new = object.__new__(Chain)
+        new._fill((layer, *self.published), self.shelf, self.form, ())
+        new._height = self._height if len(self._height) == len(self.published) else {each: self._height[each] for each in self.ids}
+        new._height[layer.id] = len(self.published)
+        new.ids = (layer.id, *self.ids)
+        new._drops = self._drops
+        return new
+
+    def _rank(self, layer_id: str) -> int | None:
+        """Of a published layer of this version, from the top of all layers; None: it is none."""
+        height = self._height.get(layer_id)
+        if height is None or height >= len(self.published):
+            return None
+        return self._bottom - height
+
+    def up_to(self, version: int) -> Chain:
+        """The chain of an earlier version of the same stack, which lies inside no squashed block: its layers that are not newer."""
+        if self.published[0].version <= version:
+            return self
+        return Chain([layer for layer in self.published if layer.version <= version], self.shelf, self.form)
+
+    def sorted(self, layers: Iterable[Layer]) -> list[Layer]:
+        """Those of the given layers that are published ones of this version, newest first."""
+        found = [(rank, layer) for layer in layers if (rank := self._rank(layer.id)) is not None]
+        return [layer for _, layer in sorted(found, key=lambda hit: hit[0])]
+
+    def _complete(self) -> None:
+        """After each look-up on the shelf: a layer that was dropped before it would have been passed over, and older content shown."""
+        drops = self.shelf.drops
+        if drops != self._drops:
+            lost = next((layer for layer in self.published if layer.gone), None)
+            if lost is not None:
+                raise NotFound(
+                    f"layer {lost.id} of this version was folded away: only a leased version stays readable",
+                    reason="version_not_found",
+                    details={"layer_id": lost.id},
+                )
+            self._drops = drops
+
+    def _first(self, path: str, *, cover: bool = False) -> tuple[int, Layer | None]:
+        """The newest layer that lists `path`, or that covers what is below it, with its rank; the base is not asked."""
+        for rank, layer in enumerate(self.private):
+            found = layer.get(path)
+            if found is not None and (found.covers or not cover):
+                return rank, layer
+        best, who = len(self.layers), None
+        for layer in self.shelf.covering(path) if cover else self.shelf.listing(path):  # newest first, as the layers of a version
+            at = self._rank(layer.id)
+            if at is not None:
+                best, who = at, layer
+                break
+        self._complete()
+        return best, who
+
+    def _top(self, path: str) -> tuple[int, bool]:
+        """The rank of the newest layer that covers what is below `path`, at it or at an ancestor; and has that layer no directory there, so
+        that nothing of its own is below either? A chain shows the same for ever, so this is found once per directory.
+        """
+        found = self._tops.get(path)
+        if found is not None:
+            return found
+        if len(self._tops) > TOPS_KEPT:
+            self._tops = {}
+        unknown = [path]
+        while unknown[-1]:
+            above = parent(unknown[-1])
+            found = self._tops.get(above)
+            if found is not None:
+                break
+            unknown.append(above)
+        best, ends = found or (len(self.layers), False)
+        for at in reversed(unknown):
+            rank, by = self._first(at, cover=True)
+            if by is not None and rank <= best:
+                record = by.get(at)
+                ends = (ends and rank == best) or (record is not None and record.kind != DIRECTORY)
+                best = rank
+            self._tops[at] = best, ends
+        return best, ends
+
+    def holder(self, path: str) -> Layer | None:
+        """The layer whose entry is what this version has at `path`, or None when it has nothing there."""
+        best, who = self._first(path)
+        if path:
+            cover, ends = self._top(parent(path))
+            if cover < best or (cover == best and ends):
+                return None
+        if who is not None:
+            found = who.get(path)
+            return None if found is None or found.kind == WHITEOUT else who
+        return self.base if self.base.get(path) else None
+
+    def find(self, path: str) -> State | None:
+        """What this version has at `path`; symlinks on the way are not followed: below one there is nothing."""
+        who = self.holder(path)
+        return None if who is None else who.tree.state(path)
+
+    def hidden_from(self, directory: str) -> int:
+        """The lowest rank of a layer whose entries in a directory do not show, because it or a newer one has taken their place."""
+        best, ends = self._top(directory)
+        return best if ends else best + 1
+
+    def directories(self, path: str) -> list[Layer]:
+        """The layers that merge into the directory `path`, newest first; empty when it is none."""
+        top = self._top(parent(path))[0] if path else len(self.layers)
+        hits: list[tuple[int, Layer]] = [(rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None]
+        listed = [(rank, layer) for layer in self.shelf.listing(path) if (rank := self._rank(layer.id)) is not None]
+        hits += sorted(listed, key=lambda hit: hit[0])
+        self._complete()
+        merged: list[Layer] = []
+        for rank, layer in hits:
+            found = layer.get(path)
+            if rank > top or found is None or found.kind != DIRECTORY:
+                return merged
+            merged.append(layer)
+            if found.opaque:
+                return merged
+        if top >= self._bottom:
+            found = self.base.get(path)
+            if found is not None and found.kind == DIRECTORY:
+                merged.append(self.base)
+        return merged
+
+    def names(self, path: str, *, stop_above: int | None = None) -> set[str]:
+        """The names in the directory `path`; listing stops early, with more than `stop_above` names, when that is given."""
+        seen, gone = set[str](), set[str]()
+        for layer in self.directories(path):
+            for name, kind in layer.tree.scan(path):
+                if name in seen or name in gone:
+                    continue
+                listed = layer.get(join(path, name))
+                (gone if listed is None or listed.kind == WHITEOUT or kind not in "fld" else seen).add(name)
+                if stop_above is not None and len(seen) > stop_above:
+                    return seen
+        return seen
+
+    def ordered(self, path: str) -> Iterator[str]:
+        """The paths directly in the directory `path`, in byte order. Those of large layers come from their indexes, one after the other."""
+        last: bytes | None = None
+        for name, _, shown in heapq.merge(*(_listed(rank, layer, path) for rank, layer in enumerate(self.directories(path)))):
+            if name != last and shown:
+                yield join(path, os.fsdecode(name))
+            last = name
+
+    def walk(self, path: str = "") -> Iterator[str]:
+        """Visible paths strictly below `path`, a directory before what is in it."""
+        for name in sorted(self.names(path)):
+            child = join(path, name)
+            yield child
+            state = self.find(child)
+            if state is not None and state.kind == DIRECTORY:
+                yield from self.walk(child)
+
+
+def _listed(rank: int, layer: Layer, path: str) -> Iterator[tuple[bytes, int, bool]]:
+    """(name, rank, is it no whiteout?) of what one layer has in a directory, in byte order of the names."""
+    if isinstance(layer.index, PackedIndex):
+        skip = len(byte_order(path)) + 1 if path else 0
+        for child in layer.index.children(path):
+            yield byte_order(child)[skip:], rank, layer.index[child].kind != WHITEOUT
+        return
+    found = [(byte_order(name), rank, kind not in (WHITEOUT, SPECIAL)) for name, kind in layer.tree.scan(path)]
+    yield from found if all(one[0] < other[0] for one, other in itertools.pairwise(found)) else sorted(found)

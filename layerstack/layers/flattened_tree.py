@@ -1,0 +1,99 @@
+"""What a fold of adjacent layers would write, looked up where it is asked for: a preview folds private layers without a tree of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from layerstack.layers.chain import Chain
+from layerstack.layers.flatten import Block
+from layerstack.layers.index import Layer
+from layerstack.model.paths import parent as parent_of
+from layerstack.tree.disk import LARGE, Child, Children
+from layerstack.tree.state import DIRECTORY, WHITEOUT, State
+
+KEPT = 4096
+"""Directories of which is remembered what shows in them."""
+
+
+class _Directory(NamedTuple):
+    """What is in it: of layers whose rank is not above `last`, and, unless it is `cut`, of what lies below the block."""
+
+    last: int
+    cut: bool
+    opaque: bool
+
+
+class FoldedTree:
+    """The layers of `block`, newest first, on top of `below`, as `fold` makes one tree of them; but for directories that say nothing, which
+    stay: sealing takes them away. It is only read, and shows what its layers show at the time."""
+
+    def __init__(self, block: Sequence[Layer], below: Chain) -> None:
+        self.form = below.form
+        self._top, self._below, self._listed = block[0], below, Block(block)
+        self._root = _Directory(len(block) - 1, False, False)
+        self._known: dict[str, _Directory] = {}
+
+    def _directory(self, path: str) -> _Directory:
+        if not path:
+            return self._root
+        known = self._known.get(path)
+        if known is None:
+            if len(self._known) >= KEPT:
+                self._known.clear()
+            known = self._known[path] = self._look(path, self._directory(parent_of(path)))
+        return known
+
+    def _look(self, path: str, above: _Directory) -> _Directory:
+        last, hit = above.last, False
+        for rank, _, rec in self._listed.at(path):
+            if rank > last:
+                break
+            if rec.kind != DIRECTORY:
+                last, hit = rank - 1, True
+                break
+            if rec.opaque:
+                last, hit = rank, True
+                break
+        under = None if above.cut else self._below.find(path)
+        merges = under is not None and under.kind == DIRECTORY
+        return _Directory(last, hit or not merges, hit and merges)
+
+    def _children(self, path: str) -> Iterator[Child]:
+        here = self._directory(path)
+        skip = len(path) + 1 if path else 0
+        for child in self._listed.children(path):
+            rank, _, rec = self._listed.at(child)[0]
+            if rank <= here.last and (rec.kind != WHITEOUT or (not here.cut and self._below.holder(child) is not None)):
+                yield Child(child[skip:], rec.kind)
+
+    def scan(self, path: str) -> Sequence[Child]:
+        """As `Tree.scan`."""
+        found: list[Child] = []
+        rest = self._children(path)
+        for child in rest:
+            found.append(child)
+            if len(found) > LARGE:
+                return Children.of(_chained(found, rest))
+        return sorted(found)
+
+    def state(self, path: str) -> State:
+        """As `Tree.state`."""
+        return self._listed.at(path)[0][1].tree.state(path) if path else self._top.tree.state("")
+
+    def opaque(self, path: str) -> bool:
+        """As `Tree.opaque`."""
+        return self._directory(path).opaque
+
+    def foreign(self, path: str) -> list[str] | None:
+        """None: sealed layers have no whiteouts that are plain files."""
+        return None
+
+    def redirect(self, path: str) -> str | None:
+        """None: sealed layers have no directories that were renamed."""
+        return None
+
+
+def _chained(first: list[Child], rest: Iterator[Child]) -> Iterator[Child]:
+    yield from first
+    yield from rest

@@ -1,0 +1,94 @@
+"""What a killed git leaves half done in its own directory: locks that keep everybody else out, and objects without a name.
+
+Told by name, and only inside a git directory: `.git`, or a directory that git itself takes for one (a bare repository, the directory of a
+submodule). A work tree inside of one is outside again, so that its `Cargo.lock` is a file like any other. Sealing leaves out what the session
+made of it: whoever held it is gone by then. What the base has stays, whoever left it there.
+Source: git-gc(1), git-prune(1); git's `is_git_directory` (setup.c), `remove_temporary_files` (prune.c), lockfile.h.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from layerstack.layers.chain import Chain
+from layerstack.model.paths import join
+from layerstack.model.paths import parent as parent_of
+from layerstack.tree.disk import Tree
+from layerstack.tree.state import DIRECTORY, FILE, LINK, WHITEOUT, State
+
+GIT = ".git"
+_LOCK, _GC_PID = ".lock", "gc.pid"
+_OBJECTS = "objects/"
+_TEMPORARY = ("tmp_", ".tmp-")
+_HEAD = re.compile(rb"ref:\s*refs/|[0-9a-f]{40}")
+_HEAD_BYTES = 256
+_GITS_OWN = frozenset(
+    ("refs", "logs", "info", "objects", "reftable", "worktrees", "modules", "sequencer", "rebase-merge", "rebase-apply", "svn")
+)
+"""Directories of a git directory in which git takes locks. In others, as `hooks`, `lfs`, `annex`, is what people and other programs keep."""
+KNOWN_MAX = 10_000
+"""Directories of which is remembered whether they lie in a git directory."""
+
+
+def may_be(name: str) -> bool:
+    """Whether an entry of that name is looked at any further; nearly none is."""
+    return name.endswith(_LOCK) or name.startswith(_TEMPORARY) or name == _GC_PID
+
+
+def is_named_so(path: str, kind: str) -> bool:
+    """Whether git makes such a thing for a while; `path` begins at the git directory."""
+    name = path.rpartition("/")[2]
+    if path.startswith(_OBJECTS) and name.startswith(_TEMPORARY):
+        return kind in (FILE, DIRECTORY)
+    top, below, _ = path.partition("/")
+    return kind == FILE and ((name.endswith(_LOCK) and (not below or top in _GITS_OWN)) or path == _GC_PID)
+
+
+class GitDirectories:
+    """Where the git directories are in what a session shows: `tree` on `chain`. `is_cut`: shows nothing of the chain in that directory?"""
+
+    def __init__(self, tree: Tree, chain: Chain, is_cut: Callable[[str], bool]) -> None:
+        self._tree, self._chain, self._is_cut = tree, chain, is_cut
+        self._known: dict[str, str | None] = {}
+
+    def around(self, path: str) -> str | None:
+        """The git directory that the directory `path` is or lies in, without a work tree between the two; None: none.
+
+        Cost: that of listing it and its ancestors in the tree, once for each directory.
+        """
+        if path in self._known:
+            return self._known[path]
+        if path.rpartition("/")[2] == GIT:
+            found: str | None = path
+        elif self._state(path, GIT) is not None:
+            found = None
+        elif self._is_git_directory(path):
+            found = path
+        else:
+            found = self.around(parent_of(path)) if path else None
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known[path] = found
+        return found
+
+    def _is_git_directory(self, path: str) -> bool:
+        """As git decides it."""
+        head = self._state(path, "HEAD")
+        if head is None:
+            return False
+        for name in ("objects", "refs"):
+            found = self._state(path, name)
+            if found is None or found.kind != DIRECTORY:
+                return False
+        if head.kind == LINK:
+            return head.target.startswith("refs/")
+        return head.kind == FILE and _HEAD.match(head.data(_HEAD_BYTES)) is not None
+
+    def _state(self, path: str, name: str) -> State | None:
+        """What the session shows there."""
+        child = join(path, name)
+        for there, kind in self._tree.scan(path):
+            if there == name:
+                return None if kind == WHITEOUT else self._tree.state(child)
+        return None if self._is_cut(path) else self._chain.find(child)

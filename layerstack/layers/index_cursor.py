@@ -1,0 +1,70 @@
+"""Digests of files by layer and path, asked in byte order of paths: each index file is read once from its start to its end, and never held."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import IO, NamedTuple
+
+from layerstack.kernel.content import BLOCK
+from layerstack.layers.index_file import PLAIN_FORMAT, format_of, unescaped
+from layerstack.model.paths import byte_order
+
+OPEN_AT_ONCE = 64
+"""Index files that are open at a time; of the others it is known how far they were read."""
+
+
+class _At(NamedTuple):
+    """How far an index file was read: the offset of the next line, and the last one."""
+
+    offset: int
+    path: bytes | None
+    digest: bytes | None
+
+
+class Digests:
+    """`digests(layer_id, path)` is the digest (`layerstack.kernel.content`) of the file that the layer has there, or None.
+
+    Paths must come in byte order. Memory: the buffers of OPEN_AT_ONCE files. Not for several threads at a time.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._folder = f"{root}/.layer-metadata"
+        self._open: OrderedDict[str, IO[bytes]] = OrderedDict()
+        self._at: dict[str, _At] = {}
+        self._plain: set[str] = set()  # layers whose digests are the SHA-256 of the bytes: not asked where that is another
+
+    def __call__(self, layer_id: str, path: str) -> bytes | None:
+        wanted, file = byte_order(path), self._file(layer_id)
+        at = self._at[layer_id]
+        if at.path is None or at.path < wanted:
+            here, digest, offset = at.path, at.digest, at.offset
+            while (here is None or here < wanted) and (line := file.readline()):
+                offset += len(line)
+                raw, _, _, size, hexadecimal = line.rstrip(b"\n").split(b"\t")
+                here = unescaped(raw)
+                known = hexadecimal != b"-" and not (layer_id in self._plain and int(size) >= BLOCK)
+                digest = bytes.fromhex(hexadecimal.decode()) if known else None
+            at = self._at[layer_id] = _At(offset, here, digest)
+        return at.digest if at.path == wanted else None
+
+    def _file(self, layer_id: str) -> IO[bytes]:
+        file = self._open.get(layer_id)
+        if file is not None:
+            self._open.move_to_end(layer_id)
+            return file
+        if len(self._open) >= OPEN_AT_ONCE:
+            self._open.popitem(last=False)[1].close()
+        file = self._open[layer_id] = open(f"{self._folder}/{layer_id}.index", "rb", 1 << 16)  # noqa: SIM115
+        if layer_id in self._at:
+            file.seek(self._at[layer_id].offset)
+        else:
+            header = file.readline()
+            if format_of(header.split(b" ")[1], file.name) == PLAIN_FORMAT:
+                self._plain.add(layer_id)
+            self._at[layer_id] = _At(len(header), None, None)
+        return file
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()

@@ -1,0 +1,77 @@
+"""The files of openable versions, `manifests/<version>.json`: small ones, since an older version is the end of the head's list of layers.
+
+    {"schema_version":2,"version":V,"top":"<id of its newest layer>","sha256"}
+
+The layers of a version are those of the head that are not newer than it; `top` is the first of them, or what a squash has folded into that one
+since. A version inside a squashed block is none any more. Stores of before have a whole manifest in each file (schema 1), which is read too.
+
+A publish syncs the name of the file and not its bytes, since the head's manifest says the same (ADR 0060). After a power cut it may be `lost`: the
+version is what the head says that it is, and the next open writes the file again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from layerstack.errors import StoreCorrupt
+from layerstack.layers.index import Layer
+from layerstack.model.manifest import FIRST_VERSION, SCHEMA_VERSION, LayerId, LayerRef, Manifest, is_layer_id
+
+NAMED_SCHEMA = 2
+
+
+class Named(NamedTuple):
+    """What the file of a version says."""
+
+    version: int
+    top: LayerId
+    """The newest layer that it had when the file was written."""
+    layers: tuple[LayerRef, ...] | None
+    """All of them, newest first, where the file is one of before."""
+
+
+def dump(version: int, top: str) -> bytes:
+    """The bytes of the file of a version. An id needs no escape in JSON."""
+    canonical = b'{"schema_version":%d,"top":"%s","version":%d}' % (NAMED_SCHEMA, top.encode(), version)
+    digest = hashlib.sha256(canonical).hexdigest().encode()
+    return b'{"schema_version":%d,"version":%d,"top":"%s","sha256":"%s"}\n' % (NAMED_SCHEMA, version, top.encode(), digest)
+
+
+def lost(data: bytes) -> bool:
+    """Is it what a power cut leaves of a file of a version whose bytes were not on the device yet? It is smaller than a block: they all are, or none is."""
+    return not data.strip(b"\0")
+
+
+def load(data: bytes, *, source: str) -> Named:
+    """What the file of a version says. Raises StoreCorrupt, naming `source`, for bytes that neither `dump` nor `Manifest.dump` wrote."""
+    try:
+        value: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StoreCorrupt(f"{source}: not JSON ({error})", details={"file": source}) from None
+    body: dict[str, Any] = value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    schema = body.get("schema_version")
+    if schema == SCHEMA_VERSION:
+        manifest = Manifest.load(data, source=source)
+        return Named(manifest.version, manifest.layers[0].layer_id, manifest.layers)
+    if schema != NAMED_SCHEMA:
+        raise StoreCorrupt(f"{source}: schema_version is {schema!r}, known are 1 and {NAMED_SCHEMA}", details={"file": source})
+    version, top = body.get("version"), str(body.get("top"))
+    if type(version) is not int or version < FIRST_VERSION or not is_layer_id(top):
+        raise StoreCorrupt(f"{source}: names version {version!r} and layer {top!r}", details={"file": source})
+    if dump(version, top) != data:
+        text = f"{source}: the checksum does not match its content, or these are not the bytes that were written"
+        raise StoreCorrupt(text, details={"file": source})
+    return Named(version, LayerId(top), None)
+
+
+def place(layers: Sequence[Layer], version: int) -> int | None:
+    """Where the layers of a version begin among those of a stack, newest first; None: the version lies inside a squashed block.
+
+    Cost: a bisection.
+    """
+    at = bisect.bisect_left(layers, -version, key=lambda layer: -layer.version)
+    return None if at and layers[at - 1].first_version <= version else at

@@ -1,0 +1,43 @@
+"""Build logs that overrule the times of files: ninja's says of an output when it was made, and for a rule with `restat` ninja goes by that alone.
+
+Where a session has not seen inputs that the head has, its log would vouch for outputs that were made without them. So the head's log stays,
+or none: ninja then makes again what this session made, as it would for the outputs' times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from layerstack.core.layer_times import times_of
+from layerstack.model.conflict import Notice
+from layerstack.publish.edits import Drop
+from layerstack.publish.resolve import Plan
+from layerstack.tree.state import FILE
+
+if TYPE_CHECKING:
+    from layerstack.core.stack import Stack
+    from layerstack.layers.index import Index
+    from layerstack.model.manifest import Manifest
+    from layerstack.publish.three_trees import Ignored
+
+NAMES = frozenset({".ninja_log"})
+
+
+def leave_out(stack: Stack, planned: Plan, index: Index, ignored: Ignored, version: int, head: Manifest) -> Plan:
+    """The plan of work on `version` without its build logs, if the head has inputs that it did not see. Cost: a look at each path of the work."""
+    found = [path for path in _logs(index) if index[path].kind == FILE and ignored(path, False)]
+    if not found or planned.conflicts:
+        return planned
+    newer = [times_of(stack, layer) for layer in stack.layers.of(head) if layer.version > version]
+    if not any(one.removes or one.oldest_input is not None for one in newer):
+        return planned
+    edits = [edit for edit in planned.edits if edit.path not in found]
+    notices = [notice for notice in planned.notices if notice.path not in found]
+    return planned._replace(
+        edits=(*edits, *(Drop(path) for path in found)), notices=(*notices, *(Notice("derived", path, number=1) for path in found))
+    )
+
+
+def _logs(index: Index) -> Iterable[str]:
+    return [path for path in index if path.rpartition("/")[2] in NAMES]

@@ -1,0 +1,319 @@
+"""Fresh builds: no tool that builds by time takes an output for fresh that was made from text that has been replaced (ADR 0048).
+
+A session's outputs were made from what its base version shows. When it is published on a head that moved, its inputs get times from the
+moment of the publication on, so that whatever the head's outputs were made of is older; and its outputs get times below those of the
+inputs that it had not seen, so that they are made again. Order among the ones and the others is kept. Times decide nothing else: they
+are no part of a state, of a digest, or of a conflict.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack.core.layer_times import LayerTimes, newest_in, published_ns, times_of
+from layerstack.kernel import fsync
+from layerstack.kernel.fsync import suppress_errno
+from layerstack.layers.chain import Chain
+from layerstack.layers.index import Layer
+from layerstack.layers.index_file import Indexed
+from layerstack.model.conflict import Notice
+from layerstack.model.spread_times import MILLISECOND, SECOND, below, spread
+from layerstack.publish.edits import Bring, Edit, Write
+from layerstack.publish.unseen_inputs import built_on, lacks_input
+from layerstack.text.build_roles import Roles
+from layerstack.tree.disk import DiskTree, Tree
+from layerstack.tree.state import DIRECTORY, FILE, LINK, WHITEOUT, State, same
+
+if TYPE_CHECKING:
+    from layerstack.core.stack import Stack
+    from layerstack.model.manifest import Manifest
+
+EPOCH_NS = SECOND
+"""A bound below every input; zero is no time to some tools."""
+_FAR = (1 << 63) - 1
+"""What fits into eight bytes: the year 2262. Some file systems go further."""
+_NOTHING, _INPUT, _OUTPUT, _FOLDER, _OUTPUT_FOLDER = range(5)
+
+
+class Survey(NamedTuple):
+    """One look at sealed work: which way its paths go, what they are to builds, and their times."""
+
+    source_count: int
+    ignored_count: int
+    roles: bytes
+    """Of each row."""
+    times: array[int]
+    """Of each row, in ns, before anything was changed here."""
+    own: LayerTimes
+    newest_made: int
+    """The newest file on the source route that neither `file_write` or `file_edit` wrote nor a merge made; 0: there is none."""
+    old: bool
+    """Has an input of other content than the base's a time from before the base was published?"""
+    written: tuple[str, ...]
+    """Ignored files that are inputs since they were written by hand."""
+
+    def has(self, role: int) -> bool:
+        return self.roles.find(role) >= 0
+
+
+class Standing(NamedTuple):
+    """What is settled: work that stands on a version."""
+
+    version: int
+    base: Chain
+    roles: Roles
+    since_ns: int
+    """When that version was published."""
+    origin: DiskTree | None = None
+    """The work that the tree is a clone of, if that goes when the tree stays."""
+
+
+def survey(tree: Tree, indexed: Indexed, work: Standing, edits: Sequence[Edit] = ()) -> Survey:
+    """Look at each row once. `edits`: those that `tree` is the outcome of. Cost: a decision of the ignore rules for each row."""
+    base, roles, since_ns = work.base, work.roles, work.since_ns
+    brought = {edit.path for edit in edits if isinstance(edit, Bring)}
+    merged = {edit.path for edit in edits if isinstance(edit, Write)}
+    routes, kinds, times = [0, 0], bytearray(), array("q")
+    oldest: int | None = None
+    newest = newest_made = 0
+    removes = old = False
+    written: list[str] = []
+    for row in indexed.rows:
+        path, (kind, quiet, opaque), mtime = row.path, row.record, row.mtime_ns
+        role = _NOTHING
+        if kind == WHITEOUT:
+            under = base.find(path)
+            ignored = roles.ignored(path, under is not None and under.kind == DIRECTORY)
+            routes[ignored] += 1
+            removes = removes or not ignored or roles.by_hand(path)
+        else:
+            mtime = mtime or tree.state(path).times[1]
+            directory = kind == DIRECTORY
+            if not quiet or directory:
+                ignored = bool(path) and roles.ignored(path, directory)
+                if not quiet:
+                    routes[ignored] += 1
+                    if mtime > newest:
+                        newest = mtime
+            else:
+                ignored = False
+            if directory:
+                role = _OUTPUT_FOLDER if ignored else _FOLDER
+                removes = removes or (not quiet and not ignored and (opaque or _is_file(base, path)))
+            elif kind == FILE and path not in brought:
+                if quiet:
+                    role = _INPUT
+                    if path in roles.written and roles.ignored(path, False):
+                        written.append(path)
+                elif ignored and not roles.by_hand(path):
+                    role = _OUTPUT
+                elif mtime > since_ns or not _is_as_in(base, tree, path):
+                    role = _INPUT
+                    old = old or (mtime <= since_ns and base.find(path) is not None)
+                    oldest = mtime if oldest is None or mtime < oldest else oldest
+                    if ignored and path in roles.written:
+                        written.append(path)
+                    if not ignored and mtime > newest_made and path not in roles.written and path not in merged:
+                        newest_made = mtime
+            elif kind == LINK and not ignored:
+                removes = removes or base.find(path) is not None  # what it leads to may be of any time
+        kinds.append(role)
+        times.append(mtime if -_FAR <= mtime <= _FAR else max(-_FAR, min(_FAR, mtime)))
+    own = LayerTimes(oldest, newest, removes)
+    return Survey(routes[False], routes[True], bytes(kinds), times, own, newest_made, old, tuple(written))
+
+
+def published_at(stack: Stack, base: Chain) -> int:
+    """When a version was published; the first one, when its store was made. In ns since the epoch."""
+    at = published_ns(base.published[0])
+    return os.stat(f"{stack.root}/workspace.json").st_mtime_ns if at is None else at
+
+
+def _is_file(base: Chain, path: str) -> bool:
+    under = base.find(path)
+    return under is not None and under.kind != DIRECTORY
+
+
+def _is_as_in(base: Chain, tree: Tree, path: str) -> bool:
+    """Has the base the same content there? Only the mode, or the like, was changed then."""
+    under = base.find(path)
+    return under is not None and under.kind == FILE and same(under, tree.state(path))
+
+
+def notices(stack: Stack, seen: Survey, work: Standing, head: Manifest) -> tuple[Notice, ...]:
+    """What a publication of the work on `head` tells of inputs that it has not seen."""
+    newer = [layer for layer in stack.layers.of(head) if layer.version > work.version]
+    unseen = [times_of(stack, layer) for layer in newer]
+    return built_on(work.version, seen.newest_made, work.base, stack.chain(head), newer, unseen, work.roles)
+
+
+class Settled:
+    """The times that work got for one head. `undo` gives it those of before; `again` settles for a later head, under the lock."""
+
+    def __init__(self, stack: Stack, tree: DiskTree, indexed: Indexed, seen: Survey, work: Standing) -> None:
+        self._stack, self._tree, self._indexed, self._seen, self._work = stack, tree, indexed, seen, work
+        self._changed = bytearray(len(seen.roles))
+        self._names: Counter[tuple[int, int]] | None = None
+        self._copies: dict[tuple[int, int], str] = {}
+        self.notices: tuple[Notice, ...] = ()
+        self.own = seen.own
+        self._first: int | None = None
+        self._bound: int | None = None
+        self._moved = False
+
+    # what is decided
+
+    def settle(self, head: Manifest) -> None:
+        """Give the work the times for a publication on `head`. Raises OSError."""
+        seen = self._seen
+        if head.version == self._work.version:
+            if seen.old:
+                self._raise_old()
+            return
+        layers = self._stack.layers.of(head)
+        newer = [layer for layer in layers if layer.version > self._work.version]
+        self._moved = True
+        unseen = [times_of(self._stack, layer) for layer in newer]
+        over = self._stack.chain(head)
+        self.notices = notices(self._stack, seen, self._work, head)
+        self._settle(over, newest_in(layers), self._bound_of(over, unseen, newer))
+
+    def again(self, head: Manifest, planned_on: int) -> None:
+        """The same once more where layers that are newer than version `planned_on` ask for it. Raises OSError."""
+        layers = self._stack.layers.of(head)
+        newer = [layer for layer in layers if layer.version > planned_on]
+        unseen = [times_of(self._stack, layer) for layer in newer]
+        over = self._stack.chain(head)
+        bound = self._bound_of(over, unseen, newer)
+        late = self._first is not None and any(one.newest + MILLISECOND > self._first for one in unseen)
+        lower = bound is not None and (self._bound is None or bound < self._bound)
+        if late or lower or not self._moved:
+            self._moved = True
+            bounds = [each for each in (bound, self._bound) if each is not None]
+            self._settle(over, newest_in(layers), min(bounds, default=None))
+            self._sync()
+
+    def _bound_of(self, head: Chain, unseen: Sequence[LayerTimes], newer: Sequence[Layer]) -> int | None:
+        """What outputs of ours must be older than; None: than nothing, or there are none."""
+        if not self._seen.has(_OUTPUT) and not self._seen.has(_OUTPUT_FOLDER):
+            return None
+        if any(one.removes for one in unseen) and lacks_input(self._work.base, head, newer, self._work.roles):
+            return EPOCH_NS
+        return min((one.oldest_input for one in unseen if one.oldest_input is not None), default=None)
+
+    # what is done
+
+    def _settle(self, head: Chain, later_than: int, bound: int | None) -> None:
+        """Inputs become newer than the time `later_than`, outputs older than the second that `bound` is in: some tools know no less."""
+        inputs, outputs, roles = set[int](), set[int](), bytearray(self._seen.roles)
+        limit, kept_below = 0 if bound is None else below(bound), 0
+        for at, row in enumerate(self._indexed.rows):
+            mtime = self._seen.times[at]
+            if roles[at] in (_FOLDER, _OUTPUT_FOLDER):
+                roles[at] = self._folder(at, row.path, mtime, head)
+            if roles[at] == _INPUT:
+                inputs.add(mtime)
+            elif roles[at] == _OUTPUT:
+                if bound is None or mtime < limit:
+                    roles[at], kept_below = _NOTHING, max(kept_below, mtime)
+                else:
+                    outputs.add(mtime)
+        raised, lowered = array("q", sorted(inputs)), array("q", sorted(outputs))
+        first = spread(raised, later_than + 1, time.time_ns())
+        under = spread(lowered, kept_below + 1, limit)
+        for at, row in enumerate(self._indexed.rows):
+            if roles[at] == _INPUT:
+                self._set(at, row.path, first(self._seen.times[at]))
+            elif roles[at] == _OUTPUT:
+                self._set(at, row.path, under(self._seen.times[at]))
+        self._first, self._bound = (first(raised[0]) if inputs else None), bound
+        if inputs:
+            oldest = None if self._seen.own.oldest_input is None else first(raised[0])
+            self.own = self._seen.own._replace(oldest_input=oldest, newest=max(self._seen.own.newest, first(raised[-1])))
+
+    def _folder(self, at: int, path: str, mtime: int, head: Chain) -> int:
+        """A directory that got or lost names here is an input or an output; one that is a mere container gets the head's time."""
+        b = self._work.base.find(path)
+        if b is None or b.kind != DIRECTORY or b.times[1] != mtime:
+            return _OUTPUT if self._seen.roles[at] == _OUTPUT_FOLDER else _INPUT
+        h = head.find(path)
+        if h is not None and h.kind == DIRECTORY and h.times[1] != mtime:
+            self._set(at, path, h.times[1])
+        return _NOTHING
+
+    def _raise_old(self) -> None:
+        """Rule 7: on a head that did not move, inputs that came with a time from before the base was published."""
+        base, since, seen = self._work.base, self._work.since_ns, self._seen
+        old: dict[int, int] = {}
+        for at, row in enumerate(self._indexed.rows):
+            if seen.roles[at] == _INPUT and seen.times[at] <= since and not row.record.quiet and base.find(row.path) is not None:
+                old[at] = seen.times[at]
+        ranks = array("q", sorted(set(old.values())))
+        first = spread(ranks, since + 1, min(time.time_ns(), since + MILLISECOND * (1 + len(ranks))))
+        oldest = first(ranks[0])
+        for at, row in enumerate(self._indexed.rows):
+            if at in old:
+                self._set(at, row.path, first(old[at]))
+            elif seen.roles[at] == _INPUT and not row.record.quiet:
+                oldest = min(oldest, seen.times[at])
+        self.own = LayerTimes(oldest, max(seen.own.newest, first(ranks[-1])), seen.own.removes)
+
+    def _set(self, at: int, path: str, mtime: int) -> None:
+        self._changed[at] = 1
+        state = self._tree.state(path)
+        if state.kind == DIRECTORY or self._is_own(path, state):
+            self._tree.set_times(path, (state.times[0], mtime))
+            return
+        above = path.rpartition("/")[0]
+        times = self._tree.state(above).times
+        copy = self._copies.get(state.inode)
+        if copy is not None:
+            self._tree.replace(path, self._tree.state(copy))
+        else:
+            inode, state.linkable, state.times = state.inode, False, (state.times[0], mtime)
+            self._tree.replace(path, state)
+            self._copies[inode] = path
+        self._tree.set_times(above, times)
+
+    def _is_own(self, path: str, state: State) -> bool:
+        """Has nothing but this work the file? It may have several names in it, and each once more in the work that it is a clone of."""
+        if state.links == 1:
+            return True
+        if state.inode in self._copies:
+            return False  # one of its names has a copy: the others get that, however many are left
+        if self._names is None:
+            self._names = Counter()
+            for row in self._indexed.rows:
+                if row.record.kind == FILE and (found := self._tree.state(row.path)).links > 1:
+                    self._names[found.inode] += 1
+        names, other = self._names[state.inode], self._work.origin
+        if state.links == names:
+            return True
+        if other is None or state.links != 2 * names:
+            return False
+        with suppress_errno(errno.ENOENT, errno.ENOTDIR):
+            return other.state(path).inode == state.inode
+        return False
+
+    def _sync(self) -> None:
+        """What was set under the lock: a commit follows."""
+        changed = (self._tree.full(row.path) for at, row in enumerate(self._indexed.rows) if self._changed[at])
+        if not fsync.keeps_order(self._stack.root):
+            fsync.sync_files(self._stack.root, changed, ())
+
+    def undo(self) -> None:
+        """Give the work the times that it had, best effort: it was not published."""
+        if not any(self._changed):
+            return
+        with fsync.best_effort():
+            for at, row in enumerate(self._indexed.rows):
+                if self._changed[at] and abs(self._seen.times[at]) < _FAR:
+                    full = self._tree.full(row.path)
+                    os.utime(full, ns=(os.lstat(full).st_atime_ns, self._seen.times[at]), follow_symlinks=False)
+            self._changed = bytearray(len(self._changed))

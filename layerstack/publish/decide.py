@@ -1,0 +1,106 @@
+"""The decision table: one path, three states. Pure but for the reading of content that the states do.
+
+The session and the head both differ from the base and from each other when `decide` is asked; what only one side changed is not its
+business. Content, attributes and each xattr are merged independently of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from layerstack.model.conflict import Hunk
+from layerstack.text.lines import TEXT_MAX, is_text
+from layerstack.text.merge import merge
+from layerstack.tree.state import FILE, LINK, Meta, State, same
+from layerstack.units.units import Kind
+
+T = TypeVar("T")
+
+
+class Rules(NamedTuple):
+    """Where a publish may decide as the reference system does; `Store.rules` holds for all that is planned from then on."""
+
+    merge_adjacent: bool = False
+    """Edits of neighbouring lines merge; without, they are a conflict."""
+    units: tuple[Kind, ...] = ()
+    """Units beside those that are built in."""
+
+
+DEFAULT = Rules()
+
+
+class Verdict(NamedTuple):
+    """What becomes of a path. With a `conflict` the rest means nothing but the hunks."""
+
+    conflict: str | None
+    """The classes of the conflict, joined by `+`, or None: it merges."""
+    content: str | bytes = "ours"
+    """`ours`, `head`, or the merged bytes."""
+    meta: Meta = (0, 0, 0)
+    xattrs: Mapping[str, bytes] = {}
+    hunks: tuple[Hunk, ...] = ()
+
+
+def pick(base: T, ours: T, head: T) -> tuple[bool, T]:
+    """Three-way choice of one value: (True, the value) or (False, anything)."""
+    if ours == head or base == head:
+        return True, ours
+    return base == ours, head
+
+
+def _files(base: State | None, ours: State, head: State, adjacent: bool) -> tuple[str | None, str | bytes, tuple[Hunk, ...]]:
+    """Both are files of different content: (class of the conflict or None, content, hunks). Without a base file both sides made the file, and
+    the base counts as empty."""
+    if same(base, head) if base is not None else head.size == 0:
+        return None, "ours", ()
+    if same(base, ours) if base is not None else ours.size == 0:
+        return None, "head", ()
+    if max(ours.size, head.size, base.size if base is not None else 0) > TEXT_MAX:
+        return "binary", "ours", ()
+    three = (base.data() if base is not None else b"", ours.data(), head.data())
+    if not all(map(is_text, three)):
+        return "binary", "ours", ()
+    content, hunks = merge(*three, adjacent=adjacent)
+    if content is None:
+        return "content" if base is not None else "add_add", "ours", hunks
+    return None, "ours" if content == three[1] else "head" if content == three[2] else content, ()
+
+
+def decide(base: State | None, ours: State | None, head: State | None, rules: Rules = DEFAULT) -> Verdict:
+    """What becomes of a path that the session and the head both changed, differently."""
+    if ours is None:
+        return Verdict("delete_modify")
+    if head is None:
+        return Verdict("modify_delete")
+    if ours.kind != head.kind:
+        return Verdict("type")
+    like = base if base is not None and base.kind == ours.kind else None
+    wrong: list[str] = []
+    content: str | bytes = "ours"
+    hunks: tuple[Hunk, ...] = ()
+    if ours.kind == LINK:
+        if same(ours, head) or (like is not None and same(like, head)):
+            content = "ours"
+        elif like is not None and same(like, ours):
+            content = "head"
+        else:
+            wrong.append("symlink")
+    elif ours.kind == FILE and not same(ours, head):
+        bad, content, hunks = _files(like, ours, head, rules.merge_adjacent)
+        if bad is not None:
+            wrong.append(bad)
+    ok, meta = pick(None if like is None else like.meta, ours.meta, head.meta)
+    if not ok or meta is None:
+        wrong.append("mode")
+    xattrs: dict[str, bytes] = {}
+    for name in sorted({*ours.xattrs, *head.xattrs}):
+        ok, value = pick(None if like is None else like.xattrs.get(name), ours.xattrs.get(name), head.xattrs.get(name))
+        if not ok:
+            wrong.append("xattr")
+            break
+        if value is not None:
+            xattrs[name] = value
+    if wrong:
+        return Verdict("+".join(wrong), hunks=hunks)
+    return Verdict(None, content, meta or ours.meta, xattrs)

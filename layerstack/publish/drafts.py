@@ -1,0 +1,174 @@
+"""Drafts: captured work that was not published, kept with its base version until somebody publishes or discards it.
+
+    drafts/<id>/draft.json    base version and its layers (the lease), origin, reason
+    drafts/<id>/layer/        the sealed work, immutable: a session opened from it mounts it as a private layer
+
+`draft.json` is durable before the work is renamed in: a folder without `layer` is the start of a draft whose work is still elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerstack.errors import NotFound, StoreCorrupt
+from layerstack.kernel import fsync, records
+from layerstack.layers.index_file import FORMAT, PLAIN_FORMAT
+
+if TYPE_CHECKING:
+    from layerstack.publish.publish import Work
+    from layerstack.store import Store
+
+_ID = re.compile(r"draft-[0-9a-f]{16}")
+
+
+class Draft(NamedTuple):
+    """One draft as the list shows it."""
+
+    draft_id: str
+    base_version: int
+    origin: str
+    """`workspace_session:<id>`."""
+    request_id: str | None
+    agent: str | None
+    reason: str
+    created_unix_ms: int
+    paths: int
+    """How many paths it changes."""
+    bytes: int
+    layer_ids: tuple[str, ...]
+    """The layers of its base, newest first: what it keeps alive."""
+    upper: str
+    """Token of the upper that it was made of."""
+    digest: str = ""
+    """Of its tree, as a layer's; empty in drafts that are older than this key."""
+    content: int = PLAIN_FORMAT
+    """The index format whose digests of files that digest is made of."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "draft_id": self.draft_id,
+            "origin": self.origin,
+            "agent": self.agent,
+            "request_id": self.request_id,
+            "reason": self.reason,
+            "base_version": self.base_version,
+            "created_unix_ms": self.created_unix_ms,
+            "paths": self.paths,
+            "bytes": self.bytes,
+        }
+
+
+def new_id() -> str:
+    """An id that no draft has."""
+    return f"draft-{os.urandom(8).hex()}"
+
+
+def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent: str | None, reason: str, upper: str) -> Draft:
+    """Make a draft of sealed work: its tree is renamed, not copied. Durable on return.
+
+    Raises:
+        OSError: the disk refused; the work is where it was or, if it refused that too, in a draft.
+    """
+    draft = Draft(
+        new_id(),
+        work.version,
+        origin,
+        request_id,
+        agent,
+        reason,
+        time.time_ns() // 1_000_000,
+        work.indexed.changes,
+        work.indexed.size_bytes,
+        store.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place meanwhile
+        upper,
+        work.indexed.digest,
+        FORMAT,
+    )
+    folder = folder_of(store, draft.draft_id)
+    store.check_open()
+    store.step("draft.sync_work")
+    tree = work.tree
+    fsync.sync_files(tree.root, map(tree.full, work.indexed.files()), map(tree.full, work.indexed.folders()))
+    store.step("draft.mkdir")
+    os.mkdir(folder)
+    try:
+        body = {**draft._asdict(), "layer_ids": list(draft.layer_ids)}
+        records.write(f"{folder}/draft.json", body, step=store.step, name="draft.json")
+        store.step("draft.fsync_drafts")
+        fsync.fsync_dir(f"{store.root}/drafts")
+        store.step("draft.rename")
+        fsync.rename_new(tree.root, f"{folder}/layer")
+        try:
+            store.step("draft.fsync")
+            fsync.fsync_dir(folder)
+        except OSError:
+            fsync.rename_new(f"{folder}/layer", tree.root)
+            raise
+    except BaseException:
+        with fsync.best_effort():
+            if os.path.lexists(f"{folder}/layer"):  # the only copy of the work: it could not be put back, and is a draft from now on
+                store.draft_book.adopt(draft)
+            else:
+                fsync.remove_tree(folder)
+        raise
+    return draft
+
+
+def rewrite(store: Store, draft: Draft, layer_ids: tuple[str, ...]) -> None:
+    """Let the draft name other layers that show the same; the caller syncs its folder. It is the old document or the new one.
+
+    Raises:
+        OSError: the disk refused; the draft is as before.
+    """
+    draft = draft._replace(layer_ids=layer_ids)
+    with store.scrap.scrap() as scrap:
+        new = scrap("draft")
+        body = {**draft._asdict(), "layer_ids": list(layer_ids)}
+        fsync.write_before(new, records.dump(body), root=store.root)
+        store.step("draft.rename_rewritten")
+        os.rename(new, f"{folder_of(store, draft.draft_id)}/draft.json")
+    store.draft_book.hold(draft)
+
+
+def folder_of(store: Store, draft_id: str) -> str:
+    """Where a draft of that id lies; it need not be there."""
+    return f"{store.root}/drafts/{draft_id}"
+
+
+def load(store: Store, draft_id: str) -> Draft:
+    """Raises:
+    NotFound: there is no such draft (reason draft_not_found).
+    StoreCorrupt: its draft.json is damaged.
+    """
+    folder = folder_of(store, draft_id)
+    if not _ID.fullmatch(draft_id) or not os.path.isdir(f"{folder}/layer"):
+        raise NotFound(f"draft {draft_id!r} is not in this store", reason="draft_not_found", details={"draft_id": draft_id})
+    path = f"{folder}/draft.json"
+    body = records.read(path)
+    try:
+        body["layer_ids"] = tuple(body["layer_ids"])
+        draft = Draft(**body)
+    except (KeyError, TypeError) as error:
+        raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None
+    if draft.draft_id != draft_id:
+        raise StoreCorrupt(f"{path}: belongs to {draft.draft_id}", details={"file": path})
+    return draft
+
+
+def all_of(store: Store) -> list[Draft]:
+    """Every draft, oldest first; those whose draft.json is damaged are set apart."""
+    found: list[Draft] = []
+    for name in os.listdir(f"{store.root}/drafts"):
+        try:
+            found.append(load(store, name))
+        except NotFound:
+            continue  # being made, or just discarded
+        except StoreCorrupt as error:
+            if os.path.isdir(f"{folder_of(store, name)}/layer"):
+                store.set_apart(error)
+            continue
+        store.damaged.pop(f"{folder_of(store, name)}/draft.json", None)
+    return sorted(found, key=lambda draft: (draft.created_unix_ms, draft.draft_id))

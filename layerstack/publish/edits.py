@@ -1,0 +1,73 @@
+"""Edits: what a plan changes in a clone of sealed work, so that it shows the merge on top of the head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from layerstack.model.paths import parent as parent_of
+from layerstack.tree.disk import Tree
+from layerstack.tree.state import State
+
+
+class Drop(NamedTuple):
+    """Take the entry, with all below it, out of the layer."""
+
+    path: str
+
+    def apply(self, tree: Tree) -> None:
+        tree.remove(self.path)
+
+
+class Bring(NamedTuple):
+    """Put what the head has at the path into the layer, in the place of ours."""
+
+    path: str
+    state: State
+
+    def apply(self, tree: Tree) -> None:
+        name = self.path.rpartition("/")[2]
+        if any(child.name == name for child in tree.scan(parent_of(self.path))):
+            tree.replace(self.path, self.state)
+        else:
+            tree.put(self.path, self.state)
+
+
+class Attributes(NamedTuple):
+    """Give the directory the attributes of a state."""
+
+    path: str
+    state: State
+
+    def apply(self, tree: Tree) -> None:
+        tree.set_attributes(self.path, self.state)
+
+
+class Write(NamedTuple):
+    """Replace the file or symlink by a new one: its inode may be shared with other layers, so it is never edited."""
+
+    path: str
+    state: State
+
+    def apply(self, tree: Tree) -> None:
+        tree.replace(self.path, self.state)
+
+
+class Whiteout(NamedTuple):
+    """Hide what the head has at the path."""
+
+    path: str
+
+    def apply(self, tree: Tree) -> None:
+        tree.whiteout(self.path)
+
+
+class Look(NamedTuple):
+    """Nothing to edit, but the directory must be sealed once more, against the head."""
+
+    path: str
+
+    def apply(self, tree: Tree) -> None:
+        return
+
+
+Edit = Drop | Bring | Attributes | Write | Whiteout | Look

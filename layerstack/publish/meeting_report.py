@@ -1,0 +1,161 @@
+"""What a publication is told of the walk over three trees: conflicts with whose work they are about, and notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from layerstack.layers.index import Layer
+from layerstack.layers.renames import Renames
+from layerstack.model.conflict import Conflict, Hunk, Notice, Renamed, TheirsLayer, TornUnit
+from layerstack.model.paths import ancestors, byte_order
+from layerstack.publish.edits import Edit
+from layerstack.publish.three_trees import Trees
+from layerstack.tree.state import WHITEOUT, fingerprint
+from layerstack.units.git_repository import commit_of
+from layerstack.units.plan_units import decided_database, unit_at
+from layerstack.units.units import CONFLICT, HEAD, OURS, Decided, Kind, Unit, differs, held_by
+
+NOTICE_LIMIT = 100
+"""Replaced paths that are named; of more the last notice has the number."""
+RENAMES_MAX = 100
+"""Paths that both sides removed about which it is looked where they went."""
+UNIT = "unit"
+HUNK_LIMIT = 100
+"""Hunks named per conflict; more are cut and said to be."""
+
+Found = tuple[str, tuple[Hunk, ...]]
+"""A conflict: its class, and the hunks that do not merge."""
+
+
+class Findings(NamedTuple):
+    """What a walk found; its lists grow meanwhile."""
+
+    edits: list[Edit]
+    conflicts: dict[str, Found]
+    notices: list[Notice]
+    replaced: list[str]
+    """Ignored paths of the head whose change is lost."""
+    left: list[str]
+    """Derived paths where ours gives way."""
+    both_removed: list[str]
+    units: Sequence[Decided]
+
+
+class Report:
+    """The findings, as they are told."""
+
+    def __init__(self, trees: Trees, found: Findings, kinds: Sequence[Kind]) -> None:
+        """`kinds`: of units, beside those built in."""
+        self._trees, self._found, self._kinds = trees, found, kinds
+        self._renames = {
+            "ours": Renames(trees.base, lambda path: trees.shown.find(path), lambda: iter(trees.index)),
+            "theirs": Renames(trees.base, trees.head.find, lambda: (path for layer in trees.newer for path in layer.under(""))),
+        }
+
+    def conflicts(self) -> tuple[Conflict, ...]:
+        """All of them, in byte order of paths."""
+        listed: list[Conflict] = []
+        conflicts, torn = self._with_units()
+        for path in sorted(conflicts):
+            kind, hunks = conflicts[path]
+            if kind == "parent" and any(a in conflicts for a in ancestors(path)):
+                continue  # one conflict per lost subtree
+            unit = torn.get(path) if kind == UNIT else None
+            layer = self._theirs(path) if unit is None else self._theirs_of(unit.changed)
+            listed_here = path in self._trees.index and self._trees.index[path].kind != WHITEOUT
+            listed.append(
+                Conflict(
+                    path,
+                    kind,
+                    fingerprint(self._trees.base.find(path)),
+                    fingerprint(
+                        self._trees.tree.state(path) if listed_here else self._trees.shown.find(path)
+                    ),  # of a unit's root that ours left alone: the base's
+                    fingerprint(self._trees.head.find(path)),
+                    self._by(layer),
+                    hunks[:HUNK_LIMIT],
+                    len(hunks) > HUNK_LIMIT,
+                    None if unit is None else self._torn(unit),
+                    self._renamed(path, kind),
+                )
+            )
+        listed.sort(key=lambda c: c.path.encode("utf-8", "surrogateescape"))
+        return tuple(listed)
+
+    def notices(self) -> tuple[Notice, ...]:
+        """What was decided that nobody was asked about."""
+        found, left = [*self._found.notices, *self._renamed_twice()], set(self._found.left)
+        for unit in self._found.units:
+            if unit.replaced and unit.whose == OURS:
+                found.append(Notice("replaced", unit.unit.root, self._by(self._theirs_of(unit.changed)), unit.unit.kind.name))
+            elif unit.replaced and unit.whose == HEAD:
+                left |= unit.forced
+        replaced = sorted(self._found.replaced, key=byte_order)
+        for n, path in enumerate(replaced[:NOTICE_LIMIT], 1):
+            more = len(replaced) - n if n == NOTICE_LIMIT and len(replaced) > n else None
+            found.append(Notice("replaced", path, self._by(self._theirs(path)), more=more))
+        if left:
+            found.append(Notice("derived", min(left, key=byte_order), number=len(left)))
+        return tuple(found)
+
+    def _theirs(self, path: str) -> Layer | None:
+        """The newest layer that changed `path` since the base."""
+        above = ancestors(path)
+        for layer in self._trees.newer:
+            found = layer.get(path)
+            if found is not None and not found.quiet:
+                return layer
+            if any((a := layer.get(x)) is not None and a.covers for x in above):
+                return layer
+        return None
+
+    def _theirs_of(self, paths: Iterable[str]) -> Layer | None:
+        """The newest layer that changed one of them."""
+        found = [layer for path in paths if (layer := self._theirs(path)) is not None]
+        return max(found, key=lambda layer: layer.version, default=None)
+
+    def _with_units(self) -> tuple[dict[str, Found], dict[str, Decided]]:
+        """The conflicts, those about members of a unit put together at its root; the torn units by their roots."""
+        torn = [one for one in self._found.units if one.whose == CONFLICT]
+        alone: dict[Unit, list[str]] = {}
+        held = held_by(one.unit for one in torn)
+        for path in sorted(self._found.conflicts, key=byte_order):
+            if held(path):
+                continue
+            b, o, h = self._trees.base.find(path), self._trees.shown.find(path), self._trees.head.find(path)
+            if differs(b, h) and differs(b, o) and differs(o, h):
+                unit = unit_at(path, self._kinds, self._trees.sides())
+                if unit is not None:
+                    alone.setdefault(unit, []).append(path)
+            elif (decided := decided_database(path, self._trees.sides())) is not None and decided.whose == CONFLICT:
+                alone[decided.unit] = [*decided.changed]
+        torn += [Decided(unit, CONFLICT, tuple(paths)) for unit, paths in alone.items()]
+        held = held_by(one.unit for one in torn)
+        left = {path: what for path, what in self._found.conflicts.items() if not held(path)}
+        return {**left, **{one.unit.root: (UNIT, ()) for one in torn}}, {one.unit.root: one for one in torn}
+
+    def _renamed(self, path: str, kind: str) -> Renamed | None:
+        """Where the side that has nothing at the path any more has it now."""
+        if kind not in ("delete_modify", "modify_delete", "parent"):
+            return None
+        by = "ours" if self._trees.shown.find(path) is None else "theirs"
+        to = self._renames[by].find(path)
+        return None if to is None else Renamed(to, by)
+
+    def _renamed_twice(self) -> Iterator[Notice]:
+        """What both sides removed at a path, and have at different ones."""
+        for path in self._found.both_removed[:RENAMES_MAX]:
+            ours, theirs = (self._renames[by].find(path) for by in ("ours", "theirs"))
+            if ours is not None and theirs is not None and ours != theirs:
+                yield Notice(
+                    "rename_rename", path, self._by(self._theirs(path)), renamed=(Renamed(ours, "ours"), Renamed(theirs, "theirs"))
+                )
+
+    def _torn(self, unit: Decided) -> TornUnit:
+        commit = commit_of(unit.unit.root, self._trees.base.find) if unit.unit.kind.name == "git" else None
+        return TornUnit(unit.unit.kind.name, unit.changed, commit)
+
+    def _by(self, layer: Layer | None) -> TheirsLayer | None:
+        """Who published it."""
+        return None if layer is None else self._trees.describe(layer)

@@ -1,0 +1,434 @@
+"""Sealed work -> one layer on top of the head, or every conflict and no change.
+
+Planning, hashing, merging and the data's fsyncs happen outside the store lock; under it there are renames and the fsyncs of the manifest.
+A head that moved meanwhile is harmless when nothing newer meets our paths; else the work is planned again, after three rounds under the
+lock. The work itself is only ever renamed: what must be rewritten is rewritten in a clone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerstack.core.layer_times import KEY as TIMES
+from layerstack.errors import LayerStackError, PublishRejected
+from layerstack.kernel import fsync
+from layerstack.kernel import records as documents
+from layerstack.layers.capture import seal
+from layerstack.layers.chain import Chain
+from layerstack.layers.index import Index, Layer
+from layerstack.layers.index_file import Indexed, build, known_digests
+from layerstack.layers.index_file import write_new as write_index
+from layerstack.model.conflict import Conflict, Notice, TheirsLayer
+from layerstack.model.manifest import Manifest, published_id
+from layerstack.model.paths import parent as parent_of
+from layerstack.publish import build_logs
+from layerstack.publish.build_times import Settled, Standing, Survey, notices, published_at, survey
+from layerstack.publish.commit import HEAD, METADATA_SUFFIXES, NUMBERED, Arrival, commit
+from layerstack.publish.commit import CommitUnsynced as CommitUnsynced
+from layerstack.publish.commit import write_new as write_manifest
+from layerstack.publish.edits import Edit
+from layerstack.publish.quota import holders, size_of
+from layerstack.publish.resolve import Plan, plan
+from layerstack.publish.three_trees import Ignored, Meeting
+from layerstack.text.build_roles import Roles
+from layerstack.tree.disk import DiskTree, Tree, clone
+from layerstack.tree.memory import MemoryTree
+from layerstack.tree.staging import Names
+from layerstack.tree.state import DIRECTORY, WHITEOUT
+from layerstack.units.plan_units import meet
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+SYNCED = (*METADATA_SUFFIXES, HEAD)
+"""Suffixes of what is synced beside a layer before it is renamed in."""
+
+ROUNDS = 3
+"""Optimistic rounds before the lock is held from plan to commit."""
+
+
+class Published(NamedTuple):
+    """What a publish did. `manifest` is the head as this publish left it; for a no-op the head that was found, and there is no layer."""
+
+    no_op: bool
+    manifest: Manifest
+    layer_id: str | None
+    source_count: int
+    ignored_count: int
+    notices: tuple[Notice, ...]
+    dropped: tuple[str, ...]
+    """What was left out: FIFOs, sockets and devices, and what a killed process had half done."""
+
+
+class Preview(NamedTuple):
+    """What a publish would do against the head of now."""
+
+    would_publish: bool
+    no_op: bool
+    head_version: int
+    source_count: int
+    ignored_count: int
+    conflicts: tuple[Conflict, ...]
+    notices: tuple[Notice, ...]
+    dropped: tuple[str, ...]
+    refused: LayerStackError | None = None
+    """The quota or limit that a publish without conflicts would meet."""
+
+
+class Work(NamedTuple):
+    """Sealed, unpublished work: a layer tree on disk that stands on the chain of `version`. Never an upperdir again. Its indexes' rows have times."""
+
+    tree: DiskTree
+    indexed: Indexed
+    version: int
+    base: Chain
+    dropped: tuple[str, ...]
+    linked: Mapping[str, int] = MappingProxyType({})
+    """Bytes of its files that are hard links to files of a published layer, by that layer's id."""
+    written: Collection[str] = ()
+    """Files that were last written by `file_write` or `file_edit`."""
+
+
+class Author(NamedTuple):
+    """Who publishes, for the layer's metadata."""
+
+    owner: str
+    request_id: str
+    agent: str | None
+    upper: str = ""
+    """The token of the upper that the work comes from, so that recovery knows that it was published."""
+    session_id: str | None = None
+    draft_id: str | None = None
+    rollback_to: int | None = None
+    """The version whose tree this is."""
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Holders of the leases that end with the publish."""
+        return holders(self.session_id, self.draft_id)
+
+
+def describe(layer: Layer) -> TheirsLayer:
+    """The layer as a conflict names it."""
+    return TheirsLayer(layer.id, layer.version, layer.about.get("owner"), layer.about.get("agent"))
+
+
+def apply(tree: Tree, edits: Iterable[Edit]) -> None:
+    """Carry the edits out on a clone; directories keep their times."""
+    for edit in edits:
+        above = parent_of(edit.path)
+        times = tree.state(above).times if edit.path else None
+        edit.apply(tree)
+        if times is not None:
+            tree.set_times(above, times)
+
+
+def settle(tree: Tree, edits: Iterable[Edit], *, head: Chain, version: int, roles: Roles | None = None) -> Collection[str]:
+    """Apply the edits, then seal against the head what they may have made equal to it. Only subtrees that newer layers meet are entered.
+
+    Returns:
+        With `roles`, the files that stay for their time alone in what was entered.
+    """
+    apply(tree, edits)
+    shelf = head.shelf
+    return seal(tree, head, keep=lambda path: shelf.untouched(path, version), is_input=None if roles is None else roles.is_input).touched
+
+
+def is_touched(records: Index, found: Collection[str]) -> Callable[[str], bool]:
+    """Is a file of a rewritten tree there for its time alone? `records`: of the tree that it was cloned from."""
+    return lambda path: path in found or ((rec := records.get(path)) is not None and rec.quiet)
+
+
+def count_routes(indexed: Indexed, base: Chain, ignored: Ignored) -> tuple[int, int]:
+    """(source, ignored): how many changed paths go which way."""
+    routes: Counter[bool] = Counter()
+    for row in indexed.rows:
+        if row.record.quiet:
+            continue
+        if row.record.kind == WHITEOUT:
+            below = base.find(row.path)
+            is_directory = below is not None and below.kind == DIRECTORY
+        else:
+            is_directory = row.record.kind == DIRECTORY
+        routes[bool(row.path) and ignored(row.path, is_directory)] += 1
+    return routes[False], routes[True]
+
+
+def preview(
+    store: Store,
+    tree: MemoryTree,
+    *,
+    base: Chain,
+    version: int,
+    dropped: tuple[str, ...],
+    leaving: Collection[str] = (),
+    written: Collection[str] = (),
+) -> Preview:
+    """What `publish` would answer for a sealed tree in memory, which is used up; `leaving` are holders of leases that would end with it.
+
+    Args:
+        written: as in `Work`.
+    """
+    with store.reading() as snapshot:
+        roles = Roles(store.routes.ignored(version), store.inputs, written)
+        found, size = _preview(store, tree, base, version, dropped, snapshot.manifest, roles)
+    refused = store.quota.refusal(size, leaving) if found.would_publish else None
+    return found if refused is None else found._replace(would_publish=False, refused=refused)
+
+
+def _preview(
+    store: Store, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest, roles: Roles
+) -> tuple[Preview, Callable[[], int]]:
+    """The answer without limits, and how to learn the size of the layer."""
+    ignored = roles.ignored
+    indexed = build(tree, base, hashes=False)
+    planned = _plan(store, tree, indexed, base, version, head)
+    if planned.conflicts:
+        source, other = count_routes(indexed, base, ignored)
+        return Preview(False, False, head.version, source, other, planned.conflicts, planned.notices, dropped), int
+    if planned.edits:
+        over = store.chain(head)
+        settle(tree, planned.edits, head=over, version=version)
+        indexed = build(tree, over, hashes=False)
+    elif _containers_met(store, indexed, version, head):
+        indexed = build(tree, store.chain(head), hashes=False)
+    no_op, told = not indexed.changes, planned.notices
+    if head.version == version or no_op:
+        source, other = count_routes(indexed, base, ignored)
+    else:
+        standing = Standing(version, base, roles, published_at(store, base))
+        seen = survey(tree, indexed, standing, planned.edits)
+        source, other, told = seen.source_count, seen.ignored_count, told + notices(store, seen, standing, head)
+    return Preview(not no_op, no_op, head.version, source, other, (), told, dropped), lambda: size_of(tree, indexed)
+
+
+def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest) -> Plan:
+    if head.version == version:
+        return Plan((), (), ())
+    ignored = store.routes.for_merge(version, head.version)
+    found = plan(Meeting(tree, indexed.records, base, store.chain(head), version, ignored, describe, store.rules))
+    return build_logs.leave_out(store, found, indexed.records, ignored, version, head)
+
+
+class Metadata(NamedTuple):
+    """The files that go beside a layer: their path in staging without suffix, and what the JSON one says."""
+
+    stem: str
+    about: dict[str, Any]
+
+
+class HeadMoved(Exception):
+    """A newer layer met the paths of work that is not to be merged, or the head is another than it must be. Nothing was published."""
+
+
+def publish(store: Store, work: Work, author: Author, *, merge: bool = True, exact: bool = False) -> Published:
+    """Append the work on top of the head as one layer, or change nothing.
+
+    Args:
+        work: on the store's file system; its tree is renamed into `layers/` or left where it is.
+        merge: False for what must be published as it is or not at all.
+        exact: publish on the very version that the work stands on, or not at all.
+    Returns:
+        The head afterwards; from the moment of return it survives a power cut.
+    Raises:
+        PublishRejected: with every conflict; the work is where it was. HeadMoved instead when it was not to be merged, and where not `exact`.
+        LayerLimit: the head is as long as the kernel can mount. QuotaExceeded: it holds as much as it may.
+        OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work is where it was.
+    Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
+    """
+    with store.scrap.scrap() as scrap:
+        for _ in range(ROUNDS):
+            with store.reading() as snapshot:
+                ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
+                published = _commit(store, work, ready, author, final=False, exact=exact)
+            if published is not None:
+                return published
+            ready.undo()
+        with store.lock, store.reading() as snapshot:
+            ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
+            published = _commit(store, work, ready, author, final=True, exact=exact)
+            assert published is not None
+            return published
+
+
+class _Ready(NamedTuple):
+    """A tree that shows the merge on top of `head`, with its metadata written and synced in staging."""
+
+    tree: DiskTree
+    indexed: Indexed
+    head: Manifest
+    planned: Plan
+    seen: Survey | None = None
+    settled: Settled | None = None
+    """None: nothing is left to publish, or its times are to stay as they are."""
+    metadata: Metadata | None = None
+    """None: nothing is left to publish."""
+
+    def undo(self) -> None:
+        """It was not published."""
+        if self.settled is not None:
+            self.settled.undo()
+
+
+def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _Ready:
+    roles = Roles(store.routes.ignored(work.version), store.inputs, work.written)
+    store.step("publish.plan")
+    planned = _plan(store, work.tree, work.indexed, work.base, work.version, head)
+    if not merge and (planned.conflicts or planned.edits):
+        raise HeadMoved
+    if planned.conflicts:
+        raise PublishRejected(planned.conflicts, base=work.version, head=head.version)
+    tree, indexed = work.tree, work.indexed
+    if planned.edits:
+        over = store.chain(head)
+        root = scrap("rewrite")
+        store.step("publish.clone")
+        tree = DiskTree(root, store.form, aside=store.scrap.path, step=store.step)
+        clone(work.tree, tree)
+        found = settle(tree, planned.edits, head=over, version=work.version, roles=roles)
+        touched = is_touched(work.indexed.records, found)
+        indexed = build(tree, over, known=known_digests(work.tree, work.indexed), touched=touched)
+    elif _containers_met(store, indexed, work.version, head):
+        touched = is_touched(work.indexed.records, ())
+        indexed = build(tree, store.chain(head), known=known_digests(tree, indexed), touched=touched)
+    if not indexed.changes:
+        return _Ready(tree, indexed, head, planned)
+    store.quota.admit(head, lambda: _wanted(work, indexed), author.leaving)
+    standing = Standing(work.version, work.base, roles, published_at(store, work.base), work.tree if tree is not work.tree else None)
+    seen = survey(tree, indexed, standing, planned.edits)
+    settled = None if author.rollback_to is not None else Settled(store, tree, indexed, seen, standing)
+    try:
+        if settled is not None:
+            settled.settle(head)
+        return _complete(store, work, author, scrap, _Ready(tree, indexed, head, planned, seen, settled))
+    except BaseException:
+        if settled is not None:
+            settled.undo()
+        raise
+
+
+def _complete(store: Store, work: Work, author: Author, scrap: Names, ready: _Ready) -> _Ready:
+    """What goes beside the tree is written, and all of it synced."""
+    tree, indexed = ready.tree, ready.indexed
+    metadata = _write_metadata(store, work, ready, author, scrap)
+    files = itertools.chain(map(tree.full, indexed.files()), [metadata.stem + suffix for suffix in SYNCED])
+    store.step("publish.sync_layer")
+    fsync.sync_files(store.root, files, map(tree.full, indexed.folders()), followed=True)
+    return ready._replace(metadata=metadata)
+
+
+def _wanted(work: Work, indexed: Indexed) -> int:
+    """Bytes that the layer adds to what the store holds."""
+    return indexed.size_bytes - sum(work.linked.values())
+
+
+def _containers_met(store: Store, indexed: Indexed, version: int, head: Manifest) -> bool:
+    """May a directory that is a mere container on the base be more than that on the head? (An ignored one that the head removed.)"""
+    return head.version != version and any(
+        row.record.quiet and not store.layers.shelf.untouched(row.path, version) for row in indexed.rows if row.path
+    )
+
+
+def _write_metadata(store: Store, work: Work, ready: _Ready, author: Author, scrap: Names) -> Metadata:
+    """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head stays. Not synced."""
+    tree, indexed, head, seen = ready.tree, ready.indexed, ready.head, ready.seen
+    assert seen is not None
+    about: dict[str, Any] = {
+        "base_version": work.version,
+        "digest": indexed.digest,
+        "owner": author.owner,
+        "agent": author.agent,
+        "request_id": author.request_id,
+        "session_id": author.session_id,
+        "draft_id": author.draft_id,
+        "upper": author.upper,
+        "moved": tree is work.tree and not tree.root.startswith(store.scrap.path),
+        "created_unix_ms": time.time_ns() // 1_000_000,
+        "paths": indexed.changes,
+        "bytes": indexed.size_bytes,
+        "allocated_bytes": indexed.allocated_bytes,
+    }
+    about[TIMES] = (seen.own if ready.settled is None else ready.settled.own).to_json()
+    if seen.written:
+        about["written"] = list(seen.written)
+    if author.rollback_to is not None:
+        about["rollback_to"] = author.rollback_to
+    if work.linked:
+        about["linked"] = dict(work.linked)
+    stem = scrap("metadata", *SYNCED, NUMBERED)
+    manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
+    store.step("publish.write.index")
+    about["index_sha256"] = write_index(f"{stem}.index", indexed)
+    for suffix, data in ((".json", documents.dump(about)), (".digest", indexed.digest.encode() + b"\n")):
+        store.step(f"publish.write{suffix}")
+        fsync.write_new(stem + suffix, data, sync=False)
+    store.step("publish.write.manifest")
+    write_manifest(stem, manifest)
+    return Metadata(stem, about)
+
+
+def _write_about(metadata: Metadata) -> None:
+    """Write the JSON file again, synced."""
+    os.unlink(f"{metadata.stem}.json")
+    fsync.write_new(f"{metadata.stem}.json", documents.dump(metadata.about))
+
+
+def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: bool, exact: bool) -> Published | None:
+    """The renames and the manifest; None when the head moved in a way that meets the work."""
+    if exact and ready.head.version != work.version:
+        raise HeadMoved
+    if ready.metadata is None or ready.seen is None:
+        store.settle_head()
+        return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
+    source, other = ready.seen.source_count, ready.seen.ignored_count
+    about, version = ready.metadata.about, ready.head.version + 1
+    layer = store.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
+    store.layers.shelf.add(layer)
+    named = False
+    told = ready.planned.notices + (() if ready.settled is None else ready.settled.notices)
+    try:
+        with store.lock:
+            head = store.head
+            if exact and head.version != work.version:
+                raise HeadMoved
+            if head is not ready.head:
+                planned_on = ready.head.version
+                newer = [moved for moved in store.layers.of(head) if moved.version > planned_on]
+                lost = any(moved.first_version <= planned_on for moved in newer)  # squashed: what happened since cannot be told any more
+                own = (ready.indexed.records, work.indexed.records)
+                if lost or any(moved.meets(index) for moved in newer for index in own) or meet(own, newer, store.rules.units):
+                    assert not final
+                    return None
+                store.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)
+                if ready.settled is not None:
+                    ready.settled.again(head, planned_on)
+                    if (times := ready.settled.own.to_json()) != about[TIMES]:
+                        about[TIMES] = times
+                        _write_about(ready.metadata)
+                store.layers.shelf.drop(layer)
+                version = head.version + 1
+                layer = store.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
+                store.layers.shelf.add(layer)
+            manifest = head.with_layer(layer.id)
+            published = Published(False, manifest, layer.id, source, other, told, work.dropped)
+            try:
+                stem = ready.metadata.stem
+                commit(store, manifest, [Arrival(layer, ready.tree.root, stem)], stem, written=head is ready.head)
+            except CommitUnsynced as error:
+                error.published, named = published, True
+                raise
+            named = True
+        return published
+    except BaseException:
+        if not named:
+            ready.undo()
+        raise
+    finally:
+        if not named:
+            store.layers.shelf.drop(layer)

@@ -1,0 +1,383 @@
+"""Plan and resolve: sealed work on its base, a head that moved on -> every conflict, or what must change in the layer.
+
+The outcome is a function of three trees, base, ours and head, alone. Which paths are looked at comes from the versions of the layers
+(`Shelf`); the verdict is always the decision table on real states. Subtrees that nothing newer meets are not entered.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from layerstack.layers.index import Record
+from layerstack.model.conflict import Conflict, Hunk, Notice
+from layerstack.model.paths import ancestors
+from layerstack.model.paths import parent as parent_of
+from layerstack.publish.decide import Verdict, decide
+from layerstack.publish.edits import Attributes, Bring, Drop, Edit, Look, Whiteout, Write
+from layerstack.publish.meeting_report import Findings, Report
+from layerstack.publish.three_trees import Meeting, Three, Trees
+from layerstack.tree.state import DIRECTORY, WHITEOUT, State
+from layerstack.units.plan_units import decided_units
+from layerstack.units.units import HEAD, OURS
+
+
+class Plan(NamedTuple):
+    """Without conflicts, a clone of the layer with the edits applied shows the merge on top of the head. No edits: the layer itself does."""
+
+    conflicts: tuple[Conflict, ...]
+    edits: tuple[Edit, ...]
+    notices: tuple[Notice, ...]
+
+
+def plan(meeting: Meeting) -> Plan:
+    """Decide every path of the work that something newer than its version bears on.
+
+    Returns:
+        All conflicts in byte order of paths, none left out; or the edits in the order to apply.
+    Cost: O(newer records that meet ours) look-ups; content is read for paths in doubt only.
+    """
+    merge = _Merge(meeting)
+    merge.visit_root()
+    merge.place_forced()
+    report = Report(merge.trees, merge.found, meeting.rules.units)
+    return Plan(report.conflicts(), tuple(merge.edits), report.notices())
+
+
+class Above(enum.Flag):
+    """What is so of the directories that a path is in."""
+
+    NOTHING = 0
+    HIDES = enum.auto()
+    """One is opaque in ours: what the head has shows only where an edit brings it."""
+    GONE = enum.auto()
+    """The directory of the path is none in the head."""
+    COVERED = enum.auto()
+    """A newer layer hides one, with all below it."""
+
+
+class _Merge:
+    """The walk over what ours lists. Each `visit` answers: is the path in the resulting layer?
+
+    | ours                     | head           | what becomes of it                                                                |
+    |--------------------------|----------------|-----------------------------------------------------------------------------------|
+    | as in the base           | changed        | the head's                                                                        |
+    | changed                  | as in the base | ours, if its directory is still there                                             |
+    | changed                  | the same       | the head's                                                                        |
+    | changed, derived         | changed        | the head's, counted                                                               |
+    | changed, ignored by all  | changed        | merged where it merges, else ours, and whose was replaced is told                 |
+    | changed                  | changed        | merged where it merges (`rules.decide`), else a conflict                          |
+    | a directory it made      | a directory    | attributes by the lines above, then what is in it                                 |
+    | a directory it passed    | none           | goes; what ours changed in it is judged by itself: derived goes, source conflicts |
+    | a directory it removed   | changes in it  | each by itself: ignored and derived ones go, source conflicts                     |
+
+    Members of a unit that is one side's as a whole come first: they are that side's (`visit_forced`, `place_forced`).
+    """
+
+    def __init__(self, meeting: Meeting) -> None:
+        trees = self.trees = Trees(meeting)
+        self.shelf, self.rules, self.version = meeting.head.shelf, meeting.rules, meeting.version
+        self.derived = trees.derived
+        self.taken: set[str] = set()  # ignored directories of ours that win over what the head has there
+        units = decided_units(trees.own, trees.newer, trees.base, meeting.rules.units, trees.sides)
+        self.forced = {path: unit.whose for unit in units for path in unit.forced}
+        unlisted = [path for path in self.forced if path not in trees.index]
+        self.filled = {above for path in unlisted for above in ancestors(path)}
+        """Directories that `place_forced` brings something into."""
+        self.found = Findings([], {}, [], [], [], [], units)
+        self.edits, self.notices, self.replaced, self.left = self.found.edits, self.found.notices, self.found.replaced, self.found.left
+
+    # verdicts
+
+    def conflict(self, path: str, kind: str, hunks: tuple[Hunk, ...] = ()) -> None:
+        self.found.conflicts.setdefault(path, (kind, hunks))
+
+    def decided(self, path: str, b: State | None, o: State | None, h: State | None) -> Verdict:
+        verdict = decide(b, o, h, self.rules)
+        if verdict.conflict is not None:
+            self.conflict(path, verdict.conflict, verdict.hunks)
+        return verdict
+
+    def combine(self, path: str, b: State | None, o: State, h: State) -> State:
+        """The merge of the two; what is there afterwards."""
+        return self.merged(path, self.decided(path, b, o, h), o, h)
+
+    def combine_ignored(self, path: str, b: State | None, o: State, h: State) -> State:
+        """The same on the ignored route: what does not merge is ours."""
+        verdict = decide(b, o, h, self.rules)
+        if verdict.conflict is not None:
+            self.replaced.append(path)
+        return self.merged(path, verdict, o, h)
+
+    def merged(self, path: str, verdict: Verdict, o: State, h: State) -> State:
+        """Ours where there is a conflict."""
+        if verdict.conflict is not None:
+            return o
+        content, meta, xattrs = verdict.content, verdict.meta, dict(verdict.xattrs)
+        if content == "ours" and meta == o.meta and xattrs == o.xattrs:
+            return o
+        merged = o.changed(meta=meta, xattrs=xattrs, content=content if isinstance(content, bytes) else h if content == "head" else o)
+        if o.kind == DIRECTORY:
+            self.edits.append(Attributes(path, merged))
+        elif content == "head" and meta == h.meta and xattrs == h.xattrs:
+            self.edits.append(Bring(path, h))
+        else:
+            merged.linkable = False
+            self.edits.append(Write(path, merged))
+        return merged
+
+    def heads(self, path: str, h: State | None, above: Above) -> bool:
+        """The head's entry, in place of ours: what shows there, or, in a directory that hides that, brought."""
+        if h is None or not above & Above.HIDES:
+            self.edits.append(Drop(path))
+            return False
+        self.edits.append(Bring(path, h))
+        return True
+
+    def give_way(self, path: str, h: State | None, above: Above) -> bool:
+        """The same of a derived path, counted."""
+        self.left.append(path)
+        return self.heads(path, h, above)
+
+    def is_unreachable(self, path: str) -> bool:
+        """Note a conflict if a path that ours keeps lies below a file or link of the head."""
+        blocked = self.trees.blocked(path, self.taken)
+        if blocked:
+            self.conflict(path, "parent")
+        return blocked
+
+    def hidden(self, path: str) -> None:
+        """Ours has nothing below `path` any more. Source changes of the head there conflict; ignored ones go with the directory."""
+        trees = self.trees
+        for q in trees.below(path):
+            h = trees.head.find(q)
+            if h is None or q in self.forced:
+                continue
+            b = trees.base.find(q)
+            if self.derived(q, b, h):
+                self.left.append(q)
+            elif trees.last_writer_wins(q, b, h) if b is not None else trees.ignored(q, h.kind == DIRECTORY):
+                self.notices.append(Notice("dropped", q))
+            elif b is None:
+                self.conflict(q, "parent")
+            elif not trees.unmoved(q, b, h):
+                self.decided(q, b, None, h)
+
+    # the walk
+
+    def visit_root(self) -> None:
+        if "" in self.forced or self.shelf.touched("", self.version):
+            self.visit("", Above.NOTHING)
+
+    def visit(self, path: str, above: Above) -> bool:
+        if path in self.forced:
+            return self.visit_forced(path, above)
+        if self.shelf.covered(path, self.version):
+            above |= Above.COVERED
+        rec = self.trees.index[path]
+        if rec.kind == WHITEOUT:
+            return self.visit_whiteout(path, self.trees.three(path, None))
+        o = self.trees.tree.state(path)
+        three = self.trees.three(path, o)
+        if rec.kind != DIRECTORY:
+            return self.visit_file(path, three, o, above)
+        b, h = three.base, three.head
+        if h is not None and h.kind == DIRECTORY:
+            return self.visit_both(path, rec, three, o, h, above)
+        if b is not None and b.kind == DIRECTORY:
+            return self.visit_taken(path, rec, three, o, above)
+        return self.visit_made(path, three, o, above)
+
+    def visit_children(self, path: str, above: Above) -> bool:
+        """Is anything in the directory in the resulting layer? What nothing newer meets stays, and is not looked at."""
+        stays, met = path in self.filled, bool(above & (Above.GONE | Above.COVERED))
+        for child in self.trees.children(path):
+            if met or child in self.forced or self.shelf.touched(child, self.version):
+                stays = self.visit(child, above) or stays
+            else:
+                stays = True
+        return stays
+
+    def visit_whiteout(self, path: str, three: Three) -> bool:
+        b, h = three.base, three.head
+        if h is None:
+            if b is not None:
+                self.found.both_removed.append(path)
+            return self.heads(path, h, Above.NOTHING)
+        if three.head_changed:
+            if h.kind != DIRECTORY and self.derived(path, b, h):
+                return self.give_way(path, h, Above.NOTHING)
+            if self.trees.last_writer_wins(path, b, h):
+                self.replaced.append(path)
+            elif not self.derived(path, b, h):
+                self.decided(path, b, None, h)
+        if h.kind == DIRECTORY:
+            self.hidden(path)
+        return True
+
+    def visit_file(self, path: str, three: Three, o: State, above: Above) -> bool:
+        """The first lines of the table."""
+        b, h, gone = three.base, three.head, bool(above & Above.GONE)
+        in_doubt = gone or three.head_changed
+        if in_doubt and self.derived(path, b, o, h) and three.ours_changed and not three.agree:
+            return self.give_way(path, h, above)
+        if h is not None and h.kind == DIRECTORY:
+            self.hidden(path)
+        if not three.ours_changed:  # inside opaque directories, or a file that was only touched
+            return self.heads(path, h, above) if three.head_changed else True
+        if not in_doubt:
+            return True
+        if h is not None and three.agree:
+            return True if above & Above.HIDES else self.heads(path, h, above)
+        if self.trees.last_writer_wins(path, o, h):
+            if not (gone and self.is_unreachable(path)) and h is not None:
+                self.combine_ignored(path, b, o, h)
+        elif gone and b is None:
+            self.conflict(path, "parent")
+        elif gone or h is None:
+            self.decided(path, b, o, None)
+        else:
+            self.combine(path, b, o, h)
+        return True
+
+    def visit_made(self, path: str, three: Three, o: State, above: Above) -> bool:
+        """A directory that ours made, where the head has none."""
+        b, h, gone = three.base, three.head, bool(above & Above.GONE)
+        if (gone or three.head_changed) and self.derived(path, b, o, h):
+            return self.leave_directory(path, three, o, above)
+        if not gone and not three.head_changed:
+            return True
+        if self.trees.last_writer_wins(path, o, h):
+            if gone:
+                self.is_unreachable(path)
+            elif h is not None:
+                self.replaced.append(path)
+        elif gone and b is None:
+            self.conflict(path, "parent")
+        else:
+            self.decided(path, b, o, h)
+        return True
+
+    def leave_directory(self, path: str, three: Three, o: State, above: Above) -> bool:
+        """A derived directory gives way, but what is in it and not derived is judged by itself."""
+        stays = self.visit_children(path, above | Above.GONE)
+        if stays and not above & Above.GONE:
+            self.decided(path, three.base, o, three.head)
+        return stays or self.give_way(path, three.head, above)
+
+    def visit_taken(self, path: str, rec: Record, three: Three, o: State, above: Above) -> bool:
+        """A directory of the base that the head has no more. It stays for ignored attributes of ours, or for what stays in it."""
+        b, h, ours_stays = three.base, three.head, False
+        if three.ours_changed and not self.derived(path, b, o, h):
+            if self.trees.last_writer_wins(path, o, h):
+                ours_stays = True
+                if h is not None:
+                    self.replaced.append(path)
+                self.taken.add(path)
+                self.is_unreachable(path)
+            else:
+                self.decided(path, b, o, h)
+        inner = above & ~Above.GONE | (Above.NOTHING if ours_stays else Above.GONE) | (Above.HIDES if rec.opaque else Above.NOTHING)
+        if self.visit_children(path, inner) or ours_stays:
+            return True
+        self.edits.append(Drop(path))
+        return False
+
+    def visit_both(self, path: str, rec: Record, three: Three, o: State, h: State, above: Above) -> bool:
+        """A directory on both sides: attributes first, then what is in it."""
+        now = self.attributes(path, three, o, h)
+        hides = bool(above & Above.HIDES)
+        inner = above & ~Above.GONE | (Above.HIDES if rec.opaque else Above.NOTHING)
+        left = self.visit_children(path, inner)
+        if rec.opaque and not hides:
+            self.bring_below(path)
+            self.edits.append(Look(path))
+        if left or hides or rec.opaque:
+            return True
+        if now.meta == h.meta and now.xattrs == h.xattrs:  # nothing of ours is left; the root stays, and is seen to change nothing
+            self.edits.append(Drop(path) if path else Look(path))
+            return not path
+        return True
+
+    def attributes(self, path: str, three: Three, o: State, h: State) -> State:
+        """Those of a directory on both sides, by the table. -> what it has afterwards"""
+        if three.agree:
+            return o
+        if not three.ours_changed or (three.head_changed and self.derived(path, three.base, o, h)):
+            now = o.changed(meta=h.meta, xattrs=dict(h.xattrs))
+            self.edits.append(Attributes(path, now))
+            return now
+        if not three.head_changed:
+            return o
+        return (self.combine_ignored if self.trees.last_writer_wins(path, o, h) else self.combine)(path, three.base, o, h)
+
+    def bring_below(self, path: str) -> None:
+        """`path` is opaque in ours; what the head added or changed below it since the base must not vanish under the mark."""
+        trees, index = self.trees, self.trees.index
+        lost = {edit.path for edit in self.edits if isinstance(edit, Drop)}
+        brought = {edit.path: edit.state.kind == DIRECTORY for edit in self.edits if isinstance(edit, Bring)}
+
+        def is_directory(q: str) -> bool:
+            return brought[q] if q in brought else q in index and index[q].kind == DIRECTORY and q not in lost
+
+        for q in trees.below(path):
+            if q in index or q in brought:
+                continue
+            h = trees.head.find(q)
+            if h is None:
+                continue
+            b = trees.base.find(q)
+            ignored, derived = trees.last_writer_wins(q, b if b is not None else h, h), self.derived(q, b, h)
+            if self.forced.get(q) == OURS:
+                continue
+            if (q in self.forced or (b is not None and derived and not trees.unmoved(q, b, h))) and h.kind != DIRECTORY:
+                if is_directory(parent_of(q)):
+                    self.edits.append(Bring(q, h))
+                    brought[q] = False
+                self.left.append(q)
+            elif b is not None:  # ours removed it
+                if not trees.unmoved(q, b, h):
+                    if ignored:
+                        self.replaced.append(q)
+                    elif not derived:
+                        self.decided(q, b, None, h)
+            elif is_directory(parent_of(q)):
+                self.edits.append(Bring(q, h))
+                brought[q] = h.kind == DIRECTORY
+                self.notices.append(Notice("kept", q))
+            elif ignored or derived:
+                self.notices.append(Notice("dropped", q))
+            else:
+                self.conflict(q, "parent")
+
+    # units
+
+    def visit_forced(self, path: str, above: Above) -> bool:
+        """A member of a unit that is one side's as a whole."""
+        h = self.trees.head.find(path)
+        if self.forced[path] == HEAD:
+            return self.heads(path, h, above)
+        if self.trees.index[path].kind == WHITEOUT and h is None:
+            return self.heads(path, h, above)
+        if above & Above.GONE:
+            self.is_unreachable(path)
+        return True
+
+    def place_forced(self) -> None:
+        """Of units that are ours as a whole, the members that ours left as they were in the base and the head did not."""
+        trees, index = self.trees, self.trees.index
+        for path in sorted(path for path, whose in self.forced.items() if whose == OURS and path not in index):
+            o = trees.shown.find(path)
+            if self.is_unreachable(path):
+                continue
+            if o is None:
+                if not any((rec := index.get(above)) is not None and rec.covers for above in ancestors(path)):
+                    self.edits.append(Whiteout(path))
+                continue
+            for above in ancestors(path):
+                if above not in index and above not in self.taken:
+                    container = trees.head.find(above) or trees.shown.find(above)
+                    assert container is not None
+                    self.edits.append(Bring(above, container))
+                    self.taken.add(above)
+            self.edits.append(Bring(path, o))

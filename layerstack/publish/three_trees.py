@@ -1,0 +1,140 @@
+"""Three trees that meet: base, ours, head. What each has at a path, and what is so of a path by all three; decides nothing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Container, Iterable
+from typing import NamedTuple
+
+from layerstack.layers.chain import Chain
+from layerstack.layers.index import Index, Layer
+from layerstack.layers.packed_index import PackedIndex
+from layerstack.model.conflict import TheirsLayer
+from layerstack.model.manifest import LayerId
+from layerstack.model.paths import ancestors
+from layerstack.model.paths import parent as parent_of
+from layerstack.publish.decide import DEFAULT, Rules
+from layerstack.text.gitignore import FILE_MAX, IgnoreRules
+from layerstack.tree.derived import Derived
+from layerstack.tree.disk import Tree
+from layerstack.tree.state import DIRECTORY, FILE, State, equal
+from layerstack.units.units import Sides
+
+Ignored = Callable[[str, bool], bool]
+"""(path, is it a directory?) -> is it on the ignored route?"""
+
+
+class Meeting(NamedTuple):
+    """Sealed work, and the head that it is to be published on."""
+
+    tree: Tree
+    listed: Index
+    """What the work's tree holds."""
+    base: Chain
+    """What the work stands on, of number `version`."""
+    head: Chain
+    version: int
+    ignored: Ignored
+    """By the `.gitignore` files of base and head."""
+    describe: Callable[[Layer], TheirsLayer]
+    """Who published a layer."""
+    rules: Rules = DEFAULT
+
+
+class Three:
+    """What base, ours and head have at one path; None is nothing. Compared when asked, and once."""
+
+    def __init__(self, trees: Trees, path: str, ours: State | None) -> None:
+        self._trees, self._path = trees, path
+        self.base, self.ours, self.head = trees.base.find(path), ours, trees.head.find(path)
+
+    @functools.cached_property
+    def ours_changed(self) -> bool:
+        """Does ours differ from the base?"""
+        return not equal(self.base, self.ours)
+
+    @functools.cached_property
+    def head_changed(self) -> bool:
+        """Does the head differ from the base?"""
+        return not self._trees.unmoved(self._path, self.base, self.head)
+
+    @functools.cached_property
+    def agree(self) -> bool:
+        """Have ours and the head the same?"""
+        return equal(self.ours, self.head)
+
+
+class Trees:
+    """The look-ups of one meeting."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.tree, self.index, self.version = meeting.tree, meeting.listed, meeting.version
+        self.base, self.head, self.describe = meeting.base, meeting.head, meeting.describe
+        self.newer = [layer for layer in self.head.published if not layer.is_base and layer.version > self.version]
+        self.own = Layer(LayerId("ours"), self.tree, self.version, self.index)
+        self.derived = Derived((self.base.find, lambda path: self.shown.find(path), self.head.find), self.ignored)
+        self._both_ignore, self._own_rules = meeting.ignored, IgnoreRules(self._own_gitignore)
+        self._children: dict[str, list[str]] | None = None
+
+    @functools.cached_property
+    def shown(self) -> Chain:
+        """What the session shows."""
+        return Chain(self.base.published, self.base.shelf, self.base.form, (self.own,))
+
+    def three(self, path: str, ours: State | None) -> Three:
+        """All of a path that ours lists."""
+        return Three(self, path, ours)
+
+    def sides(self) -> Sides:
+        """The three trees, as the rule for units wants them."""
+
+        def unmoved(path: str) -> bool:
+            return self.base.holder(path) is self.head.holder(path)
+
+        def loose(path: str) -> bool:
+            o, h = self.shown.find(path), self.head.find(path)
+            return self.last_writer_wins(path, o if o is not None else self.base.find(path), h)
+
+        return Sides(self.base.find, self.shown.find, self.head.find, unmoved, loose, self.derived.within)
+
+    def _own_gitignore(self, path: str) -> bytes | None:
+        state = self.shown.find(path)
+        return state.data(FILE_MAX + 1) if state is not None and state.kind == FILE else None
+
+    def ignored(self, path: str, is_directory: bool) -> bool:
+        """By the `.gitignore` files of all three trees: what a side has taken out of them is checked for conflicts."""
+        return self._both_ignore(path, is_directory) and self._own_rules.ignored(path, is_directory)
+
+    def children(self, path: str) -> Iterable[str]:
+        """The paths that ours lists in a directory."""
+        if isinstance(self.index, PackedIndex):
+            return self.index.children(path)
+        if self._children is None:
+            self._children = {}
+            for child in sorted(self.index):
+                if child:
+                    self._children.setdefault(parent_of(child), []).append(child)
+        return self._children.get(path, [])
+
+    def below(self, path: str) -> list[str]:
+        """Paths strictly below `path` that newer layers changed, parents first."""
+        found: set[str] = set()
+        for layer in self.newer:
+            found.update(layer.below(path))
+        return sorted(found)
+
+    def unmoved(self, path: str, b: State | None, h: State | None) -> bool:
+        """Is the head's state the base's? Without a read when both come from one layer."""
+        return self.base.holder(path) is self.head.holder(path) or equal(b, h)
+
+    def last_writer_wins(self, path: str, first: State | None, h: State | None) -> bool:
+        """Is it ignored, as what ours or else the base has there, and as what the head has?"""
+        if not path:
+            return False
+        if not self.ignored(path, first is not None and first.kind == DIRECTORY):
+            return False
+        return h is None or self.ignored(path, h.kind == DIRECTORY)
+
+    def blocked(self, path: str, taken: Container[str]) -> bool:
+        """Has an ancestor become a file or a link in the head, and stays one? `taken`: those where ours stays."""
+        return any(x not in taken and (a := self.head.find(x)) is not None and a.kind != DIRECTORY for x in ancestors(path))

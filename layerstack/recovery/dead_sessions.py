@@ -1,0 +1,313 @@
+"""Sessions whose process died before their work was published or kept: one try at a time makes a draft of it, and a try costs at most itself.
+
+    sessions/<id>/recovery.json   how often it was tried, and why that failed; durable before each try, gone with the session
+
+From the moment the store is open each of them has a lease on its base, so that no squash and no gc takes its layers; how its work is
+recovered, and when, is the caller's: `attempt` in this process, or `begin_try`, `layerstack.recover_one` in a process with limits, and `end_try`.
+A try that ends the process is counted by what was written before it. ADR 0043.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
+from layerstack.kernel import fsync, overlay, records
+from layerstack.model.lease import Lease
+from layerstack.publish import drafts
+from layerstack.publish.drafts import Draft
+from layerstack.recovery import gc
+
+if TYPE_CHECKING:
+    from layerstack.session.upper import Upper
+    from layerstack.store import Store
+
+MARKER = "recovery.json"
+TRIES_MAX = 2
+"""After so many tries that failed it is quarantined: tried again only when somebody asks for it."""
+WHY_MAX = 4096
+DIED = "the process that tried it died on the way"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""What is no fault of the session: a try that ends so is not counted."""
+
+
+@dataclass(frozen=True)
+class DeadSession:
+    """One of them. `base_version` and `layers` are what it stands on."""
+
+    session_id: str
+    origin: str
+    agent: str | None
+    draft_id: str | None
+    token: str
+    base_version: int
+    lease: Lease
+    tries: int = 0
+    why: str | None = None
+    """What the last try ended with; None before the first."""
+    no_space: bool = False
+    """Did the disk have no room for it? It is tried again when there is."""
+    trying: bool = False
+    """Is a try under way, which `tries` counts already?"""
+
+    @property
+    def quarantined(self) -> bool:
+        """Is it tried only when somebody asks for it?"""
+        return self.tries >= TRIES_MAX and not self.trying
+
+
+class Dead:
+    """The table of one open store. Its methods may be called from any thread; no two tries of one session at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, DeadSession] = {}
+
+    def all(self) -> list[DeadSession]:
+        """By id."""
+        with self._store.lock:
+            return [self._known[session_id] for session_id in sorted(self._known)]
+
+    def get(self, session_id: str) -> DeadSession:
+        """Raises NotFound, reason session_not_found."""
+        found = self._known.get(session_id)
+        if found is None:
+            text = f"session {session_id!r} is none whose work waits to become a draft"
+            raise NotFound(text, reason="session_not_found", details={"workspace_session_id": session_id})
+        return found
+
+    def find(self, session_id: str) -> DeadSession | None:
+        """The one of that id, if it is one."""
+        return self._known.get(session_id)
+
+    def begin(self, bodies: dict[str, dict[str, Any]]) -> None:
+        """At open: those whose work is published or a draft go, the others are leased. Walks no tree.
+
+        Args:
+            bodies: what each session.json says that can be read.
+        """
+        store = self._store
+        published = {member["upper"]: member["draft_id"] for layer in store.layers.all() for member in layer.members}
+        done = {*published, *(draft.upper for draft in drafts.all_of(store))}
+        for session_id, body in sorted(bodies.items()):
+            if body["token"] in done:
+                with fsync.best_effort():
+                    store.scrap.throw_away(f"{store.root}/sessions/{session_id}")  # the crash came between that and this
+                continue
+            layers = store.layer_ids_at(body["base_version"])  # a squash may have replaced those that it was opened on
+            lease = store.leases.take(f"session {session_id}", body["base_version"], layers)
+            if body["draft_id"] is not None:
+                store.draft_book.claim(body["draft_id"])
+            self._add(session_id, body, lease)
+        used = set(published.values())
+        for draft in drafts.all_of(store):
+            if draft.draft_id in used:
+                store.draft_book.consume(draft.draft_id)  # sessions that died with the process may still stand on it
+
+    def abandon(self, upper: Upper, why: BaseException) -> DeadSession:
+        """Take over a live upper whose work could be neither published nor kept: it is as if its process had died.
+
+        Raises:
+            StoreCorrupt: its session.json cannot be read. It is as it was.
+        """
+        with self._store.lock:
+            body = records.read(f"{upper.directory}/session.json")
+            self._add(upper.session_id, body, upper.abandon())
+            return self._put(self._known[upper.session_id], why=str(why), no_space=_is_no_space(why))
+
+    def _add(self, session_id: str, body: dict[str, Any], lease: Lease) -> None:
+        tries, why = self._marked(session_id)
+        who = (session_id, body["origin"], body["agent"], body["draft_id"], body["token"], body["base_version"])
+        self._known[session_id] = DeadSession(*who, lease, tries, why)
+
+    def _marked(self, session_id: str) -> tuple[int, str | None]:
+        """What an earlier process wrote: (tries, why the last one failed). A marker that is damaged itself counts as one try."""
+        path = self._marker(session_id)
+        if not os.path.lexists(path):
+            return 0, None
+        try:
+            body = records.read(path)
+            if body["why"] is not None:
+                return int(body["tries"]), str(body["why"])
+            before = body.get("before")
+            return int(body["tries"]), DIED if before in (None, DIED) else f"{DIED}; before that: {before}"
+        except (StoreCorrupt, KeyError, TypeError, ValueError):
+            return 1, f"{path}: damaged"
+
+    def _marker(self, session_id: str) -> str:
+        return f"{self._store.root}/sessions/{session_id}/{MARKER}"
+
+    def _put(self, session: DeadSession, **changes: Any) -> DeadSession:
+        changed = DeadSession(**{**session.__dict__, **changes})
+        self._known[session.session_id] = changed
+        return changed
+
+    # ---- tries
+
+    def begin_try(self, session_id: str) -> DeadSession:
+        """Count one try more, durably: should this process die of it, the next one knows.
+
+        Raises:
+            NotFound. OSError: the disk does not take even that: nothing was tried.
+        """
+        store = self._store
+        store.check_open()
+        session = self.get(session_id)
+        before = None if session.why is None else session.why[:WHY_MAX]
+        body = {"session_id": session_id, "tries": session.tries + 1, "why": None, "before": before}
+        records.write(self._marker(session_id), body, step=store.step, name="recovery.json")
+        with store.lock:
+            return self._put(session, tries=session.tries + 1, no_space=False, trying=True)
+
+    def end_try(
+        self,
+        session_id: str,
+        error: BaseException | str | None = None,
+        *,
+        draft_id: str | None = None,
+        no_space: bool = False,
+        again: bool = False,
+    ) -> Draft | None:
+        """What became of the try, by what is on disk: the draft that it made, or None when nothing was unpublished, or it failed.
+
+        Args:
+            draft_id: the draft that it says it made.
+            error: what it ended with; None: it says that it is done.
+            no_space: the disk was full: not counted.
+            again: it could not be tried yet: not counted either.
+        Raises:
+            NotFound: it is not known any more.
+        """
+        store = self._store
+        with store.lock:
+            session = self.get(session_id)
+            kept = self._kept(session, draft_id)
+            if kept is not None or error is None or self._is_over(session):
+                if kept is not None:
+                    store.draft_book.adopt(kept)
+                self._forget(session)
+                return kept
+            no_space = no_space or (isinstance(error, BaseException) and _is_no_space(error))
+            why = str(error)
+            if no_space or again:
+                session = self._put(session, tries=session.tries - 1, why=why, no_space=no_space, trying=False)
+                with fsync.best_effort():
+                    if session.tries == 0:
+                        os.unlink(self._marker(session_id))
+                    else:  # in place of the one that counts this try
+                        records.write(self._marker(session_id), {"session_id": session_id, "tries": session.tries, "why": why[:WHY_MAX]})
+                return None
+            self._put(session, why=why, trying=False)
+        with fsync.best_effort():
+            records.write(self._marker(session_id), {"session_id": session_id, "tries": session.tries, "why": why[:WHY_MAX]})
+        return None
+
+    def _kept(self, session: DeadSession, draft_id: str | None) -> Draft | None:
+        if draft_id is not None:
+            with contextlib.suppress(NotFound, StoreCorrupt):  # it may be discarded already
+                return drafts.load(self._store, draft_id)
+        return next((draft for draft in drafts.all_of(self._store) if draft.upper == session.token), None)
+
+    def _is_over(self, session: DeadSession) -> bool:
+        """Is nothing left to be kept? Its work may also lie in `layers/`, by a rename that could not be undone: it comes back from there."""
+        store, folder = self._store, f"{self._store.root}/sessions/{session.session_id}"
+        if not os.path.isdir(folder):
+            return True
+        for layer in store.layers.all():
+            if any(member["upper"] == session.token for member in layer.members):
+                if session.draft_id is not None:
+                    store.draft_book.consume(session.draft_id)
+                return True
+        return False
+
+    def bring_back(self, session_id: str) -> None:
+        """Before a try: work whose rename into `layers/` could not be undone lies in the session's folder again."""
+        store = self._store
+        with store.lock:
+            if os.path.isdir(f"{store.root}/sessions/{session_id}/upper"):
+                return
+            named = gc.named_by_history(store)
+            for name in sorted(os.listdir(f"{store.root}/layers")):
+                if name not in named and gc.owner_of(store.root, name) == f"{store.root}/sessions/{session_id}":
+                    gc.give_back_layer(store.root, name, keep=True)
+
+    def _forget(self, session: DeadSession) -> None:
+        """It is settled: its folder and its lease go."""
+        store = self._store
+        self._known.pop(session.session_id, None)
+        folder = f"{store.root}/sessions/{session.session_id}"
+        if os.path.isdir(folder):
+            with fsync.best_effort():
+                store.scrap.throw_away(folder)
+        store.release(session.lease)
+        store.draft_book.leave(session.draft_id)
+
+    def attempt(self, session_id: str) -> Draft | None:
+        """Make a draft of its work in this process; None when nothing was unpublished that the draft has not which it stood on.
+
+        Raises:
+            NotFound, StoreCorrupt, OSError: it failed, and that was counted unless the disk was full.
+            StoreBusy: something still writes into its upperdir.
+        """
+        session = self.begin_try(session_id)
+        try:
+            self.bring_back(session_id)
+            draft = self.make_draft(session)
+        except StoreBusy as error:
+            self.end_try(session_id, error, again=True)
+            raise
+        except (OSError, NotFound, StoreCorrupt) as error:
+            made = self.end_try(session_id, error)
+            if made is None and session_id in self._known:
+                raise
+            return made
+        return self.end_try(session_id, draft_id=None if draft is None else draft.draft_id)
+
+    def make_draft(self, session: DeadSession) -> Draft | None:
+        """What a try does, in this process. Raises as `attempt`; `end_try` is still to come."""
+        from layerstack.recovery.reopen import dead_upper
+
+        store = self._store
+        body = records.read(f"{store.root}/sessions/{session.session_id}/session.json")
+        if session.draft_id is not None:
+            store.draft_book.claim(session.draft_id)  # the upper's end leaves it
+        try:
+            draft = dead_upper(store, session.session_id, body, session.lease._replace(number=0)).to_draft(reason="recovered")
+        except BaseException:
+            store.draft_book.leave(session.draft_id)
+            raise
+        return None if draft is not None and draft.draft_id == session.draft_id else draft
+
+    def refused(self, session_id: str, error: BaseException) -> None:
+        """It could not even be tried."""
+        with self._store.lock:
+            self._put(self.get(session_id), why=str(error), no_space=_is_no_space(error))
+
+    def again(self, session_id: str) -> DeadSession:
+        """Forget the tries that failed: somebody has mended something. Raises NotFound, OSError."""
+        with self._store.lock:
+            session = self.get(session_id)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._marker(session_id))
+            return self._put(session, tries=0, no_space=False, trying=False)
+
+    def give_up(self, session_id: str) -> None:
+        """Its work goes. Raises NotFound, StoreBusy, OSError: it could not be moved away, and is there as it was."""
+        store = self._store
+        with store.lock:
+            store.check_open()
+            session = self.get(session_id)
+            folder = f"{store.root}/sessions/{session_id}"
+            if os.path.isdir(f"{folder}/upper") and overlay.is_mounted(f"{folder}/upper"):
+                raise StoreBusy(f"{folder}/upper: a live overlay still writes into it", details={"upperdir": f"{folder}/upper"})
+            store.scrap.throw_away(folder)
+            self._forget(session)
+        fsync.fsync_dir(f"{store.root}/sessions")
+
+
+def _is_no_space(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in NO_SPACE

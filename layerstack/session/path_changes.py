@@ -1,0 +1,215 @@
+"""Delete or move a path of the head without a session: one layer of whiteouts and hard links, with no mount."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack.errors import AlreadyExists, InvalidPath, NotADirectory, NotEmpty, NotFound
+from layerstack.layers.chain import Chain
+from layerstack.layers.index_file import build
+from layerstack.layers.snapshot import Snapshot, not_a_file
+from layerstack.model.paths import ancestors, check, join
+from layerstack.model.paths import parent as parent_of
+from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
+from layerstack.tree.disk import DiskTree
+from layerstack.tree.state import DIRECTORY, FILE, LINK, State, make_directory, set_meta
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+NEW_DIRECTORY = 0o755
+
+
+class Reshaped(NamedTuple):
+    """What was published, and the kind of what was deleted or moved: `f`, `l` or `d`."""
+
+    published: Published
+    kind: str
+
+
+def delete_path(store: Store, path: str, author: Author, *, recursive: bool) -> Reshaped:
+    """Publish a layer in which a file, a symlink or a directory of the head is gone; nothing comes in between.
+
+    Raises:
+        NotFound: nothing is there. NotEmpty: a directory that is not empty, without `recursive`.
+        NotAFile: a directory on the way is none, or a symlink. InvalidPath: it is the root. As `publish.publish` beyond that.
+    """
+    _check(path)
+
+    def attempt(snapshot: Snapshot) -> Reshaped:
+        chain = snapshot.chain
+        state = _there(chain, path)
+        if state.kind == DIRECTORY and not recursive and chain.names(path, stop_above=0):
+            raise NotEmpty(f"{path}: the directory is not empty", details={"path": path})
+
+        def write(layer: _Layer) -> None:
+            layer.remove(path)
+
+        return Reshaped(_publish(store, snapshot, author, write), state.kind)
+
+    return _on_head(store, attempt)
+
+
+def move_path(store: Store, source: str, target: str, author: Author, *, overwrite: bool) -> Reshaped:
+    """Publish a layer in which what the head has at `source` is at `target`: content, modes, owners, xattrs, times and hard links are kept.
+
+    Args:
+        overwrite: a file or symlink may take the place of another, a directory that of an empty one. Missing parents are made.
+    Raises:
+        AlreadyExists, NotEmpty, NotADirectory: `target` is in the way. InvalidPath: it is `source`, or inside of it. As `delete_path` beyond that.
+    Cost: O(entries below `source`): hard links, and copies of files of the base (reflinks where there are); all of it is hashed.
+    """
+    _check(source)
+    _check(target)
+    if target == source or target.startswith(source + "/"):
+        raise InvalidPath(f"{source} cannot be moved to {target}, which is itself or inside of it", details={"path": target})
+
+    def attempt(snapshot: Snapshot) -> Reshaped:
+        chain = snapshot.chain
+        state = _there(chain, source)
+        _look_where(chain, target)
+        over = chain.find(target)
+        if over is not None:
+            _may_replace(chain, state, target, over, overwrite=overwrite)
+
+        def write(layer: _Layer) -> None:
+            layer.remove(source)
+            layer.fill(target, source)
+
+        return Reshaped(_publish(store, snapshot, author, write), state.kind)
+
+    return _on_head(store, attempt)
+
+
+def _check(path: str) -> None:
+    if check(path) == "":
+        raise InvalidPath("the root can be neither deleted nor moved", details={"path": path})
+
+
+def _there(chain: Chain, path: str) -> State:
+    """What is at `path`; it is not looked for through symlinks."""
+    _look_where(chain, path, missing=NotFound(f"{path}: no such file", details={"path": path}))
+    found = chain.find(path)
+    if found is None:
+        raise NotFound(f"{path}: no such file", details={"path": path})
+    return found
+
+
+def _look_where(chain: Chain, path: str, *, missing: NotFound | None = None) -> None:
+    """Each ancestor is a directory, or is not there and may be made unless `missing` is given."""
+    for ancestor in ancestors(path):
+        state = chain.find(ancestor)
+        if state is None:
+            if missing is not None:
+                raise missing
+            return
+        if state.kind != DIRECTORY:
+            raise not_a_file(path, "Symlink" if state.kind == LINK else "Other", parent=ancestor if state.kind == LINK else None)
+
+
+def _may_replace(chain: Chain, state: State, target: str, over: State, *, overwrite: bool) -> None:
+    """As rename(2): a file or symlink takes the place of another, a directory that of an empty one."""
+    if not overwrite:
+        raise AlreadyExists(f"{target}: is there already", details={"path": target})
+    if over.kind == DIRECTORY:
+        if state.kind != DIRECTORY:
+            raise not_a_file(target, "Directory")
+        if chain.names(target, stop_above=0):
+            raise NotEmpty(f"{target}: the directory is not empty", details={"path": target})
+    elif state.kind == DIRECTORY:
+        raise NotADirectory(f"{target}: a directory cannot take the place of a file", details={"path": target})
+
+
+def _on_head(store: Store, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
+    """Writers without a session take turns; a session's publish that met the paths in between makes it look again."""
+    store.check_open()
+
+    def rounds() -> Reshaped:
+        for _ in range(ROUNDS):
+            try:
+                with store.reading() as snapshot:
+                    return attempt(snapshot)
+            except HeadMoved:
+                continue
+        with store.lock, store.reading() as snapshot:
+            return attempt(snapshot)
+
+    with store.update_lock:
+        return store.quota.with_room(rounds)
+
+
+def _publish(store: Store, snapshot: Snapshot, author: Author, write: Callable[[_Layer], None]) -> Published:
+    head, chain = snapshot.manifest, snapshot.chain
+    store.quota.admit(head, lambda: 0)  # how much it would add the layer itself tells
+    with store.scrap.scrap() as scrap:
+        tree = DiskTree(scrap("reshape"), store.form, aside=store.scrap.path, step=store.step)
+        layer = _Layer(tree, chain)
+        write(layer)
+        layer.close()
+        work = Work(tree, build(tree, chain), head.version, chain, (), layer.linked_bytes())
+        return publish(store, work, author, merge=False)
+
+
+class _Layer:
+    """A layer tree under way. Directories on the way to a change are as the head has them; one that gets or loses a name has its time from now."""
+
+    def __init__(self, tree: DiskTree, chain: Chain) -> None:
+        self._tree, self._chain = tree, chain
+        self._folders: dict[str, State | None] = {}
+        self._touched: set[str] = set()
+        self._linked: dict[str, dict[tuple[int, int], int]] = {}
+
+    def remove(self, path: str) -> None:
+        self._reach(path)
+        self._tree.whiteout(path)
+
+    def fill(self, target: str, source: str) -> None:
+        """What the head has at `source`, at `target`, with modes, owners, xattrs, times and hard links among it."""
+        self._reach(target)
+        self._fill(target, source)
+
+    def _fill(self, target: str, source: str) -> None:
+        state = self._chain.find(source)
+        if state is None:
+            return
+        self._tree.put(target, state)
+        if state.kind == FILE:
+            self._count(source, state)
+        elif state.kind == DIRECTORY:
+            for name in sorted(self._chain.names(source)):
+                self._fill(join(target, name), join(source, name))
+            self._tree.set_times(target, state.times)
+
+    def _count(self, source: str, state: State) -> None:
+        holder = self._chain.holder(source)
+        if state.linkable and holder is not None:
+            self._linked.setdefault(holder.id, {})[state.inode] = state.size
+
+    def _reach(self, path: str) -> None:
+        """The directories above `path`; new ones have mode 0755 and the owner of their parent."""
+        tree = self._tree
+        for ancestor in ancestors(path):
+            if ancestor in self._folders:
+                continue
+            state = self._chain.find(ancestor)
+            self._folders[ancestor] = state
+            if state is not None:
+                make_directory(tree.full(ancestor), state)
+                continue
+            holder = tree.state(parent_of(ancestor))
+            os.mkdir(tree.full(ancestor))
+            set_meta(tree.full(ancestor), (NEW_DIRECTORY, holder.meta[1], holder.meta[2]))
+            self._touched.add(parent_of(ancestor))
+        self._touched.add(parent_of(path))
+
+    def close(self) -> None:
+        """The times of directories, which were all written to while the layer was made."""
+        for path, state in reversed(self._folders.items()):
+            if state is not None and path not in self._touched:
+                self._tree.set_times(path, state.times)
+
+    def linked_bytes(self) -> dict[str, int]:
+        """Bytes of files that are hard links to files of a published layer, by that layer."""
+        return {layer_id: sum(sizes.values()) for layer_id, sizes in self._linked.items()}

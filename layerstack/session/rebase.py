@@ -1,0 +1,128 @@
+"""Carry sealed work over to the head: what it changed, merged with what was published since, as work on top of the newest version.
+
+The result is a tree of its own, beside the work, which stays as it is: hard links to its files, new ones where lines were merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack.errors import PublishRejected
+from layerstack.kernel import fsync
+from layerstack.layers.index import Layer
+from layerstack.layers.index_file import build
+from layerstack.model.conflict import Notice
+from layerstack.model.manifest import LayerId, Manifest
+from layerstack.publish import build_logs
+from layerstack.publish.build_times import Settled, Standing, published_at, survey
+from layerstack.publish.edits import Write
+from layerstack.publish.publish import describe, is_touched, settle
+from layerstack.publish.resolve import plan
+from layerstack.publish.three_trees import Meeting
+from layerstack.session.start import CARRIED, make_upper
+from layerstack.text.build_roles import Roles
+from layerstack.tree.disk import DiskTree, clone
+from layerstack.tree.state import FILE
+
+if TYPE_CHECKING:
+    from layerstack.session.upper import Identity, Upper
+    from layerstack.store import Store
+
+
+class Carried(NamedTuple):
+    """Work on top of the head; `layer` is None when the head has all of it."""
+
+    layer: Layer | None
+    merged: int
+    """Files that both sides had changed."""
+    notices: tuple[Notice, ...]
+    undo: Callable[[], None] = lambda: None
+    """Gives the files that it shares with the work the times of before, when this was in vain."""
+
+
+class Rebased(NamedTuple):
+    """What `Upper.rebase` did to a session: the versions that it stood and stands on, and how many paths look different in it now."""
+
+    from_version: int
+    to_version: int
+    updated: int
+    """Paths that are as the head has them now, and were not."""
+    merged: int
+    """Files that show the changes of both sides."""
+    notices: tuple[Notice, ...] = ()
+    """What a publish says of ignored files; the session's own tells these too."""
+    dropped: tuple[str, ...] = ()
+    """FIFOs, sockets and devices that the session had and has no more; its publication tells them too."""
+
+
+def open_rebased(store: Store, identity: Identity) -> Upper:
+    """A session on the head, with a draft's work carried over to it; see `Store.open_upper`."""
+    draft_id = identity.draft_id
+    assert draft_id is not None
+    base, work, own = store.draft_book.stand_on(draft_id, identity.holder)
+    try:
+        head, lease = store.take_lease(identity.holder)
+        try:
+            with store.scrap.scrap() as scrap:
+                root = scrap("rebase")
+                carried = rebase(store, base, work, head, root)
+                if carried.layer is None:
+                    upper = make_upper(store, identity, head, lease, [])
+                else:
+                    upper = make_upper(store, identity, head, lease, [carried.layer], carried=root)
+                upper.notices = carried.notices
+                return upper
+        except BaseException:
+            store.release(lease)
+            raise
+    except BaseException:
+        store.draft_book.leave(draft_id)
+        raise
+    finally:
+        store.release(own)
+
+
+def rebase(
+    store: Store, base: Manifest, work: Layer, head: Manifest, root: str, *, written: Collection[str] = (), ends: bool = False
+) -> Carried:
+    """Sealed work on top of `head`, as a tree at `root`, synced, with the times that its publication would give it.
+
+    Args:
+        base, work: the work, with a lease on its base.
+        root: a name in staging, where nothing is.
+        written: as in `Work`.
+        ends: the work goes when this has succeeded, so that its files may get other times.
+    Raises:
+        PublishRejected: with every conflict, as its publish would; nothing was changed.
+    Cost: that of planning a publish, and a hard link for each entry of the work.
+    """
+    below, over = store.layers.chain(base), store.chain(head)
+    assert work.index is not None and isinstance(work.tree, DiskTree)
+    store.step("rebase.plan")
+    ignored = store.routes.for_merge(base.version, head.version)
+    roles = Roles(store.routes.ignored(base.version), store.inputs, written)
+    planned = plan(Meeting(work.tree, work.index, below, over, base.version, ignored, describe, store.rules))
+    planned = build_logs.leave_out(store, planned, work.index, ignored, base.version, head)
+    if planned.conflicts:
+        raise PublishRejected(planned.conflicts, base=base.version, head=head.version)
+    store.step("rebase.clone")
+    tree = DiskTree(root, store.form, aside=store.scrap.path)
+    clone(work.tree, tree)
+    found = settle(tree, planned.edits, head=over, version=base.version, roles=roles) if planned.edits else ()
+    touched = is_touched(work.index, found)
+    indexed = build(tree, over, hashes=False, touched=touched)
+    merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
+    if not indexed.changes:
+        return Carried(None, merged, planned.notices)
+    standing = Standing(base.version, below, roles, published_at(store, below), work.tree if ends else None)
+    settled = Settled(store, tree, indexed, survey(tree, indexed, standing, planned.edits), standing)
+    try:
+        settled.settle(head)
+        store.step("rebase.sync")
+        fsync.sync_files(store.root, map(tree.full, indexed.files()), map(tree.full, indexed.folders()))
+    except BaseException:
+        settled.undo()
+        raise
+    layer = Layer(LayerId(f"private-{CARRIED}"), tree, head.version, indexed.records)
+    return Carried(layer, merged, planned.notices + settled.notices, settled.undo)

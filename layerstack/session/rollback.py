@@ -1,0 +1,119 @@
+"""Make the head show what an earlier version showed, by one new layer on top: nothing that was published is taken away.
+
+Times come back too, also those of files whose content is the head's: what builds by time takes for fresh what it
+took for fresh then, and no output that the head has since from other inputs (ADR 0048). Times alone make no version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack.layers.chain import Chain
+from layerstack.layers.delta import tops
+from layerstack.layers.index import Layer
+from layerstack.layers.index_file import build
+from layerstack.layers.index_record import record
+from layerstack.layers.packed_index import PackedIndex
+from layerstack.model.paths import ancestors, byte_order
+from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
+from layerstack.publish.quota import Sizes
+from layerstack.tree.disk import PATH_MAX, DiskTree
+from layerstack.tree.state import DIRECTORY, FILE, State, make_directory
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+
+def rollback(store: Store, version: int, author: Author) -> Published:
+    """See `Store.rollback`. A head that moves meanwhile is compared again, after three rounds under the lock."""
+    return store.quota.with_room(lambda: _rounds(store, version, author))
+
+
+def _rounds(store: Store, version: int, author: Author) -> Published:
+    for _ in range(ROUNDS):
+        try:
+            return _once(store, version, author)
+        except HeadMoved:
+            continue
+    with store.lock:
+        return _once(store, version, author)
+
+
+def _once(store: Store, version: int, author: Author) -> Published:
+    with store.lease(version) as wanted, store.reading() as now, store.scrap.scrap() as scrap:
+        store.step("rollback.compare")
+        if next(tops(now.chain, wanted.chain), None) is None:
+            return Published(True, now.manifest, None, 0, 0, (), ())
+        store.quota.admit(now.manifest, lambda: _copied(now.chain, wanted.chain))
+        store.step("rollback.build")
+        tree = DiskTree(scrap("rollback"), store.form, aside=store.scrap.path)
+        done = _write(tree, now.chain, wanted.chain)
+        indexed = build(tree, now.chain, touched=done.retimed.__contains__)
+        work = Work(tree, indexed, now.version, now.chain, (), done.linked, done.written)
+        return publish(store, work, author, merge=False, exact=True)
+
+
+def _copied(now: Chain, target: Chain) -> int:
+    """Bytes of the files that will be copied: those of the base. The others are links to what is there."""
+    sizes = Sizes()
+    for _, _, new, _ in tops(now, target, times=True):
+        if new is not None and new.kind == FILE and not new.linkable:
+            sizes.add(new)
+    return sizes.total()
+
+
+class _Done(NamedTuple):
+    linked: dict[str, int]
+    """Bytes of the linked files, by the layer that holds them."""
+    retimed: PackedIndex
+    """Files that are there for their time alone."""
+    written: set[str]
+    """Files that were last written by `file_write` or `file_edit`, also those that go."""
+
+
+def _write(tree: DiskTree, now: Chain, target: Chain) -> _Done:
+    """Write the layer that on top of `now` shows `target`: hard links to its files, copies of those of the base, whiteouts."""
+    linked: dict[str, Sizes] = {}
+    retimed, written = PackedIndex(), set[str]()
+    by_hand: dict[str, frozenset[str]] = {}
+
+    def is_written(holder: Layer, path: str) -> bool:
+        if holder.id not in by_hand:
+            by_hand[holder.id] = frozenset(holder.about.get("written", ()))
+        return path in by_hand[holder.id]
+
+    open_now: dict[str, State] = {}  # directories that were made and may still get entries
+
+    def folder(path: str) -> None:
+        if path not in open_now:
+            state = target.find(path)
+            assert state is not None and state.kind == DIRECTORY
+            make_directory(tree.full(path), state)
+            open_now[path] = state
+
+    def close(before: bytes) -> None:
+        """Give their times to directories whose whole content sorts before a path; "0" is the byte behind "/"."""
+        for known in [known for known in open_now if known and byte_order(known) + b"0" <= before]:
+            tree.set_times(known, open_now.pop(known).times)
+
+    for path, _, new, only_time in tops(now, target, times=True):
+        close(byte_order(path))
+        for ancestor in ancestors(path):
+            folder(ancestor)
+        holder = (now if new is None else target).holder(path)
+        assert holder is not None
+        if is_written(holder, path):
+            written.add(path)
+        if new is None:
+            tree.whiteout(path)
+        elif new.kind == DIRECTORY:
+            folder(path)
+        else:
+            tree.put(path, new)
+            if only_time:
+                retimed.add(byte_order(path), record(FILE, quiet=True))
+            if new.linkable and new.kind == FILE:
+                linked.setdefault(holder.id, Sizes()).add(new)
+    close(b"\xff" * PATH_MAX)
+    tree.set_times("", open_now.pop("").times)
+    return _Done({layer_id: sizes.total() for layer_id, sizes in linked.items()}, retimed, written)

@@ -1,0 +1,495 @@
+"""What one session writes: a lease on a version, an upperdir with its workdir, and private layers between the two.
+
+sessions/<id>/session.json   base version and layers, origin, agent, draft; a token that says whose work a layer or draft is
+sessions/<id>/upper/ work/   the live writes
+sessions/<id>/private/<n>/   sealed work that could not be published and that the session stands on, the highest number on top
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Generator
+from typing import TYPE_CHECKING, NamedTuple
+
+from layerstack.errors import Invalid, NotFound, PublishRejected, StoreCorrupt
+from layerstack.kernel import fsync, overlay
+from layerstack.kernel.fsync import Step
+from layerstack.layers import delta
+from layerstack.layers.capture import seal
+from layerstack.layers.chain import Chain
+from layerstack.layers.flatten import fold
+from layerstack.layers.flattened_tree import FoldedTree
+from layerstack.layers.hard_links import split_links
+from layerstack.layers.index import Layer
+from layerstack.layers.index_file import build
+from layerstack.layers.snapshot import Snapshot
+from layerstack.model.conflict import Notice
+from layerstack.model.lease import Lease
+from layerstack.model.manifest import LayerId
+from layerstack.publish.drafts import Draft, keep
+from layerstack.publish.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
+from layerstack.publish.quota import holders
+from layerstack.text.build_roles import Roles
+from layerstack.tree.disk import DiskTree
+from layerstack.tree.memory import MemoryTree
+from layerstack.tree.scanned import SeenTree
+from layerstack.tree.state import State, equal, make_directory
+
+if TYPE_CHECKING:
+    from layerstack.model.manifest import Manifest
+    from layerstack.session.rebase import Rebased
+    from layerstack.store import Store
+
+LONGEST_PLACE = 64
+"""Bytes between the store's root and the path of an entry in the deepest place of a tree, `/drafts/draft-0123456789abcdef/layer/`, and some to spare;
+a private layer of a session with a long id lies deeper."""
+SIZE_WALK_MAX = 50_000
+"""Entries after which `size_bytes` stops counting."""
+
+
+class Identity(NamedTuple):
+    """Who an upper belongs to; kept in session.json."""
+
+    session_id: str
+    origin: str
+    agent: str | None
+    request_id: str | None
+    draft_id: str | None
+    token: str
+    rebased: bool = False
+    """Does it stand on the draft's work as it was carried over to the head, a private layer of its own, and not on the draft?"""
+
+    @property
+    def holder(self) -> str:
+        """As its lease names it."""
+        return f"session {self.session_id}"
+
+
+class Upper:
+    """The writes of one session. Its methods may be called from any thread; they wait for each other.
+
+    `publish`, `to_draft` and `discard` want it offline: nothing has the overlay mounted any more.
+    """
+
+    def __init__(self, store: Store, identity: Identity, manifest: Manifest, chain: Chain, lease: Lease) -> None:
+        self._store, self._identity, self._manifest, self._lease = store, identity, manifest, lease
+        self._base = Chain(chain.published, chain.shelf, chain.form) if chain.private else chain
+        self._chain = chain
+        self._lock = threading.RLock()
+        self._sealed = False  # the upperdir went through sealing, perhaps not to its end: it may not be mounted as one again
+        self._ended = False
+        self._late: CommitUnsynced | None = None
+        self._dropped: tuple[str, ...] = ()
+        self._split: tuple[Notice, ...] = ()  # hard links that this session parted
+        self._told = 0  # so many of these were told by `rebase`
+        self.notices: tuple[Notice, ...] = ()
+        """Of what was carried over to the head: its publication, and a preview of that, tell them before their own."""
+        self._number = int(identity.rebased)
+        self._written: dict[str, int] = {}
+        """The files that `note_written` was told of, and their times then."""
+
+    @property
+    def session_id(self) -> str:
+        """As `Store.open_upper` was told it; names the folder."""
+        return self._identity.session_id
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The session's base version, with its private layers on top."""
+        return Snapshot(self._manifest, self._chain)
+
+    @property
+    def directory(self) -> str:
+        """Where all of it lies; it goes with the upper's end."""
+        return f"{self._store.root}/sessions/{self.session_id}"
+
+    @property
+    def upperdir(self) -> str:
+        """Where the live writes lie: overlayfs' own, not to be written to beside a mount."""
+        return f"{self.directory}/upper"
+
+    @property
+    def workdir(self) -> str:
+        """What overlayfs wants beside the upperdir."""
+        return f"{self.directory}/work"
+
+    @property
+    def root_changed(self) -> bool:
+        """Whether the session gave the workspace itself another mode, owner or xattr; no name in the upperdir tells."""
+        return not equal(State(self.upperdir, self._store.form), self._chain.find(""))
+
+    @property
+    def carried(self) -> bool:
+        """Whether a private layer of the name `session.CARRIED` is a draft's work as it was carried over to the head, which the draft holds too."""
+        return self._identity.rebased
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """What sealing has left out so far."""
+        return self._dropped
+
+    @property
+    def _leaving(self) -> tuple[str, ...]:
+        return holders(self.session_id, self._identity.draft_id)
+
+    def note_written(self, path: str) -> None:
+        """A file was just written by `file_write` or `file_edit`: an input of builds even if it is ignored, until another program writes it.
+
+        Known while this process lives; a draft does not know it.
+        """
+        with fsync.best_effort():
+            self._written[path] = os.lstat(f"{self.upperdir}/{path}").st_mtime_ns
+
+    def _roles(self) -> Roles:
+        """Of the files in the upperdir now."""
+        store, written = self._store, set[str]()
+        for path, mtime in self._written.items():
+            with fsync.best_effort():
+                if os.lstat(f"{self.upperdir}/{path}").st_mtime_ns == mtime:
+                    written.add(path)
+        return Roles(store.routes.ignored(self._manifest.version), store.inputs, written)
+
+    def _live(self) -> None:
+        self._store.check_open()
+        if self._ended:
+            raise Invalid(f"upper of session {self.session_id} has ended", reason="upper_ended", details={"session_id": self.session_id})
+
+    def _published_is_final(self) -> None:
+        if self._late is not None:
+            raise self._late
+
+    def mount(self) -> int:
+        """A detached overlay mount of what the session sees; the descriptor belongs to the caller, who closes it after move_mount.
+
+        Never two at a time. Raises as `overlay.create`; OSError when sealed work could not be set aside for want of space; CommitUnsynced
+        once more after a publish that raised it: the work is the head's, and what is written now would belong to no base.
+        """
+        with self._lock:
+            self._live()
+            self._published_is_final()
+            self._set_aside()
+            return overlay.create(self.snapshot.lowerdirs, self.upperdir, self.workdir, form=self._store.form)
+
+    def preview(self) -> Preview:
+        """What `publish` would answer now, by reading alone; on a live upper the session should stand still meanwhile."""
+        with self._lock:
+            self._live()
+            self._published_is_final()
+            store = self._store
+            self._renew()
+            tree = MemoryTree.load(self._tree())
+            dropped, linked, _ = seal(tree, self._chain)
+            if self._chain.private:
+                tree = MemoryTree.load(FoldedTree(self._block(tree), self._base))
+                left_out, linked, _ = seal(tree, self._base)
+                dropped += left_out
+            self._split = split_links(tree, self._base, linked)
+            found = preview(
+                store,
+                tree,
+                base=self._base,
+                version=self._manifest.version,
+                dropped=self._dropped + dropped,
+                leaving=self._leaving,
+                written=self._roles().written,
+            )
+            return found._replace(notices=self._notices(found.notices))
+
+    def _notices(self, found: tuple[Notice, ...]) -> tuple[Notice, ...]:
+        refused = self._store.routes.refused(self._manifest.version)
+        all_of_them = (*self.notices, *found, *self._split, *(Notice("rules_refused", path) for path in refused))
+        return tuple(dict.fromkeys(all_of_them))
+
+    def publish(self, *, owner: str, request_id: str, agent: str | None = None) -> Published:
+        """Publish everything since the base version as one layer. The upper ends; its lease is given back.
+
+        Returns:
+            `no_op` when the session changed nothing, or nothing that the head does not have.
+        Raises:
+            PublishRejected: nothing was published. The work is now a private layer under a new, empty upper: `mount` gives the same view.
+            CommitUnsynced: it is published; called again it only syncs.
+            LayerLimit, QuotaExceeded, OSError: nothing was published, nothing is lost; `mount` and `publish` go on from here.
+        """
+        with self._lock:
+            self._live()
+            store = self._store
+            if self._late is not None:
+                store.settle_head()
+                return self._finish(self._late.published)
+            who = self._identity
+            author = Author(owner, request_id, agent or who.agent, who.token, self.session_id, who.draft_id)
+            try:
+                published = store.quota.with_room(lambda: self._publish(author))
+            except PublishRejected:
+                with fsync.best_effort():  # what fails here is tried again by `mount`
+                    self._set_aside()
+                raise
+            except CommitUnsynced as error:
+                error.published = error.published._replace(notices=self._notices(error.published.notices))
+                self._late = error
+                raise
+            return self._finish(published._replace(notices=self._notices(published.notices)))
+
+    def _publish(self, author: Author) -> Published:
+        store = self._store
+        if store.quota.refusal(self.size_bytes, self._leaving) is not None:  # before sealing: the session goes on as it is
+            refused = self.preview().refused
+            if refused is not None:
+                raise refused
+        with self._work() as work:
+            if not work.indexed.changes:
+                return Published(True, store.head, None, 0, 0, (), work.dropped)
+            return publish(store, work, author)
+
+    def rebase(self) -> Rebased:
+        """Carry the work over to the head: the session goes on there, with what was published since merged in. Offline, as for `publish`.
+
+        Returns:
+            Equal versions when it stood on the head already: nothing has happened then.
+        Raises:
+            PublishRejected: with every conflict. LayerLimit, OSError. The session stands where it stood: `mount` gives the same view.
+        Cost: that of planning a publish, a hard link for each entry of the work, and an fsync for each file.
+        """
+        from layerstack.session.rebase import Rebased
+
+        with self._lock:
+            self._live()
+            self._published_is_final()
+            store, before = self._store, self._manifest.version
+            head, lease = store.take_lease(self._identity.holder)
+            try:
+                if head.version == before:
+                    store.release(lease)
+                    return Rebased(before, before, 0, 0)
+                updated, merged, notices = self._carry_over(head)
+            except BaseException as error:
+                store.release(lease)
+                if isinstance(error, PublishRejected):
+                    with fsync.best_effort():  # what fails here is tried again by `mount`
+                        self._set_aside()
+                raise
+            left, self._lease = self._lease, lease
+            store.release(left)
+            self.notices += notices
+            notices += self._split
+            dropped, self._told = self._dropped[self._told :], len(self._dropped)
+            return Rebased(before, head.version, updated, merged, notices, dropped)
+
+    def _carry_over(self, head: Manifest) -> tuple[int, int, tuple[Notice, ...]]:
+        """The session's folder is exchanged for one on `head`. Returns how many paths are as the head has them, how many were merged, and what is
+        to be told."""
+        from layerstack.session.rebase import rebase
+        from layerstack.session.start import make_folder
+
+        store, who = self._store, self._identity
+        with self._work() as work, store.scrap.scrap() as scrap, contextlib.ExitStack() as undo:
+            root = scrap("rebase")
+            own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
+            ends = not self._chain.private  # else the work is a fold of what stays
+            done = rebase(store, self._manifest, own, head, root, written=work.written, ends=ends)
+            undo.callback(done.undo)
+            carried, merged, notices = done.layer, done.merged, done.notices
+            private = [] if carried is None else [carried]
+            overlay.check_count(len(head.layers) + len(private))
+            chain = store.layers.chain(head, private)
+            seen = delta.count(store.layers.chain(self._manifest, [own]), chain)
+            number = 1 + int(who.draft_id is not None)  # the draft has less than this layer: see `carried`
+            who = who._replace(rebased=who.draft_id is not None)
+            make_folder(store, who, head, chain, root if private else None, name=f"{number:04d}", replace=True)
+            undo.pop_all()
+            private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]
+            self._identity, self._manifest, self._number, self._sealed = who, head, number, False
+            self._chain = store.layers.chain(head, private)
+            self._base = Chain(self._chain.published, self._chain.shelf, self._chain.form)
+        return seen - merged, merged, notices
+
+    def to_draft(self, *, reason: str) -> Draft | None:
+        """Keep the work as a draft and end the upper; None when nothing was changed that is not published. Work that the draft has which the
+        session stands on stays that draft.
+
+        Raises:
+            OSError: the disk refused; the upper is as before.
+        """
+        with self._lock:
+            self._live()
+            store, who = self._store, self._identity
+            if self._late is not None:
+                self._finish(self._late.published)
+                return None
+            draft = None
+            with self._work() as work:
+                if (own := self._own_draft()) is not None:
+                    draft = own
+                elif work.indexed.changes:
+                    draft = keep(store, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token)
+                    store.draft_book.adopt(draft)
+            self._end()
+            return draft
+
+    def _own_draft(self) -> Draft | None:
+        """The draft that the session stands on, when it has all that the session has; after sealing."""
+        store, draft_id, only = self._store, self._identity.draft_id, len(self._chain.private) == 1
+        if (
+            draft_id is None or not only or self._number > int(self._identity.rebased)
+        ):  # a session that rebased itself holds more: see `carried`
+            return None
+        if build(self._tree(), self._chain, hashes=False).changes:
+            return None
+        with contextlib.suppress(NotFound, StoreCorrupt):
+            return store.draft_book.get(draft_id)
+        return None
+
+    def abandon(self) -> Lease:
+        """End the upper here and leave on disk all that it has: it is as if its process had died. The lease is the caller's from now on."""
+        with self._lock:
+            self._ended = True
+            return self._lease
+
+    def discard(self) -> int:
+        """Throw the writes away and end the upper. Returns the bytes thrown away; a draft that the session stands on stays."""
+        with self._lock:
+            self._live()
+            size = self.size_bytes()
+            self._end()
+            return size
+
+    def size_bytes(self) -> int:
+        """Bytes of the regular files that this session holds, private layers included; counting stops after 50,000 entries."""
+        total = seen = 0
+        stack = [self.upperdir, f"{self.directory}/private"]
+        while stack:
+            try:
+                with os.scandir(stack.pop()) as entries:
+                    for entry in entries:
+                        seen += 1
+                        if seen > SIZE_WALK_MAX:
+                            return total
+                        if entry.is_dir(follow_symlinks=False):
+                            stack.append(entry.path)
+                        elif entry.is_file(follow_symlinks=False):
+                            total += entry.stat(follow_symlinks=False).st_size
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+                    raise
+        return total
+
+    # ---- sealing
+
+    def _tree(self, step: Step | None = None) -> SeenTree:
+        """What is written to it must be reachable as a layer too, and as a draft: the way there may be longer."""
+        store = self._store
+        place = max(LONGEST_PLACE, len(f"/sessions/{self.session_id}/private/0001/"))
+        room = len(os.fsencode(store.root)) + place - len(os.fsencode(self.upperdir)) - 1
+        return SeenTree(self.upperdir, store.form, aside=store.scrap.path, step=step or store.step, room=room)
+
+    def _block(self, top: MemoryTree | DiskTree) -> list[Layer]:
+        """What is unpublished, newest first: the sealed writes, and the private layers below them."""
+        layer = Layer(LayerId("upper"), top, self._manifest.version, build(top, self._chain, hashes=False).records)
+        return [layer, *self._chain.private]
+
+    @contextlib.contextmanager
+    def _work(self) -> Generator[Work]:
+        """Seal in place; with private layers the result is folded onto the base, in staging, and the originals stay."""
+        store = self._store
+        self._renew()
+        sealed, changed = self._sealed, False
+
+        def step(name: str) -> None:
+            nonlocal changed
+            changed = True
+            store.step(name)
+
+        tree: DiskTree = self._tree(step)
+        self._sealed = True
+        roles = self._roles()
+        try:
+            sealed_now = seal(tree, self._chain, is_input=roles.is_input)
+            self._dropped += sealed_now.dropped
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG and not changed:
+                self._sealed = sealed  # nothing was touched: whoever made that path can remove it
+            raise
+        dropped = self._dropped
+        with store.scrap.scrap() as scrap:
+            if self._chain.private:
+                folded = DiskTree(scrap("fold"), store.form, aside=store.scrap.path, step=store.step)
+                make_directory(folded.root, tree.state(""))
+                fold(self._block(tree), self._base, folded)
+                sealed_now = seal(folded, self._base, is_input=roles.is_input)
+                dropped += sealed_now.dropped
+                tree = folded
+            self._split = split_links(tree, self._base, sealed_now.linked)
+            touched = sealed_now.touched.__contains__ if sealed_now.touched else None
+            indexed = build(tree, self._base, leaving=True, touched=touched)
+            try:
+                yield Work(tree, indexed, self._manifest.version, self._base, dropped, written=roles.written)
+            except OSError as error:
+                if not isinstance(error, CommitUnsynced) and not os.path.isdir(self.upperdir):
+                    self._ended = True  # a rename that could not be undone: the work lies in `layers/` or `drafts/`; the next open finds it
+                raise
+
+    def _set_aside(self) -> None:
+        """After sealing: the work becomes a private layer, and a new empty upper takes its place."""
+        if not self._sealed:
+            return
+        store, tree = self._store, self._tree()
+        if os.path.isdir(self.upperdir):
+            found = seal(tree, self._chain, is_input=self._roles().is_input)
+            self._dropped += found.dropped
+            touched = found.touched.__contains__ if found.touched else None
+            index = build(tree, self._chain, hashes=False, touched=touched).records
+            if len(index) == 1 and index[""].quiet:
+                self._sealed = False  # nothing is in it: it can go on as it is
+                return
+            private = f"{self.directory}/private"
+            if not os.path.isdir(private):
+                os.mkdir(private)
+            target = f"{private}/{self._number + 1:04d}"
+            store.step("upper.set_aside")
+            fsync.rename_new(self.upperdir, target)
+            self._number += 1
+            layer = Layer(LayerId(f"private-{self._number}"), DiskTree(target, store.form), self._manifest.version, index)
+            self._chain = Chain(self._chain.published, self._chain.shelf, store.form, (layer, *self._chain.private))
+        self._renew()
+        self._sealed = False
+
+    def _renew(self) -> None:
+        """An upperdir where there is none; its root looks like the chain's, since the session sees the upper's."""
+        if not os.path.isdir(self.upperdir):
+            root = self._chain.find("")
+            assert root is not None
+            self._store.step("upper.renew")
+            with self._store.scrap.scrap() as scrap:
+                whole = scrap("upper")
+                make_directory(whole, root)
+                os.rename(whole, self.upperdir)
+
+    def adopt(self, private: list[str]) -> None:
+        """Take over the private layers that a dead process left, oldest first; their names are numbers."""
+        store = self._store
+        for name in private:
+            tree = DiskTree(f"{self.directory}/private/{name}", store.form)
+            layer = Layer(LayerId(f"private-{name}"), tree, self._manifest.version, build(tree, self._chain, hashes=False).records)
+            self._chain = Chain(self._chain.published, self._chain.shelf, store.form, (layer, *self._chain.private))
+            self._number = int(name)
+
+    # ---- the end
+
+    def _finish(self, published: Published) -> Published:
+        draft_id = self._identity.draft_id
+        self._end()
+        if draft_id is not None and not published.no_op:
+            self._store.draft_book.consume(draft_id)
+        return published
+
+    def _end(self) -> None:
+        self._ended = True
+        store = self._store
+        with fsync.best_effort():  # a folder that cannot be moved away is looked at by the next open
+            store.step("session.end")
+            store.scrap.throw_away(self.directory)
+        store.release(self._lease)
+        store.draft_book.leave(self._identity.draft_id)

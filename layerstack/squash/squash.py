@@ -1,0 +1,262 @@
+"""Fold layers with no visible effect: a block of adjacent layers that no lease keeps apart becomes one layer that shows the same.
+
+The tree is made of hard links in staging, outside the store lock, while publishes go on. Under the lock: the check that nobody leased a
+version inside a block meanwhile, the renames, one new manifest. Then earlier versions and drafts name the new layer; versions inside a
+block are closed, since their trees are gone. What a crash leaves of this last part the next open finishes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from layerstack.core.layer_times import KEY as TIMES
+from layerstack.core.layer_times import joined, times_of
+from layerstack.errors import SquashInFlight, StoreCorrupt
+from layerstack.fsck.one_tree import check_index
+from layerstack.history import blame, blame_file
+from layerstack.kernel import fsync, records
+from layerstack.layers.chain import Chain
+from layerstack.layers.flatten import fold
+from layerstack.layers.index import Layer
+from layerstack.layers.index_cursor import Digests
+from layerstack.layers.index_file import Indexed, Known, build
+from layerstack.layers.index_file import write_new as write_index
+from layerstack.model.manifest import LayerId, Manifest, squashed_id
+from layerstack.publish.commit import HEAD, NUMBERED, Arrival, CommitUnsynced, commit
+from layerstack.publish.commit import write_new as write_manifest
+from layerstack.squash import finish
+from layerstack.squash.plan import Run, plan
+from layerstack.tree.disk import DiskTree
+from layerstack.tree.staging import Names
+from layerstack.tree.state import DIRECTORY, State, link, make_directory, write_copy
+
+if TYPE_CHECKING:
+    from layerstack.store import Store
+
+SUFFIXES = (".json", ".index", ".blame")
+LINKED_MAX = 2_000
+"""Linked files that are remembered until they are indexed; the others are looked at again."""
+READERS_WAIT_S = 5.0
+"""How long replaced layers wait for those that read the head of before; afterwards they go with the last of these."""
+
+
+class Block(NamedTuple):
+    """Layers that one new layer stands for."""
+
+    squashed_layer_id: str
+    replaced_layer_ids: tuple[str, ...]
+    """Newest first."""
+    reclaimed: bool
+    """Are they removed? False: somebody still holds one of them; they go with the last lease."""
+
+
+class Squashed(NamedTuple):
+    """What a squash did. `manifest` is the head as it left it."""
+
+    manifest: Manifest
+    blocks: tuple[Block, ...]
+
+
+class _Ready(NamedTuple):
+    """A folded run: its tree and metadata are in staging, synced."""
+
+    run: Run
+    tree: DiskTree
+    indexed: Indexed
+    about: dict[str, Any]
+    stem: str
+
+
+class _FoldedTree(DiskTree):
+    """A tree that nobody looks at before it is complete: entries are made in place. `copied` are the files that could not be linked."""
+
+    def __init__(self, root: str, store: Store) -> None:
+        super().__init__(root, store.form, aside=store.scrap.path)
+        self.copied: list[str] = []
+        self._linked: dict[str, State] = {}
+
+    def put(self, path: str, state: State, *, times: bool = True) -> None:
+        full = self.full(path)
+        if state.kind == DIRECTORY:
+            make_directory(full, state, times=times)
+        elif link(full, state):
+            if len(self._linked) < LINKED_MAX:
+                self._linked[path] = state
+        else:
+            write_copy(full, state, times=times)
+            self.copied.append(full)
+
+    def state(self, path: str) -> State:
+        """What was linked is the same inode: it needs no second look, and its name in the layer that it is from is no other one."""
+        found = self._linked.get(path)
+        if found is None:
+            found = super().state(path)
+            if found.kind != DIRECTORY:
+                found.links -= 1
+        return found
+
+
+def squash(store: Store, *, wait: bool = False) -> Squashed:
+    """See `Store.squash`; with `wait` one under way is waited for. Cost: O(entries of the blocks), outside the lock; under it the renames and O(openable versions and drafts)."""
+    store.check_open()
+    if not store.squash_lock.acquire(blocking=wait):
+        raise SquashInFlight(f"{store.root}: a squash is already in flight", details={"store": store.root})
+    try:
+        with store.scrap.scrap() as scrap:
+            if store.unsettled:
+                with store.lock:
+                    finish.finish(store)
+            with store.reading() as snapshot:
+                store.step("squash.plan")
+                ready = _fold_all(store, snapshot.chain, scrap)
+                head, folded, named = _commit(store, ready, scrap) if ready else (store.head, [], False)
+            if not folded:
+                return Squashed(head, ())
+            gone = {layer.id for _, one in folded for layer in one.run.layers}
+            store.leases.wait_for_readers(gone, READERS_WAIT_S)
+            (store.withheld if named else store.replaced).update(gone)
+            finish.reclaim(store)
+            blocks: list[Block] = []
+            for layer, one in folded:
+                ids = tuple(member.id for member in one.run.layers)
+                blocks.append(Block(layer.id, ids, not named and store.replaced.isdisjoint(ids)))
+            return Squashed(head, tuple(blocks))
+    finally:
+        store.squash_lock.release()
+
+
+def _fold_all(store: Store, chain: Chain, scrap: Names) -> list[_Ready]:
+    """Every run of the chain. A layer with a damaged file stops this squash, by name, and no later one: the stack must not grow for its sake."""
+    try:
+        return [_fold(store, run, scrap) for run in plan(store, chain)]
+    except StoreCorrupt as error:
+        damaged = os.path.basename(str(error.details.get("file", ""))).partition(".")[0]
+        store.unfoldable.update(layer.id for layer in chain.published if layer.id == damaged)
+        raise
+
+
+def _fold(store: Store, run: Run, scrap: Names) -> _Ready:
+    store.step("squash.fold")
+    tree = _FoldedTree(scrap("squash"), store)
+    make_directory(tree.root, run.layers[0].tree.state(""))
+    folded = fold(run.layers, run.below, tree)
+    for layer in run.layers:
+        check_index(f"{store.root}/.layer-metadata/{layer.id}.index")
+    digests = Digests(store.root)
+    try:
+        indexed = build(tree, run.below, known=_known(digests, folded.source), touched=folded.is_touched)
+    finally:
+        digests.close()
+    about = _about(store, run, indexed)
+    stem = scrap("metadata", *SUFFIXES)
+    store.step("squash.write")
+    about["index_sha256"] = write_index(f"{stem}.index", indexed)
+    told = blame.of_block(store, run.layers, run.below)
+    about["blame_sha256"] = blame_file.write_new(f"{stem}.blame", told, aside=store.scrap.path)
+    fsync.write_new(f"{stem}.json", records.dump(about), sync=False)
+    store.step("squash.sync")
+    folders = map(tree.full, indexed.folders())
+    fsync.sync_files(store.root, [*tree.copied, *(stem + suffix for suffix in SUFFIXES)], folders, followed=True)
+    return _Ready(run, tree, indexed, about, stem)
+
+
+def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
+    """Digests from the index files of the layers that the files are from: nothing is read again."""
+
+    def known(path: str, _state: State) -> bytes | None:
+        layer = source(path)
+        return None if layer is None else digests(layer.id, path)
+
+    return known
+
+
+def _about(store: Store, run: Run, indexed: Indexed) -> dict[str, Any]:
+    """The metadata. Whose work is in it recovery, conflicts and blame ask `members`; a single owner or agent is named as in any layer."""
+    members = [member for layer in run.layers for member in layer.members]
+    written = [path for layer in run.layers for path in layer.about.get("written", ()) if _newest(run, path) is layer]
+    owners, agents = ({member[key] for member in members} for key in ("owner", "agent"))
+    return ({"written": written} if written else {}) | {
+        TIMES: joined(times_of(store, layer) for layer in run.layers).to_json(),
+        "version": run.version,
+        "first_version": run.first_version,
+        "replaced": [layer.id for layer in run.layers],
+        "members": members,
+        "digest": indexed.digest,
+        "owner": owners.pop() if len(owners) == 1 else None,
+        "agent": agents.pop() if len(agents) == 1 else None,
+        "created_unix_ms": time.time_ns() // 1_000_000,
+        "paths": indexed.changes,
+        "bytes": indexed.size_bytes,
+        "allocated_bytes": indexed.allocated_bytes,
+    }
+
+
+def _newest(run: Run, path: str) -> Layer | None:
+    """The newest layer that lists a path."""
+    return next((layer for layer in run.layers if layer.get(path) is not None), None)
+
+
+class _Named(NamedTuple):
+    """The outcome of a squash of `head` on paper: what the new layers are called, and the manifests, written to staging and synced."""
+
+    head: Manifest
+    fit: list[_Ready]
+    names: list[LayerId]
+    manifest: Manifest
+    stem: str
+    """Of the manifest's two files."""
+    rewritten: list[tuple[str, str]]
+    """Of earlier versions: where it lies, and the path that it is for."""
+
+
+def _name(store: Store, fit: list[_Ready], head: Manifest, scrap: Names) -> _Named:
+    version, layers = head.version + 1, list(store.layers.of(head))
+    names: list[LayerId] = []
+    for one in fit:
+        replaced = [layer.id for layer in one.run.layers]
+        names.append(squashed_id(version, one.indexed.digest, replaced))
+        at = layers.index(one.run.layers[0])
+        layers[at : at + len(replaced)] = [store.layers.new(names[-1], one.run.version, one.indexed.records, one.about)]
+    manifest = finish.version_of(layers, version)
+    stem = scrap("manifest", HEAD, NUMBERED)
+    rewritten = finish.write_anew(store, layers, [layer for layer in layers if layer.id in names], head.version, scrap)
+    write_manifest(stem, manifest)
+    fsync.sync_files(store.root, [stem + HEAD, *(new for new, _ in rewritten)], (), followed=True)
+    return _Named(head, fit, names, manifest, stem, rewritten)
+
+
+def _commit(store: Store, ready: list[_Ready], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _Ready]], bool]:
+    """The new head with what could be folded after all; and whether something on disk still names the layers that were replaced."""
+    guess = _name(store, ready, store.head, scrap)
+    with store.lock:
+        store.check_open()
+        head = store.head
+        leased = [lease.version for lease in store.leases.boundaries()]
+        fit = [one for one in ready if not any(map(one.run.holds_inside, leased)) and one.run.is_in(head)]
+        if not fit:
+            return head, [], False
+        named = guess if head is guess.head and fit == guess.fit else _name(store, fit, head, scrap)
+        folded = [
+            (store.layers.new(name, one.run.version, one.indexed.records, one.about), one)
+            for name, one in zip(named.names, fit, strict=True)
+        ]
+        for layer, _ in folded:
+            store.layers.shelf.add(layer)
+        late: CommitUnsynced | None = None
+        try:
+            arrivals = [Arrival(layer, one.tree.root, one.stem, SUFFIXES) for layer, one in folded]
+            commit(store, named.manifest, arrivals, named.stem, written=True)
+        except CommitUnsynced as error:
+            late = error
+        except BaseException:
+            for layer, _ in folded:
+                store.layers.shelf.drop(layer)
+            raise
+        settled = finish.settle(store, [layer for layer, _ in folded], named.rewritten)
+        store.unsettled = store.unsettled or not settled
+        if late is not None:
+            raise late
+        return named.manifest, folded, not settled

@@ -1,0 +1,4 @@
+"""Bytes in, bytes out: lines, diff, three-way merge, gitignore patterns. No I/O.
+
+Imports `model`.
+"""

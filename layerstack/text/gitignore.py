@@ -1,0 +1,322 @@
+"""Which paths the `.gitignore` files of one tree ignore, exactly as git decides it on Linux: by bytes, by `wildmatch`, nested files included.
+
+The last rule of a file that matches wins, a deeper file beats a shallower one, and an ignored directory seals what is below it, so that no
+`!` rule brings a child back. A file beyond the limits below has no rules: its paths count as source, which a publish checks for conflicts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from layerstack.model.paths import parent
+from layerstack.text.wildmatch import SPECIAL, Pattern, compile_pattern
+
+FILE_MAX = 256 << 10
+"""Bytes of a `.gitignore`; a larger one has no rules."""
+WILDCARDS_MAX = 32 << 10
+"""Bytes of all patterns of a file that have a wildcard; a file with more has no rules. Each of them is tried for each path."""
+RUNS_MAX = 512
+"""Patterns of a file with `**` in their middle, which take longest; `**/name` and `dir/**` are none of them."""
+NAME_CHUNK, WHOLE_CHUNK = 4 << 10, 2 << 10
+"""Bytes of the expressions that are joined into one: a call of it holds the interpreter for some milliseconds at most."""
+KEPT_BYTES = 16 << 20
+"""Memory for parsed files, of one tree and of the process: beyond it they are forgotten, and parsed again when a path asks."""
+_RULE_BYTES, _DIRECTORY_BYTES = 300, 250
+_NO_RULE = 1 << 30
+
+
+class Rule(NamedTuple):
+    """One line with a wildcard. `whole` rules look at the path below the file's directory, the others at the last name only."""
+
+    rank: int
+    pattern: Pattern
+    directories_only: bool
+    whole: bool
+
+
+class RuleSet(NamedTuple):
+    """The rules of one file. Ranks count from the last line, and the lowest that matches decides."""
+
+    negated: tuple[bool, ...]
+    """By rank."""
+    names: dict[bytes, tuple[int, int]]
+    paths: dict[bytes, tuple[int, int]]
+    """Lines without wildcards: the rank for a file and for a directory, `_NO_RULE` where none holds."""
+    wildcards: tuple[Rule, ...]
+    """The other lines, by rank."""
+    runs: tuple[Rule, ...]
+    """Those of them that no joined expression covers."""
+    any_name: tuple[re.Pattern[bytes], ...]
+    any_whole: tuple[re.Pattern[bytes], ...]
+    """Joined expressions: whether any of the other wildcards can match."""
+    weight: int
+    """Estimated bytes of memory."""
+
+
+class RulesRefused(ValueError):
+    """A `.gitignore` beyond the limits; the message says which."""
+
+
+class IgnoreRules:
+    """The rules of one tree. Thread-safe; a file is asked for when a path below its directory is, and parsed once per content.
+
+    Args:
+        read: the bytes of a path such as `sub/.gitignore`, more than FILE_MAX only to show that there are more; None when it is absent or
+            no regular file (git follows no symlink there).
+    """
+
+    def __init__(self, read: Callable[[str], bytes | None]) -> None:
+        self._read = read
+        self._known: dict[str, _Directory] = {}
+        self.weight = 0
+        """Estimated bytes of what is remembered."""
+        self.refused: dict[str, str] = {}
+        """Files beyond the limits that were met, at most 100 of them, and why."""
+
+    def ignored(self, path: str, is_dir: bool) -> bool:
+        """Whether git would ignore `path`, were it untracked. The root is never ignored.
+
+        Cost: a look-up and one or two regular expressions per `.gitignore` on the way up, one more per pattern with `**` inside; the first
+        time in a directory the same for the directory.
+        """
+        if not path:
+            return False
+        if is_dir and (known := self._known.get(path)) is not None:
+            return known.sealed
+        above = self._directory(parent(path))
+        if above.sealed:
+            return True
+        if is_dir:
+            return self._directory(path).sealed
+        return _decide(path, False, above.files)
+
+    def _directory(self, path: str) -> _Directory:
+        """What is known of a directory, asked from the top: an ignored one seals all that is below."""
+        unknown: list[str] = []
+        found = self._known.get(path)
+        while found is None:
+            unknown.append(path)
+            if not path:
+                found = _Directory(False, ())
+                break
+            path = parent(path)
+            found = self._known.get(path)
+        for at in reversed(unknown):
+            found = self._looked_into(at, found)
+            if self.weight > KEPT_BYTES:
+                self._known = {}
+                self.weight = 0
+            self._known[at] = found
+        return found
+
+    def _looked_into(self, at: str, above: _Directory) -> _Directory:
+        self.weight += _DIRECTORY_BYTES
+        if above.sealed or (at and _decide(at, True, above.files)):
+            return _SEALED
+        name = f"{at}/.gitignore" if at else ".gitignore"
+        data = self._read(name)
+        try:
+            rules = parse(data) if data else None
+        except RulesRefused as error:
+            if len(self.refused) < 100:
+                self.refused[name] = str(error)
+            return above
+        if rules is None:
+            return above
+        self.weight += rules.weight
+        return _Directory(False, ((len(os.fsencode(at)) + 1 if at else 0, rules), *above.files))
+
+
+class _Directory(NamedTuple):
+    """Is a directory ignored; and, if not, the files whose rules hold in it, its own first: (bytes of a path that are above it, rules)."""
+
+    sealed: bool
+    files: tuple[tuple[int, RuleSet], ...]
+
+
+_SEALED = _Directory(True, ())
+
+
+def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> bool:
+    """By the first of the files that has a rule for the path."""
+    raw = os.fsencode(path)
+    name = raw[raw.rfind(b"/") + 1 :]
+    for above, rules in files:
+        verdict = _verdict(rules, name, raw[above:], is_dir)
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def named(rules: RuleSet | None, path: str) -> bool:
+    """Do the lines, taken as those of a `.gitignore` at the root, name this very file? Directories above it are not asked for."""
+    raw = os.fsencode(path)
+    return rules is not None and _verdict(rules, raw[raw.rfind(b"/") + 1 :], raw, False) is True
+
+
+def _verdict(found: RuleSet, name: bytes, below: bytes, is_dir: bool) -> bool | None:
+    """True or False by the last rule that matches, None when no rule of this file does."""
+    best = _NO_RULE
+    if (ranks := found.names.get(name)) is not None:
+        best = ranks[is_dir]
+    if (ranks := found.paths.get(below)) is not None:
+        best = min(best, ranks[is_dir])
+    if found.wildcards:
+        for any_name in found.any_name:
+            if any_name.fullmatch(name):
+                rules = found.wildcards
+                break
+        else:
+            for any_whole in found.any_whole:
+                if any_whole.fullmatch(below):
+                    rules = found.wildcards
+                    break
+            else:
+                rules = found.runs
+        for rule in rules:
+            if rule.rank > best:
+                break
+            if (is_dir or not rule.directories_only) and rule.pattern.matches(below if rule.whole else name):
+                best = rule.rank
+                break
+    return None if best == _NO_RULE else not found.negated[best]
+
+
+class _Parsed:
+    """Parsed files by the digest of their content, the least recently used go first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sets: OrderedDict[bytes, RuleSet | None] = OrderedDict()
+        self._weight = 0
+
+    def get(self, data: bytes) -> RuleSet | None:
+        key = hashlib.sha256(data).digest()
+        with self._lock:
+            if key in self._sets:
+                self._sets.move_to_end(key)
+                return self._sets[key]
+        found = _parse(data)
+        with self._lock:
+            if key not in self._sets:
+                self._sets[key] = found
+                self._weight += found.weight if found is not None else _RULE_BYTES
+                while self._weight > KEPT_BYTES and len(self._sets) > 1:
+                    _, gone = self._sets.popitem(last=False)
+                    self._weight -= gone.weight if gone is not None else _RULE_BYTES
+        return found
+
+
+_parsed = _Parsed()
+
+
+def parse(data: bytes) -> RuleSet | None:
+    """The rules of one file; None when there are none, or when it is not UTF-8.
+
+    Raises:
+        RulesRefused: it is larger than FILE_MAX, or has more wildcards than WILDCARDS_MAX.
+    """
+    if len(data) > FILE_MAX:
+        raise RulesRefused(f"it is larger than {FILE_MAX} bytes")
+    return _parsed.get(data)
+
+
+def _parse(data: bytes) -> RuleSet | None:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return None
+    lines = [line for line in map(_line, data.removeprefix(b"\xef\xbb\xbf").split(b"\n")) if line is not None]
+    lines.reverse()
+    spent = sum(len(line.pattern) for line in lines if any(c in line.pattern for c in SPECIAL))
+    if spent > WILDCARDS_MAX:
+        raise RulesRefused(f"its patterns with wildcards have {spent} bytes, at most {WILDCARDS_MAX} are tried for each path")
+    negated: list[bool] = []
+    names: dict[bytes, tuple[int, int]] = {}
+    paths: dict[bytes, tuple[int, int]] = {}
+    wildcards: list[Rule] = []
+    for line in lines:
+        pattern = compile_pattern(line.pattern, whole=line.whole)
+        if pattern is None:
+            continue
+        rank = len(negated)
+        negated.append(line.negated)
+        if pattern.literal is None:
+            wildcards.append(Rule(rank, pattern, line.directories_only, line.whole and not pattern.name_only))
+            continue
+        literals = paths if line.whole else names
+        file, directory = literals.get(pattern.literal, (_NO_RULE, _NO_RULE))
+        literals[pattern.literal] = (file if line.directories_only else min(file, rank), min(directory, rank))
+    if not negated:
+        return None
+    runs = tuple(rule for rule in wildcards if rule.pattern.source is None)
+    if len(runs) > RUNS_MAX:
+        raise RulesRefused(f"it has {len(runs)} patterns with `**` in the middle, at most {RUNS_MAX} are tried for each path")
+    simple = [(rule.whole, source) for rule in wildcards if (source := rule.pattern.source) is not None]
+    return RuleSet(
+        tuple(negated),
+        names,
+        paths,
+        tuple(wildcards),
+        runs,
+        _joined([source for whole, source in simple if not whole], NAME_CHUNK),
+        _joined([source for whole, source in simple if whole], WHOLE_CHUNK),
+        len(negated) * _RULE_BYTES + 8 * len(data),
+    )
+
+
+def _joined(sources: list[bytes], chunk: int) -> tuple[re.Pattern[bytes], ...]:
+    """Expressions that match what any of `sources` does, of about `chunk` bytes each."""
+    out: list[re.Pattern[bytes]] = []
+    at = 0
+    while at < len(sources):
+        end, size = at + 1, len(sources[at])
+        while end < len(sources) and size + len(sources[end]) <= chunk:
+            size += len(sources[end])
+            end += 1
+        out.append(re.compile(b"|".join(sources[at:end]), re.DOTALL))
+        at = end
+    return tuple(out)
+
+
+class _Line(NamedTuple):
+    pattern: bytes
+    negated: bool
+    directories_only: bool
+    whole: bool
+
+
+def _line(line: bytes) -> _Line | None:
+    """What a line says; None for a comment or a blank line."""
+    if not line or line.startswith(b"#"):
+        return None
+    pattern = _without_trailing_spaces(line.removesuffix(b"\r").partition(b"\0")[0])
+    negated = pattern.startswith(b"!")
+    pattern = pattern[negated:]
+    directories_only = pattern.endswith(b"/")
+    pattern = pattern[: len(pattern) - directories_only]
+    whole = b"/" in pattern
+    pattern = pattern.removeprefix(b"/")
+    return _Line(pattern, negated, directories_only, whole) if pattern else None
+
+
+def _without_trailing_spaces(line: bytes) -> bytes:
+    """Cut the spaces at the end but those behind a backslash."""
+    end = at = 0
+    while at < len(line):
+        if line[at] == 0x5C:
+            at += 2
+            if at > len(line):
+                return line
+            end = at
+            continue
+        at += 1
+        if line[at - 1] != 0x20:
+            end = at
+    return line[:end]

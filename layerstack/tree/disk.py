@@ -1,0 +1,322 @@
+"""A layer tree that can be read and rewritten: what that takes, and the one on disk.
+
+Sealing, merging and folding are written once against `Tree`. A publish runs them on a `DiskTree`, a preview on a `MemoryTree` over the
+live upper, which it never touches: so both decide the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, overload
+
+from layerstack.kernel.fsync import Step, best_effort, no_step, remove_tree
+from layerstack.kernel.whiteout import get_mark, has_plain_file_whiteouts, is_opaque, is_whiteout, make_whiteout, set_opaque
+from layerstack.kernel.xattrs import Form
+from layerstack.model.paths import join
+from layerstack.tree.state import (
+    DIRECTORY,
+    FILE,
+    LINK,
+    SPECIAL,
+    WHITEOUT,
+    State,
+    link,
+    make_directory,
+    set_meta,
+    set_times,
+    set_xattrs,
+    write_copy,
+)
+
+PATH_MAX, NAME_MAX = 4096, 255
+"""Bytes of a path with the NUL at its end, and of a name; limits.h of Linux."""
+LARGE = 4096
+"""Entries from which on a listing is `Children`."""
+PART = "part-"
+"""What a name begins with under which an entry is completed aside; it is gone within the call, or with the process."""
+
+
+class Child(NamedTuple):
+    """A name in a directory of a layer, and its kind: `f`, `l`, `d`, `w` (whiteout) or `s` (FIFO, socket, device)."""
+
+    name: str
+    kind: str
+
+
+class Children(Sequence[Child]):
+    """The entries of a large directory, in byte order of the names, at the price of their names alone."""
+
+    def __init__(self, names: list[bytes]) -> None:
+        """`names`: of each entry its name, a NUL, and its kind. The list becomes this object's own."""
+        names.sort()
+        self._names = names
+
+    @classmethod
+    def of(cls, children: Iterable[Child]) -> Children:
+        """The same entries, in no order."""
+        return cls([b"%s\0%s" % (os.fsencode(name), kind.encode()) for name, kind in children])
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, at: int) -> Child: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Child]: ...
+    def __getitem__(self, at: int | slice) -> Child | Sequence[Child]:
+        if isinstance(at, slice):
+            return Children(self._names[at])
+        return _child(self._names[at])
+
+    def __iter__(self) -> Iterator[Child]:
+        return map(_child, self._names)
+
+
+def _child(raw: bytes) -> Child:
+    return Child(os.fsdecode(raw[:-2]), chr(raw[-1]))
+
+
+class Tree(Protocol):
+    """What sealing, merging and folding need. Each method that changes something is one step that leaves a whole entry or none."""
+
+    form: Form
+
+    def scan(self, path: str) -> Sequence[Child]:
+        """What is in a directory of this layer alone, in order of the names."""
+        ...
+
+    def state(self, path: str) -> State:
+        """The entry at the path, which is there."""
+        ...
+
+    def opaque(self, path: str) -> bool:
+        """Does the directory hide what is below it?"""
+        ...
+
+    def foreign(self, path: str) -> list[str] | None:
+        """In a directory marked for them, the names of whiteouts that are plain files; None in any other."""
+        ...
+
+    def redirect(self, path: str) -> str | None:
+        """Where the kernel looks for the lower content of a directory that was renamed; None for any other."""
+        ...
+
+    def put(self, path: str, state: State, *, times: bool = True) -> None:
+        """A new entry where nothing is: a directory alone, a file by a hard link where that may be, else by a copy."""
+        ...
+
+    def whiteout(self, path: str) -> None:
+        """A whiteout, in the place of whatever but a directory is there."""
+        ...
+
+    def mark_opaque(self, path: str) -> None: ...
+    def unmark_opaque(self, path: str) -> None: ...
+    def unmark_redirect(self, path: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def rmdir(self, path: str) -> None: ...
+    def remove(self, path: str) -> None:
+        """Take away whatever is there, with all below it."""
+        ...
+
+    def replace(self, path: str, state: State, *, times: bool = True) -> None:
+        """A new inode in the place of whatever is there; the old one may be shared with a published layer."""
+        ...
+
+    def set_attributes(self, path: str, state: State) -> None:
+        """Mode, owner and xattrs of a directory: its inode is this tree's own."""
+        ...
+
+    def set_times(self, path: str, times: tuple[int, int]) -> None:
+        """Access and modification time, in ns."""
+        ...
+
+
+class DiskTree:
+    """The tree at `root`. `aside` is a directory of the same file system where an entry is completed before it is renamed in; an entry whose
+    path leaves less than `room` bytes of PATH_MAX is refused with ENAMETOOLONG when its directory is listed."""
+
+    def __init__(
+        self, root: str, form: Form, *, aside: str = "", step: Step = no_step, linkable: bool = True, room: int | None = None
+    ) -> None:
+        self.root, self.form, self.aside, self.step, self.linkable, self.room = root, form, aside, step, linkable, room
+        self._copies: dict[tuple[object, ...], str] = {}
+        """Of files with several names that could not be linked: inode and attributes -> where the copy is; until anything is taken away."""
+
+    def full(self, path: str) -> str:
+        return f"{self.root}/{path}" if path else self.root
+
+    def scan(self, path: str) -> Sequence[Child]:
+        found: list[Child] = []
+        large: list[bytes] = []
+        with os.scandir(self.full(path)) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    kind = DIRECTORY
+                elif entry.is_file(follow_symlinks=False):
+                    kind = FILE
+                elif entry.is_symlink():
+                    kind = LINK
+                else:
+                    kind = WHITEOUT if is_whiteout(entry.stat(follow_symlinks=False)) else SPECIAL
+                if len(found) < LARGE:
+                    found.append(Child(entry.name, kind))
+                else:
+                    large.append(b"%s\0%s" % (os.fsencode(entry.name), kind.encode()))
+        if large:
+            large += [b"%s\0%s" % (os.fsencode(name), kind.encode()) for name, kind in found]
+            children = Children(large)
+            if self.room is not None:
+                self._check_room(path, children, self.room)
+            return children
+        found.sort()
+        if self.room is not None:
+            self._check_room(path, found, self.room)
+        return found
+
+    def _check_room(self, path: str, children: Sequence[Child], room: int) -> None:
+        full = self.full(path)
+        left = PATH_MAX - 2 - room - len(os.fsencode(full))
+        if left < NAME_MAX:
+            for name, _ in children:
+                if len(os.fsencode(name)) > left:
+                    raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), f"{full}/{name}")
+
+    def state(self, path: str) -> State:
+        return State(self.full(path), self.form, linkable=self.linkable)
+
+    def opaque(self, path: str) -> bool:
+        return is_opaque(self.full(path), self.form)
+
+    def foreign(self, path: str) -> list[str] | None:
+        if not has_plain_file_whiteouts(self.full(path), self.form):
+            return None
+        return [name for name, kind in self.scan(path) if kind == FILE and self.state(join(path, name)).hides]
+
+    def redirect(self, path: str) -> str | None:
+        value = get_mark(self.full(path), self.form.redirect)
+        return None if value is None else os.fsdecode(value)
+
+    def _aside(self) -> str:
+        return f"{self.aside}/{PART}{os.urandom(8).hex()}"
+
+    def _placed(self, path: str, make: Callable[[str], None]) -> None:
+        """Make an entry aside and rename it in: a crash leaves all of it or nothing in the tree."""
+        part = self._aside()
+        try:
+            make(part)
+            os.rename(part, self.full(path))
+        except BaseException:
+            remove_tree(part)
+            raise
+
+    def put(self, path: str, state: State, *, times: bool = True) -> None:
+        self.step(f"seal.put_{state.kind}")
+        if state.kind == DIRECTORY:
+            self._placed(path, lambda part: make_directory(part, state, times=times))
+        elif not link(self.full(path), state):
+            self._copy(path, state, times=times)
+
+    def _copy(self, path: str, state: State, *, times: bool) -> None:
+        """Names of one file become names of one copy."""
+        several = not state.linkable and state.kind == FILE and state.body is None and os.lstat(state.path).st_nlink > 1
+        key = (state.inode, state.meta, tuple(sorted(state.xattrs.items()))) if several else ()
+        if key in self._copies:
+            try:
+                os.link(self._copies[key], self.full(path), follow_symlinks=False)
+                return
+            except OSError as error:
+                if error.errno != errno.EMLINK:  # a file has a limit of names
+                    raise
+        self._placed(path, lambda part: write_copy(part, state, times=times))
+        if several:
+            self._copies[key] = self.full(path)
+
+    def whiteout(self, path: str) -> None:
+        self.step("seal.whiteout")
+        if os.path.lexists(self.full(path)):
+            self._copies.clear()
+            self._placed(path, make_whiteout)
+        else:
+            make_whiteout(self.full(path))
+
+    def mark_opaque(self, path: str) -> None:
+        self.step("seal.opaque")
+        set_opaque(self.full(path), self.form)
+
+    def unmark_opaque(self, path: str) -> None:
+        self.step("seal.unopaque")
+        os.removexattr(self.full(path), self.form.opaque, follow_symlinks=False)
+
+    def unmark_redirect(self, path: str) -> None:
+        self.step("seal.unredirect")
+        os.removexattr(self.full(path), self.form.redirect, follow_symlinks=False)
+
+    def unlink(self, path: str) -> None:
+        self.step("seal.unlink")
+        self._copies.clear()
+        os.unlink(self.full(path))
+
+    def rmdir(self, path: str) -> None:
+        self.step("seal.rmdir")
+        os.rmdir(self.full(path))
+
+    def remove(self, path: str) -> None:
+        self.step("seal.remove")
+        self._copies.clear()
+        remove_tree(self.full(path))
+
+    def replace(self, path: str, state: State, *, times: bool = True) -> None:
+        self.step("seal.replace")
+        self._copies.clear()
+        full = self.full(path)
+        if state.kind == DIRECTORY:
+            remove_tree(full)
+            make_directory(full, state, times=times)
+            return
+        directory = os.path.isdir(full) and not os.path.islink(full)
+        if directory:
+            remove_tree(full)
+        self._placed(path, lambda part: None if link(part, state) else write_copy(part, state, times=times))
+
+    def set_attributes(self, path: str, state: State) -> None:
+        self.step("seal.attributes")
+        full = self.full(path)
+        set_xattrs(full, state.xattrs, self.form)
+        set_meta(full, state.meta)
+
+    def set_times(self, path: str, times: tuple[int, int]) -> None:
+        set_times(self.full(path), times)
+
+
+def clone(source: DiskTree, target: DiskTree) -> None:
+    """The same tree of hard links at `target`; directories are new, and so are marks. `target` must not exist."""
+
+    def copy(path: str) -> None:
+        state = source.state(path)
+        make_directory(target.full(path), state, times=False)
+        if source.opaque(path):
+            set_opaque(target.full(path), target.form)
+        for name, kind in source.scan(path):
+            child = join(path, name)
+            if kind == DIRECTORY:
+                copy(child)
+            elif kind == WHITEOUT:
+                try:
+                    os.link(source.full(child), target.full(child), follow_symlinks=False)
+                except OSError:
+                    make_whiteout(target.full(child))
+            else:
+                inner = source.state(child)
+                if not link(target.full(child), inner):
+                    write_copy(target.full(child), inner)
+        target.set_times(path, state.times)
+
+    copy("")
+
+
+def discard(path: str) -> None:
+    """Best-effort removal of scrap; what stays is swept at the next open."""
+    with best_effort():
+        remove_tree(path)

@@ -1,0 +1,160 @@
+"""A layer tree over one on disk that is somebody else's: what a preview seals and merges in the place of a live upper."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+from layerstack.kernel.xattrs import Form
+from layerstack.model.paths import parent as parent_of
+from layerstack.tree.disk import LARGE, Child, Children
+from layerstack.tree.state import DIRECTORY, WHITEOUT, State
+
+
+class _Node:
+    """What was changed at one path: the entry, its marks, or what is in it."""
+
+    __slots__ = ("children", "disk", "foreign", "kind", "opaque", "redirect", "state")
+
+    def __init__(self, kind: str, state: State | None, *, disk: bool) -> None:
+        self.kind, self.state = kind, state  # no state: a whiteout, or it is as on disk
+        self.disk = disk
+        """What `children` does not name is as on disk, and so are marks that are None."""
+        self.children: dict[str, _Node | None] = {}
+        """By name what was changed in a directory; None is gone."""
+        self.opaque: bool | None = None if disk else False
+        self.foreign = self.redirect = disk  # has it those of the disk?
+
+
+class Source(Protocol):
+    """What a tree of names is laid over: it is only read."""
+
+    form: Form
+
+    def scan(self, path: str) -> Sequence[Child]: ...
+    def state(self, path: str) -> State: ...
+    def opaque(self, path: str) -> bool: ...
+    def foreign(self, path: str) -> list[str] | None: ...
+    def redirect(self, path: str) -> str | None: ...
+
+
+class MemoryTree:
+    """A tree of names; changing it changes no file. Memory: that of the changes. What is not changed is read where it lies, each time."""
+
+    def __init__(self, root: State, form: Form, source: Source | None = None) -> None:
+        self.form = form
+        self._source = source
+        self._root = _Node(DIRECTORY, root, disk=source is not None)
+
+    @classmethod
+    def load(cls, source: Source) -> MemoryTree:
+        """The tree at `source`, which nobody else may change meanwhile.
+
+        Of a live upper the files may not be linked from anywhere: a hard link changes what the session sees.
+        """
+        return cls(source.state(""), source.form, source)
+
+    def _find(self, path: str) -> _Node | None:
+        """What was changed at the path; None: nothing, neither there nor in it. Raises FileNotFoundError for what is gone."""
+        node = self._root
+        if path:
+            for name in path.split("/"):
+                if name not in node.children:
+                    if node.disk:
+                        return None
+                    raise FileNotFoundError(path)
+                child = node.children[name]
+                if child is None:
+                    raise FileNotFoundError(path)
+                node = child
+        return node
+
+    def _own(self, path: str) -> _Node:
+        """The same to write to; every directory on the way gets one."""
+        node = self._root
+        if path:
+            for name in path.split("/"):
+                child = node.children.get(name)
+                if child is None:
+                    if name in node.children or not node.disk:
+                        raise FileNotFoundError(path)
+                    child = node.children[name] = _Node(DIRECTORY, None, disk=True)
+                node = child
+        return node
+
+    def _disk(self) -> Source:
+        assert self._source is not None
+        return self._source
+
+    def scan(self, path: str) -> Sequence[Child]:
+        node = self._find(path)
+        if node is None:
+            return self._disk().scan(path)
+        ours = [Child(name, child.kind) for name, child in node.children.items() if child is not None]
+        if not node.disk:
+            return sorted(ours)
+        there = self._disk().scan(path)
+        if not node.children:
+            return there
+        changed = node.children
+        left = (child for child in there if child.name not in changed)
+        return sorted([*ours, *left]) if len(there) <= LARGE else Children.of(itertools.chain(ours, left))
+
+    def state(self, path: str) -> State:
+        node = self._find(path)
+        if node is None or (node.state is None and node.disk):
+            return self._disk().state(path)
+        assert node.state is not None
+        return node.state
+
+    def opaque(self, path: str) -> bool:
+        node = self._find(path)
+        return self._disk().opaque(path) if node is None or node.opaque is None else node.opaque
+
+    def foreign(self, path: str) -> list[str] | None:
+        node = self._find(path)
+        return self._disk().foreign(path) if node is None or node.foreign else None
+
+    def redirect(self, path: str) -> str | None:
+        node = self._find(path)
+        return self._disk().redirect(path) if node is None or node.redirect else None
+
+    def put(self, path: str, state: State, *, times: bool = True) -> None:
+        self._own(parent_of(path)).children[path.rpartition("/")[2]] = _Node(state.kind, state, disk=False)
+
+    def whiteout(self, path: str) -> None:
+        self._own(parent_of(path)).children[path.rpartition("/")[2]] = _GONE
+
+    def mark_opaque(self, path: str) -> None:
+        self._own(path).opaque = True
+
+    def unmark_opaque(self, path: str) -> None:
+        node = self._own(path)
+        node.opaque, node.foreign = False, False
+
+    def unmark_redirect(self, path: str) -> None:
+        self._own(path).redirect = False
+
+    def unlink(self, path: str) -> None:
+        node, name = self._own(parent_of(path)), path.rpartition("/")[2]
+        if node.disk:
+            node.children[name] = None
+        else:
+            del node.children[name]
+
+    rmdir = unlink
+    remove = unlink
+
+    def replace(self, path: str, state: State, *, times: bool = True) -> None:
+        self.put(path, state, times=times)
+
+    def set_attributes(self, path: str, state: State) -> None:
+        self._own(path).state = state
+
+    def set_times(self, path: str, times: tuple[int, int]) -> None:
+        pass
+
+
+_GONE = _Node(WHITEOUT, None, disk=False)
+"""Every whiteout: it has nothing of its own."""

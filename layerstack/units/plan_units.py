@@ -1,0 +1,95 @@
+"""Find the units that a publication bears on, where both sides may have changed one, and let `units` decide each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from layerstack.layers.chain import Chain
+from layerstack.layers.index import Layer
+from layerstack.layers.index_record import Index
+from layerstack.model.paths import ancestors
+from layerstack.tree.state import DIRECTORY
+from layerstack.units.units import BUILT_IN, SQLITE, Candidates, Decided, Kind, Sides, Unit, decide, named_in, units_of
+
+
+def named_by(layer: Layer, kinds: Sequence[Kind]) -> frozenset[Unit]:
+    """The units that the paths of a layer may be members of; found once per layer."""
+    known = layer.named_units
+    if known is None or known[0] is not kinds:
+        known = layer.named_units = kinds, named_in(layer.index or {}, kinds)
+    return known[1]
+
+
+def decided_units(own: Layer, newer: Sequence[Layer], base: Chain, kinds: Sequence[Kind], sides: Callable[[], Sides]) -> list[Decided]:
+    """The units that one side's publication of a part would tear, each with what becomes of it.
+
+    Args:
+        own: the sealed work. newer: the layers of the head since `base`.
+    Cost: a search of the names, once per layer; the rest only where something looks like a member.
+    """
+    named = named_in(own.index or {}, kinds).union(*(named_by(layer, kinds) for layer in newer))
+    if not named:
+        return []
+    found = [
+        decide(unit, _candidates(unit, own, newer, base), sides()) for unit in sorted(named, key=lambda unit: (unit.root, unit.kind.name))
+    ]
+    return [one for one in found if one is not None]
+
+
+def _candidates(unit: Unit, own: Layer, newer: Sequence[Layer], base: Chain) -> Candidates:
+    if unit.kind.members(unit.root) is not None:
+        return Candidates(())
+    ours, again_ours = _listed(own, unit.root)
+    theirs, again_theirs = set[str](), set[str]()
+    for layer in newer:
+        paths, again = _listed(layer, unit.root)
+        theirs |= paths
+        again_theirs |= again
+    hidden = {path for layer in (own, *newer) for path in _hidden(layer, unit.root, base)}
+    return Candidates(ours | theirs | hidden, again_ours, again_theirs)
+
+
+def _hidden(layer: Layer, root: str, base: Chain) -> Iterator[str]:
+    """What the base has at or below a path and the layer took away without listing it: with a directory."""
+    above = any((rec := layer.get(path)) is not None and rec.covers for path in (*ancestors(root), root))
+    for path in [root] if above else [path for path in layer.under(root) if (rec := layer.get(path)) is not None and rec.covers]:
+        found = base.find(path)
+        if found is not None and found.kind == DIRECTORY:
+            yield from base.walk(path)
+
+
+def _listed(layer: Layer, root: str) -> tuple[set[str], set[str]]:
+    """What a layer has at and below a path, and which of these are directories that were made again; containers are left out."""
+    paths = {path for path in (root, *layer.under(root)) if (rec := layer.get(path)) is not None and not rec.quiet}
+    return paths, {path for path in paths if (rec := layer.get(path)) is not None and rec.kind == DIRECTORY and rec.opaque}
+
+
+def meet(own: Iterable[Index], newer: Sequence[Layer], kinds: Sequence[Kind]) -> bool:
+    """May a newer layer bear on a unit that the work bears on, though they have no path in common? False is certain."""
+    for index in own:
+        named = named_in(index, kinds)
+        for layer in newer:
+            theirs = named_by(layer, kinds)
+            if not named.isdisjoint(theirs):
+                return True
+            if any(path in index for unit in theirs for path in unit.kind.members(unit.root) or ()):
+                return True
+            if any(layer.get(path) is not None for unit in named for path in unit.kind.members(unit.root) or ()):
+                return True
+    return False
+
+
+def decided_database(path: str, sides: Sides) -> Decided | None:
+    """What becomes of a database whose file is at the path, where the files beside it are in the base alone: one side removed their directory, so
+    no layer has a name that tells."""
+    return decide(Unit(SQLITE, path), Candidates(()), sides)
+
+
+def unit_at(path: str, kinds: Sequence[Kind], sides: Sides) -> Unit | None:
+    """The unit that the path is a member of, if it is one in any of the trees; also of a database file alone, which no name tells."""
+    for unit in units_of(path, (*kinds, *BUILT_IN)):
+        if unit.holds(path) and unit.kind.is_there(unit.root, sides.trees):
+            few = unit.kind.members(unit.root) or ()
+            if not any((state := tree(member)) is not None and state.kind == DIRECTORY for tree in sides.trees for member in few):
+                return unit
+    return Unit(SQLITE, path) if SQLITE.begins(path, sides.trees) else None
