@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from eos_mcp import __version__
-from eos_mcp.mcp.server_options import EOS, SANDBOX, Options, Shown, UsageError, parse, usage
+from eos_mcp.mcp.server_options import EOS, SANDBOX, HelpShown, ServerOptions, ServerUsageError, parse, usage
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -21,10 +21,10 @@ def sandbox_mcp(argv: list[str] | None = None) -> None:
 def _run(program: str, words: list[str]) -> None:
     try:
         options = parse(program, words, version=__version__)
-    except Shown as shown:
+    except HelpShown as shown:
         sys.stdout.write(str(shown))
         raise SystemExit(0) from None
-    except UsageError as error:
+    except ServerUsageError as error:
         sys.stderr.write(f"{program}: {error}\n\n{usage(program)}")
         raise SystemExit(2) from None
     if program == SANDBOX or options.gateway_endpoint is not None or options.gateway_token is not None:
@@ -36,7 +36,7 @@ def _run(program: str, words: list[str]) -> None:
     raise SystemExit(run(options))
 
 
-def _check_gateway(options: Options) -> None:
+def _check_gateway(options: ServerOptions) -> None:
     """What the command line says of the gateway must make sense at once. What the environment says is told by the tools of eos-mcp."""
     from eos_agent.wire.protocol import OperationError
     from eos_mcp.gateway_client import sync
@@ -48,13 +48,13 @@ def _check_gateway(options: Options) -> None:
         raise SystemExit(2) from None
 
 
-def _stdio(options: Options) -> None:
+def _stdio(options: ServerOptions) -> None:
     from eos_mcp.mcp import stdio
 
     pipes = stdio.claim()
     from eos_mcp.mcp.server_identity import identity
 
-    def serve(reader: stdio.Reader, writer: stdio.Writer, ending: stdio.Ending) -> None:
+    def serve(reader: stdio.StdinReader, writer: stdio.Writer, ending: stdio.Ending) -> None:
         from eos_mcp.mcp import app, event_loop
 
         event_loop.serve(app.build(options), reader, writer, ending)

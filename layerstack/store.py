@@ -37,7 +37,7 @@ from layerstack.history.pins import Pins
 from layerstack.kernel.fsync import Step, no_step
 from layerstack.kernel.xattrs import Form
 from layerstack.layers.delta import Deltas
-from layerstack.publish.decide import DEFAULT, Rules
+from layerstack.publish.decide import DEFAULT, PublishRules
 from layerstack.publish.draft_refs import DraftBook
 from layerstack.publish.drafts import Draft
 from layerstack.publish.publish import Author, Preview, Published
@@ -46,7 +46,7 @@ from layerstack.recovery import gc, opening, purge, reopen
 from layerstack.recovery.dead_sessions import Dead
 from layerstack.session import rebase, start, update
 from layerstack.session.rollback import rollback
-from layerstack.session.upper import Identity, Upper
+from layerstack.session.upper import SessionIdentity, Upper
 from layerstack.squash import finish, squash
 from layerstack.squash.squash import Squashed
 
@@ -68,7 +68,7 @@ class Store(Stack):
         """Of an open without recovery: removals that are left for somebody who has time."""
         self.update_lock = threading.Lock()
         self.squash_lock = threading.Lock()
-        self.rules: Rules = DEFAULT
+        self.rules: PublishRules = DEFAULT
         self.blames, self.deltas, self.pins, self.draft_book, self.quota = BlameCache(), Deltas(), Pins(self), DraftBook(self), Quota(self)
         self.dead = Dead(self)
         self._lock_fd = lock_fd
@@ -162,7 +162,7 @@ class Store(Stack):
         start.check_id(session_id)
         self.check_open()
         rebased = draft_id is not None and draft_base == "head"
-        identity = Identity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex(), rebased)
+        identity = SessionIdentity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex(), rebased)
         return rebase.open_rebased(self, identity) if rebased else start.open_upper(self, identity, version)
 
     def give_up_session(self, session_id: str) -> None:

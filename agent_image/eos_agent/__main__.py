@@ -144,10 +144,10 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     """The store, made if this is the sandbox's first start. What a dead agent left in it is only found: `_run` sweeps and recovers behind."""
     from eos_agent.sessions.recovery import SWEPT
     from layerstack.kernel.xattrs import TRUSTED, USER
-    from layerstack.publish.decide import Rules
+    from layerstack.publish.decide import PublishRules
     from layerstack.store import Store
     from layerstack.text.build_roles import INPUTS, patterns
-    from layerstack.units.units import Named
+    from layerstack.units.units import NamedUnits
 
     log.line("live remount kernel gate: NOT PROVEN (live remount is not part of this version)")
     reaped = _sweep_scratch(found)
@@ -160,8 +160,8 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     store = _opened(found.layer_stack_root)
     store.quota.bytes = found.get("runtime.layerstack.quota_bytes", None)
     store.quota.layers = found.get("runtime.layerstack.quota_layers", None)
-    units = [Named(**unit) for unit in found.get("runtime.layerstack.units", ())]
-    store.rules = Rules(found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge", tuple(units))
+    units = [NamedUnits(**unit) for unit in found.get("runtime.layerstack.units", ())]
+    store.rules = PublishRules(found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge", tuple(units))
     store.inputs = patterns(found.get("runtime.layerstack.inputs", INPUTS))
     log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
     if not any(not session.quarantined for session in store.dead.all()):  # else when they are, behind the start
@@ -231,14 +231,14 @@ async def _run(
     from eos_agent.http.http_server import HttpServer
     from eos_agent.kernel import container_isolation
     from eos_agent.serve.handlers import Handlers
-    from eos_agent.serve.server import Server
+    from eos_agent.serve.server import AgentServer
     from eos_agent.sessions.commands import Commands
     from eos_agent.sessions.squash import Policy
     from eos_agent.sessions.table import Sessions
     from eos_agent.wire import proof
     from layerstack.kernel import fsync
 
-    forker = zygote_handle.Zygote(zygote_pid, zygote_socket, groups, news=news)
+    forker = zygote_handle.ZygoteHandle(zygote_pid, zygote_socket, groups, news=news)
     forker.inotify_most = found.get("runtime.workspace.max_inotify_instances", forker.inotify_most)
     await forker.start()
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
@@ -256,7 +256,7 @@ async def _run(
     policy = Policy(found.get(policies + "squash_at_n_layers", None), found.get(policies + "squash_at_shared_directory_layers", None))
     if policy != Policy():
         handlers.squashes.watch(policy)
-    server, http = Server(handlers, token), HttpServer(handlers, token)
+    server, http = AgentServer(handlers, token), HttpServer(handlers, token)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -33,7 +33,7 @@ LOOK_S = 2.0  # an engine that hangs keeps nobody from a container that answers
 MAX_STREAM_LINE = protocol.MAX_LINE_BYTES
 
 
-class Target(Protocol):
+class AgentTarget(Protocol):
     """Where an agent listens and what it wants to be told. `token` is the secret that both know; it is sent to no agent that `proves`.
 
     With a `socket_path` that unix socket is used, and host and port only tell one start of the agent from another.
@@ -56,7 +56,7 @@ class Target(Protocol):
 class Targets(Protocol):
     """`Manager.target`: raises OperationError for a sandbox that is unknown or not ready."""
 
-    def __call__(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[Target]: ...
+    def __call__(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[AgentTarget]: ...
 
 
 class NotThere(Exception):
@@ -105,7 +105,7 @@ class ByteReader:
                 return await self._line.read_exactly(size)
 
 
-class Forwarder:
+class AgentPool:
     """One per gateway. `targets` is set by it before the first request."""
 
     targets: Targets
@@ -171,7 +171,7 @@ class Forwarder:
         for sandbox_id in list(self._idle):
             self.forget(sandbox_id)
 
-    def at_rest(self, target: Target) -> Pooled | None:
+    def at_rest(self, target: AgentTarget) -> Pooled | None:
         """Take a kept connection to that agent on which nothing has arrived. It may be that of a dead one: see TRUSTED_IDLE_S."""
         idle = self._idle.get(target.sandbox_id)
         while idle:
@@ -217,7 +217,7 @@ class Forwarder:
             self.seen(sandbox_id)
             return reply
 
-    async def _connection(self, sandbox_id: str) -> tuple[LineSocket, Target]:
+    async def _connection(self, sandbox_id: str) -> tuple[LineSocket, AgentTarget]:
         """A connection at whose other end this sandbox's agent answers."""
         target = await self.targets(sandbox_id)
         kept = await self._kept(target)
@@ -229,7 +229,7 @@ class Forwarder:
         async with self._reaching.setdefault(sandbox_id, asyncio.Lock()):
             return await self._reach(sandbox_id)
 
-    async def _looked_at(self, target: Target) -> Target:
+    async def _looked_at(self, target: AgentTarget) -> AgentTarget:
         """Ask where a sandbox is published that was not spoken to just now, before its port is dialled: it may be another program's by now.
 
         A proof shows that the agent is at the end of the connection, not that nobody passes it on; nobody does at the port that the engine names.
@@ -248,7 +248,7 @@ class Forwarder:
         self.seen(target.sandbox_id)
         return found
 
-    async def _reach(self, sandbox_id: str) -> tuple[LineSocket, Target]:
+    async def _reach(self, sandbox_id: str) -> tuple[LineSocket, AgentTarget]:
         """Nobody answered: ask for the address anew (a restart moves the ports, a local agent is started again) and keep trying for a while."""
         for pooled in self._idle.pop(sandbox_id, ()):
             pooled.line.close()
@@ -271,7 +271,7 @@ class Forwarder:
                 await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S)) - 1])
             tries += 1
 
-    async def _kept(self, target: Target) -> LineSocket | None:
+    async def _kept(self, target: AgentTarget) -> LineSocket | None:
         while (pooled := self.at_rest(target)) is not None:
             pooled.line.unwatch()
             if time.monotonic() - pooled.used_at < TRUSTED_IDLE_S:
@@ -292,7 +292,7 @@ def decoded(line: bytes, op: str) -> dict[str, Any]:
         return _object(line)
 
 
-async def _open(target: Target) -> LineSocket:
+async def _open(target: AgentTarget) -> LineSocket:
     """A fresh connection at whose other end that sandbox's agent has proved to be.
 
     Raises:
@@ -338,23 +338,23 @@ async def _dial_unix(path: str) -> socket.socket:
     return connected
 
 
-def _token(target: Target) -> dict[str, Any]:
+def _token(target: AgentTarget) -> dict[str, Any]:
     """The token for an agent of a version that could not prove itself yet; inside a container it has no other way."""
     return {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
 
 
-def request_data(target: Target, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
+def request_data(target: AgentTarget, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
     """The line of a request on a connection that is kept afterwards."""
     return protocol.encode_request(
         op, args, request_id=request_id, sandbox_id=target.sandbox_id, **{protocol.KEEP_ALIVE_KEY: True}, **_token(target)
     )
 
 
-def ping_data(target: Target) -> bytes:
+def ping_data(target: AgentTarget) -> bytes:
     return request_data(target, "sandbox_daemon_ready", {}, protocol.new_request_id())
 
 
-def is_ready(reply: Mapping[str, Any], target: Target) -> bool:
+def is_ready(reply: Mapping[str, Any], target: AgentTarget) -> bool:
     """Whether that is the answer to `ping_data` of that very sandbox's agent."""
     return reply.get("status") == "ready" and reply.get("sandbox_id") in (None, target.sandbox_id)
 
@@ -365,7 +365,7 @@ def is_read(op: str) -> bool:
     return operation is not None and operation.read_only
 
 
-async def _prove(line: LineSocket, target: Target, *, fresh: bool = False) -> None:
+async def _prove(line: LineSocket, target: AgentTarget, *, fresh: bool = False) -> None:
     """The agent of that very sandbox answers, or NotThere and the connection is closed.
 
     Args:
@@ -392,7 +392,7 @@ async def _prove(line: LineSocket, target: Target, *, fresh: bool = False) -> No
         raise
 
 
-async def _exchange_proofs(line: LineSocket, target: Target) -> bytes:
+async def _exchange_proofs(line: LineSocket, target: AgentTarget) -> bytes:
     """Have the agent prove itself; returns our own proof, a line to be sent.
 
     Raises:

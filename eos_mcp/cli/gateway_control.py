@@ -39,7 +39,7 @@ def start(arguments: list[str]) -> int:
 
     try:
         chosen = serve_options.parse(arguments)
-    except serve_options.UsageError as error:
+    except serve_options.ServeUsageError as error:
         output.write_error(f"eos gateway: {error}\n\n{serve_options.usage()}".encode("utf-8", "replace"))
         return output.USAGE
     if running_pid() is not None:

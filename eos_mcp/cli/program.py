@@ -96,7 +96,7 @@ def _has_surrogates(value: object) -> bool:
 
 
 def send(
-    settings: sync.Settings, operation: Operation, args: dict[str, object], sandbox_id: str | None, parsed: Parsed, started: float
+    settings: sync.GatewaySettings, operation: Operation, args: dict[str, object], sandbox_id: str | None, parsed: Parsed, started: float
 ) -> int:
     progress = "progress" in parsed.options
     watched = progress or (operation in catalog.DOMAINS["manager"] and sys.stderr.isatty())  # some take seconds: nobody stares at nothing

@@ -66,7 +66,7 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
     if root is not None:
         arguments += ["--relative-to", root]
     pid = sync.spawn_gateway(None, arguments, environment=os.environ, log=log)
-    settings = sync.Settings(endpoint, os.environ.get(sync.TOKEN_ENV), autostart=False)
+    settings = sync.GatewaySettings(endpoint, os.environ.get(sync.TOKEN_ENV), autostart=False)
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)

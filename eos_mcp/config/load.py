@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from eos_mcp.config.key_lines import Lines
-from eos_mcp.config.model import AgentConfig, Daemon, Gateway, HostConfig, Manager, Observability, Runner, Runtime
+from eos_mcp.config.model import AgentConfig, Daemon, GatewayConfig, HostConfig, ManagerConfig, Observability, RunnerConfig, Runtime
 
 HOST_SECTIONS = ("gateway", "manager")
 AGENT_SECTIONS = ("daemon", "runtime", "runner", "observability")
@@ -60,11 +60,11 @@ class Config(NamedTuple):
     source: bytes
 
     @property
-    def gateway(self) -> Gateway:
+    def gateway(self) -> GatewayConfig:
         return self.host.gateway
 
     @property
-    def manager(self) -> Manager:
+    def manager(self) -> ManagerConfig:
         return self.host.manager
 
     @property
@@ -85,7 +85,7 @@ class Config(NamedTuple):
         return self.agent.runtime
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> RunnerConfig:
         return self.agent.runner
 
     @property

@@ -35,7 +35,7 @@ Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 
 
-class Gateway(Section):
+class GatewayConfig(Section):
     """`bind_addr`: the TCP endpoint; None listens on the unix socket alone. `idle_exit_s`: 0 means never."""
 
     bind_addr: NonEmpty | None = None
@@ -213,7 +213,7 @@ class Docker(Section):
         return chosen.model_copy(update=changes)
 
 
-class Manager(Section):
+class ManagerConfig(Section):
     registry_path: NonEmpty | None = None
     workspace_roots: list[NonEmpty] | None = None
     max_sandboxes: Annotated[int, Field(ge=1, le=4096)] = 64
@@ -242,7 +242,7 @@ class Manager(Section):
         return value
 
 
-class Server(Section):
+class ServerConfig(Section):
     """`worker_threads` and `max_worker_threads` (the older name, an upper limit) are accepted and reported; the agent is one event loop."""
 
     socket_path: str = "/eos/runtime/daemon/runtime.sock"
@@ -275,16 +275,16 @@ class Http(Section):
     forward: Forward = Forward()
 
 
-class Network(Section):
+class NetworkConfig(Section):
     """`neighbours`: whether a container reaches, and is reached by, others on the engine's network that it is on."""
 
     neighbours: Literal["deny", "allow"] = "deny"
 
 
 class Daemon(Section):
-    server: Server = Server()
+    server: ServerConfig = ServerConfig()
     http: Http = Http()
-    network: Network = Network()
+    network: NetworkConfig = NetworkConfig()
 
 
 class Workspace(Section):
@@ -356,7 +356,7 @@ class LayerStack(Section):
     )
 
 
-class Command(Section):
+class CommandConfig(Section):
     """`max_active_per_session` None: three quarters of `max_active`. `max_kept_output_bytes`: on disk, of all commands that ended. `leader_grace_s`:
     a call answers so long after the command itself ended, whatever it left in the background."""
 
@@ -391,7 +391,7 @@ class Runtime(Section):
     workspace: Workspace = Workspace()
     namespace_execution: NamespaceExecution = NamespaceExecution()
     layerstack: LayerStack = LayerStack()
-    command: Command = Command()
+    command: CommandConfig = CommandConfig()
     file: File = File()
 
 
@@ -404,7 +404,7 @@ class MountMask(Section):
         return [_absolute(path) for path in value]
 
 
-class Runner(Section):
+class RunnerConfig(Section):
     mount_mask: MountMask = MountMask()
     init: Literal["auto", "python"] = "auto"
 
@@ -432,7 +432,7 @@ class Views(Section):
         return self
 
 
-class Diagnostics(Section):
+class DiagnosticsConfig(Section):
     enabled: bool = True
     cpu_threshold_percent: PositiveSeconds = 2.0
     anonymous_memory_threshold_bytes: Positive = 16 * MIB
@@ -450,7 +450,7 @@ class Observability(Section):
     resource_stats: ResourceStats = ResourceStats()
     sampling: Sampling = Sampling()
     views: Views = Views()
-    diagnostics: Diagnostics = Diagnostics()
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -469,12 +469,12 @@ class AgentConfig(Section):
 
     daemon: Daemon = Daemon()
     runtime: Runtime = Runtime()
-    runner: Runner = Runner()
+    runner: RunnerConfig = RunnerConfig()
     observability: Observability = Observability()
 
 
 class HostConfig(Section):
     """The two sections that the gateway reads."""
 
-    gateway: Gateway = Gateway()
-    manager: Manager = Manager()
+    gateway: GatewayConfig = GatewayConfig()
+    manager: ManagerConfig = ManagerConfig()

@@ -22,14 +22,14 @@ same line as the first and is rejected without losing anything. Then the result 
 """
 
 
-class Options:
+class DemoOptions:
     def __init__(self) -> None:
         self.backend, self.image, self.dest, self.keep = "auto", "", "", False
 
 
-def parse(argv: list[str]) -> Options | None:
+def parse(argv: list[str]) -> DemoOptions | None:
     """The options, or None for help. Raises ValueError that names what is wrong."""
-    options, at = Options(), 0
+    options, at = DemoOptions(), 0
     while at < len(argv):
         flag, _, attached = argv[at].partition("=")
         at += 1

@@ -36,7 +36,7 @@ report_top() {
 """
 
 
-class Refused(Exception):
+class ToolRefused(Exception):
     """A tool call came back as an error; `kind` and `details` are the envelope's."""
 
     def __init__(self, tool: str, error: Mapping[str, Any]) -> None:
@@ -67,10 +67,10 @@ def structured(tool: str, result: CallToolResult) -> dict[str, Any]:
     """The structured content of a result. Raises Refused on an error result."""
     found: Any = result.structured_content
     if not isinstance(found, dict):
-        raise Refused(tool, {"kind": "protocol_error", "message": f"no structured content: {result.content!r}"})
+        raise ToolRefused(tool, {"kind": "protocol_error", "message": f"no structured content: {result.content!r}"})
     value = cast("dict[str, Any]", found)
     if result.is_error or "error" in value:
-        raise Refused(tool, value.get("error") or {"message": json.dumps(value)})
+        raise ToolRefused(tool, value.get("error") or {"message": json.dumps(value)})
     return value
 
 
@@ -81,7 +81,7 @@ async def connected(server: StdioServerParameters) -> AsyncGenerator[Client]:
         yield client
 
 
-class Stage:
+class DemoStage:
     """The points at which the agents meet."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ def failures(output: str) -> list[str]:
     return [line for line in output.split("\n") if line.startswith("FAIL")]
 
 
-async def alice(me: Agent, stage: Stage) -> None:
+async def alice(me: Agent, stage: DemoStage) -> None:
     """Fixes a bug in a session of her own, with the tests, and publishes."""
     session = (await me.call("create_workspace_session", agent=me.name))["workspace_session_id"]
     me.say("opens a workspace session: her own view of the project")
@@ -118,7 +118,7 @@ async def alice(me: Agent, stage: Stage) -> None:
     stage.alice_published.set()
 
 
-async def bob(me: Agent, stage: Stage) -> None:
+async def bob(me: Agent, stage: DemoStage) -> None:
     """Adds a file with one command and no session: it is published when the command ends."""
     await stage.all_started(me.name)
     script = f"cat > lib/top.sh <<'E'\n{TOP_REPORT}E\nhere=$PWD; . lib/report.sh; . lib/top.sh; report_top data/sample.txt"
@@ -126,7 +126,7 @@ async def bob(me: Agent, stage: Stage) -> None:
     me.say("adds lib/top.sh by one command, published when the command ended; it printed", *tail(ran["output"]))
 
 
-async def carol(me: Agent, stage: Stage) -> None:
+async def carol(me: Agent, stage: DemoStage) -> None:
     """Changes the same line as alice, is refused, and loses nothing."""
     cmd = "sed -i \"s/'%d\\.%02d/'%d,%02d/\" lib/money.sh && grep -n printf lib/money.sh && read answer"
     running = await me.call("exec_command", cmd=cmd, agent=me.name, yield_time_ms=300)
@@ -137,7 +137,7 @@ async def carol(me: Agent, stage: Stage) -> None:
     if running["status"] == "running":
         ended = await me.call("write_command_stdin", command_session_id=running["command_session_id"], stdin="go on\n", yield_time_ms=10000)
     if not ended.get("publish_rejected"):
-        raise Refused("write_command_stdin", {"kind": "demo", "message": f"a rejection was expected: {ended}"})
+        raise ToolRefused("write_command_stdin", {"kind": "demo", "message": f"a rejection was expected: {ended}"})
     conflict = ended["publish_rejection"]["conflicts"][0]
     draft = ended["draft_id"]
     me.say(
@@ -174,7 +174,7 @@ def who_of(conflict: Mapping[str, Any]) -> str:
 
 async def play(server: StdioServerParameters, sandbox_id: str, story: Story) -> None:
     """Run the three at once; returns when all are done, raises the first failure of any."""
-    stage = Stage()
+    stage = DemoStage()
     async with anyio.create_task_group() as group:
         for name, part in (("alice", alice), ("bob", bob), ("carol", carol)):
 

@@ -19,7 +19,7 @@ BUSYBOX_IMAGE = "eos-demo/busybox:latest"
 LOOK_AT_MOST = 8
 
 
-class Choice(NamedTuple):
+class ImageChoice(NamedTuple):
     image: str
     backend: str
     why: str
@@ -87,12 +87,12 @@ def busybox_image(engine: docker.DockerClient) -> str | None:
     return BUSYBOX_IMAGE
 
 
-def choose(image: str | None, backend: str) -> Choice:
+def choose(image: str | None, backend: str) -> ImageChoice:
     """The image and backend for what the caller asked; under `auto` Docker is used when an engine answers and has, or can get, an image."""
     if backend == "local" or (image is not None and (image == "host" or image.startswith("rootfs:"))):
-        return Choice(image or "host", "local", "the local provider was asked for")
+        return ImageChoice(image or "host", "local", "the local provider was asked for")
     if image is not None:
-        return Choice(image, "docker", "the image was asked for")
+        return ImageChoice(image, "docker", "the image was asked for")
     from eos_agent.wire.protocol import OperationError
     from eos_mcp.providers.engine import connect
 
@@ -101,13 +101,13 @@ def choose(image: str | None, backend: str) -> Choice:
     except OperationError as error:
         if backend == "docker":
             raise
-        return Choice("host", "local", f"no Docker engine answers ({error.message}): the local provider runs straight on this machine")
+        return ImageChoice("host", "local", f"no Docker engine answers ({error.message}): the local provider runs straight on this machine")
     found = local_image(engine)
     if found is not None:
-        return Choice(found, "docker", "a local image that has /bin/sh")
+        return ImageChoice(found, "docker", "a local image that has /bin/sh")
     made = busybox_image(engine)
     if made is not None:
-        return Choice(made, "docker", "made from this machine's static busybox")
+        return ImageChoice(made, "docker", "made from this machine's static busybox")
     if backend == "docker":
         raise OperationError("invalid_request", "no local image has /bin/sh and there is no static busybox", reason="image_not_found")
-    return Choice("host", "local", "Docker has no image with /bin/sh and there is no static busybox: the local provider is used")
+    return ImageChoice("host", "local", "Docker has no image with /bin/sh and there is no static busybox: the local provider is used")

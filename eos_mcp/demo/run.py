@@ -14,7 +14,7 @@ from mcp import Client, StdioServerParameters
 
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.cli import doctor
-from eos_mcp.demo import Options, agents, host_tests, images, project
+from eos_mcp.demo import DemoOptions, agents, host_tests, images, project
 from eos_mcp.demo.story import Story
 
 PROGRESS_WIDTH = 100
@@ -32,7 +32,7 @@ def server_parameters(home: Path, backend: str, dest: Path) -> StdioServerParame
     return StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "all", *roots], env=environment)
 
 
-def run(options: Options, home: Path) -> int:
+def run(options: DemoOptions, home: Path) -> int:
     story = Story()
     story.heading("eos demo: three agents, one project, one sandbox")
     try:
@@ -52,7 +52,7 @@ def run(options: Options, home: Path) -> int:
     status = 1
     try:
         status = anyio.run(perform, options, home, workspace, dest, server, choice.image, story)
-    except* (agents.Refused, OSError) as group:
+    except* (agents.ToolRefused, OSError) as group:
         for leaf in leaves(group):
             print(f"eos demo: {leaf}", file=sys.stderr)
     finally:
@@ -70,7 +70,7 @@ def leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
 
 
 async def perform(
-    options: Options, home: Path, workspace: Path, dest: Path, server: StdioServerParameters, image: str, story: Story
+    options: DemoOptions, home: Path, workspace: Path, dest: Path, server: StdioServerParameters, image: str, story: Story
 ) -> int:
     async with agents.connected(server) as person:
         story.say("mcp", "an eos-mcp server runs and has started a gateway of its own")

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.mounts import check_none, kind_of
 from eos_mcp.export.owner import plain
 from eos_mcp.export.voucher import Annexed, Said, Voucher
@@ -25,12 +25,12 @@ VOLATILE = ("tmpfs", "ramfs", "devtmpfs")
 class Annexes:
     """Those of one export, by mount point in the destination. `main` is the staging directory itself, the caller's to close."""
 
-    def __init__(self, main: Tree) -> None:
+    def __init__(self, main: DirTree) -> None:
         self._main = main
-        self._open: dict[bytes, Tree] = {}
+        self._open: dict[bytes, DirTree] = {}
         self._lost: set[bytes] = set()
 
-    def of(self, path: bytes) -> Tree | None:
+    def of(self, path: bytes) -> DirTree | None:
         """The staging directory of what lies at `path` in the destination; None: it was on a file system that is empty since a restart."""
         if self._open or self._lost:
             above = path
@@ -41,11 +41,11 @@ class Annexes:
                     return found
         return self._main
 
-    def all(self) -> Iterator[Tree]:
+    def all(self) -> Iterator[DirTree]:
         yield self._main
         yield from self._open.values()
 
-    def add(self, voucher: Voucher, target: Tree, point: bytes, step: Callable[[str], None]) -> None:
+    def add(self, voucher: Voucher, target: DirTree, point: bytes, step: Callable[[str], None]) -> None:
         """Make the one in the mount point, vouched for; there already is fine.
 
         Raises:
@@ -78,7 +78,7 @@ class Annexes:
         finally:
             home.close()
 
-    def take_over(self, home: Tree, said: Said) -> None:
+    def take_over(self, home: DirTree, said: Said) -> None:
         """Open those that a dead export left. `home` is the destination.
 
         Raises:
@@ -103,7 +103,7 @@ class Annexes:
         self._open.clear()
 
 
-def clear(home: Tree, said: Said) -> None:
+def clear(home: DirTree, said: Said) -> None:
     """Remove the annexes of an export that has ended, or was taken back. `home` is the destination.
 
     Raises:
@@ -133,7 +133,7 @@ def _emptied(said: Said, one: Annexed) -> bool:
     return one.volatile and said.boot != boot_id()
 
 
-def _point(home: Tree, said: Said, one: Annexed) -> Tree | None:
+def _point(home: DirTree, said: Said, one: Annexed) -> DirTree | None:
     """The mount point; None: another file system is there, or nothing."""
     try:
         tree = home.below(one.path)
@@ -145,7 +145,7 @@ def _point(home: Tree, said: Said, one: Annexed) -> Tree | None:
     return None
 
 
-def _below(point: Tree, said: Said, one: Annexed) -> Tree | None:
+def _below(point: DirTree, said: Said, one: Annexed) -> DirTree | None:
     try:
         tree = point.below(said.name)
     except OSError:

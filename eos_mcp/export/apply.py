@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_mcp.export.archive import apply_archive
 from eos_mcp.export.directory import apply_directory, disk_refused
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.owner import owned_by_folder
 from eos_mcp.export.recover import recover
-from eos_mcp.export.request import Request
+from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.stage import StepHook, no_step
-from eos_mcp.export.stream import ExportLimits, ExportStream, Reader
+from eos_mcp.export.stream import DeadlineReader, ExportLimits, ExportStream
 
-__all__ = ["FORMATS", "ExportLimits", "Guards", "Reader", "Request", "apply", "check_destination", "recover"]
+__all__ = ["FORMATS", "DeadlineReader", "ExportLimits", "ExportRequest", "Guards", "apply", "check_destination", "recover"]
 
 FORMATS = ("dir", "tar", "tar-zst")
 
@@ -116,8 +116,8 @@ def _check_kind(dest: str, place: str, fmt: str) -> None:
 
 
 def apply(
-    reader: Reader,
-    request: Request,
+    reader: DeadlineReader,
+    request: ExportRequest,
     *,
     limits: ExportLimits,
     places: Guards,
@@ -158,10 +158,10 @@ def _parents_of(place: str, dry_run: bool) -> Generator[None]:
     while not dry_run and not os.path.lexists(above):
         missing.append(os.path.basename(above))
         above = os.path.dirname(above)
-    made: list[Tree] = []
+    made: list[DirTree] = []
     try:
         if missing:
-            made.append(Tree(above))
+            made.append(DirTree(above))
         for name in reversed(missing):
             made.append(_made_in(made[-1], os.fsencode(name)))
         yield
@@ -177,7 +177,7 @@ def _parents_of(place: str, dry_run: bool) -> Generator[None]:
             tree.close()
 
 
-def _made_in(folder: Tree, name: bytes) -> Tree:
+def _made_in(folder: DirTree, name: bytes) -> DirTree:
     """A new directory, or the one that somebody made meanwhile; never what a symlink leads to. As root it belongs to whom its folder does."""
     made = False
     with contextlib.suppress(FileExistsError):

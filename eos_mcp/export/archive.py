@@ -19,13 +19,13 @@ from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.export import replaced_archive
 from eos_mcp.export import voucher as export_voucher
 from eos_mcp.export.directory import disk_refused
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.dry_run import LISTED_MAX, check_home, check_room
 from eos_mcp.export.hygiene import Hygiene
-from eos_mcp.export.request import Request
+from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.setuid import Stripped
 from eos_mcp.export.stage import StepHook, no_step
-from eos_mcp.export.stream import ExportStream, Run, shown
+from eos_mcp.export.stream import ExportStream, StreamRun, shown
 from eos_mcp.export.voucher import Voucher
 from layerstack.export import pax
 
@@ -39,7 +39,7 @@ ZSTD_JOB_BYTES = 1 << 19
 
 
 def apply_archive(
-    stream: ExportStream, request: Request, *, journals: str, progress: Callable[[str], None], step: StepHook = no_step
+    stream: ExportStream, request: ExportRequest, *, journals: str, progress: Callable[[str], None], step: StepHook = no_step
 ) -> dict[str, Any]:
     """Write the archive `request.dest` (pinned), or nothing.
 
@@ -68,7 +68,7 @@ def apply_archive(
             out = stack.enter_context(_packed(sink, fmt))
             said = 0
             for told in stream.items():
-                if isinstance(told, Run):
+                if isinstance(told, StreamRun):
                     _write_run(told, out, hygiene, reserved, note)
                     counts["files_written"] += sum(not row.directory for row in told.rows)
                     continue
@@ -137,7 +137,7 @@ def apply_archive(
     return result
 
 
-def _write_run(run: Run, out: Any, hygiene: Hygiene, reserved: list[str], note: Callable[[str, bytes], None]) -> None:
+def _write_run(run: StreamRun, out: Any, hygiene: Hygiene, reserved: list[str], note: Callable[[str, bytes], None]) -> None:
     """Plain files and directories, as single entries would be."""
     parts: list[bytes | memoryview] = []
     at = 0
@@ -185,7 +185,7 @@ def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overw
         return
     final = os.fsencode(name)
     with contextlib.ExitStack() as stack:
-        home = Tree(directory)
+        home = DirTree(directory)
         stack.callback(home.close)
         _sweep(dest, journals)
         nameless = _nameless(home, final)
@@ -219,7 +219,7 @@ def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overw
         os.fsync(home.fd)
 
 
-def _vouch(stack: contextlib.ExitStack, home: Tree, dest: str, journals: str, step: StepHook) -> Voucher:
+def _vouch(stack: contextlib.ExitStack, home: DirTree, dest: str, journals: str, step: StepHook) -> Voucher:
     """A record of the unfinished file; both go when `stack` ends."""
     step("export.voucher")
     voucher = Voucher.create(journals, kind="archive", dest=dest, home=os.path.dirname(dest), home_fd=home.fd, ending=".tmp")
@@ -235,7 +235,7 @@ def _finish(file: IO[bytes], step: StepHook) -> None:
     os.fsync(file.fileno())
 
 
-def _nameless(home: Tree, name: bytes) -> int | None:
+def _nameless(home: DirTree, name: bytes) -> int | None:
     """A new file without a name; None: something has `name`, or the system has no such files."""
     if home.lstat(name) is not None or not hasattr(os, "O_TMPFILE"):
         return None
@@ -249,7 +249,7 @@ def _nameless(home: Tree, name: bytes) -> int | None:
     return None
 
 
-def _named(fd: int, home: Tree, name: bytes) -> bool:
+def _named(fd: int, home: DirTree, name: bytes) -> bool:
     """Give a nameless file its name; False: something has it by now."""
     try:
         os.link(_proc(fd), name, dst_dir_fd=home.fd)
@@ -262,7 +262,7 @@ def _proc(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def _end(home: Tree, voucher: Voucher) -> None:
+def _end(home: DirTree, voucher: Voucher) -> None:
     """Remove the unfinished file, if it is the recorded one, then the record."""
     name, said = voucher.said.name, voucher.said
     try:

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
-from eos_mcp.export.dirfd import Tree
-from eos_mcp.export.facts import DIRECTORY, FILE, LINK, NOTHING, OPAQUE, Fact, Facts, Record, fact_of_base
+from eos_mcp.export.dirfd import DirTree
+from eos_mcp.export.facts import DIRECTORY, FILE, LINK, NOTHING, OPAQUE, DestinationRecord, Fact, Facts, fact_of_base
 from eos_mcp.export.identity import identity_of
 from eos_mcp.export.names import derived
-from eos_mcp.export.rules import Rules
+from eos_mcp.export.rules import ExportRules
 from eos_mcp.export.stream import shown
 from layerstack.export import pax
 from layerstack.kernel.content import same_content
@@ -34,7 +34,9 @@ class Conflicts:
         record: of earlier exports of this sandbox to this destination.
     """
 
-    def __init__(self, rules: Rules, target: Tree | None, copy: Tree | None, told: Facts | None, record: Record | None) -> None:
+    def __init__(
+        self, rules: ExportRules, target: DirTree | None, copy: DirTree | None, told: Facts | None, record: DestinationRecord | None
+    ) -> None:
         self.rules, self.target, self.copy, self.told, self.record = rules, target, copy, told, record
         self.found: list[dict[str, str]] = []
         self.kept: list[str] = []
@@ -251,7 +253,7 @@ def _letter(found: os.stat_result) -> str:
     return FILE if stat.S_ISREG(mode) else LINK if stat.S_ISLNK(mode) else DIRECTORY if stat.S_ISDIR(mode) else "s"
 
 
-def _same(path: bytes, found: os.stat_result, target: Tree, base: Tree) -> bool:
+def _same(path: bytes, found: os.stat_result, target: DirTree, base: DirTree) -> bool:
     """Whether the base has this at `path`: by size and time, else by content; modes are not asked for."""
     was = base.lstat(path)
     if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(found.st_mode):
@@ -275,18 +277,18 @@ def _same(path: bytes, found: os.stat_result, target: Tree, base: Tree) -> bool:
                 os.close(fd)
 
 
-class Seen:
+class ComparedPaths:
     """What lay at each path when it was compared, so that the commit can tell whether that is what it replaced."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, bytes] = {}
 
-    def note(self, name: bytes, target: Tree, path: bytes) -> None:
+    def note(self, name: bytes, target: DirTree, path: bytes) -> None:
         """`name` is that in the journal's `undo`, where what lies at `path` goes."""
         if found := fingerprint(target, path):
             self._of[name] = found
 
-    def check(self, stages: Iterable[Tree], dest: str) -> None:
+    def check(self, stages: Iterable[DirTree], dest: str) -> None:
         """After everything was put in place, and before that is final.
 
         Raises:
@@ -301,7 +303,7 @@ class Seen:
             raise OperationError(OPERATION_FAILED, message, details, reason="export_conflict")
 
 
-def fingerprint(tree: Tree, path: bytes) -> bytes:
+def fingerprint(tree: DirTree, path: bytes) -> bytes:
     """Inodes, sizes and times of what lies at a path and below, in 16 bytes; none for nothing."""
     first = tree.lstat(path)
     if first is None:

@@ -13,16 +13,16 @@ from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError, os_error
 from eos_mcp.export import voucher as export_voucher
-from eos_mcp.export.dirfd import Tree
-from eos_mcp.export.dry_run import Preview, check_home
-from eos_mcp.export.guard import Guard, guarding
+from eos_mcp.export.dirfd import DirTree
+from eos_mcp.export.dry_run import DryRun, check_home
+from eos_mcp.export.guard import ExportGuard, guarding
 from eos_mcp.export.new_directory import FreshReceiver
 from eos_mcp.export.new_directory import commit as commit_fresh
 from eos_mcp.export.owner import owned_by_folder
 from eos_mcp.export.receive import Progress, Receiver
 from eos_mcp.export.recover import TRY_AGAIN, check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
-from eos_mcp.export.request import Request
-from eos_mcp.export.stage import Stage, StepHook, no_step
+from eos_mcp.export.request import ExportRequest
+from eos_mcp.export.stage import ExportStage, StepHook, no_step
 from eos_mcp.export.stream import ExportStream, refused
 from eos_mcp.export.voucher import lock
 
@@ -37,14 +37,14 @@ _HINTS = {
 
 
 def apply_directory(
-    stream: ExportStream, request: Request, *, journals: str, progress: Progress, step: StepHook = no_step
+    stream: ExportStream, request: ExportRequest, *, journals: str, progress: Progress, step: StepHook = no_step
 ) -> dict[str, Any]:
     """Make the destination (pinned) show the delta of the stream.
 
     Args:
         journals: of the state directory: where exports that are under way are on record.
     Returns:
-        The contract's keys, `hygiene` where something was found; with `dry_run` also what `Preview` found, and nothing was written.
+        The contract's keys, `hygiene` where something was found; with `dry_run` also what `DryRun` found, and nothing was written.
     Raises:
         OperationError: operation_failed; the destination is as it was before, unless `details.reason` is `rollback_failed`.
     """
@@ -55,23 +55,23 @@ def apply_directory(
         recover(dest, journals)
     with contextlib.ExitStack() as stack:
         try:
-            target = Tree(dest) if os.path.lexists(dest) else None
+            target = DirTree(dest) if os.path.lexists(dest) else None
             if target is not None:
                 stack.callback(target.close)
                 if not lock(target.fd):
                     raise in_flight(dest)
             if dry_run:
-                preview = Preview(check_home(dest), target)
+                preview = DryRun(check_home(dest), target)
                 guard = stack.enter_context(guarding(request, target, stream))
                 work = Receiver(stream, target, None, request, guard, preview)
                 work.receive(progress)
                 return {**work.result(), **strangers(dest, None)}
             home = target
             if home is None:
-                home = Tree(os.path.dirname(dest))
+                home = DirTree(os.path.dirname(dest))
                 stack.callback(home.close)
             where, label = (dest, "") if target is not None else (os.path.dirname(dest), tag(dest))
-            stage = Stage.create(journals, home, where, dest, label, step)
+            stage = ExportStage.create(journals, home, where, dest, label, step)
             stack.callback(_end, stage)
             _check_alone(stage, dest, journals)
             guard = stack.enter_context(guarding(request, target, stream))
@@ -93,7 +93,7 @@ def apply_directory(
             raise disk_refused(error, dest) from error
 
 
-def _check_alone(stage: Stage, dest: str, journals: str) -> None:
+def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:
     """Two that began at once see each other here."""
     found = export_voucher.look(journals, dest, but=stage.voucher)
     busy = [*found.alive, *(voucher.said for voucher in found.dead if is_changing(voucher.said))]  # the latter died since `recover` looked
@@ -103,13 +103,13 @@ def _check_alone(stage: Stage, dest: str, journals: str) -> None:
         raise in_flight(dest, busy[0])
 
 
-def _left(stage: Stage) -> dict[str, Any]:
+def _left(stage: ExportStage) -> dict[str, Any]:
     """Remove the staging of a finished export; it is named where that fails, as with an immutable file among what was replaced."""
     _end(stage)
     return {"left_staging": [stage.path]} if stage.voucher.said.staging(stage.home) is not None else {}
 
 
-def _end(stage: Stage) -> None:
+def _end(stage: ExportStage) -> None:
     if stage.ended:
         return
     stage.ended = True
@@ -120,7 +120,7 @@ def _end(stage: Stage) -> None:
         stage.destroy()
 
 
-def _commit_fresh(stage: Stage, dest: str, work: FreshReceiver, guard: Guard) -> None:
+def _commit_fresh(stage: ExportStage, dest: str, work: FreshReceiver, guard: ExportGuard) -> None:
     """Put the whole tree in its place, or leave it where it is thrown away."""
     try:
         commit_fresh(stage, work, os.fsencode(os.path.basename(dest)))
@@ -130,9 +130,9 @@ def _commit_fresh(stage: Stage, dest: str, work: FreshReceiver, guard: Guard) ->
     guard.finish(work.tree)
 
 
-def _commit(stage: Stage, dest: str, target: Tree | None, guard: Guard) -> None:
+def _commit(stage: ExportStage, dest: str, target: DirTree | None, guard: ExportGuard) -> None:
     """Put everything in place, or take it back."""
-    opened: Tree | None = None
+    opened: DirTree | None = None
     name = os.fsencode(os.path.basename(dest))
     try:
         if target is None:

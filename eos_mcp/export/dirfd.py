@@ -17,7 +17,7 @@ _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_NOFOLLOW", 0) | ge
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-class Tree:
+class DirTree:
     """Paths below one open directory. Methods raise OSError as the kernel gave it, `filename` being the path in the tree; EINVAL, without a
     call, for a path that is absolute or has a component that is empty, `.` or `..`.
     """
@@ -27,10 +27,10 @@ class Tree:
         self.fd = root if isinstance(root, int) else _open_root(root)
         self._parent: tuple[bytes, int] | None = None
 
-    def below(self, path: bytes) -> Tree:
+    def below(self, path: bytes) -> DirTree:
         """The directory at `path` as a tree of its own."""
         name, parent = _name(path), self.parent(path)
-        return Tree(os.open(name, _LIST, dir_fd=parent))
+        return DirTree(os.open(name, _LIST, dir_fd=parent))
 
     def close(self) -> None:
         self.forget()
@@ -121,7 +121,7 @@ class Tree:
         finally:
             os.close(fd)
 
-    def move(self, path: bytes, other: Tree, new: bytes, *, directory: bool = False) -> None:
+    def move(self, path: bytes, other: DirTree, new: bytes, *, directory: bool = False) -> None:
         """rename(2) into a place in another tree; what was there is replaced."""
         if directory:
             self.forget()
@@ -132,7 +132,7 @@ class Tree:
         except OSError as error:
             raise OSError(error.errno, error.strerror, path, None, new) from None
 
-    def link(self, path: bytes, other: Tree, new: bytes) -> None:
+    def link(self, path: bytes, other: DirTree, new: bytes) -> None:
         """link(2), of the symlink itself if it is one."""
         with self._held_parent(path) as parent:
             os.link(_name(path), _name(new), src_dir_fd=parent, dst_dir_fd=other.parent(new), follow_symlinks=False)

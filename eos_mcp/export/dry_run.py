@@ -9,20 +9,20 @@ import unicodedata
 from typing import Any
 
 from eos_mcp.export import immutable
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 
 LISTED_MAX = 200
 """Changes that a dry run lists; it counts all."""
 
 
-class Preview:
+class DryRun:
     """Told of each change in the order of the stream; `target` is the caller's to close.
 
     Args:
         home: where the export would make its staging directory: the destination, or the nearest directory above it that exists.
     """
 
-    def __init__(self, home: str, target: Tree | None) -> None:
+    def __init__(self, home: str, target: DirTree | None) -> None:
         self.home, self.target = home, target
         self.folds = folds_by_names(home)
         self.changes: list[dict[str, str]] = []
@@ -65,7 +65,7 @@ class Preview:
         if old is not None and os.geteuid() not in (0, old.st_uid):
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
 
-    def _may_change(self, path: bytes, old: os.stat_result | None, target: Tree) -> None:
+    def _may_change(self, path: bytes, old: os.stat_result | None, target: DirTree) -> None:
         above = path.rpartition(b"/")[0]
         may = self._open.get(above)
         if may is None:
@@ -87,7 +87,7 @@ class Preview:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)  # rename(2) of a directory into another writes its `..`
 
 
-def _check_system(target: Tree, point: bytes) -> None:
+def _check_system(target: DirTree, point: bytes) -> None:
     """Raises OSError: what a staging directory would get in a mount point of the destination."""
     below = target.below(point)
     try:

@@ -21,11 +21,11 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
-from eos_mcp.export.dirfd import Tree
-from eos_mcp.export.identity import Identity
+from eos_mcp.export.dirfd import DirTree
+from eos_mcp.export.identity import DirectoryIdentity
 from layerstack.export import pax
 from layerstack.kernel.content import digest_of_file
-from layerstack.model.run_table import Row
+from layerstack.model.run_table import RunRow
 
 FORMAT = 1
 ROWS_MAX = 2_000_000
@@ -46,7 +46,7 @@ class Fact(NamedTuple):
     mtime_ns: int = 0
     digest: bytes = b""
 
-    def holds(self, path: bytes, found: os.stat_result, tree: Tree, *, by_time: bool = True) -> bool:
+    def holds(self, path: bytes, found: os.stat_result, tree: DirTree, *, by_time: bool = True) -> bool:
         """Whether this is what lies at `path`: a file by size and time, else by content; modes are not asked for."""
         if stat.S_ISLNK(found.st_mode):
             return self.letter == LINK and hashlib.sha256(tree.readlink(path)).digest() == self.digest
@@ -57,7 +57,7 @@ class Fact(NamedTuple):
         return (by_time and self.mtime_ns == found.st_mtime_ns) or (bool(self.digest) and digest_of(tree, path) == self.digest)
 
 
-def digest_of(tree: Tree, path: bytes) -> bytes | None:
+def digest_of(tree: DirTree, path: bytes) -> bytes | None:
     """The digest of a regular file's content, or None where there is none that can be read."""
     fd = tree.open_file(path)
     if fd is None:
@@ -87,7 +87,7 @@ def fact_of(header: pax.Header) -> Fact:
     return Fact(FILE, header.length, header.mtime_ns, bytes.fromhex(header.sha256.decode("ascii")))
 
 
-def fact_of_row(row: Row) -> Fact:
+def fact_of_row(row: RunRow) -> Fact:
     """As `fact_of`, of an entry of a run."""
     return Fact(DIRECTORY) if row.directory else Fact(FILE, row.size, row.mtime_ns, bytes.fromhex(row.digest.decode("ascii")))
 
@@ -153,7 +153,7 @@ def _in_range(fact: Fact) -> tuple[int, int]:
     return max(-(1 << 63), min(fact.size, (1 << 63) - 1)), max(-(1 << 63), min(fact.mtime_ns, (1 << 63) - 1))
 
 
-class Record(Facts):
+class DestinationRecord(Facts):
     """The record of one sandbox and one destination.
 
     Raises:
@@ -208,13 +208,13 @@ class Record(Facts):
         found = os.statvfs(os.path.dirname(self.path))
         return code in (SQLITE_IOERR, SQLITE_CANTOPEN) and found.f_bavail * found.f_frsize < ROOM
 
-    def identity(self) -> Identity | None:
+    def identity(self) -> DirectoryIdentity | None:
         """The destination as the last export that ended left it."""
         with self._reading():
             row = self._db.execute("select value from about where key = 'identity'").fetchone()
-        return None if row is None else Identity(*json.loads(row[0]))
+        return None if row is None else DirectoryIdentity(*json.loads(row[0]))
 
-    def begin(self, heads: Facts, *, fresh: bool, whole: tuple[Identity, str] | None = None) -> None:
+    def begin(self, heads: Facts, *, fresh: bool, whole: tuple[DirectoryIdentity, str] | None = None) -> None:
         """Before the destination changes: what it is about to hold, so that it survives a power cut.
 
         Args:
@@ -235,7 +235,7 @@ class Record(Facts):
                 self._about(*whole)
             self._db.execute("commit")
 
-    def finish(self, identity: Identity, dest: str) -> int:
+    def finish(self, identity: DirectoryIdentity, dest: str) -> int:
         """What was gathered is there. Raises RecordFull: it stays as `begin` wrote it.
 
         Returns:
@@ -259,7 +259,7 @@ class Record(Facts):
             self._db.execute("commit")
         return dropped
 
-    def _about(self, identity: Identity, dest: str) -> None:
+    def _about(self, identity: DirectoryIdentity, dest: str) -> None:
         for key, value in (("identity", json.dumps(identity)), ("dest", dest)):
             self._db.execute("insert or replace into about values (?, ?)", (key, value))
 

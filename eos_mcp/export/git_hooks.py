@@ -10,14 +10,14 @@ import os
 import shutil
 import subprocess
 
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.hygiene_git import hooks_path
 
 _CONFIG_MAX = 1 << 18
 ANSWER_S = 10.0
 
 
-def within(dest: str, target: Tree | None) -> bytes:
+def within(dest: str, target: DirTree | None) -> bytes:
     """The directory of hooks as a path in the destination (resolved, absolute); empty when there is none below it.
 
     Cost: one run of git where the destination is a repository or lies in one.
@@ -59,7 +59,7 @@ def _asked(dest: str) -> bytes:
     return done.stdout.rstrip(b"\n") if done.returncode == 0 else b""
 
 
-def _read(target: Tree) -> bytes:
+def _read(target: DirTree) -> bytes:
     fd = target.open_file(b".git/config")
     if fd is None:
         return b""

@@ -10,17 +10,17 @@ from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.export import git_hooks
-from eos_mcp.export.conflict import Conflicts, Seen, tell
-from eos_mcp.export.dirfd import Tree
-from eos_mcp.export.facts import FILE, LINK, ROWS_MAX, Fact, Facts, Record, RecordFull, fact_of, fact_of_row
+from eos_mcp.export.conflict import ComparedPaths, Conflicts, tell
+from eos_mcp.export.dirfd import DirTree
+from eos_mcp.export.facts import FILE, LINK, ROWS_MAX, DestinationRecord, Fact, Facts, RecordFull, fact_of, fact_of_row
 from eos_mcp.export.hygiene import Ground, Hygiene, homes
 from eos_mcp.export.identity import identity_of
 from eos_mcp.export.left_out import LeftOut
-from eos_mcp.export.request import Request
-from eos_mcp.export.rules import REFERENCE, Rules
+from eos_mcp.export.request import ExportRequest
+from eos_mcp.export.rules import REFERENCE, ExportRules
 from eos_mcp.export.stream import ExportStream, PathIndex
 from layerstack.export import pax
-from layerstack.model.run_table import Row
+from layerstack.model.run_table import RunRow
 
 UNRECORDED = (
     "the disk of the gateway's state directory is full, so what this export wrote is on no record: the next export to this destination may "
@@ -34,19 +34,25 @@ DROPPED = (
 _OTHERS = 0o077
 
 
-class Guard:
+class ExportGuard:
     """Asked by the receiver. `target` is the destination before the export, None while it does not exist."""
 
     def __init__(
-        self, rules: Rules, dest: str, target: Tree | None, conflicts: Conflicts | None, record: Record | None, heads: Facts | None
+        self,
+        rules: ExportRules,
+        dest: str,
+        target: DirTree | None,
+        conflicts: Conflicts | None,
+        record: DestinationRecord | None,
+        heads: Facts | None,
     ) -> None:
         self.rules, self.dest, self.target, self.conflicts, self.record = rules, dest, target, conflicts, record
         self.heads = heads
-        self.copy: Tree | None = None
+        self.copy: DirTree | None = None
         self.unrecorded = False
         self.dropped = 0
         self._ended = False
-        self.seen = Seen()
+        self.seen = ComparedPaths()
 
     # what it is made of
 
@@ -88,7 +94,7 @@ class Guard:
         if self.heads is not None:
             self.heads.put(header.path, self._head(header), int(passed))
 
-    def gather_rows(self, rows: list[Row]) -> None:
+    def gather_rows(self, rows: list[RunRow]) -> None:
         """`gather` of plain files and directories that were all written."""
         if self.heads is not None:
             self.heads.put_all((row.path, fact_of_row(row)) for row in rows)
@@ -156,7 +162,7 @@ class Guard:
         message = f"export to {self.dest}: {count} file{'s' * (count != 1)} would run by {'themselves' if count != 1 else 'itself'} there"
         raise OperationError(OPERATION_FAILED, f"{message}, nothing was written: {first}{more}", details, reason="unsafe_content")
 
-    def ready(self, whole: Tree | None = None) -> None:
+    def ready(self, whole: DirTree | None = None) -> None:
         """Before the destination changes.
 
         Args:
@@ -172,12 +178,12 @@ class Guard:
             except RecordFull:
                 self.record, self.unrecorded = None, True
 
-    def check(self, stages: Iterable[Tree]) -> None:
-        """Everything is in place and can still be taken back. Raises as `Seen.check`."""
+    def check(self, stages: Iterable[DirTree]) -> None:
+        """Everything is in place and can still be taken back. Raises as `ComparedPaths.check`."""
         if self.conflicts is not None and self.rules.on_conflict != "overwrite":
             self.seen.check(stages, self.dest)
 
-    def finish(self, target: Tree) -> None:
+    def finish(self, target: DirTree) -> None:
         """It is final."""
         if self.record is not None and not self._ended:
             try:
@@ -214,32 +220,32 @@ def _replaced_above(index: PathIndex, path: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def guarding(request: Request, target: Tree | None, stream: ExportStream) -> Generator[Guard]:
+def guarding(request: ExportRequest, target: DirTree | None, stream: ExportStream) -> Generator[ExportGuard]:
     """The guard of one export, with what it knows of the base and of earlier exports, for the length of a block. Where this machine has no copy
     of the base, the stream tells of it if it was asked to.
     """
     rules, dest, base, dry_run = request.rules, request.dest, request.base, request.dry_run
     with contextlib.ExitStack() as open_:
-        record: Record | None = None
+        record: DestinationRecord | None = None
         unrecorded = False
         if rules.record is not None and (not dry_run or os.path.exists(rules.record)):
             try:
-                record = open_.enter_context(contextlib.closing(Record(rules.record)))
+                record = open_.enter_context(contextlib.closing(DestinationRecord(rules.record)))
             except RecordFull:
                 unrecorded = True
         conflicts: Conflicts | None = None
-        copy: Tree | None = None
+        copy: DirTree | None = None
         told: Facts | None = None
         if stream.header.get("base") is True:
             told = open_.enter_context(contextlib.closing(Facts()))
             stream.told = _teller(told)
         if target is not None and base is not None and os.path.isdir(base):
-            copy = Tree(os.path.realpath(base))
+            copy = DirTree(os.path.realpath(base))
             open_.callback(copy.close)
         if target is not None and (dry_run or rules != REFERENCE):
             conflicts = Conflicts(rules, target, copy, told, record)
         heads = None if conflicts is None and record is None else open_.enter_context(contextlib.closing(Facts()))
-        guard = Guard(rules, dest, target, conflicts, record, heads)
+        guard = ExportGuard(rules, dest, target, conflicts, record, heads)
         guard.copy, guard.unrecorded = copy, unrecorded
         yield guard
 

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Generator
 from typing import NamedTuple
 
-from eos_mcp.export.dirfd import Tree, copy_data
+from eos_mcp.export.dirfd import DirTree, copy_data
 from layerstack.export import pax
 
 
@@ -56,7 +56,7 @@ class Names:
 
 
 @contextlib.contextmanager
-def copied(source: int, place: Tree, name: bytes, status: os.stat_result) -> Generator[int]:
+def copied(source: int, place: DirTree, name: bytes, status: os.stat_result) -> Generator[int]:
     """A new file `name` in `place` with the content of an open file; all else is the caller's."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place.fd)
     try:

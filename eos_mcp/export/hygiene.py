@@ -24,7 +24,7 @@ JUDGED_MAX = 1 << 18
 NAMED, REFUSED, HOME = "named", "refused", "refused in a home directory"
 
 
-class Rule(NamedTuple):
+class HygieneRule(NamedTuple):
     """`treatment`: NAMED, REFUSED, HOME, or with `plain` refused unless that finds the content harmless, said by `unless`."""
 
     why: str
@@ -38,8 +38,8 @@ class Rule(NamedTuple):
 
 def _rule(
     why: str, files: str, pattern: bytes, treatment: str = NAMED, plain: Callable[[bytes], bool] | None = None, unless: str = ""
-) -> Rule:
-    return Rule(why, files, re.compile(rb"(?:.*/)?(?:" + pattern + rb")", re.DOTALL | re.IGNORECASE), treatment, plain, unless)
+) -> HygieneRule:
+    return HygieneRule(why, files, re.compile(rb"(?:.*/)?(?:" + pattern + rb")", re.DOTALL | re.IGNORECASE), treatment, plain, unless)
 
 
 def _no_automatic_task(content: bytes) -> bool:
@@ -56,7 +56,7 @@ _SHELL = (
 _AGENT = rb"\.(?:claude|cursor|codex|gemini|windsurf|roo|continue|opencode|qwen|kiro|amazonq|junie|augment|goose|crush|aider[^/]*)"
 _TOLD = rb"CLAUDE(?:\.local)?\.md|AGENTS?\.md|GEMINI\.md|QWEN\.md|\.(?:cursor|windsurf|cline|roo)rules|\.github/copilot-instructions\.md"
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[HygieneRule, ...] = (
     _rule("git_hook", ".git/hooks/*, also of bare repositories; not *.sample", rb"[^/]*\.git/(?:.*/)?hooks/(?!.*\.sample$).*", REFUSED),
     _rule(
         "git_config",
@@ -277,7 +277,7 @@ class Hygiene:
             self._listed[why] = self._listed.get(why, 0) + 1
             self.found.append(row)
 
-    def _rule_of(self, path: bytes) -> Rule | None:
+    def _rule_of(self, path: bytes) -> HygieneRule | None:
         if self.ground is not None:
             if self.ground.hooks and path.startswith(self.ground.hooks + b"/"):
                 return RULES[0]
@@ -290,7 +290,7 @@ class Hygiene:
                 return None if rule.why == "tool_config" and _OF_OTHERS.search(path) else rule
         return None
 
-    def _bare(self, path: bytes) -> Rule | None:
+    def _bare(self, path: bytes) -> HygieneRule | None:
         """The rule of a hook or the configuration of a bare repository, which git reads wherever it stands and whatever its name."""
         assert self.ground is not None
         above, _, name = path.rpartition(b"/")
@@ -306,7 +306,7 @@ class Hygiene:
             return RULES[0]
         return None
 
-    def _runs(self, rule: Rule, header: pax.Header, content: bytes | None) -> bool:
+    def _runs(self, rule: HygieneRule, header: pax.Header, content: bytes | None) -> bool:
         if self.ground is None or rule.treatment == NAMED:
             return False
         if rule.treatment == HOME:
@@ -321,7 +321,7 @@ class Hygiene:
             return True
         return content is None or len(content) > JUDGED_MAX or not rule.plain(content)
 
-    def _in_a_home(self, rule: Rule, path: bytes) -> bool:
+    def _in_a_home(self, rule: HygieneRule, path: bytes) -> bool:
         assert self.ground is not None
         lands = os.path.join(os.fsencode(self.ground.dest), path)
         for home in self.ground.homes:
@@ -331,7 +331,7 @@ class Hygiene:
         return False
 
 
-def _at_its_top(rule: Rule, path: bytes) -> bool:
+def _at_its_top(rule: HygieneRule, path: bytes) -> bool:
     """A file that is read from a home directory itself: `.ssh/config`, not `project/.ssh/config`."""
     return path.count(b"/") == 0 or (path.startswith((b".ssh/", b".config/", b".emacs.d/")) and rule.treatment == HOME)
 

@@ -7,14 +7,14 @@ import os
 import struct
 from typing import NamedTuple
 
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 
 HEAD_MAX = 4096
 _BTIME = 0x800
 _EMPTY_PATH = 0x1000
 
 
-class Identity(NamedTuple):
+class DirectoryIdentity(NamedTuple):
     """Device, inode and time of birth in ns (0: not known) of a directory, and the text of its `.git/HEAD`."""
 
     device: int
@@ -23,12 +23,12 @@ class Identity(NamedTuple):
     branch: str
 
 
-def identity_of(tree: Tree) -> Identity:
+def identity_of(tree: DirTree) -> DirectoryIdentity:
     found = os.fstat(tree.fd)
-    return Identity(found.st_dev, found.st_ino, _born_ns(tree.fd), _branch(tree))
+    return DirectoryIdentity(found.st_dev, found.st_ino, _born_ns(tree.fd), _branch(tree))
 
 
-def _branch(tree: Tree) -> str:
+def _branch(tree: DirTree) -> str:
     fd = tree.open_file(b".git/HEAD")
     if fd is None:
         fd = tree.open_file(b".git")  # a linked worktree: its HEAD lies elsewhere, where nothing of the destination may lead us

@@ -7,7 +7,7 @@ import contextlib
 import os
 import stat
 
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 
 _GET_FLAGS = 0x80086601
 _FIXED = 0x10 | 0x20
@@ -15,7 +15,7 @@ _FIXED = 0x10 | 0x20
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 
 
-def fixed(tree: Tree, path: bytes) -> bool:
+def fixed(tree: DirTree, path: bytes) -> bool:
     """Look for such a flag at `path`; False where it cannot be asked."""
     try:
         import fcntl

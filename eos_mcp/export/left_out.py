@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.names import PREFIX
-from eos_mcp.export.rules import Rules
+from eos_mcp.export.rules import ExportRules
 from eos_mcp.export.stream import shown
 
 FIRST = 20
@@ -26,7 +26,7 @@ NEVER = "manager.export.git is exclude: no .git is written; with_git writes it"
 class LeftOut:
     """Asked about each path, in byte order."""
 
-    def __init__(self, rules: Rules, target: Tree | None, folds: bool) -> None:
+    def __init__(self, rules: ExportRules, target: DirTree | None, folds: bool) -> None:
         self.rules, self.target, self.folds = rules, target, folds
         self.count = 0
         self.paths: list[str] = []

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.stream import refused, shown
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -42,7 +42,7 @@ def kind_of(fd: int) -> str:
     return kinds[-1].decode("ascii", "replace") if kinds else ""
 
 
-def systems_of(target: Tree, mounts: tuple[bytes, ...]) -> dict[bytes, int]:
+def systems_of(target: DirTree, mounts: tuple[bytes, ...]) -> dict[bytes, int]:
     """Directories that begin a file system, or another view of one, with its device: the destination itself (empty) and the mount points in it."""
     found = {b"": os.fstat(target.fd).st_dev}
     for point in mounts:

@@ -12,16 +12,16 @@ import errno
 import os
 
 from eos_mcp.export.dirfd import copy_data, sync_file_system
-from eos_mcp.export.guard import Guard
+from eos_mcp.export.guard import ExportGuard
 from eos_mcp.export.hygiene import JUDGED_MAX
 from eos_mcp.export.names import reserved
 from eos_mcp.export.receive import Progress, Receiver, judge, write_all
-from eos_mcp.export.request import Request
-from eos_mcp.export.stage import SYNC_EACH_UP_TO, Stage, Step
-from eos_mcp.export.stream import ExportStream, Run, refused, shown
+from eos_mcp.export.request import ExportRequest
+from eos_mcp.export.stage import SYNC_EACH_UP_TO, ExportStage, Step
+from eos_mcp.export.stream import ExportStream, StreamRun, refused, shown
 from layerstack.export import pax
 from layerstack.kernel.fsync import begin_write_out, rename_new
-from layerstack.model.run_table import Row
+from layerstack.model.run_table import RunRow
 
 TREE = b"tree"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
@@ -31,7 +31,7 @@ WRITE_OUT_BYTES = 8 << 20
 class FreshReceiver(Receiver):
     """As `Receiver`, for a destination that does not exist. `tree` is where it is made; the caller closes it."""
 
-    def __init__(self, stream: ExportStream, stage: Stage, request: Request, guard: Guard) -> None:
+    def __init__(self, stream: ExportStream, stage: ExportStage, request: ExportRequest, guard: ExportGuard) -> None:
         super().__init__(stream, None, stage, request, guard)
         os.mkdir(TREE, dir_fd=stage.tree.fd)
         self.tree = stage.tree.below(TREE)
@@ -52,7 +52,7 @@ class FreshReceiver(Receiver):
         """As `Receiver.receive`; afterwards the tree is complete, but not synced."""
         said, n = 0, 0
         for told in self.stream.items():
-            if isinstance(told, Run):
+            if isinstance(told, StreamRun):
                 self._rows(n, told)
                 n += len(told.rows)
             else:
@@ -208,9 +208,9 @@ class FreshReceiver(Receiver):
                 os.close(copied)
         self._wrote(header.path)
 
-    def _rows(self, n: int, run: Run) -> None:
+    def _rows(self, n: int, run: StreamRun) -> None:
         """Plain files and directories: what `_one` does of them, at once."""
-        at, gathered = 0, list[Row]()
+        at, gathered = 0, list[RunRow]()
         above, parent, plainly = b"\0", -1, False
         odd = self.hygiene.odd
         for number, row in enumerate(run.rows, n):
@@ -252,7 +252,7 @@ class FreshReceiver(Receiver):
                 self.hygiene.look(header, bytes(data[: JUDGED_MAX + 1]), writes=True)
         self.guard.gather_rows(gathered)
 
-    def _row_left_out(self, n: int, row: Row, data: memoryview) -> None:
+    def _row_left_out(self, n: int, row: RunRow, data: memoryview) -> None:
         if (name := reserved(row.path)) is not None:
             self._reserved[name] = None
         elif not row.directory:
@@ -292,7 +292,7 @@ class FreshReceiver(Receiver):
         return found
 
 
-def commit(stage: Stage, work: FreshReceiver, name: bytes) -> None:
+def commit(stage: ExportStage, work: FreshReceiver, name: bytes) -> None:
     """Rename the tree into its place in the stage's home; from then on the export is done."""
     stage.step("export.sync")
     work.sync()
@@ -309,7 +309,7 @@ def commit(stage: Stage, work: FreshReceiver, name: bytes) -> None:
         raise
 
 
-def _put(stage: Stage, name: bytes) -> None:
+def _put(stage: ExportStage, name: bytes) -> None:
     """Raises FileExistsError: something has that name by now."""
     try:
         rename_new(f"/proc/self/fd/{stage.tree.fd}/{os.fsdecode(TREE)}", f"/proc/self/fd/{stage.home.fd}/{os.fsdecode(name)}")

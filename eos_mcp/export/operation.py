@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
-from eos_mcp.agent_client.pool import STREAM_SILENCE_S, Forwarder
+from eos_mcp.agent_client.pool import STREAM_SILENCE_S, AgentPool
 from eos_mcp.config.model import Export
 from eos_mcp.export import apply, facts, reserve
-from eos_mcp.export.apply import Request
+from eos_mcp.export.apply import ExportRequest
 
 CHUNK = 1 << 20
 """Bytes of a line that are asked for at a time."""
@@ -68,13 +68,13 @@ class BlockingReader:
 class Exports:
     """The exports that are under way. `records`: the directory that remembers what exports wrote, by sandbox and destination."""
 
-    def __init__(self, settings: Export, guards: apply.Guards, forwarder: Forwarder, run: Callable[..., Any], records: str) -> None:
+    def __init__(self, settings: Export, guards: apply.Guards, forwarder: AgentPool, run: Callable[..., Any], records: str) -> None:
         """`run(function, *args)` awaits a blocking call in a thread."""
         self.settings, self.guards, self.forwarder, self._run, self.records = settings, guards, forwarder, run, records
         self._under_way: set[str] = set()
         reserve.keep(guards.journals)
 
-    def check(self, request: Request) -> Request:
+    def check(self, request: ExportRequest) -> ExportRequest:
         """The request with its destination resolved, once and for all.
 
         Raises:
@@ -86,7 +86,7 @@ class Exports:
         """Of a sandbox that is gone."""
         facts.forget(self.records, sandbox_id)
 
-    async def run(self, request: Request, workspace: str, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
+    async def run(self, request: ExportRequest, workspace: str, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
         """The result object of `export_changes`. A dry run counts as an export: it does not run beside one.
 
         Args:

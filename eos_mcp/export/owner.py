@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.stream import shown
 
 ACL, DEFAULT_ACL = "system.posix_acl_access", "system.posix_acl_default"
@@ -45,7 +45,7 @@ class Owners:
     The caller closes both.
     """
 
-    def __init__(self, target: Tree | None, home: Tree | None) -> None:
+    def __init__(self, target: DirTree | None, home: DirTree | None) -> None:
         self._target, self._home = target, home
         self._uid, self._gid = os.geteuid(), os.getegid()
         self._groups = {self._gid, *os.getgroups()}
@@ -60,7 +60,7 @@ class Owners:
 
     # what is staged
 
-    def file(self, fd: int, place: Tree, path: bytes, old: os.stat_result | None) -> None:
+    def file(self, fd: int, place: DirTree, path: bytes, old: os.stat_result | None) -> None:
         """Dress a new file, open for writing, before it gets its mode. `place` is the staging directory that it lies in, `old` what it replaces."""
         if old is None or not stat.S_ISREG(old.st_mode):
             folder = self._folder(path.rpartition(b"/")[0])
@@ -71,18 +71,18 @@ class Owners:
             lost += self._attributes(fd, path)
         self._name(path, lost)
 
-    def plainly(self, place: Tree, folder: bytes) -> bool:
+    def plainly(self, place: DirTree, folder: bytes) -> bool:
         """Whether a new file in the directory `folder` of the destination needs no dressing."""
         found, made = self._folder(folder), self._of(place)
         return not found.acl and (made.uid, made.gid) == self._gives(found)
 
-    def top(self, fd: int, place: Tree) -> None:
+    def top(self, fd: int, place: DirTree) -> None:
         """Dress what becomes the destination itself, made in a staging directory."""
         folder = self._folder(b"")
         self._own(fd, place, folder.uid, folder.gid)
         self._set(fd, [(ACL, folder.acl), (DEFAULT_ACL, folder.acl)] if folder.acl else [])
 
-    def directory(self, place: Tree, name: bytes, path: bytes, parent: int | None = None) -> int:
+    def directory(self, place: DirTree, name: bytes, path: bytes, parent: int | None = None) -> int:
         """Dress a new directory, `name` in a staging directory, or in `parent` there. -> bits that its mode gets besides: setgid, where its folder has it."""
         folder = self._folder(path.rpartition(b"/")[0])
         made, gives = self._of(place), self._gives(folder)
@@ -98,7 +98,7 @@ class Owners:
             self._name(path, lost)
         return stat.S_ISGID if folder.setgid else 0
 
-    def symlink(self, place: Tree, name: bytes, path: bytes, old: os.stat_result | None, parent: int | None = None) -> None:
+    def symlink(self, place: DirTree, name: bytes, path: bytes, old: os.stat_result | None, parent: int | None = None) -> None:
         """Dress a new symlink, `name` in a staging directory, or in `parent` there."""
         if old is not None and stat.S_ISLNK(old.st_mode):
             uid, gid = old.st_uid, old.st_gid
@@ -110,7 +110,7 @@ class Owners:
 
         self._name(path, self._chown(chown, place, uid, gid))
 
-    def link(self, place: Tree, name: bytes, path: bytes, old: os.stat_result | None) -> None:
+    def link(self, place: DirTree, name: bytes, path: bytes, old: os.stat_result | None) -> None:
         """A further name of a staged file: it has the owner of its first name, whatever this name's was."""
         if old is None or not stat.S_ISREG(old.st_mode):
             return
@@ -174,7 +174,7 @@ class Owners:
         inherits = self.root or folder.setgid or sys.platform == "darwin"
         return folder.uid if self.root else self._uid, folder.gid if inherits else self._gid
 
-    def _of(self, place: Tree) -> Folder:
+    def _of(self, place: DirTree) -> Folder:
         """What has been made in a staging directory's `new`."""
         known = self._made.get(place.fd)
         if known is None:
@@ -186,10 +186,10 @@ class Owners:
 
     # one file
 
-    def _own(self, fd: int, place: Tree, uid: int, gid: int) -> list[str]:
+    def _own(self, fd: int, place: DirTree, uid: int, gid: int) -> list[str]:
         return self._chown(lambda uid, gid: os.fchown(fd, uid, gid), place, uid, gid)
 
-    def _chown(self, chown: Callable[[int, int], None], place: Tree, uid: int, gid: int) -> list[str]:
+    def _chown(self, chown: Callable[[int, int], None], place: DirTree, uid: int, gid: int) -> list[str]:
         """What of owner and group the system refuses; no call where it has both from the start."""
         made = self._of(place)
         uid, gid = (-1 if uid == made.uid else uid), (-1 if gid == made.gid else gid)

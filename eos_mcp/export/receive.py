@@ -12,17 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 from eos_mcp.export import mounts, times
-from eos_mcp.export.dirfd import Tree, copy_data
-from eos_mcp.export.dry_run import Preview
-from eos_mcp.export.guard import Guard
+from eos_mcp.export.dirfd import DirTree, copy_data
+from eos_mcp.export.dry_run import DryRun
+from eos_mcp.export.guard import ExportGuard
 from eos_mcp.export.hard_links import Names, copied, is_shared
 from eos_mcp.export.hygiene import JUDGED_MAX
 from eos_mcp.export.left_out import UNSAFE
 from eos_mcp.export.names import NAMED_MAX, reserved
 from eos_mcp.export.owner import Owners
-from eos_mcp.export.request import Request
+from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.setuid import BITS, Stripped
-from eos_mcp.export.stage import Stage, Step
+from eos_mcp.export.stage import ExportStage, Step
 from eos_mcp.export.stream import ExportStream, refused, shown
 from layerstack.export import pax
 from layerstack.kernel.content import next_data
@@ -41,11 +41,11 @@ class Receiver:
     def __init__(
         self,
         stream: ExportStream,
-        target: Tree | None,
-        stage: Stage | None,
-        request: Request,
-        guard: Guard,
-        preview: Preview | None = None,
+        target: DirTree | None,
+        stage: ExportStage | None,
+        request: ExportRequest,
+        guard: ExportGuard,
+        preview: DryRun | None = None,
     ) -> None:
         self.stream, self.target, self.stage, self.carried = stream, target, stage, request.directory_mode == "carried"
         self.preview = preview
@@ -200,7 +200,7 @@ class Receiver:
         if self.preview is not None:
             self.preview.change(action, path, size, self._system(path))
 
-    def _place(self, path: bytes) -> Tree:
+    def _place(self, path: bytes) -> DirTree:
         """The staging directory of what goes to `path`, or is moved out of the way from there: on the same file system."""
         assert self.stage is not None
         if (point := self._system(path)) and self.target is not None:
@@ -561,7 +561,7 @@ class Receiver:
             if not above:
                 self._clear_below(path, self.target)
 
-    def _clear_below(self, path: bytes, target: Tree) -> None:
+    def _clear_below(self, path: bytes, target: DirTree) -> None:
         waiting = [path]
         while waiting:
             directory = waiting.pop()
@@ -575,7 +575,7 @@ class Receiver:
                 elif found[1] == b"d":
                     waiting.append(child)
 
-    def _clear(self, child: bytes, opaque: bytes, target: Tree, waiting: list[bytes]) -> None:
+    def _clear(self, child: bytes, opaque: bytes, target: DirTree, waiting: list[bytes]) -> None:
         """Plan that a name of the destination goes; a directory with work of the person's is looked through instead."""
         if self.guard.holds_work(child):
             old = target.lstat(child)
@@ -616,7 +616,7 @@ class Receiver:
         return (above + b"/" if above else b"") + same[0] if same else None
 
 
-def folds(stage: Stage | None) -> bool:
+def folds(stage: ExportStage | None) -> bool:
     """Whether the destination's file system takes different spellings for one name; tried with a file in the staging directory."""
     if stage is None:
         return False

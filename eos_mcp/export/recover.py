@@ -11,9 +11,9 @@ from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.export import voucher as export_voucher
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.names import NAMED_MAX, PREFIX
-from eos_mcp.export.stage import NotVouched, Stage, StepHook, clear_away, no_step, state_of
+from eos_mcp.export.stage import ExportStage, NotVouched, StepHook, clear_away, no_step, state_of
 from eos_mcp.export.stream import refused
 from eos_mcp.export.voucher import Said, Voucher
 
@@ -64,7 +64,7 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
             voucher.drop()
             return []
         try:
-            stage = None if gone else Stage.take_over(home, voucher, step)
+            stage = None if gone else ExportStage.take_over(home, voucher, step)
         except NotVouched:
             voucher.drop()
             return ["ignored"]
@@ -90,7 +90,7 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
         home.close()
 
 
-def _swept(home: Tree, voucher: Voucher, step: StepHook) -> bool:
+def _swept(home: DirTree, voucher: Voucher, step: StepHook) -> bool:
     """Remove what an export that needs nothing taken back has left; False: it cannot be removed (an immutable file, a mount), which is in
     nobody's way. The voucher stays then, so that each later export tries, and the result names the directory.
     """
@@ -101,14 +101,14 @@ def _swept(home: Tree, voucher: Voucher, step: StepHook) -> bool:
     return True
 
 
-def _take_back(stage: Stage, home: Tree, voucher: Voucher) -> bool:
+def _take_back(stage: ExportStage, home: DirTree, voucher: Voucher) -> bool:
     """False: all is taken back, but the staging directory cannot be removed."""
-    target: Tree | None = None
+    target: DirTree | None = None
     done = False
     try:
         name = b"" if voucher.said.home == voucher.said.dest else os.fsencode(os.path.basename(voucher.said.dest))
         if not name:
-            target = Tree(os.dup(home.fd))
+            target = DirTree(os.dup(home.fd))
         elif (there := home.lstat(name)) is not None and stat.S_ISDIR(there.st_mode):
             target = home.below(name)
         roll_back(stage, name, target)
@@ -125,7 +125,7 @@ def _take_back(stage: Stage, home: Tree, voucher: Voucher) -> bool:
     return True
 
 
-def roll_back(stage: Stage, name: bytes, target: Tree | None) -> None:
+def roll_back(stage: ExportStage, name: bytes, target: DirTree | None) -> None:
     """Take the steps of an export back; `name` is the destination's in the stage's home, if that export made it."""
     if target is not None:
         stage.rollback(target)
@@ -213,7 +213,7 @@ def tag(dest: str) -> str:
     return hashlib.sha256(os.fsencode(os.path.basename(dest))).hexdigest()[:8] + "-"
 
 
-def strangers(dest: str, own: Stage | None) -> dict[str, Any]:
+def strangers(dest: str, own: ExportStage | None) -> dict[str, Any]:
     """Directories that are called like a staging directory of this destination and are none of this gateway's: left alone, and named."""
     found: list[str] = []
     for directory, start in ((dest, PREFIX), (os.path.dirname(dest), PREFIX + tag(dest).encode())):

@@ -13,7 +13,7 @@ ON_CONFLICT = ("fail", "overwrite", "keep")
 TIMES = ("fresh", "keep")
 
 
-class Rules(NamedTuple):
+class ExportRules(NamedTuple):
     """The defaults ask nothing and write everything, as the reference does; `chosen` are those of a caller."""
 
     git: str = "include"
@@ -30,10 +30,10 @@ class Rules(NamedTuple):
     """What would run by itself is left out and named, all else is written."""
 
 
-REFERENCE = Rules()
+REFERENCE = ExportRules()
 
 
-def chosen(args: Mapping[str, Any], settings: Export) -> Rules:
+def chosen(args: Mapping[str, Any], settings: Export) -> ExportRules:
     """The arguments of a call where it has them, else the configuration.
 
     Raises:
@@ -51,7 +51,7 @@ def chosen(args: Mapping[str, Any], settings: Export) -> Rules:
     if times not in TIMES:
         message = f"unknown times: {times}, it is one of {', '.join(TIMES)}"
         raise OperationError(INVALID_REQUEST, message, {"argument": "times"}, reason="bad_argument")
-    return Rules(
+    return ExportRules(
         times=times,
         git="include" if arguments.flag(args, "with_git") else settings.git,
         on_conflict=on_conflict,

@@ -34,7 +34,7 @@ from typing import IO, Any, NamedTuple
 
 from eos_mcp.export.annex import Annexes
 from eos_mcp.export.annex import clear as clear_annexes
-from eos_mcp.export.dirfd import Tree, sync_file_system
+from eos_mcp.export.dirfd import DirTree, sync_file_system
 from eos_mcp.export.mounts import check_none
 from eos_mcp.export.names import flaw, reserved
 from eos_mcp.export.owner import plain
@@ -88,10 +88,10 @@ class Step(NamedTuple):
         return stat.S_IFMT(found.st_mode) == kind and found.st_size == self.size and same_time
 
 
-class Stage:
+class ExportStage:
     """One staging directory, locked and vouched for as long as it is open. `home`, which it lies in, is the caller's to close."""
 
-    def __init__(self, home: Tree, tree: Tree, voucher: Voucher, step: StepHook, *, create: bool, form: int = FORMAT) -> None:
+    def __init__(self, home: DirTree, tree: DirTree, voucher: Voucher, step: StepHook, *, create: bool, form: int = FORMAT) -> None:
         self.home, self.tree, self.voucher, self.step, self.form = home, tree, voucher, step, form
         self.annexes = Annexes(tree)
         how = _OPEN | (os.O_CREAT | os.O_EXCL if create else 0)
@@ -110,7 +110,7 @@ class Stage:
         return os.path.join(self.voucher.said.home, os.fsdecode(self.voucher.said.name))
 
     @classmethod
-    def create(cls, folder: str, home: Tree, home_path: str, dest: str, tag: str, step: StepHook = no_step) -> Stage:
+    def create(cls, folder: str, home: DirTree, home_path: str, dest: str, tag: str, step: StepHook = no_step) -> ExportStage:
         """A new one in `home`, vouched for in `folder`, which gets the voucher first: whatever a kill leaves is known."""
         step("export.voucher")
         voucher = Voucher.create(folder, kind="dir", dest=dest, home=home_path, home_fd=home.fd, tag=tag)
@@ -137,7 +137,7 @@ class Stage:
         return stage
 
     @classmethod
-    def take_over(cls, home: Tree, voucher: Voucher, step: StepHook = no_step) -> Stage | None:
+    def take_over(cls, home: DirTree, voucher: Voucher, step: StepHook = no_step) -> ExportStage | None:
         """The one that a dead export left, if there is anything in it to take back; None: it is only to be removed.
 
         Raises:
@@ -185,7 +185,7 @@ class Stage:
         self.tree.close()
         clear_away(self.home, self.voucher, self.step)
 
-    def place(self, path: bytes) -> Tree:
+    def place(self, path: bytes) -> DirTree:
         """The staging directory, by its file system, of what lies at `path` in the destination."""
         found = self.annexes.of(path)
         assert found is not None  # of a living export none is lost
@@ -331,7 +331,7 @@ class Stage:
 
     # the destination
 
-    def commit(self, target: Tree) -> None:
+    def commit(self, target: DirTree) -> None:
         """Three passes: clear opaque directories, delete, put in place; then modes, then one sync. Any exception: call `rollback`."""
         touched: set[bytes] = set()
 
@@ -365,14 +365,14 @@ class Stage:
         for directory in sorted(touched):
             _fsync(b".", target.parent(directory + b"/x") if directory else target.fd)
 
-    def _out(self, target: Tree, path: bytes, place: bytes) -> bool:
+    def _out(self, target: DirTree, path: bytes, place: bytes) -> bool:
         old = target.lstat(path)
         if old is None:
             return False
         target.move(path, self.place(path), place, directory=stat.S_ISDIR(old.st_mode))
         return True
 
-    def _place(self, target: Tree, n: int, what: Step) -> None:
+    def _place(self, target: DirTree, n: int, what: Step) -> None:
         new, undo, stage = b"new/%d" % n, b"undo/%d" % n, self.place(what.path)
         old = target.lstat(what.path)
         if old is not None and stat.S_ISDIR(old.st_mode):
@@ -396,7 +396,7 @@ class Stage:
         except OSError as error:
             raise OSError(error.errno, error.strerror, what.path) from None
 
-    def rollback(self, target: Tree) -> None:
+    def rollback(self, target: DirTree) -> None:
         """Take back what `commit` did, as far as it came. Can be repeated."""
         for n, what in self.steps():
             if (stage := self.annexes.of(what.path)) is None:
@@ -421,7 +421,7 @@ class Stage:
                 os.fsync(target.fd if tree is self.tree else tree.fd)
 
     @staticmethod
-    def _mode_back(target: Tree, what: Step, old_mode: int) -> None:
+    def _mode_back(target: DirTree, what: Step, old_mode: int) -> None:
         """Of what the export gave another one: what has been put there since, or got a name elsewhere, is not ours to change."""
         found = target.lstat(what.path)
         if found is None or (what.letter == b"d") != stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode):
@@ -430,7 +430,7 @@ class Stage:
         if mode != old_mode and mode in (what.mode, old_mode | 0o700, what.mode | 0o700) and (what.letter == b"d" or found.st_nlink == 1):
             target.chmod(what.path, old_mode)
 
-    def _take_back(self, target: Tree, n: int, what: Step) -> None:
+    def _take_back(self, target: DirTree, n: int, what: Step) -> None:
         """First the new one out, then the old one in: what lies in `new` says how far this came.
 
         Files that others put or saved there meanwhile stay, and what the export had moved out of the way for its own is not put back then:
@@ -449,7 +449,7 @@ class Stage:
                 target.move(what.path, stage, new, directory=directory)
         self._back(target, what.path, undo)
 
-    def _back(self, target: Tree, path: bytes, place: bytes) -> None:
+    def _back(self, target: DirTree, path: bytes, place: bytes) -> None:
         stage = self.annexes.of(path)
         old = None if stage is None else stage.lstat(place)
         if stage is not None and old is not None and target.lstat(path) is None:
@@ -484,7 +484,7 @@ def _code(said: Said, state: dict[str, Any]) -> str:
     return hmac.new(said.key, what.encode(), "sha256").hexdigest()
 
 
-def state_of(tree: Tree, said: Said) -> dict[str, Any]:
+def state_of(tree: DirTree, said: Said) -> dict[str, Any]:
     """The state file of a staging directory; empty when there is none: it was just made, or it is half removed.
 
     Raises:
@@ -508,7 +508,7 @@ def state_of(tree: Tree, said: Said) -> dict[str, Any]:
     return state
 
 
-def clear_away(home: Tree, voucher: Voucher, step: StepHook = no_step) -> None:
+def clear_away(home: DirTree, voucher: Voucher, step: StepHook = no_step) -> None:
     """Remove the staging that a voucher names, then the voucher: whoever comes after a kill in between finds the one or the other."""
     try:
         step("export.remove")
@@ -524,12 +524,12 @@ def clear_away(home: Tree, voucher: Voucher, step: StepHook = no_step) -> None:
     voucher.drop()
 
 
-def _rmdir(home: Tree, name: bytes) -> None:
+def _rmdir(home: DirTree, name: bytes) -> None:
     with contextlib.suppress(OSError):
         os.rmdir(name, dir_fd=home.fd)
 
 
-def _empty(tree: Tree) -> None:
+def _empty(tree: DirTree) -> None:
     for name in tree.names(b""):
         tree.remove(name)
 

@@ -23,7 +23,7 @@ from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.export.names import flaw
 from layerstack.export import pax
 from layerstack.kernel.content import ContentHash
-from layerstack.model.run_table import FILE_MAX, SPECIAL_BITS, Row, rows_of
+from layerstack.model.run_table import FILE_MAX, SPECIAL_BITS, RunRow, rows_of
 
 PIECE_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20
@@ -41,7 +41,7 @@ RUN_MAX = 2 << 20
 _RECORD = struct.Struct("<Hc")
 
 
-class Reader(Protocol):
+class DeadlineReader(Protocol):
     """Blocking bytes with a deadline on each call: TimeoutError when it passes, OSError when the connection is lost.
 
     Never asked for bytes that need not come: an exact read and a short one both do.
@@ -74,10 +74,10 @@ def shown(path: bytes) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
-class Run(NamedTuple):
+class StreamRun(NamedTuple):
     """Plain files and directories that came together, each file compared with its digest. `data` are the bytes of the files, one after the other."""
 
-    rows: list[Row]
+    rows: list[RunRow]
     data: memoryview
 
 
@@ -98,7 +98,7 @@ class PathIndex:
         self._end += len(record)
         self._dirty = True
 
-    def add_all(self, rows: list[Row]) -> None:
+    def add_all(self, rows: list[RunRow]) -> None:
         """`add` of each."""
         records = [_RECORD.pack(len(row.path), b"d" if row.directory else b"f") + row.path for row in rows]
         self._file.write(b"".join(records))
@@ -149,7 +149,7 @@ class ExportStream:
             a cap, bytes that do not match their digest, a silent or lost connection.
     """
 
-    def __init__(self, reader: Reader, limits: ExportLimits) -> None:
+    def __init__(self, reader: DeadlineReader, limits: ExportLimits) -> None:
         self._reader, self._limits = reader, limits
         self.received = self.tar_bytes = self.count = 0
         self.told: Callable[[pax.Header], None] | None = None
@@ -306,7 +306,7 @@ class ExportStream:
     def entries(self) -> Iterator[pax.Header]:
         """Every entry, checked, in byte order of paths; content that was not read is passed over."""
         for found in self.items():
-            if not isinstance(found, Run):
+            if not isinstance(found, StreamRun):
                 yield found
                 continue
             at = 0
@@ -317,9 +317,9 @@ class ExportStream:
                 yield pax.Header(path, kind, mode, size, mtime_ns, sha256=b"" if directory else digest)
             self._held = None
 
-    def items(self) -> Iterator[pax.Header | Run]:
+    def items(self) -> Iterator[pax.Header | StreamRun]:
         """As `entries`, with runs."""
-        decoder = pax.Decoder()
+        decoder = pax.PaxDecoder()
         last = b""
         try:
             while True:
@@ -347,7 +347,7 @@ class ExportStream:
         except pax.Malformed as error:
             raise refused(f"the archive in the stream is not one of ours: {error}", "bad_stream") from None
 
-    def _run(self, header: pax.Header, last: bytes) -> Run:
+    def _run(self, header: pax.Header, last: bytes) -> StreamRun:
         """All of a run, checked as `_check` does an entry, and each file by its digest."""
         if self.header.get("format") != 4 or header.size > RUN_MAX:
             raise refused(f"a run of {header.size} bytes, which this form of the stream does not have", "bad_stream")
@@ -383,7 +383,7 @@ class ExportStream:
             if hashlib.sha256(data[at : at + size]).hexdigest().encode() != digest:
                 raise refused(f"the content of {shown(path)} is not what was published", "stream_corrupt", path=shown(path), retryable=True)
             at += size
-        return Run(rows, data)
+        return StreamRun(rows, data)
 
     def _tell(self, header: pax.Header) -> None:
         """What the base has at a path: before the first entry of the delta, and only where it was asked for."""

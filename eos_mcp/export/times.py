@@ -12,10 +12,10 @@ import time
 from array import array
 from collections.abc import Iterator
 
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.facts import digest_of
 from eos_mcp.export.names import reserved
-from eos_mcp.export.stage import Stage
+from eos_mcp.export.stage import ExportStage
 from eos_mcp.export.stream import PathIndex
 from layerstack.export import pax
 from layerstack.model.spread_times import below, spread
@@ -28,7 +28,7 @@ _INPUT, _OUTPUT = b"i", b"o"
 class Times:
     """Told of each file of the stream while it is read, asked when all of them are staged."""
 
-    def __init__(self, target: Tree | None, *, keep: bool) -> None:
+    def __init__(self, target: DirTree | None, *, keep: bool) -> None:
         """`target`: the destination before the export, None while it does not exist."""
         there = target is not None and any(reserved(name) is None for name in target.names(b""))
         self._target = target if there and not keep else None
@@ -59,7 +59,7 @@ class Times:
     def _lower(self, mtime: int) -> None:
         self._bound = mtime if self._bound is None else min(self._bound, mtime)
 
-    def decide(self, index: PathIndex, base: Tree | None) -> dict[int, int]:
+    def decide(self, index: PathIndex, base: DirTree | None) -> dict[int, int]:
         """Other times for entries that are written, by their number.
 
         Args:
@@ -88,7 +88,7 @@ class Times:
         return found
 
 
-def apply(stage: Stage, times: dict[int, int]) -> Iterator[tuple[bytes, int]]:
+def apply(stage: ExportStage, times: dict[int, int]) -> Iterator[tuple[bytes, int]]:
     """Give staged files these times; yields each path with the time that it has then: further names of one file have one."""
     files = [(n, what) for n in sorted(times) if (what := stage[n]).staged and what.letter in (b"f", b"h")]
     for n, what in files:
@@ -100,7 +100,7 @@ def apply(stage: Stage, times: dict[int, int]) -> Iterator[tuple[bytes, int]]:
             yield what.path, status.st_mtime_ns
 
 
-def _others(target: Tree, index: PathIndex, base: Tree | None) -> Iterator[int]:
+def _others(target: DirTree, index: PathIndex, base: DirTree | None) -> Iterator[int]:
     """The times of inputs of the destination that the stream does not name and the sandbox does not have so, or has with a later time."""
     rules, by_hand = IgnoreRules(lambda path: _text(target, path)), patterns(INPUTS)
     waiting = [b""]
@@ -122,7 +122,7 @@ def _others(target: Tree, index: PathIndex, base: Tree | None) -> Iterator[int]:
                 yield status.st_mtime_ns
 
 
-def _is_another(target: Tree, path: bytes, status: os.stat_result, base: Tree | None) -> bool:
+def _is_another(target: DirTree, path: bytes, status: os.stat_result, base: DirTree | None) -> bool:
     was = None if base is None else base.lstat(path)
     if base is None or was is None or not stat.S_ISREG(was.st_mode) or was.st_size != status.st_size:
         return True
@@ -131,7 +131,7 @@ def _is_another(target: Tree, path: bytes, status: os.stat_result, base: Tree | 
     return digest_of(target, path) != digest_of(base, path)
 
 
-def _text(target: Tree, path: str) -> bytes | None:
+def _text(target: DirTree, path: str) -> bytes | None:
     fd = target.open_file(os.fsencode(path))
     if fd is None:
         return None

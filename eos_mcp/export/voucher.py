@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from eos_mcp.export import reserve
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.names import PREFIX, flaw
 from eos_mcp.record.boot_id import boot_id
 from layerstack.kernel.fsync import fsync_dir
@@ -69,15 +69,15 @@ class Said(NamedTuple):
         """Whether `status` is that of the recorded file. The numbers of devices may change from boot to boot, those of inodes stay."""
         return one is not None and one[1] == status.st_ino and (one[0] == status.st_dev or self.boot != boot_id())
 
-    def staging(self, home: Tree) -> os.stat_result | None:
+    def staging(self, home: DirTree) -> os.stat_result | None:
         """The staging in `home`, if what lies under its name is the recorded inode of this user's."""
         found = home.lstat(self.name)
         return found if found is not None and found.st_uid == os.geteuid() and self.is_(self.id, found) else None
 
-    def open_home(self) -> Tree | None:
+    def open_home(self) -> DirTree | None:
         """The directory that the staging lies in; None: it is not there any more, or another one is in its place."""
         try:
-            tree = Tree(self.home)
+            tree = DirTree(self.home)
         except OSError:
             return None
         if self.is_(self.home_id, os.fstat(tree.fd)):
@@ -160,7 +160,7 @@ class Voucher:
             self.close()
 
 
-class Found(NamedTuple):
+class VoucherRecords(NamedTuple):
     """The records that concern one destination."""
 
     dead: list[Voucher]
@@ -169,14 +169,14 @@ class Found(NamedTuple):
     """Their exports are running."""
 
 
-def look(folder: str, dest: str, *, but: Voucher | None = None, archive: bool = False) -> Found:
+def look(folder: str, dest: str, *, but: Voucher | None = None, archive: bool = False) -> VoucherRecords:
     """The exports to `dest` (resolved, absolute), to a directory in it or to one that it lies in.
 
     Args:
         but: the caller's own.
         archive: `dest` is an archive: those of archives in the same directory are looked for instead.
     """
-    out = Found([], [])
+    out = VoucherRecords([], [])
     here = _Here(dest, archive)
     for path in _records(folder):
         if but is not None and path == but.path:

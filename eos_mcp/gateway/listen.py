@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from eos_mcp.config import paths
 from eos_mcp.gateway_client import sync
-from eos_mcp.gateway_client.sync import Endpoint
+from eos_mcp.gateway_client.sync import GatewayEndpoint
 
 
 class ListenError(Exception):
@@ -17,12 +17,12 @@ class ListenError(Exception):
 
 
 class Listener(NamedTuple):
-    endpoint: Endpoint
+    endpoint: GatewayEndpoint
     socket: socket.socket
     identity: tuple[int, int] | None  # device and inode of a unix socket's file, so that only our own is ever removed
 
 
-def inherited(fd: int, endpoint: Endpoint) -> Listener:
+def inherited(fd: int, endpoint: GatewayEndpoint) -> Listener:
     """The listening socket that a client handed over."""
     listening = socket.socket(fileno=fd)
     listening.set_inheritable(False)
@@ -36,7 +36,7 @@ def unix(path: str) -> Listener:
     Raises:
         ListenError: somebody listens there, it is no socket, or it cannot be bound.
     """
-    endpoint = Endpoint("unix", path=path)
+    endpoint = GatewayEndpoint("unix", path=path)
     try:
         paths.make_folder(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -51,7 +51,7 @@ def unix(path: str) -> Listener:
     return Listener(endpoint, listening, _identity(path))
 
 
-def tcp(endpoint: Endpoint) -> Listener:
+def tcp(endpoint: GatewayEndpoint) -> Listener:
     """Listen on a TCP address; port 0 takes a free one, which `endpoint` of the result tells.
 
     Raises:
@@ -74,7 +74,7 @@ def tcp(endpoint: Endpoint) -> Listener:
             raise ListenError(f"port {endpoint.port} of {endpoint.host} is taken; {step}") from None
         raise ListenError(f"cannot listen at {endpoint}: {error.strerror or error}") from None
     listening.setblocking(False)
-    return Listener(Endpoint("tcp", host=endpoint.host, port=int(listening.getsockname()[1])), listening, None)
+    return Listener(GatewayEndpoint("tcp", host=endpoint.host, port=int(listening.getsockname()[1])), listening, None)
 
 
 def unlink_own(listener: Listener) -> None:

@@ -19,7 +19,7 @@ from eos_mcp import catalog
 from eos_mcp.agent_client import pool
 from eos_mcp.agent_client.deadlines import Deadlines
 from eos_mcp.agent_client.line_socket import LineSocket, TooLong
-from eos_mcp.agent_client.pool import Forwarder, Pooled, Target
+from eos_mcp.agent_client.pool import AgentPool, AgentTarget, Pooled
 
 LONGEST = 16 * 1024
 """Bytes of a request that surely fit into the buffer of a connection at rest; a longer one takes the long way."""
@@ -32,12 +32,12 @@ class Outcome(NamedTuple):
     started: float
 
 
-class Routes(Protocol):
+class RelayRoutes(Protocol):
     """What the relay asks of the router."""
 
     executing: set[tuple[str, str]]
 
-    def straight(self, request: Request) -> Target | None:
+    def straight(self, request: Request) -> AgentTarget | None:
         """The agent that the request would go to with nothing to wait for and nothing to change; None: the long way."""
         ...
 
@@ -46,7 +46,7 @@ class Routes(Protocol):
         ...
 
 
-class Server(Protocol):
+class RelayServer(Protocol):
     """Whose connections these are."""
 
     def deliver(self, connected: socket.socket, reply: bytes) -> None:
@@ -63,7 +63,7 @@ class _Flight:
 
     __slots__ = ("address", "budget_s", "client", "data", "line", "proving", "request", "started", "target")
 
-    def __init__(self, client: socket.socket, request: Request, target: Target, data: bytes, budget_s: float | None) -> None:
+    def __init__(self, client: socket.socket, request: Request, target: AgentTarget, data: bytes, budget_s: float | None) -> None:
         self.client, self.request, self.target, self.data, self.budget_s = client, request, target, data, budget_s
         self.started = time.monotonic()
         self.proving = False
@@ -74,7 +74,7 @@ class _Flight:
 class Relay:
     """One per gateway, made inside its loop."""
 
-    def __init__(self, routes: Routes, forwarder: Forwarder) -> None:
+    def __init__(self, routes: RelayRoutes, forwarder: AgentPool) -> None:
         self._routes, self._forwarder = routes, forwarder
         self._flights: set[_Flight] = set()
         self._deadlines = Deadlines()
@@ -84,7 +84,7 @@ class Relay:
         """Requests under way."""
         return len(self._flights)
 
-    def take(self, server: Server, client: socket.socket, request: Request, size: int) -> bool:
+    def take(self, server: RelayServer, client: socket.socket, request: Request, size: int) -> bool:
         """Send the request on; False: nothing was done, it needs the long way.
 
         Args:
@@ -106,7 +106,7 @@ class Relay:
         self._begin(server, flight, pooled)
         return True
 
-    async def finish(self, server: Server, grace_s: float) -> None:
+    async def finish(self, server: RelayServer, grace_s: float) -> None:
         """Let what is under way end; what does not is told that the gateway stops."""
         if self._flights:
             self._empty = asyncio.Event()
@@ -119,7 +119,7 @@ class Relay:
                     self._fail(server, flight, OperationError(SERVER_SHUTTING_DOWN, "the gateway is stopping", details))
         self._deadlines.close()
 
-    def _begin(self, server: Server, flight: _Flight, pooled: Pooled) -> None:
+    def _begin(self, server: RelayServer, flight: _Flight, pooled: Pooled) -> None:
         """A connection that has been idle proves itself first, as on the long way."""
         flight.line, flight.address = pooled.line, pooled.address
         flight.line.watch(lambda: self._arrived(server, flight))
@@ -130,7 +130,7 @@ class Relay:
         self._deadlines.set(flight, flight.started + pool.READY_TIMEOUT_S, lambda: self._give_back(server, flight))
         self._put(server, flight, pool.ping_data(flight.target))
 
-    def _send(self, server: Server, flight: _Flight) -> None:
+    def _send(self, server: RelayServer, flight: _Flight) -> None:
         flight.proving = False
         if flight.budget_s is None:
             self._deadlines.clear(flight)
@@ -138,7 +138,7 @@ class Relay:
             self._deadlines.set(flight, flight.started + flight.budget_s, lambda: self._expired(server, flight))
         self._put(server, flight, flight.data)
 
-    def _put(self, server: Server, flight: _Flight, data: bytes) -> None:
+    def _put(self, server: RelayServer, flight: _Flight, data: bytes) -> None:
         try:
             rest = flight.line.send_at_once(data)
         except OSError as error:
@@ -147,7 +147,7 @@ class Relay:
             if rest:  # a part of a line is no request to anybody: it was not sent
                 self._give_back(server, flight)
 
-    def _arrived(self, server: Server, flight: _Flight) -> None:
+    def _arrived(self, server: RelayServer, flight: _Flight) -> None:
         try:
             line = flight.line.receive(protocol.MAX_LINE_BYTES)
             if line is None:
@@ -172,22 +172,22 @@ class Relay:
         server.deliver(flight.client, line)
         self._routes.succeeded(flight.request)
 
-    def _broken(self, server: Server, flight: _Flight, error: Exception) -> None:
+    def _broken(self, server: RelayServer, flight: _Flight, error: Exception) -> None:
         if flight.proving:
             self._give_back(server, flight)
             return
         self._forwarder.forget(flight.target.sandbox_id)  # its other connections end the same way
         self._fail(server, flight, pool.gone(flight.request.op, error))
 
-    def _expired(self, server: Server, flight: _Flight) -> None:
+    def _expired(self, server: RelayServer, flight: _Flight) -> None:
         self._fail(server, flight, pool.late(flight.target.sandbox_id, flight.request.op, flight.budget_s))
 
-    def _fail(self, server: Server, flight: _Flight, error: OperationError) -> None:
+    def _fail(self, server: RelayServer, flight: _Flight, error: OperationError) -> None:
         flight.line.close()
         self._end(flight)
         server.long_way(flight.client, flight.request, Outcome(error, flight.started))
 
-    def _give_back(self, server: Server, flight: _Flight) -> None:
+    def _give_back(self, server: RelayServer, flight: _Flight) -> None:
         """The agent has seen nothing of it: the long way begins with it."""
         flight.line.close()
         self._end(flight)
@@ -204,7 +204,7 @@ class Relay:
         self._routes.executing.discard((flight.target.sandbox_id, flight.request.request_id))
 
 
-def _proved(line: bytes, target: Target) -> bool:
+def _proved(line: bytes, target: AgentTarget) -> bool:
     try:
         value = json.loads(line)
     except ValueError:

@@ -11,7 +11,7 @@ from eos_agent.wire import protocol
 from eos_agent.wire.operations import INTERNAL_NAMES
 from eos_agent.wire.protocol import INVALID_REQUEST, UNKNOWN_OP, OperationError, Request
 from eos_mcp import __version__, catalog
-from eos_mcp.agent_client.pool import Forwarder, Target, decoded, is_read
+from eos_mcp.agent_client.pool import AgentPool, AgentTarget, decoded, is_read
 from eos_mcp.config.log import log
 from eos_mcp.gateway.relay import Outcome
 
@@ -34,14 +34,14 @@ LOGGED_CHARACTERS = 200  # of what a client named: it decides no more of the log
 _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squash_layerstacks"})
 
 
-class Manager(Protocol):
+class ManagerProtocol(Protocol):
     """What the gateway asks of the manager."""
 
     async def start(self) -> None: ...
     def handles(self, op: str, scope_kind: str) -> bool: ...
     async def handle(self, op: str, args: dict[str, Any], *, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]: ...
-    def target(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[Target]: ...
-    def target_at_hand(self, sandbox_id: str) -> Target | None: ...
+    def target(self, sandbox_id: str, *, refresh: bool = False) -> Awaitable[AgentTarget]: ...
+    def target_at_hand(self, sandbox_id: str) -> AgentTarget | None: ...
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None: ...
     def note_activity(self, sandbox_id: str) -> None: ...
     def note_silence(self, sandbox_id: str) -> None: ...
@@ -52,12 +52,14 @@ class Manager(Protocol):
 class Router:
     """Answers one decoded request; every failure leaves as an OperationError."""
 
-    def __init__(self, manager: Manager, forwarder: Forwarder, *, info: Callable[[], dict[str, Any]], contract_results: bool) -> None:
+    def __init__(
+        self, manager: ManagerProtocol, forwarder: AgentPool, *, info: Callable[[], dict[str, Any]], contract_results: bool
+    ) -> None:
         self._manager, self._forwarder = manager, forwarder
         self._info, self._contract_results = info, contract_results
         self.executing: set[tuple[str, str]] = set()  # sandbox and request id of commands that are waited for
 
-    def straight(self, request: Request) -> Target | None:
+    def straight(self, request: Request) -> AgentTarget | None:
         """As relay.Routes."""
         op, sandbox_id = request.op, request.sandbox_id
         if sandbox_id is None or self._contract_results or op in NOT_STRAIGHT or self._manager.handles(op, "sandbox"):

@@ -13,17 +13,17 @@ from typing import Any
 
 from eos_agent.wire import protocol
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
-from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config import load, paths
 from eos_mcp.config.log import log
 from eos_mcp.gateway import listen, ownership, serve_options
 from eos_mcp.gateway import router as route
 from eos_mcp.gateway.listen import Listener, ListenError
 from eos_mcp.gateway.relay import Relay
-from eos_mcp.gateway.serve_options import Options
+from eos_mcp.gateway.serve_options import ServeOptions
 from eos_mcp.gateway.server import GatewayServer
 from eos_mcp.gateway_client import sync
-from eos_mcp.gateway_client.sync import Endpoint
+from eos_mcp.gateway_client.sync import GatewayEndpoint
 
 PREDECESSOR_S = 20.0
 GRACE_S = 5.0
@@ -35,7 +35,7 @@ class StartError(Exception):
     """Why this gateway cannot serve, for a person."""
 
 
-def run(chosen: Options) -> int:
+def run(chosen: ServeOptions) -> int:
     """Serve until stopped; returns the exit status. What keeps it from serving is said on standard error, and to clients that already wait."""
     if chosen.listen_fd is not None:
         _close_others(chosen.listen_fd)
@@ -80,17 +80,17 @@ def run(chosen: Options) -> int:
 
 
 class _Life:
-    def __init__(self, chosen: Options, settings: load.Config, token: str, listeners: list[Listener]) -> None:
+    def __init__(self, chosen: ServeOptions, settings: load.Config, token: str, listeners: list[Listener]) -> None:
         self.chosen, self.settings, self.token, self.listeners = chosen, settings, token, listeners
         self.stopping = asyncio.Event()
         self.started_at = time.time()
-        self.manager: route.Manager | None = None
+        self.manager: route.ManagerProtocol | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
-        forwarder = Forwarder()
+        forwarder = AgentPool()
         try:
             manager = self.manager = _manager(self.settings, self.chosen.backend, forwarder)
         except OSError as error:
@@ -133,7 +133,7 @@ class _Life:
             log("stopping", signal=name)
         self.stopping.set()
 
-    async def _until_stopped(self, server: GatewayServer, manager: route.Manager, idle_exit_s: float) -> None:
+    async def _until_stopped(self, server: GatewayServer, manager: route.ManagerProtocol, idle_exit_s: float) -> None:
         """Until a signal, or until nothing was asked for `idle_exit_s` and there is no sandbox to look after."""
         while not self.stopping.is_set():
             idle_s = time.monotonic() - server.last_request_at
@@ -180,17 +180,17 @@ class _Life:
         }
 
 
-def _manager(settings: load.Config, backend: str, forwarder: Forwarder) -> route.Manager:
+def _manager(settings: load.Config, backend: str, forwarder: AgentPool) -> route.ManagerProtocol:
     from eos_mcp.manager.manager import Manager
 
     instance = settings.manager.docker.gateway_instance_id or ownership.instance_id()
     return Manager(settings, paths.state_dir(), backend=backend, instance_id=instance, forwarder=forwarder)
 
 
-def _listeners(chosen: Options, bind_addr: str | None) -> list[Listener]:
+def _listeners(chosen: ServeOptions, bind_addr: str | None) -> list[Listener]:
     """The endpoint that was asked for and this user's own socket, on every gateway."""
     found: list[Listener] = []
-    own = Endpoint("unix", path=paths.socket_path())
+    own = GatewayEndpoint("unix", path=paths.socket_path())
     try:
         wanted = chosen.endpoint
         if chosen.listen_fd is not None:
@@ -217,7 +217,7 @@ def _listeners(chosen: Options, bind_addr: str | None) -> list[Listener]:
     return found
 
 
-def _tell_waiting(chosen: Options, why: str) -> None:
+def _tell_waiting(chosen: ServeOptions, why: str) -> None:
     """Clients that stand in the backlog of a handed-over socket get the reason, instead of a connection that breaks."""
     if chosen.listen_fd is None:
         return
@@ -269,7 +269,7 @@ def main(words: list[str]) -> int:
         return 2
     try:
         chosen = serve_options.parse(words[1:])
-    except serve_options.UsageError as error:
+    except serve_options.ServeUsageError as error:
         sys.stderr.write(f"sandbox-gateway: {error}\n")
         return 2
     return run(chosen)

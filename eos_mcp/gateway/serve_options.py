@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from eos_mcp.config import paths, token_file
 from eos_mcp.gateway_client import sync
-from eos_mcp.gateway_client.sync import Endpoint
+from eos_mcp.gateway_client.sync import GatewayEndpoint
 
 BACKENDS = ("auto", "docker", "local", "none")
 DEFAULT_ENDPOINT = "127.0.0.1:7878"
@@ -34,14 +34,14 @@ _FLAGS = {
 }
 
 
-class UsageError(Exception):
+class ServeUsageError(Exception):
     pass
 
 
-class Options(NamedTuple):
+class ServeOptions(NamedTuple):
     """`listen_fd` is a listening socket for `endpoint` that a client handed over: this gateway was started on demand."""
 
-    endpoint: Endpoint | None = None
+    endpoint: GatewayEndpoint | None = None
     token: str | None = None
     backend: str = "auto"
     config_yaml: str | None = None
@@ -51,7 +51,7 @@ class Options(NamedTuple):
     relative_to: str | None = None
 
 
-def parse(words: Sequence[str]) -> Options:
+def parse(words: Sequence[str]) -> ServeOptions:
     """Options of `serve`.
 
     Raises:
@@ -63,22 +63,22 @@ def parse(words: Sequence[str]) -> Options:
         flag, equals, value = rest.pop(0).partition("=")
         name = _FLAGS.get(flag)
         if name is None:
-            raise UsageError(f"unknown option: {flag}")
+            raise ServeUsageError(f"unknown option: {flag}")
         if name in found:
-            raise UsageError(f"{flag} was provided more than once")
+            raise ServeUsageError(f"{flag} was provided more than once")
         if not equals:
             if not rest:
-                raise UsageError(f"{flag} requires a value")
+                raise ServeUsageError(f"{flag} requires a value")
             value = rest.pop(0)
         found[name] = value
     backend = found.get("backend") or os.environ.get("EOS_GATEWAY_BACKEND") or "auto"
     if backend not in BACKENDS:
-        raise UsageError(f"--backend must be one of {', '.join(BACKENDS)}: {backend}")
+        raise ServeUsageError(f"--backend must be one of {', '.join(BACKENDS)}: {backend}")
     try:
         endpoint = sync.parse_endpoint(found["endpoint"]) if "endpoint" in found else None
     except ValueError as error:
-        raise UsageError(f"--gateway-endpoint: {error}") from None
-    return Options(
+        raise ServeUsageError(f"--gateway-endpoint: {error}") from None
+    return ServeOptions(
         endpoint,
         _token(found.get("token")),
         backend,
@@ -94,7 +94,7 @@ def usage() -> str:
     return USAGE.replace("{socket}", paths.socket_path())
 
 
-def token_of(options: Options) -> str:
+def token_of(options: ServeOptions) -> str:
     """The token that requests must carry.
 
     Raises:
@@ -107,7 +107,7 @@ def _token(flag: str | None) -> str | None:
     for source, value in (("--auth-token", flag), (sync.TOKEN_ENV, os.environ.get(sync.TOKEN_ENV))):
         if value is not None:
             if not value.strip():
-                raise UsageError(f"{source} is blank")
+                raise ServeUsageError(f"{source} is blank")
             return value
     return None
 
@@ -117,7 +117,7 @@ def _number(found: dict[str, str], name: str, flag: str, least: int) -> int | No
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 18 or int(text) < least:
-        raise UsageError(f"{flag} must be an integer of at least {least}: {text[:40]}")
+        raise ServeUsageError(f"{flag} must be an integer of at least {least}: {text[:40]}")
     return int(text)
 
 

@@ -39,7 +39,7 @@ _CHUNK = 256 * 1024
 _STARTERS = 4  # threads that may wait for a gateway to be started
 
 
-class Gateway(Protocol):
+class ToolGateway(Protocol):
     """Where tools send their requests."""
 
     async def request(
@@ -68,7 +68,7 @@ class GatewayClient:
 
     def __init__(self, *, endpoint: str | None = None, token: str | None = None) -> None:
         self._endpoint, self._token = endpoint, token
-        self._settings: sync.Settings | None = None
+        self._settings: sync.GatewaySettings | None = None
         self._starters: anyio.CapacityLimiter | None = None
 
     async def request(
@@ -112,7 +112,7 @@ class GatewayClient:
                 CONNECTION_ERROR, f"lost the gateway at {settings.endpoint}: {error.strerror or error}", details, reason="connection_lost"
             ) from None
 
-    async def _connect(self, settings: sync.Settings) -> socket.socket:
+    async def _connect(self, settings: sync.GatewaySettings) -> socket.socket:
         endpoint = settings.endpoint
         if endpoint.kind == "unix":
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

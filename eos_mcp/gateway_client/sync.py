@@ -32,7 +32,7 @@ LOG_MAX_BYTES = 4 * 1024 * 1024  # what earlier gateways wrote moves aside when 
 _FRAME_START, _FRAME_END = b"cli_log(", b")"
 
 
-class Endpoint(NamedTuple):
+class GatewayEndpoint(NamedTuple):
     kind: str  # "unix" | "tcp"
     path: str = ""
     host: str = ""
@@ -44,10 +44,10 @@ class Endpoint(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Settings(NamedTuple):
+class GatewaySettings(NamedTuple):
     """Where to send requests. `token` None: whatever the token file holds once the gateway is there."""
 
-    endpoint: Endpoint
+    endpoint: GatewayEndpoint
     token: str | None
     autostart: bool
 
@@ -55,7 +55,7 @@ class Settings(NamedTuple):
         return f"Settings(endpoint={self.endpoint}, token={'set' if self.token else None}, autostart={self.autostart})"
 
 
-def parse_endpoint(text: str) -> Endpoint:
+def parse_endpoint(text: str) -> GatewayEndpoint:
     """`HOST:PORT`, `tcp://HOST:PORT`, `unix:///ABS/PATH` or an absolute path of at most 100 bytes.
 
     Raises:
@@ -69,7 +69,7 @@ def parse_endpoint(text: str) -> Endpoint:
             raise ValueError(f"a unix endpoint needs an absolute path, as in unix:///run/x.sock: {text}")
         if "\0" in path or len(os.fsencode(path)) > SOCKET_PATH_MAX:
             raise ValueError(f"a unix socket path may have {SOCKET_PATH_MAX} bytes, this one has {len(os.fsencode(path))}: {path}")
-        return Endpoint("unix", path=path)
+        return GatewayEndpoint("unix", path=path)
     host, colon, port = text.removeprefix("tcp://").rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -77,10 +77,10 @@ def parse_endpoint(text: str) -> Endpoint:
         colon = ""
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535 or "/" in host:
         raise ValueError(f"not an endpoint: {text!r} (use HOST:PORT, tcp://HOST:PORT or unix:///ABS/PATH)")
-    return Endpoint("tcp", host=host, port=int(port))
+    return GatewayEndpoint("tcp", host=host, port=int(port))
 
 
-def discover(*, endpoint: str | None = None, token: str | None = None) -> Settings:
+def discover(*, endpoint: str | None = None, token: str | None = None) -> GatewaySettings:
     """Flag, then environment, then this user's own socket and token file. Reads only.
 
     Raises:
@@ -97,11 +97,11 @@ def discover(*, endpoint: str | None = None, token: str | None = None) -> Settin
         if value is not None:
             if not value.strip():
                 raise OperationError(CONFIG_ERROR, f"{source} is blank", reason="blank_token")
-            return Settings(place, value, place.kind == "unix")
-    return Settings(place, token_file.read(), place.kind == "unix")
+            return GatewaySettings(place, value, place.kind == "unix")
+    return GatewaySettings(place, token_file.read(), place.kind == "unix")
 
 
-def connect(settings: Settings, *, timeout_s: float | None = None) -> socket.socket:
+def connect(settings: GatewaySettings, *, timeout_s: float | None = None) -> socket.socket:
     """A connection to the gateway, which is started first where nobody listens on a unix endpoint.
 
     Nobody waits for readiness: the connection stands in the backlog of the descriptor that the new gateway inherits.
@@ -121,7 +121,7 @@ def connect(settings: Settings, *, timeout_s: float | None = None) -> socket.soc
 
 
 def call(
-    settings: Settings,
+    settings: GatewaySettings,
     op: str,
     args: Mapping[str, Any],
     *,
@@ -237,7 +237,7 @@ def spawn_gateway(listener: socket.socket | None, arguments: list[str], *, envir
             os.close(handed)
 
 
-def _start_and_dial(settings: Settings, timeout_s: float | None) -> socket.socket:
+def _start_and_dial(settings: GatewaySettings, timeout_s: float | None) -> socket.socket:
     path = settings.endpoint.path
     paths.make_folder(path)
     with StartLock():
@@ -260,7 +260,7 @@ def _start_and_dial(settings: Settings, timeout_s: float | None) -> socket.socke
             return _dial(settings.endpoint, timeout_s)
 
 
-def _dial(endpoint: Endpoint, timeout_s: float | None) -> socket.socket:
+def _dial(endpoint: GatewayEndpoint, timeout_s: float | None) -> socket.socket:
     if endpoint.kind == "tcp":
         return socket.create_connection((endpoint.host, endpoint.port), timeout_s)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -322,7 +322,7 @@ def progress_frame(message: str) -> bytes:
     return _FRAME_START + json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + _FRAME_END + b"\n"
 
 
-def _unreachable(endpoint: Endpoint, error: OSError) -> OperationError:
+def _unreachable(endpoint: GatewayEndpoint, error: OSError) -> OperationError:
     step = (
         "start it with bin/start-sandbox-docker-gateway or `sandbox-gateway serve`" if endpoint.kind == "tcp" else f"see {paths.log_path()}"
     )
@@ -333,6 +333,6 @@ def _unreachable(endpoint: Endpoint, error: OSError) -> OperationError:
     return OperationError(CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_unreachable")
 
 
-def _lost(endpoint: Endpoint, error: OSError) -> OperationError:
+def _lost(endpoint: GatewayEndpoint, error: OSError) -> OperationError:
     message = f"the connection to the gateway at {endpoint} was lost: {error.strerror or error}"
     return OperationError(CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_lost")

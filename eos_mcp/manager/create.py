@@ -18,8 +18,8 @@ from eos_mcp.config.log import log
 from eos_mcp.export import recover
 from eos_mcp.manager import prune, readable
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
-from eos_mcp.providers.provider import Plan, Provider, new_token, wait_ready
-from eos_mcp.record.registry import Record, quota_of
+from eos_mcp.providers.provider import Provider, SandboxPlan, new_token, wait_ready
+from eos_mcp.record.registry import SandboxRecord, quota_of
 from eos_mcp.requests import caller, roots
 from eos_mcp.requests.bounds import NO_BOUNDS, Bounds
 from eos_mcp.workspace import base
@@ -65,7 +65,7 @@ class Creation:
 
     async def create(
         self, image: str, workspace: str, count: int, caller_path: str, progress: Progress, bounds: Bounds = NO_BOUNDS
-    ) -> list[Record]:
+    ) -> list[SandboxRecord]:
         """`count` ready sandboxes over one base; fewer when the client hangs up, which gets no answer.
 
         Raises:
@@ -108,7 +108,7 @@ class Creation:
 
     async def _create(
         self, image: str, workspace: str, batch: _Batch, caller_path: str, progress: Progress, bounds: Bounds
-    ) -> list[Record]:
+    ) -> list[SandboxRecord]:
         manager = self.manager
         count = batch.left
         roots.check_root(workspace, manager.config.manager.workspace_roots)
@@ -144,7 +144,7 @@ class Creation:
             tree = tree._replace(warnings=(*readable.unseen_on_path(caller_path, workspace), *tree.warnings))
         for warning in tree.warnings[:WARNED]:
             progress(f"warning: {warning}")
-        made: list[Record] = []
+        made: list[SandboxRecord] = []
         try:
             for number in range(1, count + 1):
                 if made and caller.is_gone():
@@ -153,7 +153,7 @@ class Creation:
                 progress(f"creating sandbox {number}/{count}")
                 self._to_come -= 1
                 batch.left -= 1
-                plan = Plan(
+                plan = SandboxPlan(
                     sandbox_id=f"eos-{protocol.new_request_id()}",
                     image=image,
                     workspace_root=workspace,
@@ -204,9 +204,9 @@ class Creation:
             ) from error
         return yaml, agent.model_dump(mode="json")
 
-    async def _one(self, provider: Provider, plan: Plan, progress: Progress) -> Record:
+    async def _one(self, provider: Provider, plan: SandboxPlan, progress: Progress) -> SandboxRecord:
         manager = self.manager
-        record = Record(
+        record = SandboxRecord(
             id=plan.sandbox_id,
             workspace_root=plan.workspace_root,
             state="creating",
@@ -247,7 +247,7 @@ class Creation:
             progress("failed sandbox destroyed")
             raise
 
-    async def _take_back(self, provider: Provider, record: Record) -> None:
+    async def _take_back(self, provider: Provider, record: SandboxRecord) -> None:
         """Remove what was made; what cannot be removed stays listed as failed, so that a destroy can be tried again."""
         try:
             await self.manager.run(provider.destroy, record)

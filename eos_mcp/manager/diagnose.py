@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
-from eos_mcp.providers.provider import Found, ask_ready
+from eos_mcp.providers.provider import FoundSandbox, ask_ready
 
 if TYPE_CHECKING:
     from eos_mcp.manager.manager import Manager
-    from eos_mcp.record.registry import Record
+    from eos_mcp.record.registry import SandboxRecord
 
 LOOK_S, PAUSE_S = 3.0, 0.1
 """How long a container that has ended may need to be seen as ended, or as started again."""
@@ -57,16 +57,16 @@ async def explain(manager: Manager, sandbox_id: str, op: str, broken: OperationE
     return OperationError(INTERNAL_ERROR, f"the agent of sandbox {sandbox_id} ended during {op}", details)
 
 
-def _answers(record: Record, found: Found) -> bool:
+def _answers(record: SandboxRecord, found: FoundSandbox) -> bool:
     target = found.of(record).target()
     return target is not None and ask_ready(target, timeout_s=1.0) is None
 
 
-async def _only_its_agent(manager: Manager, record: Record) -> bool:
+async def _only_its_agent(manager: Manager, record: SandboxRecord) -> bool:
     """Whether the sandbox is still there, once that is certain; a container comes back by itself."""
     provider = manager.provider(record.provider)
     while True:
-        found: Found | None = await manager.run(provider.find, record)
+        found: FoundSandbox | None = await manager.run(provider.find, record)
         if found is None:
             return False
         if provider.name == "local":

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from eos_agent.wire.protocol import OperationError, is_error
-from eos_mcp.agent_client.pool import Forwarder
-from eos_mcp.record.registry import Record
+from eos_mcp.agent_client.pool import AgentPool
+from eos_mcp.record.registry import SandboxRecord
 
 ERROR_TEXT_MAX = 4096
 NEWEST_WINDOW_MS = 600_000
@@ -19,7 +19,7 @@ Latest = Callable[[str], Awaitable[tuple[str, list[str], dict[str, Any] | None]]
 class Asking(NamedTuple):
     """How agents are asked: so many at a time, each for so long."""
 
-    forwarder: Forwarder
+    forwarder: AgentPool
     request_id: str
     at_once: int
     timeout_s: float
@@ -28,7 +28,7 @@ class Asking(NamedTuple):
 class Fleet:
     """The sandboxes that are ready when the call begins."""
 
-    def __init__(self, records: Sequence[Record], asking: Asking, latest: Latest) -> None:
+    def __init__(self, records: Sequence[SandboxRecord], asking: Asking, latest: Latest) -> None:
         self._records = sorted(records, key=lambda record: record.id)
         self._asking, self._latest = asking, latest
         self._gate = asyncio.Semaphore(asking.at_once)
@@ -36,7 +36,7 @@ class Fleet:
     async def snapshot(self) -> dict[str, Any]:
         """{sandboxes: [node, ...]}, sorted by id."""
 
-        async def node(record: Record) -> dict[str, Any]:
+        async def node(record: SandboxRecord) -> dict[str, Any]:
             reply = await self._ask(record, "snapshot", {})
             if isinstance(reply, str):
                 return unreachable(record, reply)
@@ -50,7 +50,7 @@ class Fleet:
     async def resources(self) -> dict[str, Any]:
         """The newest point of each sandbox."""
 
-        async def row(record: Record) -> dict[str, Any]:
+        async def row(record: SandboxRecord) -> dict[str, Any]:
             said: list[str] = []
             if counted_outside(record):
                 availability, said, current = await self._latest(record.id)
@@ -73,7 +73,7 @@ class Fleet:
             "sandboxes": {record.id: row for record, row in zip(self._records, rows, strict=True)},
         }
 
-    async def _ask(self, record: Record, op: str, args: dict[str, Any]) -> dict[str, Any] | str:
+    async def _ask(self, record: SandboxRecord, op: str, args: dict[str, Any]) -> dict[str, Any] | str:
         """The reply, or why there is none."""
         asking = self._asking
         async with self._gate:
@@ -85,7 +85,7 @@ class Fleet:
         return cut(str(reply["error"].get("message"))) if is_error(reply) else reply
 
 
-def counted_outside(record: Record) -> bool:
+def counted_outside(record: SandboxRecord) -> bool:
     """Does an engine count what it uses?"""
     return record.provider == "docker"
 
@@ -99,7 +99,7 @@ def cut(text: str) -> str:
     return text.encode()[:ERROR_TEXT_MAX].decode("utf-8", "ignore")
 
 
-def unreachable(record: Record, why: str) -> dict[str, Any]:
+def unreachable(record: SandboxRecord, why: str) -> dict[str, Any]:
     daemon: dict[str, Any] = record.daemon.model_dump() if record.daemon else {"host": None, "port": None}
     return {
         "sandbox_id": record.id,

@@ -12,8 +12,8 @@ from eos_mcp.providers.provider import ask_ready, wait_ready
 
 if TYPE_CHECKING:
     from eos_mcp.manager.manager import Manager
-    from eos_mcp.providers.provider import Found, Progress
-    from eos_mcp.record.registry import Record
+    from eos_mcp.providers.provider import FoundSandbox, Progress
+    from eos_mcp.record.registry import SandboxRecord
 
 ASK_S = 2.0
 REPLACE_AFTER_S = 15.0
@@ -34,7 +34,7 @@ class Silence:
     def forget(self, sandbox_id: str) -> None:
         self._since.pop(sandbox_id, None)
 
-    async def shown(self, record: Record, *, ask: bool) -> dict[str, Any]:
+    async def shown(self, record: SandboxRecord, *, ask: bool) -> dict[str, Any]:
         """The public record, with `silent_since_unix_ms` while its agent does not answer.
 
         Args:
@@ -47,7 +47,7 @@ class Silence:
         since = self._since.get(record.id)
         return record.public() if since is None else {**record.public(), "silent_since_unix_ms": since}
 
-    async def _look(self, record: Record) -> None:
+    async def _look(self, record: SandboxRecord) -> None:
         manager, target = self._manager, record.target()
         assert target is not None
 
@@ -66,7 +66,7 @@ class Silence:
         except (TimeoutError, OperationError):  # the engine does not say
             self.note(record.id)
 
-    async def revive(self, record: Record, progress: Progress) -> Found | None:
+    async def revive(self, record: SandboxRecord, progress: Progress) -> FoundSandbox | None:
         """As Provider.revive, on the way to an agent that answers: one that runs and does not is replaced. None: nothing of it exists.
 
         Raises:
@@ -95,13 +95,13 @@ class Silence:
         self.forget(record.id)
         return found
 
-    async def _replace(self, record: Record, progress: Progress, why: str) -> None:
+    async def _replace(self, record: SandboxRecord, progress: Progress, why: str) -> None:
         log("agent_replaced", sandbox_id=record.id, why=why)
         progress(f"the agent of {record.id} runs and is replaced: {why}")
         self._manager.forwarder.forget(record.id)
         await self._manager.run(self._manager.provider(record.provider).replace, record)
 
-    async def _wait(self, record: Record, found: Found, timeout_s: float) -> None:
+    async def _wait(self, record: SandboxRecord, found: FoundSandbox, timeout_s: float) -> None:
         manager = self._manager
         there = found.of(record)
         poll_s, closing = manager.config.manager.docker.readiness_poll_ms / 1000, manager.closing.is_set

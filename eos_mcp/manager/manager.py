@@ -18,7 +18,7 @@ from eos_agent.machine import neighbours, private_dirs
 from eos_agent.wire.operation import ANSWER_S
 from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, UNKNOWN_OP, OperationError, is_error
 from eos_mcp import catalog
-from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config import paths as places
 from eos_mcp.config.load import Config
 from eos_mcp.config.log import log
@@ -32,8 +32,8 @@ from eos_mcp.providers import image_name
 from eos_mcp.providers.docker import DockerProvider
 from eos_mcp.providers.image_name import HOST_IMAGE
 from eos_mcp.providers.local import LocalProvider
-from eos_mcp.providers.provider import Found, Provider, ask_ready
-from eos_mcp.record.registry import Record, Registry, RegistryError, Target
+from eos_mcp.providers.provider import FoundSandbox, Provider, ask_ready
+from eos_mcp.record.registry import AgentAddress, Registry, RegistryError, SandboxRecord
 from eos_mcp.requests import arguments, bounds, roots
 from eos_mcp.workspace import base
 
@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 class Manager:
     """The eight operations, and where requests to sandboxes go. `start` first, `close` last."""
 
-    def __init__(self, config: Config, state_dir: str, *, backend: str, instance_id: str, forwarder: Forwarder) -> None:
+    def __init__(self, config: Config, state_dir: str, *, backend: str, instance_id: str, forwarder: AgentPool) -> None:
         self.config = config
         self.state_dir = state_dir
         self.backend = backend
@@ -86,7 +86,7 @@ class Manager:
         self.closing = threading.Event()
         self._said: dict[str, str] = {}
         self._reconciling: dict[str, asyncio.Task[None]] = {}
-        self._refreshing: dict[str, asyncio.Task[Found | None]] = {}
+        self._refreshing: dict[str, asyncio.Task[FoundSandbox | None]] = {}
         self._handlers: dict[str, Callable[[dict[str, Any], str, Progress], Coroutine[Any, Any, dict[str, Any]]]] = {
             "create_sandbox": self._create,
             "list_docker_images": self._images,
@@ -179,7 +179,7 @@ class Manager:
         await self._settled(args.get("sandbox_id"), "local" if isinstance(image, str) and image_name.is_local(image) else None)
         return await self._handlers[op](args, request_id, progress)
 
-    async def target(self, sandbox_id: str, *, refresh: bool = False) -> Target:
+    async def target(self, sandbox_id: str, *, refresh: bool = False) -> AgentAddress:
         """Where the agent of a ready sandbox listens.
 
         Args:
@@ -200,7 +200,7 @@ class Manager:
             raise OperationError(INVALID_REQUEST, f"sandbox {sandbox_id} has no endpoint", {"sandbox_id": sandbox_id}, reason="no_endpoint")
         return target
 
-    def target_at_hand(self, sandbox_id: str) -> Target | None:
+    def target_at_hand(self, sandbox_id: str) -> AgentAddress | None:
         """What `target` gives without waiting for anything and without an error; None: ask that."""
         record = self.registry.find(sandbox_id)
         if record is None or record.state != "ready" or record.daemon is None:
@@ -249,7 +249,7 @@ class Manager:
         if tasks:
             await asyncio.wait(tasks, timeout=SETTLE_S)
 
-    async def _refresh(self, record: Record) -> None:
+    async def _refresh(self, record: SandboxRecord) -> None:
         """One look at a time per sandbox; everybody who asks meanwhile gets its outcome."""
         task = self._refreshing.get(record.id)
         if task is None:
@@ -283,7 +283,7 @@ class Manager:
                 log("adopted", sandbox_id=record.id, provider=name)
                 self.registry.put(record)
 
-    async def _reconcile_one(self, record: Record, alive: Record | None) -> None:
+    async def _reconcile_one(self, record: SandboxRecord, alive: SandboxRecord | None) -> None:
         if self.registry.find(record.id) is not record:
             return  # somebody acted on it meanwhile
         if record.state in ("creating", "stopped"):
@@ -372,7 +372,7 @@ class Manager:
             result["warnings"] = warnings
         return result
 
-    async def _would_discard(self, record: Record, request_id: str, *, exactly: bool) -> dict[str, Any] | None:
+    async def _would_discard(self, record: SandboxRecord, request_id: str, *, exactly: bool) -> dict[str, Any] | None:
         """What is not on the host and goes with the sandbox: published layers, open sessions, drafts, dead sessions whose work is no draft.
         None when its agent does not answer.
 
@@ -516,7 +516,7 @@ class Manager:
         }
 
 
-def _refuse_unpublished(record: Record, found: dict[str, Any] | None) -> None:
+def _refuse_unpublished(record: SandboxRecord, found: dict[str, Any] | None) -> None:
     """destroy_sandbox with `if_clean`, before anything has happened; published layers are no reason.
 
     Raises:

@@ -15,8 +15,8 @@ from eos_mcp.config.load import Config, ConfigError
 from eos_mcp.config.log import log
 from eos_mcp.config.model import Observability
 from eos_mcp.providers.provider import Provider
-from eos_mcp.record.registry import Record
-from eos_mcp.record.sample_ring import Ring, Sample
+from eos_mcp.record.registry import SandboxRecord
+from eos_mcp.record.sample_ring import EngineSample, Ring
 
 COUNTERS = ("cpu_usec", "io_rbytes", "io_wbytes")
 POINTS_MAX = 500
@@ -33,7 +33,7 @@ class Metrics:
     """Rings of the sandboxes whose provider can say what they use. The thread never keeps a gateway from ending: an engine may hang."""
 
     def __init__(
-        self, config: Config, directory: str, records: Callable[[], Iterable[Record]], provider: Callable[[str], Provider]
+        self, config: Config, directory: str, records: Callable[[], Iterable[SandboxRecord]], provider: Callable[[str], Provider]
     ) -> None:
         chosen = _chosen(config)
         stats = chosen.resource_stats
@@ -66,7 +66,7 @@ class Metrics:
                 except Exception as error:  # the next sample may come
                     log("sample_failed", sandbox_id=record.id, error=type(error).__name__)
 
-    def _sample(self, record: Record) -> None:
+    def _sample(self, record: SandboxRecord) -> None:
         if time.monotonic() < self._rest_until.get(record.id, 0.0):
             return
         try:
@@ -120,12 +120,12 @@ class Metrics:
         point = _point(samples[-1], samples[0] if len(samples) > 1 else None) if samples else None
         return *self._word(sandbox_id, samples), point
 
-    def _samples(self, sandbox_id: str) -> list[Sample]:
+    def _samples(self, sandbox_id: str) -> list[EngineSample]:
         with self._lock, contextlib.suppress(OSError):
             return self._ring(sandbox_id).read()
         return []
 
-    def _word(self, sandbox_id: str, samples: list[Sample]) -> tuple[str, list[str]]:
+    def _word(self, sandbox_id: str, samples: list[EngineSample]) -> tuple[str, list[str]]:
         if not self.enabled:
             return "unavailable", [OFF]
         problem = self._problems.get(sandbox_id)
@@ -145,7 +145,7 @@ def _chosen(config: Config) -> Observability:
         return Observability()
 
 
-def _point(sample: Sample, before: Sample | None) -> dict[str, Any]:
+def _point(sample: EngineSample, before: EngineSample | None) -> dict[str, Any]:
     """A series point as contract 7.6 has it."""
     values = {name: value for name, value in sample._asdict().items() if name != "ts" and value is not None}
     deltas: dict[str, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
-from eos_mcp.record.registry import Record
+from eos_mcp.record.registry import SandboxRecord
 
 HIDDEN = "keys, tokens and histories of homes, the state of gateways and the data of container engines (`eos doctor` lists them), manager.local_daemon.hidden_paths"
 NETWORK = "that of %s, with its servers on loopback; none in a session with network_profile isolated"
@@ -30,7 +30,7 @@ def _lies_in(path: str, folder: str) -> bool:
     return real == above or real.startswith(above + "/")
 
 
-def of(record: Record) -> dict[str, str]:
+def of(record: SandboxRecord) -> dict[str, str]:
     """`files`, `hidden` and `network`, a sentence each."""
     if record.provider == "docker":
         return {

@@ -14,7 +14,7 @@ from mcp.server import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
-from eos_mcp.mcp.server_options import EOS, Options
+from eos_mcp.mcp.server_options import EOS, ServerOptions
 from eos_mcp.requests.roots import inside
 
 log = logging.getLogger("eos.mcp")
@@ -35,7 +35,7 @@ SEEN_MAX = 4096
 """Different roots of one client that are remembered; later ones count only if they need no resolving."""
 
 
-def carried(options: Options, name: str, args: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
+def carried(options: ServerOptions, name: str, args: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
     """The arguments as the gateway gets them, with this server's bounds.
 
     Raises:
@@ -56,7 +56,7 @@ def carried(options: Options, name: str, args: Mapping[str, Any], roots: Sequenc
     return found if roots is None else {**found, "allowed_roots": list(roots)}
 
 
-def by_command_line(options: Options) -> list[str] | None:
+def by_command_line(options: ServerOptions) -> list[str] | None:
     """What `--root` names, as it is when the server starts; None: nothing."""
     return settled([(os.path.abspath(root), os.path.realpath(root)) for root in options.roots]) if options.roots else None
 
@@ -78,7 +78,7 @@ def settled(roots: Sequence[tuple[str, str]]) -> list[str]:
     return out
 
 
-def bounded(options: Options) -> bool:
+def bounded(options: ServerOptions) -> bool:
     """The reference's program has no bounds unless its command line names some."""
     return options.program == EOS or bool(options.roots)
 
@@ -97,7 +97,7 @@ class Resolved:
         return self._seen.setdefault(path, os.path.realpath(path))
 
 
-async def asked(ctx: ServerRequestContext[Any], options: Options, resolved: Resolved) -> list[str]:
+async def asked(ctx: ServerRequestContext[Any], options: ServerOptions, resolved: Resolved) -> list[str]:
     """The client's roots, when it has some and speaks over this process' own pipes; else the working directory."""
     if options.transport == "stdio":
         found = await _clients(ctx)

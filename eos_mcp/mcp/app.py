@@ -11,10 +11,10 @@ from mcp.server.caching import CacheHint
 from mcp.server.lowlevel import Server
 
 from eos_mcp.catalog import Operation
-from eos_mcp.gateway_client.aio import Gateway, GatewayClient
+from eos_mcp.gateway_client.aio import GatewayClient, ToolGateway
 from eos_mcp.mcp import resources
 from eos_mcp.mcp.server_identity import CACHE_SCOPE, CACHE_TTL_MS, identity
-from eos_mcp.mcp.server_options import Options
+from eos_mcp.mcp.server_options import ServerOptions
 from eos_mcp.mcp.tools import Tools
 
 
@@ -30,7 +30,7 @@ def log_to_stderr() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
-def build(options: Options, *, gateway: Gateway | None = None, operations: Sequence[Operation] | None = None) -> App:
+def build(options: ServerOptions, *, gateway: ToolGateway | None = None, operations: Sequence[Operation] | None = None) -> App:
     """The server of this command line.
 
     Args:

@@ -10,10 +10,10 @@ import anyio
 
 from eos_mcp.mcp.app import App, log_to_stderr
 from eos_mcp.mcp.eras import Lanes
-from eos_mcp.mcp.stdio import DRAIN_S, END_OF_INPUT, FAILURE, Ending, Item, Line, Reader, Writer, leave
+from eos_mcp.mcp.stdio import DRAIN_S, END_OF_INPUT, FAILURE, Ending, Item, Line, StdinReader, Writer, leave
 
 
-def serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> None:
+def serve(app: App, reader: StdinReader, writer: Writer, ending: Ending) -> None:
     """Runs an event loop until the end, and ends the process."""
     log_to_stderr()
     try:
@@ -23,7 +23,7 @@ def serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> None:
         raise
 
 
-async def _serve(app: App, reader: Reader, writer: Writer, ending: Ending) -> None:
+async def _serve(app: App, reader: StdinReader, writer: Writer, ending: Ending) -> None:
     gc.freeze()  # what was imported stays: no collection walks the SDK again
     loop = asyncio.get_running_loop()
     over = asyncio.Event()

@@ -20,7 +20,7 @@ from mcp.shared.dispatcher import coerce_request_id
 from opentelemetry import trace
 from pydantic_core import to_json
 
-from eos_mcp.mcp.tools import Answer, Tools
+from eos_mcp.mcp.tools import ToolAnswer, Tools
 
 log = logging.getLogger("eos.mcp")
 
@@ -87,7 +87,7 @@ class Express:
         self, scope: anyio.CancelScope, request_id: RequestId, name: str, arguments: dict[str, Any], token: RequestId | None
     ) -> None:
         key = coerce_request_id(request_id)
-        answer: Answer | None = None
+        answer: ToolAnswer | None = None
 
         async def report(value: float, text: str) -> None:
             params = {"progressToken": token, "progress": value, "message": text}
@@ -110,7 +110,7 @@ class Express:
             self._send(types.JSONRPCResponse(jsonrpc="2.0", id=request_id, result=result), request_id)
 
 
-def _line(request_id: RequestId, answer: Answer) -> bytes:
+def _line(request_id: RequestId, answer: ToolAnswer) -> bytes:
     """
     Raises:
         ValueError: a lone surrogate.
@@ -133,6 +133,6 @@ def _agrees(version: str) -> bool:
         except (ValueError, KeyError, AttributeError) as error:
             log.warning("calls of tools take the SDK's way: %s", error)
             return False
-        if theirs.encode() != _line("i", Answer("tü\n", _SAMPLE, is_error)):
+        if theirs.encode() != _line("i", ToolAnswer("tü\n", _SAMPLE, is_error)):
             return False
     return True

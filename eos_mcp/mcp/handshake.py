@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, TypeGuard
 
-from eos_mcp.mcp.server_identity import CACHE_SCOPE, CACHE_TTL_MS, Identity
+from eos_mcp.mcp.server_identity import CACHE_SCOPE, CACHE_TTL_MS, ServerIdentity
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSION = "2026-07-28"
@@ -33,7 +33,7 @@ class Opening(NamedTuple):
     reply: bytes
 
 
-def answer(line: bytes, who: Identity) -> Opening | None:
+def answer(line: bytes, who: ServerIdentity) -> Opening | None:
     """The answer to one line, or None when it is not an opening request of the plain form."""
     if len(line) > 65536 or (b'"initialize"' not in line and b'"server/discover"' not in line):
         return None
@@ -58,7 +58,7 @@ def answer(line: bytes, who: Identity) -> Opening | None:
     return Opening(request_id, method, reply.encode() + b"\n")
 
 
-def _initialize(params: dict[str, Any], who: Identity) -> dict[str, Any] | None:
+def _initialize(params: dict[str, Any], who: ServerIdentity) -> dict[str, Any] | None:
     if set(params) - {"protocolVersion", "capabilities", "clientInfo", "_meta"} or not _mapping(params.get("_meta", {})):
         return None
     wanted = params.get("protocolVersion")
@@ -72,7 +72,7 @@ def _initialize(params: dict[str, Any], who: Identity) -> dict[str, Any] | None:
     }
 
 
-def _discover(params: dict[str, Any], who: Identity) -> dict[str, Any] | None:
+def _discover(params: dict[str, Any], who: ServerIdentity) -> dict[str, Any] | None:
     meta = params.get("_meta")
     if set(params) != {"_meta"} or not _mapping(meta) or meta.get(VERSION_KEY) != MODERN_VERSION:
         return None
@@ -91,7 +91,7 @@ def _discover(params: dict[str, Any], who: Identity) -> dict[str, Any] | None:
     }
 
 
-def _server_info(who: Identity) -> dict[str, str]:
+def _server_info(who: ServerIdentity) -> dict[str, str]:
     return {"name": who.name, "title": who.title, "version": who.version}
 
 

@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from eos_agent.wire.protocol import CONFIG_ERROR, OperationError
 from eos_mcp.config import paths, token_file
 from eos_mcp.mcp.app import App, build, log_to_stderr
-from eos_mcp.mcp.http_guard import Guard
+from eos_mcp.mcp.http_guard import HttpGuard
 from eos_mcp.mcp.http_unproven import Door
-from eos_mcp.mcp.server_options import MAX_MESSAGE_BYTES, Options
+from eos_mcp.mcp.server_options import MAX_MESSAGE_BYTES, ServerOptions
 
 GRACEFUL_S = 2
 BACKLOG = 256
@@ -31,13 +31,13 @@ BACKLOG = 256
 _UNCHECKED = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
-def application(app: App, options: Options, token: str, door: Door) -> ASGIApp:
+def application(app: App, options: ServerOptions, token: str, door: Door) -> ASGIApp:
     """The ASGI application of `options.transport`; `token` is what every request must bear, `door` what its connection waits at until then."""
     inner = _streamable(app) if options.transport == "http" else _sse(app)
-    return Guard(inner, token=token, bind_host=options.host, names=options.allow_hosts, passed=door.passed)
+    return HttpGuard(inner, token=token, bind_host=options.host, names=options.allow_hosts, passed=door.passed)
 
 
-def run(options: Options, app: App | None = None) -> int:
+def run(options: ServerOptions, app: App | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then end the process; returns only when it cannot begin, with the exit code. A line on standard error says where it listens."""
     try:
         path = os.path.abspath(options.token_file or os.path.join(paths.state_dir(), "mcp.token"))

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-class Guard:
+class HttpGuard:
     """421 for a Host that is not ours, 403 for an Origin that is not, 401 without the token; else the inner application."""
 
     def __init__(

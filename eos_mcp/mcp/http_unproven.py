@@ -54,7 +54,7 @@ class Door:
         """What uvicorn makes for each connection."""
         door = self
 
-        class Connection(H11Protocol):
+        class UnprovenConnection(H11Protocol):
             def connection_made(self, transport: Any) -> None:
                 super().connection_made(transport)
                 door.meet(self)
@@ -63,4 +63,4 @@ class Door:
                 door.passed(self.client)
                 super().connection_lost(exc)
 
-        return Connection
+        return UnprovenConnection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eos_mcp.catalog import Argument, Operation, operations_of_set
-from eos_mcp.mcp.server_options import EOS, Options
+from eos_mcp.mcp.server_options import EOS, ServerOptions
 
 _TYPES = {"string": "string", "path": "string", "integer": "integer", "float": "number", "json_array": "array", "boolean": "boolean"}
 _SANDBOX = Argument("sandbox_id", "string", help="Sandbox id.")
@@ -14,7 +14,7 @@ _SANDBOX = Argument("sandbox_id", "string", help="Sandbox id.")
 OUTPUT_FIELDS = 1
 
 
-def operations(options: Options) -> tuple[Operation, ...]:
+def operations(options: ServerOptions) -> tuple[Operation, ...]:
     """The operations that this command line offers, in the order of `tools/list`."""
     return operations_of_set(options.tool_set, ours=options.program == EOS)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from eos_mcp import __version__
-from eos_mcp.mcp.server_options import EOS, Options
+from eos_mcp.mcp.server_options import EOS, ServerOptions
 
 # How long a client may keep a list or a discovery answer: they are fixed while the process lives.
 CACHE_TTL_MS = 3_600_000
 CACHE_SCOPE: Final[Literal["public"]] = "public"
 
 
-class Identity(NamedTuple):
+class ServerIdentity(NamedTuple):
     """What an opening answer says of the server."""
 
     name: str
@@ -21,13 +21,13 @@ class Identity(NamedTuple):
     instructions: str
 
 
-def identity(options: Options) -> Identity:
+def identity(options: ServerOptions) -> ServerIdentity:
     """The identity that goes with this command line."""
     title = "eos sandboxes" if options.program == EOS else "EphemeralOS Sandbox MCP"
     text = INSTRUCTIONS[options.tool_set]
     if options.sandbox_id is not None:
         text += f"\nCalls without sandbox_id go to sandbox {options.sandbox_id}."
-    return Identity(options.program, title, __version__, text)
+    return ServerIdentity(options.program, title, __version__, text)
 
 
 _WORK = """\

@@ -15,7 +15,7 @@ EOS = "eos-mcp"
 SANDBOX = "sandbox-mcp"
 
 
-class Options(NamedTuple):
+class ServerOptions(NamedTuple):
     """What the command line says; defaults filled in."""
 
     program: str = EOS
@@ -34,11 +34,11 @@ class Options(NamedTuple):
     """Guards that the command line lowers, by the names of their flags: `allow_sensitive`, `allow_overwrite`, ..."""
 
 
-class UsageError(Exception):
+class ServerUsageError(Exception):
     """The command line makes no sense; the text says why."""
 
 
-class Shown(Exception):
+class HelpShown(Exception):
     """`--help` or `--version` was asked for; the text is the answer."""
 
 
@@ -81,7 +81,7 @@ A message may have at most {MAX_MESSAGE_BYTES // (1024 * 1024)} MiB on every tra
 """
 
 
-def parse(program: str, words: list[str], *, version: str) -> Options:
+def parse(program: str, words: list[str], *, version: str) -> ServerOptions:
     """`words` (without the program's name) as Options.
 
     Raises:
@@ -94,26 +94,26 @@ def parse(program: str, words: list[str], *, version: str) -> Options:
     while rest:
         word = rest.pop(0)
         if word in ("--help", "-h"):
-            raise Shown(usage(program))
+            raise HelpShown(usage(program))
         if word == "--version":
-            raise Shown(f"{program} {version}\n")
+            raise HelpShown(f"{program} {version}\n")
         if word in _GUARDS:
             allowed.add(_GUARDS[word])
             continue
         flag, equals, value = word.partition("=")
         name = _FLAGS.get(flag)
         if name is None:
-            raise UsageError(f"unknown argument: {word}")
+            raise ServerUsageError(f"unknown argument: {word}")
         if not equals:
             if not rest:
-                raise UsageError(f"{flag} needs a value")
+                raise ServerUsageError(f"{flag} needs a value")
             value = rest.pop(0)
         taken.setdefault(name, []).append(value)
     last = {name: values[-1] for name, values in taken.items()}
     if program == SANDBOX and "tool_set" not in last:
-        raise UsageError("--set is required")
-    defaults = Options()
-    return Options(
+        raise ServerUsageError("--set is required")
+    defaults = ServerOptions()
+    return ServerOptions(
         program=program,
         tool_set=_choice("--set", last.get("tool_set", defaults.tool_set), SETS),
         transport=_choice("--transport", last.get("transport", defaults.transport), TRANSPORTS),
@@ -151,26 +151,26 @@ _GUARDS = {
 
 def _choice(flag: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
-        raise UsageError(f"{flag} {value}: must be one of {', '.join(choices)}")
+        raise ServerUsageError(f"{flag} {value}: must be one of {', '.join(choices)}")
     return value
 
 
 def _text(flag: str, value: str) -> str:
     if not value.strip():
-        raise UsageError(f"{flag}: must not be blank")
+        raise ServerUsageError(f"{flag}: must not be blank")
     return value
 
 
 def _directory(flag: str, value: str) -> str:
     path = os.path.abspath(os.path.expanduser(_text(flag, value)))
     if not os.path.isdir(path):
-        raise UsageError(f"{flag} {value}: is not a directory")
+        raise ServerUsageError(f"{flag} {value}: is not a directory")
     return path
 
 
 def _port(value: str) -> int:
     if not value.isascii() or not value.isdigit() or int(value) > 65535:
-        raise UsageError(f"--port {value}: must be a number from 0 to 65535")
+        raise ServerUsageError(f"--port {value}: must be a number from 0 to 65535")
     return int(value)
 
 
@@ -180,5 +180,5 @@ def _seconds(value: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise UsageError(f"--timeout-s {value}: must be a number of seconds above 0")
+        raise ServerUsageError(f"--timeout-s {value}: must be a number of seconds above 0")
     return seconds

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import NamedTuple, NoReturn, Protocol
 
 from eos_mcp.mcp import handshake
-from eos_mcp.mcp.server_identity import Identity
+from eos_mcp.mcp.server_identity import ServerIdentity
 from eos_mcp.mcp.server_options import MAX_MESSAGE_BYTES
 
 DRAIN_S = 1.0
@@ -93,10 +93,10 @@ class Writer:
                 return
 
 
-class Reader:
+class StdinReader:
     """A thread that reads lines. Before `attach` it answers opening requests and keeps the other lines; afterwards it delivers each."""
 
-    def __init__(self, fd: int, who: Identity, write: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, fd: int, who: ServerIdentity, write: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._fd, self._who, self._write, self._on_end = fd, who, write, on_end
         self._lock = threading.Lock()
         self._backlog: list[Item] = []
@@ -137,11 +137,11 @@ class Reader:
             self._backlog.append(item)
 
 
-class _Lines(Protocol):
+class _LineBuffer(Protocol):
     def readline(self, limit: int, /) -> bytes: ...
 
 
-def _skip(file: _Lines, data: bytes) -> LongLine:
+def _skip(file: _LineBuffer, data: bytes) -> LongLine:
     head, tail = data[:EDGE], data[-EDGE:]
     while more := file.readline(1 << 16):
         tail = (tail + more)[-EDGE:]
@@ -225,7 +225,7 @@ def _noted(number: int, frame: FrameType | None) -> None:
     pass
 
 
-def run(pipes: Pipes, who: Identity, serve: Callable[[Reader, Writer, Ending], None]) -> NoReturn:
+def run(pipes: Pipes, who: ServerIdentity, serve: Callable[[StdinReader, Writer, Ending], None]) -> NoReturn:
     """Serve on `pipes` until the end, and end the process.
 
     Args:
@@ -234,7 +234,7 @@ def run(pipes: Pipes, who: Identity, serve: Callable[[Reader, Writer, Ending], N
     ending = Ending()
     Signals(ending)
     writer = Writer(pipes.out_fd, lambda: ending.begin("output closed"))
-    reader = Reader(pipes.in_fd, who, writer.put, lambda: ending.begin(END_OF_INPUT))
+    reader = StdinReader(pipes.in_fd, who, writer.put, lambda: ending.begin(END_OF_INPUT))
     try:
         serve(reader, writer, ending)
     except BaseException:

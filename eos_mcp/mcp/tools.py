@@ -19,9 +19,9 @@ from mcp.server import ServerRequestContext
 from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, SERVER_BUSY, OperationError, is_error, new_request_id
 from eos_mcp import catalog
 from eos_mcp.catalog import Operation
-from eos_mcp.gateway_client.aio import Gateway
+from eos_mcp.gateway_client.aio import ToolGateway
 from eos_mcp.mcp import allowed_dirs, render, schema, truncate
-from eos_mcp.mcp.server_options import EOS, Options
+from eos_mcp.mcp.server_options import EOS, ServerOptions
 
 log = logging.getLogger("eos.mcp")
 
@@ -43,7 +43,7 @@ Report = Callable[[float, str], Awaitable[None]]
 """Progress of one call: seconds, text."""
 
 
-class Answer(NamedTuple):
+class ToolAnswer(NamedTuple):
     """What a client gets of one call: the text for its model, the gateway's JSON."""
 
     text: str
@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 class Tools:
     """The tools of one server. Holds no state of sandboxes; every call is one request to the gateway."""
 
-    def __init__(self, options: Options, gateway: Gateway, operations: Sequence[Operation] | None = None) -> None:
+    def __init__(self, options: ServerOptions, gateway: ToolGateway, operations: Sequence[Operation] | None = None) -> None:
         self._options, self._gateway = options, gateway
         members = schema.operations(options) if operations is None else operations
         self._operations = {operation.name: operation for operation in members}
@@ -86,7 +86,9 @@ class Tools:
     def _bounds(self, name: str) -> Sequence[str] | None:
         return allowed_dirs.where_started() if self.wants_client(name) else self._roots
 
-    async def answer(self, name: str, arguments: Mapping[str, Any], report: Report | None, roots: Sequence[str] | None = None) -> Answer:
+    async def answer(
+        self, name: str, arguments: Mapping[str, Any], report: Report | None, roots: Sequence[str] | None = None
+    ) -> ToolAnswer:
         """One tool call. Whatever happens is a result with the gateway's JSON or the error envelope; only cancellation goes through.
 
         Args:
@@ -103,7 +105,7 @@ class Tools:
             failure = OperationError(INTERNAL_ERROR, f"the MCP server failed on {name}; its log has the details", reason="internal_error")
             reply = failure.envelope()
             text = render.error(reply["error"], name)
-        return Answer(text, reply, is_error(reply))
+        return ToolAnswer(text, reply, is_error(reply))
 
     async def _perform(
         self, report: Report | None, name: str, args: dict[str, Any], roots: Sequence[str] | None

@@ -7,7 +7,7 @@ from typing import Any
 
 from eos_agent.wire import proof
 from eos_mcp.config.model import Docker
-from eos_mcp.providers.provider import Plan
+from eos_mcp.providers.provider import SandboxPlan
 from eos_mcp.providers.volumes import files_archive
 from eos_mcp.record.registry import quota_of
 
@@ -17,11 +17,11 @@ TOKEN_AT = f"{RUNTIME_DIR}/token"
 ENDPOINT_AT = f"{RUNTIME_DIR}/endpoint.json"
 
 
-def stack_root(plan: Plan) -> str:
+def stack_root(plan: SandboxPlan) -> str:
     return str(plan.sections["runtime"]["workspace"]["layer_stack_root"])
 
 
-def labels(plan: Plan, docker: Docker, instance_id: str) -> dict[str, str]:
+def labels(plan: SandboxPlan, docker: Docker, instance_id: str) -> dict[str, str]:
     """All that a gateway needs to know the sandbox again; the token only where `token_label` asks for it."""
     profile = docker.profile().to_json(docker.resource_profile)
     found = {
@@ -50,7 +50,7 @@ def labels(plan: Plan, docker: Docker, instance_id: str) -> dict[str, str]:
     return found
 
 
-def settings(plan: Plan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
+def settings(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
     """The agent's settings file. `image` is what the engine says about the image: its variables are data for commands, not for the agent."""
     server: dict[str, Any] = plan.sections["daemon"]["server"]
     config: dict[str, Any] | None = image.get("Config")
@@ -84,7 +84,7 @@ def settings(plan: Plan, docker: Docker, image: dict[str, Any], limits: dict[str
     }
 
 
-def hidden_paths(plan: Plan) -> list[str]:
+def hidden_paths(plan: SandboxPlan) -> list[str]:
     """What sessions may not see: the configured paths, and our own roots where they were moved out of those."""
     runtime: dict[str, Any] = plan.sections["runtime"]
     hidden: list[str] = list(plan.sections["runner"]["mount_mask"]["hidden_paths"])
@@ -94,7 +94,7 @@ def hidden_paths(plan: Plan) -> list[str]:
     ]
 
 
-def archive(plan: Plan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> bytes:
+def archive(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> bytes:
     """A tar for `/`: settings, the YAML, the token, and the folder that the workspace is mounted on, which an empty image lacks."""
     written = json.dumps(settings(plan, docker, image, limits), indent=1).encode()
     files: dict[str, tuple[int, bytes | None]] = {}

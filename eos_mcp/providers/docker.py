@@ -22,10 +22,10 @@ from eos_agent.wire import proof
 from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp.config.load import Config
 from eos_mcp.providers import bundle_image, contents, engine, image_name, limits
-from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress
+from eos_mcp.providers.provider import LOG_LINES, FoundSandbox, Made, Progress, SandboxPlan
 from eos_mcp.providers.volumes import Volumes, read_file
-from eos_mcp.record.registry import Endpoint, Record, SharedBase
-from eos_mcp.record.sample_ring import Sample
+from eos_mcp.record.registry import AgentEndpoint, SandboxRecord, SharedBase
+from eos_mcp.record.sample_ring import EngineSample
 from layerstack.kernel.base_xattrs import Keeping
 
 Client = Any
@@ -55,7 +55,7 @@ class DockerProvider:
         self.instance_id = instance_id
         self._mutex = threading.Lock()
         self._client: Client = None
-        self._choice: engine.Choice | None = None
+        self._choice: engine.EngineChoice | None = None
         self._volumes: Volumes | None = None
         self._info: dict[str, Any] = {}
         self._looked: dict[str, dict[str, Any]] = {}  # what check_image saw, for the create that follows it
@@ -134,7 +134,7 @@ class DockerProvider:
             found.update(tags or digests or [str(entry["Id"])])
         return sorted(found)
 
-    def create(self, plan: Plan, progress: Progress) -> Made:
+    def create(self, plan: SandboxPlan, progress: Progress) -> Made:
         image = self._looked.pop(plan.image, None) or self._image(plan.image)
         with self._engine("creating the container"):
             with contextlib.ExitStack() as undo:
@@ -153,7 +153,7 @@ class DockerProvider:
             daemon, http, base, self.docker.profile().to_json(self.docker.resource_profile), {"container": container.id, "proves": True}
         )
 
-    def _make_whole(self, plan: Plan, image: dict[str, Any], progress: Progress) -> Container:
+    def _make_whole(self, plan: SandboxPlan, image: dict[str, Any], progress: Progress) -> Container:
         """Once more where a shared volume was pruned between its filling and the container that would have kept it."""
         container, shared = self._make(plan, image, progress)
         assert self._volumes is not None
@@ -163,7 +163,7 @@ class DockerProvider:
         self._volumes.drop_empty(*shared)
         return self._make(plan, image, progress)[0]
 
-    def _make(self, plan: Plan, image: dict[str, Any], progress: Progress) -> tuple[Container, tuple[str, str]]:
+    def _make(self, plan: SandboxPlan, image: dict[str, Any], progress: Progress) -> tuple[Container, tuple[str, str]]:
         client, volumes = self.client(), self._volumes
         assert volumes is not None
         progress("installing daemon assets")
@@ -222,7 +222,7 @@ class DockerProvider:
         except build.BuildError as error:
             raise OperationError(INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed") from error
 
-    def _published(self, container: Container) -> tuple[Endpoint, Endpoint]:
+    def _published(self, container: Container) -> tuple[AgentEndpoint, AgentEndpoint]:
         """Where the engine published the two ports.
 
         Raises:
@@ -246,21 +246,21 @@ class DockerProvider:
             reason="no_ports",
         )
 
-    def _ports(self, container: Container) -> tuple[Endpoint, Endpoint] | None:
+    def _ports(self, container: Container) -> tuple[AgentEndpoint, AgentEndpoint] | None:
         if container.status != "running":
             return None
         labels = container.labels
         published: dict[str, Any] = container.attrs["NetworkSettings"]["Ports"] or {}
-        found: list[Endpoint] = []
+        found: list[AgentEndpoint] = []
         for key, default in (("eos.daemon_port", self.docker.daemon_port), ("eos.daemon_http_port", self.docker.daemon_http_port)):
             bindings: list[dict[str, str]] | None = published.get(f"{labels.get(key, default)}/tcp")
             if not bindings:
                 return None
             host = bindings[0].get("HostIp") or "127.0.0.1"
-            found.append(Endpoint(host="127.0.0.1" if host in ("0.0.0.0", "::") else host, port=int(bindings[0]["HostPort"])))
+            found.append(AgentEndpoint(host="127.0.0.1" if host in ("0.0.0.0", "::") else host, port=int(bindings[0]["HostPort"])))
         return found[0], found[1]
 
-    def exited(self, record: Record) -> str | None:
+    def exited(self, record: SandboxRecord) -> str | None:
         container = self._container(record.id)
         if container is None:
             return "the container is gone"
@@ -270,7 +270,7 @@ class DockerProvider:
             return "the agent keeps exiting"
         return None
 
-    def log_tail(self, record: Record) -> list[str]:
+    def log_tail(self, record: SandboxRecord) -> list[str]:
         container = self._container(record.id)
         return [] if container is None else self._tail(container)
 
@@ -294,14 +294,14 @@ class DockerProvider:
             container if labels.get("eos.sandbox_id") == sandbox_id and labels.get("eos.gateway_instance_id") == self.instance_id else None
         )
 
-    def find(self, record: Record) -> Found | None:
+    def find(self, record: SandboxRecord) -> FoundSandbox | None:
         container = self._container(record.id)
         if container is None:
             return None
         ports = self._ports(container)
-        return Found(False, paused=container.status == "paused") if ports is None else Found(True, ports[0], ports[1])
+        return FoundSandbox(False, paused=container.status == "paused") if ports is None else FoundSandbox(True, ports[0], ports[1])
 
-    def revive(self, record: Record) -> Found | None:
+    def revive(self, record: SandboxRecord) -> FoundSandbox | None:
         container = self._container(record.id)
         if container is None:
             return None
@@ -311,27 +311,27 @@ class DockerProvider:
             elif container.status == "paused":
                 container.unpause()
             elif (ports := self._ports(container)) is not None:
-                return Found(True, ports[0], ports[1])
+                return FoundSandbox(True, ports[0], ports[1])
             daemon, http = self._published(container)
-        return Found(True, daemon, http)
+        return FoundSandbox(True, daemon, http)
 
-    def replace(self, record: Record) -> None:
+    def replace(self, record: SandboxRecord) -> None:
         container = self._container(record.id)
         if container is not None:
             with self._engine("restarting the container"):
                 container.restart(timeout=0)
 
-    def is_frozen(self, record: Record) -> bool:
+    def is_frozen(self, record: SandboxRecord) -> bool:
         """A paused container goes on by `revive`; what else holds a process is not seen from here."""
         return False
 
-    def usage(self, record: Record) -> Sample | None:
+    def usage(self, record: SandboxRecord) -> EngineSample | None:
         """One look at the engine's figures, without its own second one that would take a second."""
         with self._engine("reading the container's figures") as client:
             stats: dict[str, Any] = client.api.stats(record.id, stream=False, one_shot=True)
         return sample_of(stats, int(time.time() * 1000))
 
-    def destroy(self, record: Record) -> list[str]:
+    def destroy(self, record: SandboxRecord) -> list[str]:
         return self._remove(record.id, stop=True)
 
     def _remove(self, sandbox_id: str, *, stop: bool) -> list[str]:
@@ -399,9 +399,9 @@ class DockerProvider:
             else []
         )
 
-    def adopt(self) -> list[Record]:
+    def adopt(self) -> list[SandboxRecord]:
         """Running containers of this instance id, with the token read back out of them."""
-        records: list[Record] = []
+        records: list[SandboxRecord] = []
         with self._engine("looking for containers") as client:
             if self._volumes is not None:
                 self._volumes.sweep()
@@ -419,11 +419,11 @@ class DockerProvider:
 
         return NotFound
 
-    def _record_of(self, container: Container, ports: tuple[Endpoint, Endpoint]) -> Record:
+    def _record_of(self, container: Container, ports: tuple[AgentEndpoint, AgentEndpoint]) -> SandboxRecord:
         labels = container.labels
         token = labels.get("eos.auth_token") or read_file(container, contents.TOKEN_AT).decode().strip()
         profile = {key.removeprefix("eos.resource."): json.loads(value) for key, value in labels.items() if key.startswith("eos.resource.")}
-        return Record(
+        return SandboxRecord(
             id=labels["eos.sandbox_id"],
             workspace_root=labels["eos.host_workspace_root"],
             state="ready",
@@ -451,7 +451,7 @@ class DockerProvider:
                 self._client = None
 
 
-def sample_of(stats: dict[str, Any], ts: int) -> Sample | None:
+def sample_of(stats: dict[str, Any], ts: int) -> EngineSample | None:
     """The engine's `GET /containers/{id}/stats` as a sample; None for a container that does not run."""
     memory = _table(stats, "memory_stats")
     cpu = _table(_table(stats, "cpu_stats"), "cpu_usage").get("total_usage")
@@ -463,7 +463,9 @@ def sample_of(stats: dict[str, Any], ts: int) -> Sample | None:
         name = str(entry.get("op")).lower()
         if name in moved:
             moved[name] += int(entry.get("value") or 0)
-    return Sample(ts, None if cpu is None else int(cpu) // 1000, moved["read"], moved["write"], int(memory["usage"]), memory.get("limit"))
+    return EngineSample(
+        ts, None if cpu is None else int(cpu) // 1000, moved["read"], moved["write"], int(memory["usage"]), memory.get("limit")
+    )
 
 
 def _table(stats: dict[str, Any], key: str) -> dict[str, Any]:

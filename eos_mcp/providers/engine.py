@@ -13,7 +13,7 @@ from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
 POOL = 64
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """An engine's address and where it was found. `context` is the name of a docker context, for its TLS files."""
 
     endpoint: str
@@ -21,27 +21,27 @@ class Choice(NamedTuple):
     context: str | None = None
 
 
-def choose(configured: str | None) -> Choice:
+def choose(configured: str | None) -> EngineChoice:
     """The engine that is meant: configuration, DOCKER_HOST, DOCKER_CONTEXT, the current context, then the first known socket that is there.
 
     Raises:
         OperationError: internal_error, reason docker_context_missing, when a context is named that does not exist.
     """
     if configured:
-        return Choice(configured, "manager.docker.docker_endpoint")
+        return EngineChoice(configured, "manager.docker.docker_endpoint")
     host = os.environ.get("DOCKER_HOST")
     if host:
-        return Choice(host, "DOCKER_HOST")
+        return EngineChoice(host, "DOCKER_HOST")
     named = os.environ.get("DOCKER_CONTEXT")
     current = named or _current_context()
     if current and current != "default":
         source = "DOCKER_CONTEXT" if named else "the current docker context"
-        return Choice(_context_endpoint(current, source), f"{source} {current}", current)
+        return EngineChoice(_context_endpoint(current, source), f"{source} {current}", current)
     sockets = known_sockets()
     for path in sockets:
         if sys.platform == "win32" or os.path.exists(path):
-            return Choice(f"npipe://{path}" if sys.platform == "win32" else f"unix://{path}", "a known socket")
-    return Choice(f"unix://{sockets[0]}", "the default socket")
+            return EngineChoice(f"npipe://{path}" if sys.platform == "win32" else f"unix://{path}", "a known socket")
+    return EngineChoice(f"unix://{sockets[0]}", "the default socket")
 
 
 def known_sockets() -> list[str]:
@@ -59,7 +59,7 @@ def known_sockets() -> list[str]:
     return [*first, *below_home, *([f"{run}/podman/podman.sock"] if run else []), "/run/podman/podman.sock"]
 
 
-def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, Choice]:
+def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, EngineChoice]:
     """A client whose engine answered. One client serves all threads.
 
     Raises:
@@ -98,7 +98,7 @@ def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, Choice]:
     return client, choice
 
 
-def _reach(choice: Choice) -> None:
+def _reach(choice: EngineChoice) -> None:
     """Connect to a unix socket once: the kernel's own answer is clearer than docker-py's, which also leaves its socket open."""
     if not choice.endpoint.startswith("unix://") or not hasattr(socket, "AF_UNIX"):
         return
@@ -110,7 +110,7 @@ def _reach(choice: Choice) -> None:
             unreachable(choice, error)
 
 
-def unreachable(choice: Choice, error: BaseException) -> NoReturn:
+def unreachable(choice: EngineChoice, error: BaseException) -> NoReturn:
     text = _last_reason(error)
     if "FileNotFoundError" in text or "No such file" in text:
         step = "start Docker, or name another engine with DOCKER_HOST, or use the image `host` (no Docker needed)"

@@ -8,7 +8,7 @@ import signal
 from typing import NamedTuple
 
 
-class Process(NamedTuple):
+class HostProcess(NamedTuple):
     """`started` is field 22 of /proc/PID/stat, clock ticks since boot."""
 
     pid: int
@@ -35,17 +35,17 @@ class Process(NamedTuple):
                 os.close(fd)
 
 
-def agents_of(settings_path: str, bundles: str) -> list[Process]:
+def agents_of(settings_path: str, bundles: str) -> list[HostProcess]:
     """Agents of this user, started as `sandbox-daemon serve --settings <settings_path>`, that no such process started, oldest first.
 
     An argument list is what its process says of itself, so whose it is and what it runs is looked at too: see `is_agent`.
     """
-    found: dict[int, tuple[Process, int]] = {}
+    found: dict[int, tuple[HostProcess, int]] = {}
     for pid in _pids():
         if is_agent(pid, settings_path, bundles):
             status = _stat(pid)
             if status is not None and status[2] not in ("Z", "X"):
-                found[pid] = (Process(pid, status[1]), status[0])
+                found[pid] = (HostProcess(pid, status[1]), status[0])
     return sorted(
         (process for process, parent in found.values() if parent not in found), key=lambda process: (process.started, process.pid)
     )
@@ -87,14 +87,14 @@ def _runs_bundle(pid: int, bundles: str) -> bool:
     return below and (runs.st_dev, runs.st_ino) == (there.st_dev, there.st_ino)
 
 
-def descendants(pid: int) -> list[Process]:
+def descendants(pid: int) -> list[HostProcess]:
     """Every process below `pid` now, its children first."""
-    children: dict[int, list[Process]] = {}
+    children: dict[int, list[HostProcess]] = {}
     for each in _pids():
         status = _stat(each)
         if status is not None:
-            children.setdefault(status[0], []).append(Process(each, status[1]))
-    found: list[Process] = []
+            children.setdefault(status[0], []).append(HostProcess(each, status[1]))
+    found: list[HostProcess] = []
     pending = [pid]
     while pending:
         for child in children.get(pending.pop(0), []):

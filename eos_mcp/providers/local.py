@@ -29,11 +29,11 @@ from eos_mcp.config.load import Config
 from eos_mcp.config.log import log
 from eos_mcp.providers import freezer, image_name, limits, local_probe, passed_on
 from eos_mcp.providers.full_disk import disk_full, refused
-from eos_mcp.providers.host_processes import Process, agents_of, descendants, is_agent, is_ours
+from eos_mcp.providers.host_processes import HostProcess, agents_of, descendants, is_agent, is_ours
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
-from eos_mcp.providers.provider import LOG_LINES, Found, Made, Plan, Progress, new_token, told_by_log
-from eos_mcp.record.registry import Endpoint, Record, SharedBase, quota_of
-from eos_mcp.record.sample_ring import Sample
+from eos_mcp.providers.provider import LOG_LINES, FoundSandbox, Made, Progress, SandboxPlan, new_token, told_by_log
+from eos_mcp.record.registry import AgentEndpoint, SandboxRecord, SharedBase, quota_of
+from eos_mcp.record.sample_ring import EngineSample
 from layerstack.kernel import fsync
 from layerstack.kernel.base_xattrs import Keeping
 
@@ -44,8 +44,8 @@ START_POLL_S = 0.003
 class Listens(NamedTuple):
     """What an agent says of itself in its endpoint.json. `proves`: it is of a version that proves itself; `started` is absent before that."""
 
-    tcp: Endpoint
-    http: Endpoint
+    tcp: AgentEndpoint
+    http: AgentEndpoint
     proves: bool
     pid: int
     started: int | None
@@ -102,7 +102,7 @@ class LocalProvider:
         self._works = problem is None
         return problem
 
-    def create(self, plan: Plan, progress: Progress) -> Made:
+    def create(self, plan: SandboxPlan, progress: Progress) -> Made:
         folder = self.folder(plan.sandbox_id)
         try:
             bundle = self._bundle(progress)
@@ -123,12 +123,12 @@ class LocalProvider:
         base = SharedBase(source=plan.base.source, target=f"{folder}/layer-stack/base", root_hash=plan.base.root_hash)
         return Made(endpoint.tcp, endpoint.http, base, None, self._reach(plan.sandbox_id, endpoint))
 
-    def exited(self, record: Record) -> str | None:
+    def exited(self, record: SandboxRecord) -> str | None:
         if self._endpoint(record.id) is not None:
             return None
         return None if self._agent(record.id) is not None else "the agent has exited"
 
-    def log_tail(self, record: Record) -> list[str]:
+    def log_tail(self, record: SandboxRecord) -> list[str]:
         return self._log(record.id)
 
     def _lies_elsewhere(self, sandbox_id: str) -> str | None:
@@ -156,13 +156,13 @@ class LocalProvider:
                 reason="state_dir_moved",
             )
 
-    def find(self, record: Record) -> Found | None:
+    def find(self, record: SandboxRecord) -> FoundSandbox | None:
         if not os.path.exists(os.path.join(self.folder(record.id), "agent.json")):
             return None
         endpoint = self._endpoint(record.id)
-        return Found(False) if endpoint is None else self._found(record.id, endpoint)
+        return FoundSandbox(False) if endpoint is None else self._found(record.id, endpoint)
 
-    def revive(self, record: Record) -> Found | None:
+    def revive(self, record: SandboxRecord) -> FoundSandbox | None:
         found = self.find(record)
         if found is None or found.running:
             return found
@@ -180,8 +180,8 @@ class LocalProvider:
                 raise refused(error, self.folder(record.id)) from error
         return self._found(record.id, endpoint)
 
-    def _found(self, sandbox_id: str, endpoint: Listens) -> Found:
-        return Found(True, endpoint.tcp, endpoint.http, self._token(sandbox_id), self._reach(sandbox_id, endpoint))
+    def _found(self, sandbox_id: str, endpoint: Listens) -> FoundSandbox:
+        return FoundSandbox(True, endpoint.tcp, endpoint.http, self._token(sandbox_id), self._reach(sandbox_id, endpoint))
 
     def _reach(self, sandbox_id: str, endpoint: Listens) -> dict[str, Any]:
         """How its agent is spoken to: at its unix socket, where no process but one of ours can stand, whoever has got its port."""
@@ -205,14 +205,14 @@ class LocalProvider:
         except OSError as error:
             log("token_kept", sandbox_id=sandbox_id, error=str(error))
 
-    def replace(self, record: Record) -> None:
+    def replace(self, record: SandboxRecord) -> None:
         with self._starting:
             try:
                 self._stop(record.id)
             except OSError as error:
                 raise refused(error, self.folder(record.id)) from error
 
-    def is_frozen(self, record: Record) -> bool:
+    def is_frozen(self, record: SandboxRecord) -> bool:
         agent = self._agent(record.id)
         return agent is not None and (agent.is_stopped() or freezer.frozen(agent.pid) is not None)
 
@@ -224,23 +224,23 @@ class LocalProvider:
         if settings["private_dirs"] != self._hidden():
             fsync.write_file(path, json.dumps({**settings, "private_dirs": self._hidden()}, indent=1).encode(), mode=0o600)
 
-    def usage(self, record: Record) -> Sample | None:
+    def usage(self, record: SandboxRecord) -> EngineSample | None:
         """The agent alone knows which processes are its sandbox's."""
         return None
 
-    def destroy(self, record: Record) -> list[str]:
+    def destroy(self, record: SandboxRecord) -> list[str]:
         return self._remove(record.id)
 
-    def adopt(self) -> list[Record]:
+    def adopt(self) -> list[SandboxRecord]:
         """Sandboxes whose directory is there and whose record is not: a registry that was lost."""
-        records: list[Record] = []
+        records: list[SandboxRecord] = []
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(os.path.join(self.state_dir, "sandboxes"))):
                 with contextlib.suppress(OSError, ValueError, KeyError):
                     records.append(self._record_of(name))
         return records
 
-    def _record_of(self, sandbox_id: str) -> Record:
+    def _record_of(self, sandbox_id: str) -> SandboxRecord:
         folder = self.folder(sandbox_id)
         with open(f"{folder}/agent.json", encoding="utf-8") as file:
             settings: dict[str, Any] = json.load(file)
@@ -248,7 +248,7 @@ class LocalProvider:
             token = file.read().strip()
         endpoint = self._endpoint(sandbox_id)
         source = os.path.join(str(settings["base_dir"]), "B000001-base")
-        return Record(
+        return SandboxRecord(
             id=sandbox_id,
             workspace_root=str(settings["workspace_root"]),
             state="ready",
@@ -275,7 +275,7 @@ class LocalProvider:
         bundle = build.known(self.bundles)
         return [sys.executable, "-s"] if bundle is None else build.python_argv(bundle.path)
 
-    def _settings(self, plan: Plan, folder: str) -> dict[str, Any]:
+    def _settings(self, plan: SandboxPlan, folder: str) -> dict[str, Any]:
         rootfs = plan.image.removeprefix(ROOTFS_PREFIX) if plan.image != HOST_IMAGE else None
         masks: list[str] = plan.sections["runner"]["mount_mask"]["hidden_paths"]
         sections = json.loads(json.dumps(plan.sections))
@@ -402,7 +402,7 @@ class LocalProvider:
             with open(os.path.join(folder, "endpoint.json"), encoding="ascii") as file:
                 value: dict[str, Any] = json.load(file)
             number, started = int(value["pid"]), value.get("started")
-            tcp, http = (Endpoint(host=str(value[key][0]), port=int(value[key][1])) for key in ("tcp", "http"))
+            tcp, http = (AgentEndpoint(host=str(value[key][0]), port=int(value[key][1])) for key in ("tcp", "http"))
         except (OSError, ValueError, KeyError, TypeError, IndexError):
             return None
         if self._lies_elsewhere(sandbox_id) is not None:
@@ -411,18 +411,18 @@ class LocalProvider:
         if pid is not None:
             return listens if number == pid else None
         if listens.started is not None:  # together with the pid it names one process only
-            return listens if Process(number, listens.started).alive() and is_ours(number) else None
+            return listens if HostProcess(number, listens.started).alive() and is_ours(number) else None
         return listens if is_agent(number, os.path.join(folder, "agent.json"), self.bundles) else None
 
-    def _agents(self, sandbox_id: str) -> list[Process]:
+    def _agents(self, sandbox_id: str) -> list[HostProcess]:
         """The agent's processes: those that were started with this sandbox's settings file, the oldest first, and the one that its endpoint.json names."""
         found = agents_of(os.path.join(self.folder(sandbox_id), "agent.json"), self.bundles)
         listens = self._endpoint(sandbox_id)
         if listens is not None and listens.started is not None:
-            found = list(dict.fromkeys((*found, Process(listens.pid, listens.started))))
+            found = list(dict.fromkeys((*found, HostProcess(listens.pid, listens.started))))
         return found
 
-    def _agent(self, sandbox_id: str) -> Process | None:
+    def _agent(self, sandbox_id: str) -> HostProcess | None:
         self._reap()
         return next(iter(self._agents(sandbox_id)), None)
 

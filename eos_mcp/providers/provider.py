@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 from eos_agent.wire import proof, protocol
 from eos_agent.wire.protocol import INTERNAL_ERROR, OperationError
 from eos_mcp.agent_client.line_socket import check_owner
-from eos_mcp.record.registry import Endpoint, Record, SharedBase, Target
-from eos_mcp.record.sample_ring import Sample
+from eos_mcp.record.registry import AgentAddress, AgentEndpoint, SandboxRecord, SharedBase
+from eos_mcp.record.sample_ring import EngineSample
 from eos_mcp.workspace.base import BaseTree
 from layerstack.kernel.base_xattrs import Keeping
 
@@ -24,7 +24,7 @@ LOOK_S = 0.2
 """How often, while nobody answers, the provider is asked whether the agent has ended: for a container that is a call of a busy engine."""
 
 
-class Plan(NamedTuple):
+class SandboxPlan(NamedTuple):
     """One sandbox to be made. `sections` are the agent's configuration with defaults, `yaml` the bytes it was read from."""
 
     sandbox_id: str
@@ -41,27 +41,27 @@ class Plan(NamedTuple):
 class Made(NamedTuple):
     """A sandbox whose agent was started; it may not answer yet."""
 
-    daemon: Endpoint
-    daemon_http: Endpoint
+    daemon: AgentEndpoint
+    daemon_http: AgentEndpoint
     shared_base: SharedBase
     resource_profile: dict[str, Any] | None
     provider_data: dict[str, Any]
 
 
-class Found(NamedTuple):
+class FoundSandbox(NamedTuple):
     """A sandbox as it stands now. `running` False: it exists and its agent does not run.
 
     `paused`: it is held as a whole, and goes on by `revive`. `token` and `reach` (entries of the record's provider_data that say how its agent is reached) are None where the record's own hold.
     """
 
     running: bool
-    daemon: Endpoint | None = None
-    daemon_http: Endpoint | None = None
+    daemon: AgentEndpoint | None = None
+    daemon_http: AgentEndpoint | None = None
     token: str | None = None
     reach: dict[str, Any] | None = None
     paused: bool = False
 
-    def of(self, record: Record) -> Record:
+    def of(self, record: SandboxRecord) -> SandboxRecord:
         """The record of a sandbox that was found so."""
         data = record.provider_data if self.reach is None else {**record.provider_data, **self.reach}
         token = record.token if self.token is None else self.token
@@ -89,27 +89,27 @@ class Provider(Protocol):
         """What create_sandbox accepts as an image."""
         ...
 
-    def create(self, plan: Plan, progress: Progress) -> Made:
+    def create(self, plan: SandboxPlan, progress: Progress) -> Made:
         """Make the sandbox and start its agent."""
         ...
 
-    def exited(self, record: Record) -> str | None:
+    def exited(self, record: SandboxRecord) -> str | None:
         """Why the agent cannot become ready any more, or None while it may."""
         ...
 
-    def log_tail(self, record: Record) -> list[str]:
+    def log_tail(self, record: SandboxRecord) -> list[str]:
         """The last lines that the agent wrote."""
         ...
 
-    def find(self, record: Record) -> Found | None:
+    def find(self, record: SandboxRecord) -> FoundSandbox | None:
         """The sandbox as it stands; None when nothing of it exists."""
         ...
 
-    def revive(self, record: Record) -> Found | None:
+    def revive(self, record: SandboxRecord) -> FoundSandbox | None:
         """As `find`, but start a dead agent again."""
         ...
 
-    def replace(self, record: Record) -> None:
+    def replace(self, record: SandboxRecord) -> None:
         """End an agent that runs and does not answer, with all that it started; `revive` starts another. What sessions held becomes drafts.
 
         Raises:
@@ -117,11 +117,11 @@ class Provider(Protocol):
         """
         ...
 
-    def is_frozen(self, record: Record) -> bool:
+    def is_frozen(self, record: SandboxRecord) -> bool:
         """Whether something holds the agent's process still, as far as that can be seen from here."""
         ...
 
-    def usage(self, record: Record) -> Sample | None:
+    def usage(self, record: SandboxRecord) -> EngineSample | None:
         """What the sandbox has used until now as something outside of it counts it; None when nothing does.
 
         Raises:
@@ -129,7 +129,7 @@ class Provider(Protocol):
         """
         ...
 
-    def destroy(self, record: Record) -> list[str]:
+    def destroy(self, record: SandboxRecord) -> list[str]:
         """Remove everything of the sandbox; what is gone already is fine.
 
         Returns:
@@ -139,7 +139,7 @@ class Provider(Protocol):
         """
         ...
 
-    def adopt(self) -> list[Record]:
+    def adopt(self) -> list[SandboxRecord]:
         """Running sandboxes of this instance, from what they carry themselves."""
         ...
 
@@ -148,7 +148,7 @@ def new_token() -> str:
     return secrets.token_hex(32)
 
 
-def ask_ready(target: Target, *, timeout_s: float = 5.0) -> str | None:
+def ask_ready(target: AgentAddress, *, timeout_s: float = 5.0) -> str | None:
     """One `sandbox_daemon_ready`, after both sides have proved who they are. None when the agent answered that it is ready, else what happened instead."""
     transport = {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
     line = protocol.encode_request("sandbox_daemon_ready", {}, request_id="docker-readiness", sandbox_id=target.sandbox_id, **transport)
@@ -170,7 +170,7 @@ def ask_ready(target: Target, *, timeout_s: float = 5.0) -> str | None:
         return "the answer is no reply"
 
 
-def _connect(target: Target, timeout_s: float) -> socket.socket:
+def _connect(target: AgentAddress, timeout_s: float) -> socket.socket:
     if target.socket_path is None:
         return socket.create_connection((target.host, target.port), timeout=timeout_s)
     connection = socket.socket(socket.AF_UNIX)
@@ -204,7 +204,7 @@ def _object(line: bytes) -> dict[str, Any]:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def wait_ready(provider: Provider, record: Record, *, timeout_s: float, poll_s: float, given_up: Callable[[], bool]) -> None:
+def wait_ready(provider: Provider, record: SandboxRecord, *, timeout_s: float, poll_s: float, given_up: Callable[[], bool]) -> None:
     """Wait until the agent of `record` answers; polls fast at first, since most are there within a quarter of a second.
 
     Args:

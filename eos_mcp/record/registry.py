@@ -27,25 +27,25 @@ class RegistryError(Exception):
     """The file is of an unknown format or damaged: nothing is guessed, the message names it and what to do."""
 
 
-class Part(BaseModel):
+class RecordPart(BaseModel):
     """A frozen part of the file. A key that a later version adds is ignored by this one."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)  # inputs hold tokens
 
 
-class Endpoint(Part):
+class AgentEndpoint(RecordPart):
     host: str
     port: int
 
 
-class SharedBase(Part):
+class SharedBase(RecordPart):
     source: str
     target: str
     root_hash: str
     readonly: bool = True
 
 
-class Target(NamedTuple):
+class AgentAddress(NamedTuple):
     """Where an agent listens, and the secret by which it is known: as forward.Target."""
 
     host: str
@@ -56,7 +56,7 @@ class Target(NamedTuple):
     proves: bool
 
 
-class Record(Part):
+class SandboxRecord(RecordPart):
     """One sandbox. What `public` shows is the contract's; the rest never leaves the manager.
 
     `provider_data` is the provider's own: what it needs to find and start the sandbox again.
@@ -66,8 +66,8 @@ class Record(Part):
     workspace_root: str
     state: State
     activity_revision: int = 0
-    daemon: Endpoint | None = None
-    daemon_http: Endpoint | None = None
+    daemon: AgentEndpoint | None = None
+    daemon_http: AgentEndpoint | None = None
     shared_base: SharedBase | None = None
     resource_profile: dict[str, Any] | None = None
     quota: dict[str, Any] | None = None
@@ -94,14 +94,14 @@ class Record(Part):
         more = {"quota": self.quota} if self.quota is not None else {}
         return {**shown, **more, **({"warnings": self.warnings} if self.warnings else {})}
 
-    def target(self) -> Target | None:
+    def target(self) -> AgentAddress | None:
         """Where its agent is reached; None while it has no address. `provider_data` has `proves` since agents prove themselves."""
         if self.daemon is None:
             return None
         path, proves = self.provider_data.get("socket_path"), self.provider_data.get("proves") is True
-        return Target(self.daemon.host, self.daemon.port, self.token, self.id, None if path is None else str(path), proves)
+        return AgentAddress(self.daemon.host, self.daemon.port, self.token, self.id, None if path is None else str(path), proves)
 
-    def but(self, **changes: Any) -> Record:
+    def but(self, **changes: Any) -> SandboxRecord:
         return self.model_copy(update=changes)
 
 
@@ -117,7 +117,7 @@ class Registry:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, SandboxRecord] = {}
 
     @staticmethod
     def open(path: str) -> Registry:
@@ -142,23 +142,23 @@ class Registry:
             )
         try:
             sandboxes: list[Any] = table["sandboxes"]
-            for record in map(Record.model_validate, sandboxes):
+            for record in map(SandboxRecord.model_validate, sandboxes):
                 registry._records[record.id] = record
         except (ValidationError, KeyError, TypeError) as error:
             raise RegistryError(f"the registry {path} is damaged ({error}); move it away to start with an empty one") from error
         return registry
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[SandboxRecord]:
         """By id."""
         return iter([self._records[key] for key in sorted(self._records)])
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def find(self, sandbox_id: str) -> Record | None:
+    def find(self, sandbox_id: str) -> SandboxRecord | None:
         return self._records.get(sandbox_id)
 
-    def get(self, sandbox_id: str) -> Record:
+    def get(self, sandbox_id: str) -> SandboxRecord:
         """The record of `sandbox_id`.
 
         Raises:
@@ -170,7 +170,7 @@ class Registry:
             raise OperationError(INVALID_REQUEST, f"sandbox not found: {sandbox_id}", details, reason="sandbox_not_found")
         return record
 
-    def put(self, record: Record) -> Record:
+    def put(self, record: SandboxRecord) -> SandboxRecord:
         """Insert or replace. A new record and one that becomes ready are on disk when this returns.
 
         Anything else holds in memory when the disk is full, and is written with the next change: what goes down is found gone by the next
@@ -198,7 +198,7 @@ class Registry:
             ) from error
         return record
 
-    def move(self, sandbox_id: str, expected: tuple[State, ...], to: State, **changes: Any) -> Record:
+    def move(self, sandbox_id: str, expected: tuple[State, ...], to: State, **changes: Any) -> SandboxRecord:
         """Compare and set of the state.
 
         Raises:
@@ -212,7 +212,7 @@ class Registry:
             )
         return self.put(record.but(state=to, **changes))
 
-    def note(self, record: Record) -> None:
+    def note(self, record: SandboxRecord) -> None:
         """Replace in memory only: for what may be lost with the process (the activity revision)."""
         self._records[record.id] = record
 

@@ -16,7 +16,7 @@ SIZE_BYTES = _HEADER.size + SLOTS * _SLOT.size
 NONE = -1
 
 
-class Sample(NamedTuple):
+class EngineSample(NamedTuple):
     """Counters since the sandbox started, and levels; None: the engine does not say."""
 
     ts: int
@@ -34,7 +34,7 @@ class Ring:
         self.path = path
         self._next = 0
 
-    def read(self) -> list[Sample]:
+    def read(self) -> list[EngineSample]:
         """Oldest first; nothing when there is no such file."""
         try:
             with open(self.path, "rb") as file:
@@ -43,17 +43,17 @@ class Ring:
             return []
         if data[: _HEADER.size] != _header():
             return []
-        found: list[tuple[int, Sample]] = []
+        found: list[tuple[int, EngineSample]] = []
         for at in range(_HEADER.size, len(data) - _SLOT.size + 1, _SLOT.size):
             slot = data[at : at + _SLOT.size]
             number, *values, _, check = _SLOT.unpack(slot)
             if number and check == zlib.crc32(slot[:-4]):
-                found.append((number, Sample(values[0], *(None if value == NONE else value for value in values[1:]))))
+                found.append((number, EngineSample(values[0], *(None if value == NONE else value for value in values[1:]))))
         found.sort(key=lambda one: one[0])
         self._next = found[-1][0] if found else 0
         return [sample for _, sample in found]
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: EngineSample) -> None:
         """Write one slot in place; not synced, a sample is worth no more.
 
         Raises:

@@ -161,7 +161,7 @@ def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, p
         private_dirs.make(target)
         linked = index is not None and not index.warnings  # else all are looked at, so that what is not kept is told again
         previous = os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index is not None and linked else None
-        copy = _Copy(workspace, target, keeping, index, previous)
+        copy = _BaseCopy(workspace, target, keeping, index, previous)
         for _ in range(ROUNDS):
             copy.bring_to(listing)
             again = look(workspace)
@@ -269,7 +269,7 @@ def _make_durable(path: str) -> None:
         fsync.write_file(os.path.join(path, "durable"), b"", mode=0o600)
 
 
-class _Copy:
+class _BaseCopy:
     """A copy on its way. `content` holds what was read of each path, `unstable` the paths that changed while they were read."""
 
     def __init__(self, workspace: str, target: str, keeping: Keeping, index: Index | None, previous: str | None) -> None:

@@ -17,7 +17,7 @@ KEPT = 16
 """Versions whose rules stay parsed, as long as they fit into KEPT_BYTES together."""
 
 
-class Routes:
+class IgnoreCache:
     """The rules of one stack's versions; its methods may be called from any thread."""
 
     def __init__(self, stack: Stack) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from layerstack.core.ignore_cache import Routes
+from layerstack.core.ignore_cache import IgnoreCache
 from layerstack.errors import NotFound, StoreCorrupt
 from layerstack.kernel import fsync, records
 from layerstack.kernel.fsync import Step
@@ -35,7 +35,7 @@ class Stack:
         self.lock = threading.RLock()
         """Held for bookkeeping: renames into `layers/`, the manifest, the head in memory."""
         self.layers, self.leases = Layers(root, form, self.lock), Leases()
-        self.routes, self.scrap = Routes(self), Staging(f"{root}/staging")
+        self.routes, self.scrap = IgnoreCache(self), Staging(f"{root}/staging")
         self.inputs = patterns(INPUTS)
         """Ignored files that are inputs of builds all the same; holds for all that is published from then on."""
         self.damaged: dict[str, str] = {}

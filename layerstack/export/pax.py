@@ -211,7 +211,7 @@ def is_ours(block: bytes) -> bool:
     return block == _ustar(name, kind, mode, size, seconds, _text(block[157:257]))
 
 
-class Decoder:
+class PaxDecoder:
     """Headers out of blocks: feed each header block, and after `needs` > 0 the so many bytes of records (padding included) that follow."""
 
     def __init__(self) -> None:

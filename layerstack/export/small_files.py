@@ -27,7 +27,7 @@ _Row = tuple[bytes, int, bytes, bytes, bytes]
 """Path, rank of its layer, mark, size, digest, as they stand in the layer's index."""
 
 
-class Run(NamedTuple):
+class FileRun(NamedTuple):
     """Entries that are sent together."""
 
     files: int
@@ -44,11 +44,11 @@ class _Filling:
         self.data: list[bytes] = []
         self.size = self.directories = 0
 
-    def run(self) -> Run:
-        return Run(len(self.data), self.directories, b"".join(self.table), b"".join(self.data))
+    def run(self) -> FileRun:
+        return FileRun(len(self.data), self.directories, b"".join(self.table), b"".join(self.data))
 
 
-def changed(version: Snapshot, root: str) -> Iterator[Decided | Run]:
+def changed(version: Snapshot, root: str) -> Iterator[Decided | FileRun]:
     """As `Snapshot.changed` of a published version, with runs in the place of the entries that can be in one.
 
     Args:

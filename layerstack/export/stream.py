@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 
 from layerstack.errors import LayerStackError, StoreCorrupt
 from layerstack.export import pax, small_files
-from layerstack.export.small_files import Decided, Run
+from layerstack.export.small_files import Decided, FileRun
 from layerstack.kernel import content
 from layerstack.kernel.xattrs import Form
 from layerstack.layers.snapshot import Snapshot
@@ -42,8 +42,8 @@ RANGE_BYTES, RANGE_MAX = 1 << 18, 1 << 24
 _KEPT_PARENTS = 4096
 
 
-class Entry(Protocol):
-    """What a path is in a version, as the store's `Entry` tells it."""
+class EntryLike(Protocol):
+    """What a path is in a version, as the store's `EntryLike` tells it."""
 
     @property
     def path(self) -> str: ...
@@ -81,7 +81,7 @@ class FileRange(NamedTuple):
     size: int
 
 
-class Version(Protocol):
+class VersionLike(Protocol):
     """The part of a Snapshot that an export needs; the caller holds its lease until the stream has ended."""
 
     @property
@@ -101,18 +101,18 @@ class ExportEntry(NamedTuple):
     real_path: str | None
     ranges: Sequence[tuple[int, int]] | None = None
     """Of a file that is sent with its holes: (offset, size) of its data."""
-    run: Run | None = None
+    run: FileRun | None = None
     """Several entries in one."""
 
 
 def fold(
-    version: Version,
+    version: VersionLike,
     *,
     xattrs: bool = False,
     digests: Digests | None = None,
     earlier: Earlier | None = None,
     holes: bool = False,
-    changed: Iterator[Decided | Run] | None = None,
+    changed: Iterator[Decided | FileRun] | None = None,
     outputs: Outputs | None = None,
 ) -> Iterator[ExportEntry]:
     """The delta above the base in byte order of paths, one winner per path; a deletion only where its directory still is one.
@@ -141,7 +141,7 @@ def fold(
         return b"" if earlier is None else b" ".join(b"%d:%d" % pair for pair in earlier(path))
 
     for found in version.changed() if changed is None else changed:
-        if isinstance(found, Run):
+        if isinstance(found, FileRun):
             size = len(found.table) + len(found.data)
             yield ExportEntry(pax.Header(pax.RUN, pax.FILE, 0o644, size, kind=pax.RUN, table=len(found.table)), None, run=found)
             continue
@@ -186,7 +186,7 @@ def fold(
             raise StoreCorrupt(f"a layer holds a special file at {path}", details={"path": path})
 
 
-def _digest(entry: Entry, path: str, digests: Digests, *, plain: bool) -> bytes:
+def _digest(entry: EntryLike, path: str, digests: Digests, *, plain: bool) -> bytes:
     """Of a file, from the index where that has it."""
     if plain and entry.size >= content.BLOCK:
         return content.digest_at(entry.real_path, plain=True)  # for a gateway that is older than the second form
@@ -201,7 +201,7 @@ def _ranges(path: str) -> list[tuple[int, int]] | None:
         os.close(fd)
 
 
-def states_of_base(version: Version) -> Iterator[ExportEntry]:
+def states_of_base(version: VersionLike) -> Iterator[ExportEntry]:
     """What the base has where the delta decides, and below the directories that it hides: for a host that has no copy of the base.
 
     One entry of kind `base` for each path, in no order, a path perhaps twice; nothing for a path that the base does not have.
@@ -264,7 +264,7 @@ class _Count:
         self.numbers: dict[str, int] = dict.fromkeys(_NUMBERS, 0)
         self.digest = hashlib.sha256()
 
-    def run(self, run: Run) -> None:
+    def run(self, run: FileRun) -> None:
         self.numbers["entries"] += run.files + run.directories
         self.numbers["files"] += run.files
         self.numbers["directories"] += run.directories
@@ -360,7 +360,7 @@ def _check_size(real_path: str, header: pax.Header, size: int) -> None:
 
 
 def stream(
-    version: Version,
+    version: VersionLike,
     *,
     live_workspace_sessions: Sequence[str] = (),
     offset: int = 0,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 
 from layerstack.errors import StoreBusy, StoreCorrupt
 from layerstack.fsck import documents, trees
-from layerstack.fsck.parts import Counts, Damage, Look, Note
+from layerstack.fsck.parts import CheckContext, Counts, Damage, Note
 
 __all__ = ["ORDER", "Check", "Counts", "Damage", "Note", "check", "offline"]
 
@@ -23,7 +23,7 @@ ORDER = ("store", "base", "pins", "layer", "draft", "session", "leases", "stagin
 """The parts of a check, in this order: each is one word, those of layers, drafts and sessions with the name after a blank."""
 
 
-class Check(Look):
+class Check(CheckContext):
     """One look at a store, part by part. Not for callers: `check`, `offline` and `Store.checking` make it.
 
     Damage comes as it is found; `notes` and `counts` grow meanwhile.

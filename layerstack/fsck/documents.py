@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from layerstack.errors import StoreCorrupt
-from layerstack.fsck.parts import Damage, Look
+from layerstack.fsck.parts import CheckContext, Damage
 from layerstack.kernel.xattrs import FORMS
 from layerstack.model.manifest import BASE_ID, Manifest, reference
 
@@ -15,7 +15,7 @@ FILES = {"manifest.json", "workspace.json", ".storage-writer.lock", "command-cou
 """The last one is the agent's: which numbers its commands have had."""
 
 
-def top(look: Look) -> Iterator[Damage]:
+def top(look: CheckContext) -> Iterator[Damage]:
     """The files of the store itself, its manifests, and what else lies there."""
     try:
         body = look.document("workspace.json")
@@ -40,7 +40,7 @@ def top(look: Look) -> Iterator[Damage]:
             yield Damage(name, "is missing", "its name")
 
 
-def _versions(look: Look, head: Manifest | None) -> Iterator[Damage]:
+def _versions(look: CheckContext, head: Manifest | None) -> Iterator[Damage]:
     there, told = {BASE_ID, *look.names("layers")}, set[str]()
     blocks = [about for about in map(look.about, head.layer_ids if head is not None else ()) if about and about.get("first_version")]
     seen_head = head is None
@@ -87,7 +87,7 @@ def _versions(look: Look, head: Manifest | None) -> Iterator[Damage]:
                 yield Damage(reference(layer_id).path, "is missing; manifest.json names it", "the manifest")
 
 
-def _metadata(look: Look) -> Iterator[Damage]:
+def _metadata(look: CheckContext) -> Iterator[Damage]:
     there = set(look.names("layers"))
     for name in look.names(".layer-metadata"):
         stem, suffix = os.path.splitext(name)
@@ -98,7 +98,7 @@ def _metadata(look: Look) -> Iterator[Damage]:
     yield from ()
 
 
-def pins(look: Look) -> Iterator[Damage]:
+def pins(look: CheckContext) -> Iterator[Damage]:
     """Each pin, and the version that it names."""
     for name in look.names("pins"):
         file, (stem, _, suffix) = f"pins/{name}", name.partition(".")
@@ -116,7 +116,7 @@ def pins(look: Look) -> Iterator[Damage]:
             yield Damage(file, f"pins version {stem}, which is gone", "the manifests")
 
 
-def session(look: Look, name: str) -> Iterator[Damage]:
+def session(look: CheckContext, name: str) -> Iterator[Damage]:
     """One session's document, and what it stands on."""
     folder = f"sessions/{name}"
     if not os.path.lexists(f"{look.root}/{folder}"):
@@ -138,7 +138,7 @@ def session(look: Look, name: str) -> Iterator[Damage]:
     look.note("left_over", folder, "work of a process that is gone; the next open makes a draft of it, unless it was published")
 
 
-def leases(look: Look) -> Iterator[Damage]:
+def leases(look: CheckContext) -> Iterator[Damage]:
     """What this process holds is there."""
     assert look.store is not None
     told = set[str]()
@@ -149,7 +149,7 @@ def leases(look: Look) -> Iterator[Damage]:
                 yield Damage(f"layers/{layer_id}", f"is missing; {lease.holder} stands on it", "the leases")
 
 
-def staging(look: Look) -> Iterator[Damage]:
+def staging(look: CheckContext) -> Iterator[Damage]:
     """What is left there."""
     for name in look.names("staging"):
         look.note("left_over", f"staging/{name}", "of an operation that did not end; the next open removes it")

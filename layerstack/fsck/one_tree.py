@@ -17,14 +17,14 @@ from layerstack.errors import StoreCorrupt
 from layerstack.kernel import content
 from layerstack.kernel.whiteout import get_mark, is_whiteout
 from layerstack.kernel.xattrs import Form
-from layerstack.layers.index_file import PLAIN_FORMAT, Row, format_of, row_of
+from layerstack.layers.index_file import PLAIN_FORMAT, IndexRow, format_of, row_of
 from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, SYSTEM_XATTRS, WHITEOUT, kind_of, list_xattrs
 
 Say = Callable[[str, str, str], None]
 """(path in the tree, what is wrong, how it was found)."""
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """One entry of a tree as it is on disk."""
 
     path: bytes
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     """What the digest of the layer covers of it, the path aside."""
 
 
-class Seen(NamedTuple):
+class TreeFindings(NamedTuple):
     """What was read of a tree."""
 
     digest: str
@@ -79,7 +79,7 @@ def in_byte_order(root: bytes, failed: Callable[[bytes, OSError], None]) -> Iter
             yield found[0]
 
 
-def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = False) -> Entry:
+def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = False) -> TreeEntry:
     """Look at one entry and read it whole. What must not be in a layer is said; `plain` as in `compare`. Raises OSError."""
     full = os.fsdecode(root + b"/" + path if path else root)
     shown = os.fsdecode(path)
@@ -87,9 +87,9 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = 
     kind = kind_of(status.st_mode)
     if kind == SPECIAL:
         if is_whiteout(status):
-            return Entry(path, WHITEOUT, 0, 0, False, None, b"w")
+            return TreeEntry(path, WHITEOUT, 0, 0, False, None, b"w")
         say(shown, "is a FIFO, socket or device, which no layer holds", "its kind")
-        return Entry(path, SPECIAL, 0, 0, False, None, b"s")
+        return TreeEntry(path, SPECIAL, 0, 0, False, None, b"s")
     xattrs: dict[str, bytes] = {}
     for name in list_xattrs(full):
         if name in SYSTEM_XATTRS:
@@ -105,12 +105,12 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = 
         if mark not in (None, b"y"):
             say(shown, f"its mark {form.opaque} is {mark!r}, and only y is written", "its xattrs")
         opaque = mark == b"y"
-        return Entry(path, kind, meta[0], 0, opaque, None, (b"o" if opaque else b"d") + about)
+        return TreeEntry(path, kind, meta[0], 0, opaque, None, (b"o" if opaque else b"d") + about)
     if kind == LINK:
         digest = hashlib.sha256(os.fsencode(os.readlink(full))).digest()
     else:
         digest = content.digest_at(full, plain=plain)
-    return Entry(path, kind, meta[0], status.st_size, False, digest, kind.encode() + digest + about)
+    return TreeEntry(path, kind, meta[0], status.st_size, False, digest, kind.encode() + digest + about)
 
 
 def check_index(path: str) -> str:
@@ -146,7 +146,7 @@ def is_plain(path: str) -> bool:
         return format_of(file.readline().split(b" ")[1], path) == PLAIN_FORMAT
 
 
-def rows(path: str) -> Iterator[Row]:
+def rows(path: str) -> Iterator[IndexRow]:
     """The lines of an index file that `check_index` found whole. Raises StoreCorrupt for one that is no row."""
     with open(path, "rb") as file:
         file.readline()
@@ -158,8 +158,8 @@ def rows(path: str) -> Iterator[Row]:
 
 
 def compare(
-    root: str, form: Form, listed: Iterator[Row] | None, say: Say, blind: Callable[[str], None], *, plain: bool = False
-) -> Generator[None, None, Seen | None]:
+    root: str, form: Form, listed: Iterator[IndexRow] | None, say: Say, blind: Callable[[str], None], *, plain: bool = False
+) -> Generator[None, None, TreeFindings | None]:
     """Walk a tree, saying what is wrong with it; yields now and then, so that somebody can look at the clock.
 
     Args:
@@ -205,10 +205,10 @@ def compare(
     while whole and row is not None and listed is not None:
         say(row.path, "is gone, the index lists it", "the index")
         row = next(listed, None)
-    return Seen(total.hexdigest(), count, size) if whole else None
+    return TreeFindings(total.hexdigest(), count, size) if whole else None
 
 
-def _against(row: Row, entry: Entry, say: Say) -> None:
+def _against(row: IndexRow, entry: TreeEntry, say: Say) -> None:
     if row.record.kind != entry.kind or row.record.opaque != entry.opaque:
         names = {FILE: "a file", LINK: "a symlink", DIRECTORY: "a directory", WHITEOUT: "a whiteout", SPECIAL: "a special file"}
         have, want = (

@@ -46,7 +46,7 @@ class Counts(NamedTuple):
     bytes: int = 0
 
 
-class Look:
+class CheckContext:
     """One look at a store; `notes` and `counts` grow meanwhile."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Look:
         except FileNotFoundError:
             raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 
-    def version(self, name: str) -> version_files.Named | None:
+    def version(self, name: str) -> version_files.VersionRecord | None:
         """The file of a version at a path below the store; None: it was lost. Raises StoreCorrupt, OSError."""
         path = f"{self.root}/{name}"
         try:

@@ -9,11 +9,11 @@ from typing import Any
 
 from layerstack.errors import StoreCorrupt
 from layerstack.fsck import base_hash, one_tree
-from layerstack.fsck.parts import Damage, Look
+from layerstack.fsck.parts import CheckContext, Damage
 from layerstack.history import blame_file
 from layerstack.kernel import records
 from layerstack.layers.index_file import PLAIN_FORMAT
-from layerstack.layers.version_files import Named
+from layerstack.layers.version_files import VersionRecord
 from layerstack.model.manifest import BASE_ID, squashed_id
 from layerstack.recovery.gc import owner_of
 
@@ -21,7 +21,7 @@ PER_TREE = 100
 """So many lines about one tree; the last one counts the rest."""
 
 
-def layer(look: Look, layer_id: str) -> Iterator[Damage | None]:
+def layer(look: CheckContext, layer_id: str) -> Iterator[Damage | None]:
     """One layer with all its files; None after each entry."""
     folder, stem = f"layers/{layer_id}", f".layer-metadata/{layer_id}"
     if os.path.islink(f"{look.root}/{folder}"):
@@ -60,7 +60,7 @@ def layer(look: Look, layer_id: str) -> Iterator[Damage | None]:
     look.counts = look.counts._replace(layers=look.counts.layers + 1)
 
 
-def _identity(look: Look, layer_id: str, about: dict[str, Any], stem: str) -> Iterator[Damage]:
+def _identity(look: CheckContext, layer_id: str, about: dict[str, Any], stem: str) -> Iterator[Damage]:
     """Do the small files belong to that layer?"""
     try:
         squashed = layer_id.startswith("S")
@@ -82,7 +82,7 @@ def _identity(look: Look, layer_id: str, about: dict[str, Any], stem: str) -> It
         yield Damage(f"{stem}.digest", "is not the layer's digest", "the layer's metadata")
 
 
-def _blame(look: Look, name: str, about: dict[str, Any]) -> Iterator[Damage]:
+def _blame(look: CheckContext, name: str, about: dict[str, Any]) -> Iterator[Damage]:
     """What a squashed layer remembers."""
     path = f"{look.root}/{name}"
     if not os.path.lexists(path):
@@ -94,7 +94,7 @@ def _blame(look: Look, name: str, about: dict[str, Any]) -> Iterator[Damage]:
         yield Damage(name, "is whole, and of another layer", "its checksum in the layer's metadata")
 
 
-def _is_named(look: Look, layer_id: str) -> bool:
+def _is_named(look: CheckContext, layer_id: str) -> bool:
     """Does the head, a version or a draft name it? One that cannot be read may."""
     if look.head is None or layer_id in look.head.layer_ids or look.store is not None:
         return True
@@ -108,11 +108,11 @@ def _is_named(look: Look, layer_id: str) -> bool:
         return True
 
 
-def _names(version: Named | None, layer_id: str) -> bool:
+def _names(version: VersionRecord | None, layer_id: str) -> bool:
     return version is not None and (version.top == layer_id or any(layer.layer_id == layer_id for layer in version.layers or ()))
 
 
-def draft(look: Look, name: str) -> Iterator[Damage | None]:
+def draft(look: CheckContext, name: str) -> Iterator[Damage | None]:
     """One draft: its document, the layers that it names, its tree."""
     folder, body = f"drafts/{name}", dict[str, Any]()
 
@@ -146,7 +146,7 @@ def draft(look: Look, name: str) -> Iterator[Damage | None]:
 
 
 def _tree(
-    look: Look, folder: str, index: str | None, digest: str | None, size: int | None = None, *, plain: bool = False
+    look: CheckContext, folder: str, index: str | None, digest: str | None, size: int | None = None, *, plain: bool = False
 ) -> Iterator[Damage | None]:
     """A tree against its index and its digest, or against what is known of it; `plain`: without an index, as in `fsck_tree.compare`."""
     if look.form is None:
@@ -170,7 +170,7 @@ def _tree(
     rows = one_tree.rows(index) if index is not None else None
     plain = plain if index is None else one_tree.is_plain(index)
     looking = one_tree.compare(f"{look.root}/{folder}", look.form, rows, say, blind, plain=plain)
-    seen: one_tree.Seen | None = None
+    seen: one_tree.TreeFindings | None = None
     while True:
         try:
             next(looking)
@@ -195,7 +195,7 @@ def _tree(
         yield Damage(folder, f"holds {seen.bytes} bytes, recorded are {size}", "its size")
 
 
-def base(look: Look) -> Iterator[Damage | None]:
+def base(look: CheckContext) -> Iterator[Damage | None]:
     """The base: there, and if asked for, the one that the store was made with."""
     path = f"{look.base_dir}/{BASE_ID}"
     if not os.path.isdir(path):
@@ -231,7 +231,7 @@ def base(look: Look) -> Iterator[Damage | None]:
         )
 
 
-def _base_failed(look: Look, error: OSError, told: list[Damage], blind: list[str]) -> None:
+def _base_failed(look: CheckContext, error: OSError, told: list[Damage], blind: list[str]) -> None:
     name = os.path.relpath(os.fsdecode(error.filename or ""), os.path.realpath(f"{look.base_dir}/{BASE_ID}"))
     if error.errno in (errno.EACCES, errno.EPERM):
         blind.append(name)

@@ -218,7 +218,7 @@ def _answer(store: Store, chain: Chain, path: str, texts: Sequence[_Text]) -> An
     base = chain.base.tree.state(path) if chain.base.get(path) is not None else None
     if state.kind != FILE or state.size > TEXT_MAX or _ignored(store, texts[at]) or not is_text(state.data()):
         return (Range(1, 1, _last_writer(store, texts[at:], base)),)
-    return _merged(_Walk(store, path).lines(texts[at:], base))
+    return _merged(_BlameWalk(store, path).lines(texts[at:], base))
 
 
 def _forgotten(store: Store, chain: Chain, path: str) -> Answer | None:
@@ -265,7 +265,7 @@ def _merged(owners: Sequence[tuple[int, str]]) -> Answer:
     return tuple(found)
 
 
-class _Walk:
+class _BlameWalk:
     """From the newest text to older ones, carrying for each line of the present text which line of the newest it is, until each has an owner."""
 
     def __init__(self, store: Store, path: str) -> None:

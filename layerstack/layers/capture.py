@@ -19,7 +19,7 @@ from layerstack.layers.chain import Chain
 from layerstack.model import cancel
 from layerstack.model.paths import join
 from layerstack.model.paths import parent as parent_of
-from layerstack.tree.disk import Child, Tree
+from layerstack.tree.disk import DirectoryEntry, Tree
 from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, State, equal
 
 SLACK = 8
@@ -181,7 +181,9 @@ class _Seal:
         del self.cut[path]
         return stays
 
-    def _settle_mark(self, path: str, children: Sequence[Child], *, merges: bool) -> tuple[bool, Sequence[Child], set[str] | None]:
+    def _settle_mark(
+        self, path: str, children: Sequence[DirectoryEntry], *, merges: bool
+    ) -> tuple[bool, Sequence[DirectoryEntry], set[str] | None]:
         """Keep the opaque mark of a directory, or take it away: over nothing it would hide what others add there, and one that lacks few of the base's
         names says the same with whiteouts. -> is it opaque, the children that are left to look at, the names that got whiteouts for the mark."""
         tree = self.tree
@@ -264,7 +266,7 @@ class _Seal:
                 return
             path, remove = above, tree.rmdir
 
-    def _unopaque(self, path: str, children: Sequence[Child], names: set[str], gone: set[str]) -> list[Child]:
+    def _unopaque(self, path: str, children: Sequence[DirectoryEntry], names: set[str], gone: set[str]) -> list[DirectoryEntry]:
         """Whiteouts for the names that are gone, marks one level down, then the mark goes. -> the children that are left to look at."""
         tree = self.tree
         kinds = dict(children)

@@ -51,7 +51,7 @@ def paths(old: Chain, new: Chain, *, under: str = "") -> Iterator[str]:
     Cost: O(records of the layers that only one has), of large ones only as far as it is asked for; below a directory that one of them made
     anew, all of it. Memory: the small layers' paths, and the names of one directory.
     """
-    return (found.path for found in _Walk(old, new).below(under))
+    return (found.path for found in _DeltaWalk(old, new).below(under))
 
 
 def tops(old: Chain, new: Chain, *, times: bool = False) -> Iterator[Difference]:
@@ -60,12 +60,12 @@ def tops(old: Chain, new: Chain, *, times: bool = False) -> Iterator[Difference]
     Args:
         times: also files and directories that are the same but for their time.
     """
-    return _Walk(old, new, only_tops=True, times=times).below("")
+    return _DeltaWalk(old, new, only_tops=True, times=times).below("")
 
 
 def count(old: Chain, new: Chain) -> int:
     """How many paths `delta` would list; none of them is kept."""
-    return sum(1 for _ in _Walk(old, new).below(""))
+    return sum(1 for _ in _DeltaWalk(old, new).below(""))
 
 
 class _Inside(NamedTuple):
@@ -78,7 +78,7 @@ class _Inside(NamedTuple):
     """One of the layers changed what is in it without listing it."""
 
 
-class _Walk:
+class _DeltaWalk:
     def __init__(self, old: Chain, new: Chain, *, only_tops: bool = False, times: bool = False) -> None:
         self.old, self.new, self.only_tops, self.times = old, new, only_tops, times
         common = 0
@@ -177,7 +177,7 @@ def _has_another_time(before: State | None, after: State | None) -> bool:
     return before is not None and after is not None and after.kind != LINK and before.times[1] != after.times[1]
 
 
-class _Listed:
+class _ComparedPaths:
     """The paths of one comparison, as far as they were asked for; of many the last ones. One caller has it at a time."""
 
     def __init__(self, rest: Iterator[str], layers: tuple[Layer, ...]) -> None:
@@ -208,7 +208,7 @@ class Deltas:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[object, ...], _Listed] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], _ComparedPaths] = OrderedDict()
 
     @contextlib.contextmanager
     def paths(self, old: Chain, new: Chain, under: str, start: int, *, but: Chain | None = None) -> Generator[Iterator[str]]:
@@ -218,7 +218,7 @@ class Deltas:
         with self._lock:
             listed = self._kept.pop(key, None)
         if listed is None or start < listed.begin or any(layer.gone for layer in listed.layers):
-            listed = _Listed(self._find(old, new, under, but), tuple(itertools.chain(*layers)))
+            listed = _ComparedPaths(self._find(old, new, under, but), tuple(itertools.chain(*layers)))
         yield listed.get(start)
         with self._lock:  # an error has ended the search: it begins anew then
             self._kept[key] = listed

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from layerstack.layers.chain import Chain
-from layerstack.layers.index import Layer, Record
+from layerstack.layers.index import IndexRecord, Layer
 from layerstack.layers.packed_index import PackedIndex
 from layerstack.model import cancel
 from layerstack.model.paths import byte_order
@@ -15,11 +15,11 @@ from layerstack.model.paths import parent as parent_of
 from layerstack.tree.disk import Tree
 from layerstack.tree.state import DIRECTORY, FILE, WHITEOUT
 
-Listed = tuple[int, Layer, Record]
+Listed = tuple[int, Layer, IndexRecord]
 """A record of a path: the rank of its layer in the block, 0 the newest; the layer; the record."""
 
 
-class Block:
+class BlockListing:
     """What the layers of a block list, by path. Those with packed indexes are asked where they are: the memory of such a fold is that of the others."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -113,7 +113,7 @@ def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Folded:
         Stopped, at any entry.
     Cost: O(entries of the block); names come from the indexes, not from the disk.
     """
-    folding = _Fold(Block(block), below, target)
+    folding = _Fold(BlockListing(block), below, target)
     root = block[0].tree.state("")
     target.set_attributes("", root)
     folding.fill("", len(block) - 1, cut=False)
@@ -122,7 +122,7 @@ def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Folded:
 
 
 class _Fold:
-    def __init__(self, listed: Block, below: Chain, target: Tree) -> None:
+    def __init__(self, listed: BlockListing, below: Chain, target: Tree) -> None:
         self.listed, self.below, self.target = listed, below, target
 
     def fill(self, path: str, mask: int, *, cut: bool) -> bool:

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from layerstack.layers.chain import Chain
-from layerstack.layers.flatten import Block
+from layerstack.layers.flatten import BlockListing
 from layerstack.layers.index import Layer
 from layerstack.model.paths import parent as parent_of
-from layerstack.tree.disk import LARGE, Child, Children
+from layerstack.tree.disk import LARGE, Children, DirectoryEntry
 from layerstack.tree.state import DIRECTORY, WHITEOUT, State
 
 KEPT = 4096
 """Directories of which is remembered what shows in them."""
 
 
-class _Directory(NamedTuple):
+class _FlattenedDirectory(NamedTuple):
     """What is in it: of layers whose rank is not above `last`, and, unless it is `cut`, of what lies below the block."""
 
     last: int
@@ -30,11 +30,11 @@ class FoldedTree:
 
     def __init__(self, block: Sequence[Layer], below: Chain) -> None:
         self.form = below.form
-        self._top, self._below, self._listed = block[0], below, Block(block)
-        self._root = _Directory(len(block) - 1, False, False)
-        self._known: dict[str, _Directory] = {}
+        self._top, self._below, self._listed = block[0], below, BlockListing(block)
+        self._root = _FlattenedDirectory(len(block) - 1, False, False)
+        self._known: dict[str, _FlattenedDirectory] = {}
 
-    def _directory(self, path: str) -> _Directory:
+    def _directory(self, path: str) -> _FlattenedDirectory:
         if not path:
             return self._root
         known = self._known.get(path)
@@ -44,7 +44,7 @@ class FoldedTree:
             known = self._known[path] = self._look(path, self._directory(parent_of(path)))
         return known
 
-    def _look(self, path: str, above: _Directory) -> _Directory:
+    def _look(self, path: str, above: _FlattenedDirectory) -> _FlattenedDirectory:
         last, hit = above.last, False
         for rank, _, rec in self._listed.at(path):
             if rank > last:
@@ -57,19 +57,19 @@ class FoldedTree:
                 break
         under = None if above.cut else self._below.find(path)
         merges = under is not None and under.kind == DIRECTORY
-        return _Directory(last, hit or not merges, hit and merges)
+        return _FlattenedDirectory(last, hit or not merges, hit and merges)
 
-    def _children(self, path: str) -> Iterator[Child]:
+    def _children(self, path: str) -> Iterator[DirectoryEntry]:
         here = self._directory(path)
         skip = len(path) + 1 if path else 0
         for child in self._listed.children(path):
             rank, _, rec = self._listed.at(child)[0]
             if rank <= here.last and (rec.kind != WHITEOUT or (not here.cut and self._below.holder(child) is not None)):
-                yield Child(child[skip:], rec.kind)
+                yield DirectoryEntry(child[skip:], rec.kind)
 
-    def scan(self, path: str) -> Sequence[Child]:
+    def scan(self, path: str) -> Sequence[DirectoryEntry]:
         """As `Tree.scan`."""
-        found: list[Child] = []
+        found: list[DirectoryEntry] = []
         rest = self._children(path)
         for child in rest:
             found.append(child)
@@ -94,6 +94,6 @@ class FoldedTree:
         return None
 
 
-def _chained(first: list[Child], rest: Iterator[Child]) -> Iterator[Child]:
+def _chained(first: list[DirectoryEntry], rest: Iterator[DirectoryEntry]) -> Iterator[DirectoryEntry]:
     yield from first
     yield from rest

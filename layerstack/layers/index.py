@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from layerstack.layers.index_record import Index as Index
-from layerstack.layers.index_record import Record as Record
+from layerstack.layers.index_record import IndexRecord as IndexRecord
 from layerstack.layers.index_record import record as record
 from layerstack.layers.packed_index import PackedIndex
 from layerstack.model.manifest import BASE_ID, LayerId
@@ -74,7 +74,7 @@ class Layer:
             self._keys = sorted(self.index or ())
         return self._keys
 
-    def get(self, path: str) -> Record | None:
+    def get(self, path: str) -> IndexRecord | None:
         if self.index is not None:
             return self.index.get(path)
         directory = path.rpartition("/")[0]

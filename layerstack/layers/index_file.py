@@ -20,11 +20,11 @@ from layerstack.errors import StoreCorrupt
 from layerstack.kernel import fsync, unnamed_files
 from layerstack.kernel import records as documents
 from layerstack.layers.chain import Chain
-from layerstack.layers.index_record import Index, Record, record
+from layerstack.layers.index_record import Index, IndexRecord, record
 from layerstack.layers.packed_index import SMALL, PackedIndex
 from layerstack.model import cancel
 from layerstack.model.paths import byte_order, join
-from layerstack.tree.disk import Child, Children, DiskTree, Tree
+from layerstack.tree.disk import Children, DirectoryEntry, DiskTree, Tree
 from layerstack.tree.state import DIRECTORY, FILE, LINK, WHITEOUT, State, equal
 
 PLAIN_FORMAT, FORMAT = 1, 2
@@ -37,11 +37,11 @@ _MARKS = {
 }
 
 
-class Row(NamedTuple):
+class IndexRow(NamedTuple):
     """A line of the file."""
 
     path: str
-    record: Record
+    record: IndexRecord
     mode: int
     size: int
     digest: bytes | None
@@ -54,7 +54,7 @@ class Indexed(NamedTuple):
     """The index of a tree with what is written beside it. Of a large tree none of it is in memory but the packed paths."""
 
     records: Index
-    rows: Collection[Row]
+    rows: Collection[IndexRow]
     """In byte order of paths; may be walked as often as one likes."""
     digest: str
     """SHA-256 in hex over path, kind, opaque mark, mode, owner, xattrs and content of each entry; times are no part of it."""
@@ -78,7 +78,7 @@ class Indexed(NamedTuple):
         return (row.path for row in self.rows if row.record.kind == DIRECTORY)
 
 
-class _PackedRows(Collection[Row]):
+class _PackedRows(Collection[IndexRow]):
     """Of a large tree that nobody wanted sizes and digests of."""
 
     def __init__(self, index: PackedIndex) -> None:
@@ -88,14 +88,14 @@ class _PackedRows(Collection[Row]):
         return len(self._index)
 
     def __contains__(self, row: object) -> bool:
-        return isinstance(row, Row) and self._index.get(row.path) == row.record
+        return isinstance(row, IndexRow) and self._index.get(row.path) == row.record
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[IndexRow]:
         for path, rec in self._index.items():
-            yield Row(path, rec, 0, 0, None)
+            yield IndexRow(path, rec, 0, 0, None)
 
 
-class _SpilledRows(Collection[Row]):
+class _SpilledRows(Collection[IndexRow]):
     """Of a large tree: the lines of its index file, in a file without a name. Good until the end of the scope of `spill` that it was made in."""
 
     def __init__(self, folder: str | None) -> None:
@@ -103,7 +103,7 @@ class _SpilledRows(Collection[Row]):
         self._total = hashlib.sha256()
         self._count = 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: IndexRow) -> None:
         """Append. Raises OSError."""
         line = _line(row)
         self._total.update(line)
@@ -131,7 +131,7 @@ class _SpilledRows(Collection[Row]):
     def __contains__(self, row: object) -> bool:
         return any(row == each for each in self)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[IndexRow]:
         self._file.flush()
         fd, at, rest = self._file.fileno(), 0, b""
         while piece := os.pread(fd, 1 << 18, at):
@@ -146,13 +146,13 @@ class _Writer:
 
     def __init__(self, folder: str | None, *, hashes: bool) -> None:
         self._folder, self._hashes = folder, hashes
-        self._rows: list[Row] = []
+        self._rows: list[IndexRow] = []
         self._packed: PackedIndex | None = None
         self._spilled: _SpilledRows | None = None
         self._total = hashlib.sha256()
         self._changes = 0
 
-    def add(self, row: Row, rest: bytes) -> None:
+    def add(self, row: IndexRow, rest: bytes) -> None:
         """`rest`: what the digest of the tree covers beside the path."""
         if self._hashes:
             raw = byte_order(row.path)
@@ -171,7 +171,7 @@ class _Writer:
                 self._pack(each)
             self._rows = []
 
-    def _pack(self, row: Row) -> None:
+    def _pack(self, row: IndexRow) -> None:
         assert self._packed is not None
         self._packed.add(byte_order(row.path), row.record)
         if self._spilled is not None:
@@ -222,13 +222,13 @@ def build(
         under = below.find(path) if below is not None and not (opaque or cut) else None
         quiet = under is not None and under.kind == DIRECTORY and equal(under, state)
         rest = (b"o" if opaque else b"d") + attributes(state.meta, state.xattrs) if hashes else b""
-        out.add(Row(path, record(DIRECTORY, quiet=quiet, opaque=opaque), state.meta[0], 0, None, state.times[1]), rest)
+        out.add(IndexRow(path, record(DIRECTORY, quiet=quiet, opaque=opaque), state.meta[0], 0, None, state.times[1]), rest)
         return under is None or under.kind != DIRECTORY
 
     def leaf(path: str, kind: str) -> None:
         mark = record(kind, quiet=touched is not None and kind == FILE and touched(path))
         if kind == WHITEOUT or not hashes:
-            out.add(Row(path, mark, 0, 0, None), b"w")
+            out.add(IndexRow(path, mark, 0, 0, None), b"w")
             return
         found = tree.state(path)
         if kind == LINK:
@@ -241,7 +241,7 @@ def build(
             sizes[0] += found.size
             sizes[1] += found.allocated
         rest = kind.encode() + digest + attributes(found.meta, found.xattrs)
-        out.add(Row(path, mark, found.meta[0], found.size, digest, found.times[1]), rest)
+        out.add(IndexRow(path, mark, found.meta[0], found.size, digest, found.times[1]), rest)
 
     def contents(path: str, cut: bool) -> Iterator[tuple[str, bool]]:
         """Each directory in `path` at the place where what is in it sorts: `d` comes before `d-`, and `d/x` behind it."""
@@ -270,7 +270,7 @@ def build(
     return out.done(sizes)
 
 
-def _in_byte_order(children: Sequence[Child]) -> Iterable[Child]:
+def _in_byte_order(children: Sequence[DirectoryEntry]) -> Iterable[DirectoryEntry]:
     """They come in order of their text, which differs only where a name is not UTF-8."""
     if isinstance(children, Children) or all(name.isascii() for name, _ in children):
         return children
@@ -280,7 +280,7 @@ def _in_byte_order(children: Sequence[Child]) -> Iterable[Child]:
 def known_digests(tree: Tree, indexed: Indexed) -> Known:
     """Of the files that a clone of `tree` shares with it, at the same paths. Memory: none; each path may be asked for once, in byte order."""
     rows = iter(indexed.rows)
-    here: list[Row | None] = [next(rows, None)]
+    here: list[IndexRow | None] = [next(rows, None)]
 
     def known(path: str, state: State) -> bytes | None:
         wanted = byte_order(path)
@@ -319,7 +319,7 @@ def _unescape(raw: bytes) -> str:
     return os.fsdecode(unescaped(raw))
 
 
-def _line(row: Row) -> bytes:
+def _line(row: IndexRow) -> bytes:
     path, rec, mode, size, digest, _ = row
     flag = "q" if rec.quiet else "o" if rec.opaque else ""
     return escaped(path) + f"\t{rec.kind}{flag}\t{mode:o}\t{size}\t{digest.hex() if digest else '-'}\n".encode()
@@ -382,7 +382,7 @@ def _body(data: bytes, source: str) -> tuple[bytes, bytes]:
     return body, words[2]
 
 
-def load(data: bytes, *, source: str) -> dict[str, Record]:
+def load(data: bytes, *, source: str) -> dict[str, IndexRecord]:
     """path -> record, as `dump` wrote it. Raises StoreCorrupt naming `source` for anything else. Cost: 0.6 us a line."""
     body, count = _body(data, source)
     lines = _LINE.findall(os.fsdecode(body))
@@ -425,13 +425,15 @@ def load_file(path: str) -> tuple[Index, str]:
     return found, checksum(header)
 
 
-def row_of(line: bytes) -> Row:
+def row_of(line: bytes) -> IndexRow:
     """A line of the file, without its end. Raises ValueError or KeyError for one that `dump` did not write."""
     path, mark, mode, size, digest = line.split(b"\t")
-    return Row(_unescape(path), _MARKS[mark.decode()], int(mode, 8), int(size), None if digest == b"-" else bytes.fromhex(digest.decode()))
+    return IndexRow(
+        _unescape(path), _MARKS[mark.decode()], int(mode, 8), int(size), None if digest == b"-" else bytes.fromhex(digest.decode())
+    )
 
 
-def look_up(file: str, path: str) -> Row | None:
+def look_up(file: str, path: str) -> IndexRow | None:
     """One path of an index file, by bisection: O(log size) reads of a line, and no checksum of the whole."""
     wanted = byte_order(path)
     with open(file, "rb") as f:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from layerstack.tree.state import DIRECTORY, FILE, LINK, WHITEOUT
 
 
-class Record(NamedTuple):
+class IndexRecord(NamedTuple):
     """What a layer lists at one path."""
 
     kind: str
@@ -23,19 +23,19 @@ class Record(NamedTuple):
         return self.kind != DIRECTORY or self.opaque
 
 
-NUMBERED = tuple(Record(k, q, o) for k in (FILE, LINK, DIRECTORY, WHITEOUT) for q in (False, True) for o in (False, True))
+NUMBERED = tuple(IndexRecord(k, q, o) for k in (FILE, LINK, DIRECTORY, WHITEOUT) for q in (False, True) for o in (False, True))
 _SHARED = {(found.kind, found.quiet, found.opaque): found for found in NUMBERED}
 _NUMBERS = {found: number for number, found in enumerate(NUMBERED)}
 
 
-def record(kind: str, *, quiet: bool = False, opaque: bool = False) -> Record:
+def record(kind: str, *, quiet: bool = False, opaque: bool = False) -> IndexRecord:
     """The shared one."""
     return _SHARED[kind, quiet, opaque]
 
 
-def number_of(found: Record) -> int:
+def number_of(found: IndexRecord) -> int:
     """Its place in NUMBERED."""
     return _NUMBERS[found]
 
 
-Index = Mapping[str, Record]
+Index = Mapping[str, IndexRecord]

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import ItemsView, Iterator, Mapping, MutableSequence, Sequence
 from typing import Generic, TypeVar, overload
 
-from layerstack.layers.index_record import NUMBERED, Record, number_of
+from layerstack.layers.index_record import NUMBERED, IndexRecord, number_of
 from layerstack.model.paths import byte_order
 
 T = TypeVar("T")
@@ -173,13 +173,13 @@ class Packed(Mapping[str, V], Generic[V]):
         return _Items(self)
 
 
-class PackedIndex(Packed[Record]):
+class PackedIndex(Packed[IndexRecord]):
     """An index: filled by `add`."""
 
     def __init__(self) -> None:
         super().__init__(NUMBERED, bytearray())
 
-    def add(self, path: bytes, record: Record) -> None:
+    def add(self, path: bytes, record: IndexRecord) -> None:
         """Append the path, which sorts behind all that are there."""
         self.append(path, number_of(record))
 

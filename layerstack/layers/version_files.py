@@ -24,7 +24,7 @@ from layerstack.model.manifest import FIRST_VERSION, SCHEMA_VERSION, LayerId, La
 NAMED_SCHEMA = 2
 
 
-class Named(NamedTuple):
+class VersionRecord(NamedTuple):
     """What the file of a version says."""
 
     version: int
@@ -46,7 +46,7 @@ def lost(data: bytes) -> bool:
     return not data.strip(b"\0")
 
 
-def load(data: bytes, *, source: str) -> Named:
+def load(data: bytes, *, source: str) -> VersionRecord:
     """What the file of a version says. Raises StoreCorrupt, naming `source`, for bytes that neither `dump` nor `Manifest.dump` wrote."""
     try:
         value: Any = json.loads(data)
@@ -56,7 +56,7 @@ def load(data: bytes, *, source: str) -> Named:
     schema = body.get("schema_version")
     if schema == SCHEMA_VERSION:
         manifest = Manifest.load(data, source=source)
-        return Named(manifest.version, manifest.layers[0].layer_id, manifest.layers)
+        return VersionRecord(manifest.version, manifest.layers[0].layer_id, manifest.layers)
     if schema != NAMED_SCHEMA:
         raise StoreCorrupt(f"{source}: schema_version is {schema!r}, known are 1 and {NAMED_SCHEMA}", details={"file": source})
     version, top = body.get("version"), str(body.get("top"))
@@ -65,7 +65,7 @@ def load(data: bytes, *, source: str) -> Named:
     if dump(version, top) != data:
         text = f"{source}: the checksum does not match its content, or these are not the bytes that were written"
         raise StoreCorrupt(text, details={"file": source})
-    return Named(version, LayerId(top), None)
+    return VersionRecord(version, LayerId(top), None)
 
 
 def place(layers: Sequence[Layer], version: int) -> int | None:

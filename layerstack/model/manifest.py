@@ -156,7 +156,7 @@ def listed(layers: Iterable[LayerRef]) -> bytes:
     return ",".join([f'{{"layer_id":"{layer_id}","path":"{path}"}}' for layer_id, path in layers]).encode()
 
 
-class _Listed:
+class _ListedLayers:
     """`listed` of the layers that were asked for last: of the next version it is one entry more."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class _Listed:
         return data
 
 
-_LISTED = _Listed()
+_LISTED = _ListedLayers()
 
 
 def lists_the_end_of(data: bytes, layers: bytes) -> bool:

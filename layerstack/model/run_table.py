@@ -19,7 +19,7 @@ _ROW = re.compile(rb"([^\0]+)\0([fd]) ([0-7]{1,4}) ([0-9]{1,5}) (-?[0-9]{1,20}) 
 _TABLE = re.compile(rb"(?:[^\0]+\0(?:f [0-7]{1,4} [0-9]{1,5} -?[0-9]{1,20} [0-9a-f]{64}|d [0-7]{1,4} 0 -?[0-9]{1,20} -)\n)+")
 
 
-class Row(NamedTuple):
+class RunRow(NamedTuple):
     """A file or directory of a run."""
 
     path: bytes
@@ -31,9 +31,11 @@ class Row(NamedTuple):
     """SHA-256 in hex, `-` for a directory."""
 
 
-def rows_of(table: bytes | memoryview) -> list[Row] | None:
+def rows_of(table: bytes | memoryview) -> list[RunRow] | None:
     """Parse a table; None when the bytes are not one. Linear in its size."""
     raw = bytes(table)
     if _TABLE.fullmatch(raw) is None:
         return None
-    return [Row(path, kind == b"d", int(mode, 8), int(size), int(ns), digest) for path, kind, mode, size, ns, digest in _ROW.findall(raw)]
+    return [
+        RunRow(path, kind == b"d", int(mode, 8), int(size), int(ns), digest) for path, kind, mode, size, ns, digest in _ROW.findall(raw)
+    ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from layerstack.core.layer_times import times_of
 from layerstack.model.conflict import Notice
 from layerstack.publish.edits import Drop
-from layerstack.publish.resolve import Plan
+from layerstack.publish.resolve import MergePlan
 from layerstack.tree.state import FILE
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NAMES = frozenset({".ninja_log"})
 
 
-def leave_out(stack: Stack, planned: Plan, index: Index, ignored: Ignored, version: int, head: Manifest) -> Plan:
+def leave_out(stack: Stack, planned: MergePlan, index: Index, ignored: Ignored, version: int, head: Manifest) -> MergePlan:
     """The plan of work on `version` without its build logs, if the head has inputs that it did not see. Cost: a look at each path of the work."""
     found = [path for path in _logs(index) if index[path].kind == FILE and ignored(path, False)]
     if not found or planned.conflicts:

@@ -18,7 +18,7 @@ from layerstack.units.units import Kind
 T = TypeVar("T")
 
 
-class Rules(NamedTuple):
+class PublishRules(NamedTuple):
     """Where a publish may decide as the reference system does; `Store.rules` holds for all that is planned from then on."""
 
     merge_adjacent: bool = False
@@ -27,7 +27,7 @@ class Rules(NamedTuple):
     """Units beside those that are built in."""
 
 
-DEFAULT = Rules()
+DEFAULT = PublishRules()
 
 
 class Verdict(NamedTuple):
@@ -67,7 +67,7 @@ def _files(base: State | None, ours: State, head: State, adjacent: bool) -> tupl
     return None, "ours" if content == three[1] else "head" if content == three[2] else content, ()
 
 
-def decide(base: State | None, ours: State | None, head: State | None, rules: Rules = DEFAULT) -> Verdict:
+def decide(base: State | None, ours: State | None, head: State | None, rules: PublishRules = DEFAULT) -> Verdict:
     """What becomes of a path that the session and the head both changed, differently."""
     if ours is None:
         return Verdict("delete_modify")

@@ -61,7 +61,7 @@ class Whiteout(NamedTuple):
         tree.whiteout(self.path)
 
 
-class Look(NamedTuple):
+class Reseal(NamedTuple):
     """Nothing to edit, but the directory must be sealed once more, against the head."""
 
     path: str
@@ -70,4 +70,4 @@ class Look(NamedTuple):
         return
 
 
-Edit = Drop | Bring | Attributes | Write | Whiteout | Look
+Edit = Drop | Bring | Attributes | Write | Whiteout | Reseal

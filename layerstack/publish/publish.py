@@ -34,7 +34,7 @@ from layerstack.publish.commit import CommitUnsynced as CommitUnsynced
 from layerstack.publish.commit import write_new as write_manifest
 from layerstack.publish.edits import Edit
 from layerstack.publish.quota import holders, size_of
-from layerstack.publish.resolve import Plan, plan
+from layerstack.publish.resolve import MergePlan, plan
 from layerstack.publish.three_trees import Ignored, Meeting
 from layerstack.text.build_roles import Roles
 from layerstack.tree.disk import DiskTree, Tree, clone
@@ -208,9 +208,9 @@ def _preview(
     return Preview(not no_op, no_op, head.version, source, other, (), told, dropped), lambda: size_of(tree, indexed)
 
 
-def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest) -> Plan:
+def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest) -> MergePlan:
     if head.version == version:
-        return Plan((), (), ())
+        return MergePlan((), (), ())
     ignored = store.routes.for_merge(version, head.version)
     found = plan(Meeting(tree, indexed.records, base, store.chain(head), version, ignored, describe, store.rules))
     return build_logs.leave_out(store, found, indexed.records, ignored, version, head)
@@ -257,13 +257,13 @@ def publish(store: Store, work: Work, author: Author, *, merge: bool = True, exa
             return published
 
 
-class _Ready(NamedTuple):
+class _MergedTree(NamedTuple):
     """A tree that shows the merge on top of `head`, with its metadata written and synced in staging."""
 
     tree: DiskTree
     indexed: Indexed
     head: Manifest
-    planned: Plan
+    planned: MergePlan
     seen: Survey | None = None
     settled: Settled | None = None
     """None: nothing is left to publish, or its times are to stay as they are."""
@@ -276,7 +276,7 @@ class _Ready(NamedTuple):
             self.settled.undo()
 
 
-def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _Ready:
+def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _MergedTree:
     roles = Roles(store.routes.ignored(work.version), store.inputs, work.written)
     store.step("publish.plan")
     planned = _plan(store, work.tree, work.indexed, work.base, work.version, head)
@@ -298,7 +298,7 @@ def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manif
         touched = is_touched(work.indexed.records, ())
         indexed = build(tree, store.chain(head), known=known_digests(tree, indexed), touched=touched)
     if not indexed.changes:
-        return _Ready(tree, indexed, head, planned)
+        return _MergedTree(tree, indexed, head, planned)
     store.quota.admit(head, lambda: _wanted(work, indexed), author.leaving)
     standing = Standing(work.version, work.base, roles, published_at(store, work.base), work.tree if tree is not work.tree else None)
     seen = survey(tree, indexed, standing, planned.edits)
@@ -306,14 +306,14 @@ def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manif
     try:
         if settled is not None:
             settled.settle(head)
-        return _complete(store, work, author, scrap, _Ready(tree, indexed, head, planned, seen, settled))
+        return _complete(store, work, author, scrap, _MergedTree(tree, indexed, head, planned, seen, settled))
     except BaseException:
         if settled is not None:
             settled.undo()
         raise
 
 
-def _complete(store: Store, work: Work, author: Author, scrap: Names, ready: _Ready) -> _Ready:
+def _complete(store: Store, work: Work, author: Author, scrap: Names, ready: _MergedTree) -> _MergedTree:
     """What goes beside the tree is written, and all of it synced."""
     tree, indexed = ready.tree, ready.indexed
     metadata = _write_metadata(store, work, ready, author, scrap)
@@ -335,7 +335,7 @@ def _containers_met(store: Store, indexed: Indexed, version: int, head: Manifest
     )
 
 
-def _write_metadata(store: Store, work: Work, ready: _Ready, author: Author, scrap: Names) -> Metadata:
+def _write_metadata(store: Store, work: Work, ready: _MergedTree, author: Author, scrap: Names) -> Metadata:
     """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head stays. Not synced."""
     tree, indexed, head, seen = ready.tree, ready.indexed, ready.head, ready.seen
     assert seen is not None
@@ -379,7 +379,7 @@ def _write_about(metadata: Metadata) -> None:
     fsync.write_new(f"{metadata.stem}.json", documents.dump(metadata.about))
 
 
-def _commit(store: Store, work: Work, ready: _Ready, author: Author, *, final: bool, exact: bool) -> Published | None:
+def _commit(store: Store, work: Work, ready: _MergedTree, author: Author, *, final: bool, exact: bool) -> Published | None:
     """The renames and the manifest; None when the head moved in a way that meets the work."""
     if exact and ready.head.version != work.version:
         raise HeadMoved

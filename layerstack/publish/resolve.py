@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from layerstack.layers.index import Record
+from layerstack.layers.index import IndexRecord
 from layerstack.model.conflict import Conflict, Hunk, Notice
 from layerstack.model.paths import ancestors
 from layerstack.model.paths import parent as parent_of
 from layerstack.publish.decide import Verdict, decide
-from layerstack.publish.edits import Attributes, Bring, Drop, Edit, Look, Whiteout, Write
+from layerstack.publish.edits import Attributes, Bring, Drop, Edit, Reseal, Whiteout, Write
 from layerstack.publish.meeting_report import Findings, Report
 from layerstack.publish.three_trees import Meeting, Three, Trees
 from layerstack.tree.state import DIRECTORY, WHITEOUT, State
@@ -22,7 +22,7 @@ from layerstack.units.plan_units import decided_units
 from layerstack.units.units import HEAD, OURS
 
 
-class Plan(NamedTuple):
+class MergePlan(NamedTuple):
     """Without conflicts, a clone of the layer with the edits applied shows the merge on top of the head. No edits: the layer itself does."""
 
     conflicts: tuple[Conflict, ...]
@@ -30,7 +30,7 @@ class Plan(NamedTuple):
     notices: tuple[Notice, ...]
 
 
-def plan(meeting: Meeting) -> Plan:
+def plan(meeting: Meeting) -> MergePlan:
     """Decide every path of the work that something newer than its version bears on.
 
     Returns:
@@ -41,7 +41,7 @@ def plan(meeting: Meeting) -> Plan:
     merge.visit_root()
     merge.place_forced()
     report = Report(merge.trees, merge.found, meeting.rules.units)
-    return Plan(report.conflicts(), tuple(merge.edits), report.notices())
+    return MergePlan(report.conflicts(), tuple(merge.edits), report.notices())
 
 
 class Above(enum.Flag):
@@ -265,7 +265,7 @@ class _Merge:
             self.decided(path, three.base, o, three.head)
         return stays or self.give_way(path, three.head, above)
 
-    def visit_taken(self, path: str, rec: Record, three: Three, o: State, above: Above) -> bool:
+    def visit_taken(self, path: str, rec: IndexRecord, three: Three, o: State, above: Above) -> bool:
         """A directory of the base that the head has no more. It stays for ignored attributes of ours, or for what stays in it."""
         b, h, ours_stays = three.base, three.head, False
         if three.ours_changed and not self.derived(path, b, o, h):
@@ -283,7 +283,7 @@ class _Merge:
         self.edits.append(Drop(path))
         return False
 
-    def visit_both(self, path: str, rec: Record, three: Three, o: State, h: State, above: Above) -> bool:
+    def visit_both(self, path: str, rec: IndexRecord, three: Three, o: State, h: State, above: Above) -> bool:
         """A directory on both sides: attributes first, then what is in it."""
         now = self.attributes(path, three, o, h)
         hides = bool(above & Above.HIDES)
@@ -291,11 +291,11 @@ class _Merge:
         left = self.visit_children(path, inner)
         if rec.opaque and not hides:
             self.bring_below(path)
-            self.edits.append(Look(path))
+            self.edits.append(Reseal(path))
         if left or hides or rec.opaque:
             return True
         if now.meta == h.meta and now.xattrs == h.xattrs:  # nothing of ours is left; the root stays, and is seen to change nothing
-            self.edits.append(Drop(path) if path else Look(path))
+            self.edits.append(Drop(path) if path else Reseal(path))
             return not path
         return True
 

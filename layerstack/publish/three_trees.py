@@ -13,7 +13,7 @@ from layerstack.model.conflict import TheirsLayer
 from layerstack.model.manifest import LayerId
 from layerstack.model.paths import ancestors
 from layerstack.model.paths import parent as parent_of
-from layerstack.publish.decide import DEFAULT, Rules
+from layerstack.publish.decide import DEFAULT, PublishRules
 from layerstack.text.gitignore import FILE_MAX, IgnoreRules
 from layerstack.tree.derived import Derived
 from layerstack.tree.disk import Tree
@@ -38,7 +38,7 @@ class Meeting(NamedTuple):
     """By the `.gitignore` files of base and head."""
     describe: Callable[[Layer], TheirsLayer]
     """Who published a layer."""
-    rules: Rules = DEFAULT
+    rules: PublishRules = DEFAULT
 
 
 class Three:

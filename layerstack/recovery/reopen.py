@@ -18,7 +18,7 @@ from layerstack.model.manifest import LayerId, Manifest, dump_listed, listed, re
 from layerstack.publish import drafts
 from layerstack.publish.drafts import Draft
 from layerstack.recovery import gc
-from layerstack.session.upper import Identity, Upper
+from layerstack.session.upper import SessionIdentity, Upper
 from layerstack.squash import finish
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
 def dead_upper(store: Store, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
     """The upper as its process left it. Raises NotFound, StoreCorrupt: what it stands on is not there; StoreBusy."""
     manifest = Manifest(lease.version, tuple(reference(LayerId(layer_id)) for layer_id in lease.layer_ids))
-    identity = Identity(
+    identity = SessionIdentity(
         session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"], body.get("rebased", False)
     )
     private: list[Layer] = []

@@ -26,7 +26,7 @@ from layerstack.tree.disk import DiskTree, clone
 from layerstack.tree.state import FILE
 
 if TYPE_CHECKING:
-    from layerstack.session.upper import Identity, Upper
+    from layerstack.session.upper import SessionIdentity, Upper
     from layerstack.store import Store
 
 
@@ -56,7 +56,7 @@ class Rebased(NamedTuple):
     """FIFOs, sockets and devices that the session had and has no more; its publication tells them too."""
 
 
-def open_rebased(store: Store, identity: Identity) -> Upper:
+def open_rebased(store: Store, identity: SessionIdentity) -> Upper:
     """A session on the head, with a draft's work carried over to it; see `Store.open_upper`."""
     draft_id = identity.draft_id
     assert draft_id is not None

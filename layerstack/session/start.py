@@ -14,7 +14,7 @@ from layerstack.layers.chain import Chain
 from layerstack.layers.index import Layer
 from layerstack.model.lease import Lease
 from layerstack.model.manifest import Manifest
-from layerstack.session.upper import Identity, Upper
+from layerstack.session.upper import SessionIdentity, Upper
 from layerstack.tree.state import make_directory
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_id(session_id: str) -> None:
         raise Invalid(f"session id {session_id!r} is malformed", reason="invalid_session_id", details={"session_id": session_id})
 
 
-def open_upper(store: Store, identity: Identity, version: int | None) -> Upper:
+def open_upper(store: Store, identity: SessionIdentity, version: int | None) -> Upper:
     """On a version, the head by default, or on the draft that `identity` names, at its own base; see `Store.open_upper`."""
     private: list[Layer] = []
     if identity.draft_id is not None:
@@ -49,7 +49,7 @@ def open_upper(store: Store, identity: Identity, version: int | None) -> Upper:
 
 
 def make_upper(
-    store: Store, identity: Identity, manifest: Manifest, lease: Lease, private: Sequence[Layer], *, carried: str | None = None
+    store: Store, identity: SessionIdentity, manifest: Manifest, lease: Lease, private: Sequence[Layer], *, carried: str | None = None
 ) -> Upper:
     """A session's folder and its upper, which the lease goes to.
 
@@ -68,7 +68,14 @@ def make_upper(
 
 
 def make_folder(
-    store: Store, identity: Identity, manifest: Manifest, chain: Chain, carried: str | None, *, name: str = CARRIED, replace: bool = False
+    store: Store,
+    identity: SessionIdentity,
+    manifest: Manifest,
+    chain: Chain,
+    carried: str | None,
+    *,
+    name: str = CARRIED,
+    replace: bool = False,
 ) -> None:
     """Complete in staging, then one rename: a folder in `sessions/` is whole.
 

@@ -50,7 +50,7 @@ SIZE_WALK_MAX = 50_000
 """Entries after which `size_bytes` stops counting."""
 
 
-class Identity(NamedTuple):
+class SessionIdentity(NamedTuple):
     """Who an upper belongs to; kept in session.json."""
 
     session_id: str
@@ -74,7 +74,7 @@ class Upper:
     `publish`, `to_draft` and `discard` want it offline: nothing has the overlay mounted any more.
     """
 
-    def __init__(self, store: Store, identity: Identity, manifest: Manifest, chain: Chain, lease: Lease) -> None:
+    def __init__(self, store: Store, identity: SessionIdentity, manifest: Manifest, chain: Chain, lease: Lease) -> None:
         self._store, self._identity, self._manifest, self._lease = store, identity, manifest, lease
         self._base = Chain(chain.published, chain.shelf, chain.form) if chain.private else chain
         self._chain = chain

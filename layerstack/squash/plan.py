@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from layerstack.core.stack import Stack
 
 
-class Run(NamedTuple):
+class SquashRun(NamedTuple):
     """Layers to fold, newest first, and the chain below them."""
 
     layers: tuple[Layer, ...]
@@ -52,7 +52,7 @@ def boundaries(stack: Stack, layers: Sequence[Layer]) -> set[str]:
     return found
 
 
-def plan(stack: Stack, chain: Chain) -> list[Run]:
+def plan(stack: Stack, chain: Chain) -> list[SquashRun]:
     """The maximal runs of two or more layers that are neither the base, nor the newest layer of a lease, nor known to be damaged.
 
     None while damaged work is set apart: on which version it stands nobody knows.
@@ -60,12 +60,12 @@ def plan(stack: Stack, chain: Chain) -> list[Run]:
     if stack.damaged:
         return []
     layers, stops = chain.published, boundaries(stack, chain.published)
-    runs: list[Run] = []
+    runs: list[SquashRun] = []
     start = 0
     for at, layer in enumerate(layers):
         if layer.is_base or layer.id in stops or layer.id in stack.unfoldable:
             if at - start >= 2:
-                runs.append(Run(layers[start:at], Chain(layers[at:], chain.shelf, chain.form)))
+                runs.append(SquashRun(layers[start:at], Chain(layers[at:], chain.shelf, chain.form)))
             start = at + 1
     return runs
 

@@ -28,7 +28,7 @@ from layerstack.model.manifest import LayerId, Manifest, squashed_id
 from layerstack.publish.commit import HEAD, NUMBERED, Arrival, CommitUnsynced, commit
 from layerstack.publish.commit import write_new as write_manifest
 from layerstack.squash import finish
-from layerstack.squash.plan import Run, plan
+from layerstack.squash.plan import SquashRun, plan
 from layerstack.tree.disk import DiskTree
 from layerstack.tree.staging import Names
 from layerstack.tree.state import DIRECTORY, State, link, make_directory, write_copy
@@ -60,10 +60,10 @@ class Squashed(NamedTuple):
     blocks: tuple[Block, ...]
 
 
-class _Ready(NamedTuple):
+class _SquashedRun(NamedTuple):
     """A folded run: its tree and metadata are in staging, synced."""
 
-    run: Run
+    run: SquashRun
     tree: DiskTree
     indexed: Indexed
     about: dict[str, Any]
@@ -128,7 +128,7 @@ def squash(store: Store, *, wait: bool = False) -> Squashed:
         store.squash_lock.release()
 
 
-def _fold_all(store: Store, chain: Chain, scrap: Names) -> list[_Ready]:
+def _fold_all(store: Store, chain: Chain, scrap: Names) -> list[_SquashedRun]:
     """Every run of the chain. A layer with a damaged file stops this squash, by name, and no later one: the stack must not grow for its sake."""
     try:
         return [_fold(store, run, scrap) for run in plan(store, chain)]
@@ -138,7 +138,7 @@ def _fold_all(store: Store, chain: Chain, scrap: Names) -> list[_Ready]:
         raise
 
 
-def _fold(store: Store, run: Run, scrap: Names) -> _Ready:
+def _fold(store: Store, run: SquashRun, scrap: Names) -> _SquashedRun:
     store.step("squash.fold")
     tree = _FoldedTree(scrap("squash"), store)
     make_directory(tree.root, run.layers[0].tree.state(""))
@@ -160,7 +160,7 @@ def _fold(store: Store, run: Run, scrap: Names) -> _Ready:
     store.step("squash.sync")
     folders = map(tree.full, indexed.folders())
     fsync.sync_files(store.root, [*tree.copied, *(stem + suffix for suffix in SUFFIXES)], folders, followed=True)
-    return _Ready(run, tree, indexed, about, stem)
+    return _SquashedRun(run, tree, indexed, about, stem)
 
 
 def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
@@ -173,7 +173,7 @@ def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
     return known
 
 
-def _about(store: Store, run: Run, indexed: Indexed) -> dict[str, Any]:
+def _about(store: Store, run: SquashRun, indexed: Indexed) -> dict[str, Any]:
     """The metadata. Whose work is in it recovery, conflicts and blame ask `members`; a single owner or agent is named as in any layer."""
     members = [member for layer in run.layers for member in layer.members]
     written = [path for layer in run.layers for path in layer.about.get("written", ()) if _newest(run, path) is layer]
@@ -194,7 +194,7 @@ def _about(store: Store, run: Run, indexed: Indexed) -> dict[str, Any]:
     }
 
 
-def _newest(run: Run, path: str) -> Layer | None:
+def _newest(run: SquashRun, path: str) -> Layer | None:
     """The newest layer that lists a path."""
     return next((layer for layer in run.layers if layer.get(path) is not None), None)
 
@@ -203,7 +203,7 @@ class _Named(NamedTuple):
     """The outcome of a squash of `head` on paper: what the new layers are called, and the manifests, written to staging and synced."""
 
     head: Manifest
-    fit: list[_Ready]
+    fit: list[_SquashedRun]
     names: list[LayerId]
     manifest: Manifest
     stem: str
@@ -212,7 +212,7 @@ class _Named(NamedTuple):
     """Of earlier versions: where it lies, and the path that it is for."""
 
 
-def _name(store: Store, fit: list[_Ready], head: Manifest, scrap: Names) -> _Named:
+def _name(store: Store, fit: list[_SquashedRun], head: Manifest, scrap: Names) -> _Named:
     version, layers = head.version + 1, list(store.layers.of(head))
     names: list[LayerId] = []
     for one in fit:
@@ -228,7 +228,7 @@ def _name(store: Store, fit: list[_Ready], head: Manifest, scrap: Names) -> _Nam
     return _Named(head, fit, names, manifest, stem, rewritten)
 
 
-def _commit(store: Store, ready: list[_Ready], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _Ready]], bool]:
+def _commit(store: Store, ready: list[_SquashedRun], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _SquashedRun]], bool]:
     """The new head with what could be folded after all; and whether something on disk still names the layers that were replaced."""
     guess = _name(store, ready, store.head, scrap)
     with store.lock:

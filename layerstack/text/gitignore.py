@@ -31,7 +31,7 @@ _RULE_BYTES, _DIRECTORY_BYTES = 300, 250
 _NO_RULE = 1 << 30
 
 
-class Rule(NamedTuple):
+class IgnoreRule(NamedTuple):
     """One line with a wildcard. `whole` rules look at the path below the file's directory, the others at the last name only."""
 
     rank: int
@@ -48,9 +48,9 @@ class RuleSet(NamedTuple):
     names: dict[bytes, tuple[int, int]]
     paths: dict[bytes, tuple[int, int]]
     """Lines without wildcards: the rank for a file and for a directory, `_NO_RULE` where none holds."""
-    wildcards: tuple[Rule, ...]
+    wildcards: tuple[IgnoreRule, ...]
     """The other lines, by rank."""
-    runs: tuple[Rule, ...]
+    runs: tuple[IgnoreRule, ...]
     """Those of them that no joined expression covers."""
     any_name: tuple[re.Pattern[bytes], ...]
     any_whole: tuple[re.Pattern[bytes], ...]
@@ -73,7 +73,7 @@ class IgnoreRules:
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
         self._read = read
-        self._known: dict[str, _Directory] = {}
+        self._known: dict[str, _IgnoreDirectory] = {}
         self.weight = 0
         """Estimated bytes of what is remembered."""
         self.refused: dict[str, str] = {}
@@ -96,14 +96,14 @@ class IgnoreRules:
             return self._directory(path).sealed
         return _decide(path, False, above.files)
 
-    def _directory(self, path: str) -> _Directory:
+    def _directory(self, path: str) -> _IgnoreDirectory:
         """What is known of a directory, asked from the top: an ignored one seals all that is below."""
         unknown: list[str] = []
         found = self._known.get(path)
         while found is None:
             unknown.append(path)
             if not path:
-                found = _Directory(False, ())
+                found = _IgnoreDirectory(False, ())
                 break
             path = parent(path)
             found = self._known.get(path)
@@ -115,7 +115,7 @@ class IgnoreRules:
             self._known[at] = found
         return found
 
-    def _looked_into(self, at: str, above: _Directory) -> _Directory:
+    def _looked_into(self, at: str, above: _IgnoreDirectory) -> _IgnoreDirectory:
         self.weight += _DIRECTORY_BYTES
         if above.sealed or (at and _decide(at, True, above.files)):
             return _SEALED
@@ -130,17 +130,17 @@ class IgnoreRules:
         if rules is None:
             return above
         self.weight += rules.weight
-        return _Directory(False, ((len(os.fsencode(at)) + 1 if at else 0, rules), *above.files))
+        return _IgnoreDirectory(False, ((len(os.fsencode(at)) + 1 if at else 0, rules), *above.files))
 
 
-class _Directory(NamedTuple):
+class _IgnoreDirectory(NamedTuple):
     """Is a directory ignored; and, if not, the files whose rules hold in it, its own first: (bytes of a path that are above it, rules)."""
 
     sealed: bool
     files: tuple[tuple[int, RuleSet], ...]
 
 
-_SEALED = _Directory(True, ())
+_SEALED = _IgnoreDirectory(True, ())
 
 
 def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> bool:
@@ -240,7 +240,7 @@ def _parse(data: bytes) -> RuleSet | None:
     negated: list[bool] = []
     names: dict[bytes, tuple[int, int]] = {}
     paths: dict[bytes, tuple[int, int]] = {}
-    wildcards: list[Rule] = []
+    wildcards: list[IgnoreRule] = []
     for line in lines:
         pattern = compile_pattern(line.pattern, whole=line.whole)
         if pattern is None:
@@ -248,7 +248,7 @@ def _parse(data: bytes) -> RuleSet | None:
         rank = len(negated)
         negated.append(line.negated)
         if pattern.literal is None:
-            wildcards.append(Rule(rank, pattern, line.directories_only, line.whole and not pattern.name_only))
+            wildcards.append(IgnoreRule(rank, pattern, line.directories_only, line.whole and not pattern.name_only))
             continue
         literals = paths if line.whole else names
         file, directory = literals.get(pattern.literal, (_NO_RULE, _NO_RULE))

@@ -38,14 +38,14 @@ PART = "part-"
 """What a name begins with under which an entry is completed aside; it is gone within the call, or with the process."""
 
 
-class Child(NamedTuple):
+class DirectoryEntry(NamedTuple):
     """A name in a directory of a layer, and its kind: `f`, `l`, `d`, `w` (whiteout) or `s` (FIFO, socket, device)."""
 
     name: str
     kind: str
 
 
-class Children(Sequence[Child]):
+class Children(Sequence[DirectoryEntry]):
     """The entries of a large directory, in byte order of the names, at the price of their names alone."""
 
     def __init__(self, names: list[bytes]) -> None:
@@ -54,7 +54,7 @@ class Children(Sequence[Child]):
         self._names = names
 
     @classmethod
-    def of(cls, children: Iterable[Child]) -> Children:
+    def of(cls, children: Iterable[DirectoryEntry]) -> Children:
         """The same entries, in no order."""
         return cls([b"%s\0%s" % (os.fsencode(name), kind.encode()) for name, kind in children])
 
@@ -62,20 +62,20 @@ class Children(Sequence[Child]):
         return len(self._names)
 
     @overload
-    def __getitem__(self, at: int) -> Child: ...
+    def __getitem__(self, at: int) -> DirectoryEntry: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Child]: ...
-    def __getitem__(self, at: int | slice) -> Child | Sequence[Child]:
+    def __getitem__(self, at: slice) -> Sequence[DirectoryEntry]: ...
+    def __getitem__(self, at: int | slice) -> DirectoryEntry | Sequence[DirectoryEntry]:
         if isinstance(at, slice):
             return Children(self._names[at])
         return _child(self._names[at])
 
-    def __iter__(self) -> Iterator[Child]:
+    def __iter__(self) -> Iterator[DirectoryEntry]:
         return map(_child, self._names)
 
 
-def _child(raw: bytes) -> Child:
-    return Child(os.fsdecode(raw[:-2]), chr(raw[-1]))
+def _child(raw: bytes) -> DirectoryEntry:
+    return DirectoryEntry(os.fsdecode(raw[:-2]), chr(raw[-1]))
 
 
 class Tree(Protocol):
@@ -83,7 +83,7 @@ class Tree(Protocol):
 
     form: Form
 
-    def scan(self, path: str) -> Sequence[Child]:
+    def scan(self, path: str) -> Sequence[DirectoryEntry]:
         """What is in a directory of this layer alone, in order of the names."""
         ...
 
@@ -147,8 +147,8 @@ class DiskTree:
     def full(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
 
-    def scan(self, path: str) -> Sequence[Child]:
-        found: list[Child] = []
+    def scan(self, path: str) -> Sequence[DirectoryEntry]:
+        found: list[DirectoryEntry] = []
         large: list[bytes] = []
         with os.scandir(self.full(path)) as entries:
             for entry in entries:
@@ -161,7 +161,7 @@ class DiskTree:
                 else:
                     kind = WHITEOUT if is_whiteout(entry.stat(follow_symlinks=False)) else SPECIAL
                 if len(found) < LARGE:
-                    found.append(Child(entry.name, kind))
+                    found.append(DirectoryEntry(entry.name, kind))
                 else:
                     large.append(b"%s\0%s" % (os.fsencode(entry.name), kind.encode()))
         if large:
@@ -175,7 +175,7 @@ class DiskTree:
             self._check_room(path, found, self.room)
         return found
 
-    def _check_room(self, path: str, children: Sequence[Child], room: int) -> None:
+    def _check_room(self, path: str, children: Sequence[DirectoryEntry], room: int) -> None:
         full = self.full(path)
         left = PATH_MAX - 2 - room - len(os.fsencode(full))
         if left < NAME_MAX:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from layerstack.kernel.xattrs import Form
 from layerstack.model.paths import parent as parent_of
-from layerstack.tree.disk import LARGE, Child, Children
+from layerstack.tree.disk import LARGE, Children, DirectoryEntry
 from layerstack.tree.state import DIRECTORY, WHITEOUT, State
 
 
@@ -32,7 +32,7 @@ class Source(Protocol):
 
     form: Form
 
-    def scan(self, path: str) -> Sequence[Child]: ...
+    def scan(self, path: str) -> Sequence[DirectoryEntry]: ...
     def state(self, path: str) -> State: ...
     def opaque(self, path: str) -> bool: ...
     def foreign(self, path: str) -> list[str] | None: ...
@@ -87,11 +87,11 @@ class MemoryTree:
         assert self._source is not None
         return self._source
 
-    def scan(self, path: str) -> Sequence[Child]:
+    def scan(self, path: str) -> Sequence[DirectoryEntry]:
         node = self._find(path)
         if node is None:
             return self._disk().scan(path)
-        ours = [Child(name, child.kind) for name, child in node.children.items() if child is not None]
+        ours = [DirectoryEntry(name, child.kind) for name, child in node.children.items() if child is not None]
         if not node.disk:
             return sorted(ours)
         there = self._disk().scan(path)

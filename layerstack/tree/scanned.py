@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from layerstack.kernel.fsync import Step, no_step
 from layerstack.kernel.whiteout import get_mark
 from layerstack.kernel.xattrs import Form
-from layerstack.tree.disk import Child, DiskTree
+from layerstack.tree.disk import DirectoryEntry, DiskTree
 from layerstack.tree.state import State
 
 SEEN_MAX = 2_000
@@ -20,7 +20,7 @@ class SeenTree(DiskTree):
     def __init__(self, root: str, form: Form, *, aside: str = "", step: Step = no_step, room: int | None = None) -> None:
         super().__init__(root, form, aside=aside, step=self._changing, room=room)
         self._told = step
-        self._listings: dict[str, Sequence[Child]] = {}
+        self._listings: dict[str, Sequence[DirectoryEntry]] = {}
         self._listed = 0
         self._states: dict[str, State] = {}
         self._marks: dict[str, bytes | None] = {}
@@ -39,7 +39,7 @@ class SeenTree(DiskTree):
     def _has_room(self) -> bool:
         return len(self._listings) + self._listed + len(self._states) + len(self._marks) < SEEN_MAX
 
-    def scan(self, path: str) -> Sequence[Child]:
+    def scan(self, path: str) -> Sequence[DirectoryEntry]:
         found = self._listings.get(path)
         if found is None:
             found = super().scan(path)

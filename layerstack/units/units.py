@@ -168,7 +168,7 @@ class _Git(Kind):
         return any(git_repository.is_repository(root, tree) for tree in trees)
 
 
-class Named(Kind):
+class NamedUnits(Kind):
     """What `runtime.layerstack.units` names: directories that match `root`, with the paths below them that one of `members` matches.
 
     A path has one root, the outermost. Of the directories above it that match `root` the outermost `ROOTS_MAX` and as many of the innermost are

@@ -17,7 +17,7 @@ class Direct:
         self.id = sandbox.id
         (path,) = sandbox.desk.person.home.rglob("gateway.sock")
         token = token_of(sandbox)
-        self.settings = sync.Settings(sync.parse_endpoint(str(path)), token, autostart=False)
+        self.settings = sync.GatewaySettings(sync.parse_endpoint(str(path)), token, autostart=False)
 
     def ask(self, op: str, **args: Any) -> dict[str, Any]:
         return sync.call(self.settings, op, args, sandbox_id=self.id, timeout_s=120)

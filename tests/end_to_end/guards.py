@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eos_agent.wire import proof, protocol
-from eos_mcp.record.registry import Record
+from eos_mcp.record.registry import SandboxRecord
 from tests.end_to_end.hosting import Host
 from tests.eos_mcp.test_export_apply import shape
 from tests.eos_mcp.test_export_journal import forge, victim_in
@@ -185,11 +185,11 @@ async def _peers(host: Host, one: str, other: str) -> dict[str, str]:
     return found | await asyncio.to_thread(lambda: dict(_by_http(record, second)))
 
 
-def _by_http(record: Record, second: Record) -> Iterator[tuple[str, str]]:
+def _by_http(record: SandboxRecord, second: SandboxRecord) -> Iterator[tuple[str, str]]:
     assert record.daemon_http is not None and second.daemon_http is not None
     prefix, until = "/forward/shared/8000", int(time.time()) + proof.TICKET_S
 
-    def ask(of: Record, path: str, method: str = "GET", **fields: str) -> http.client.HTTPResponse:
+    def ask(of: SandboxRecord, path: str, method: str = "GET", **fields: str) -> http.client.HTTPResponse:
         assert of.daemon_http is not None
         connection = http.client.HTTPConnection(of.daemon_http.host, of.daemon_http.port, timeout=60)
         connection.request(
@@ -200,7 +200,7 @@ def _by_http(record: Record, second: Record) -> Iterator[tuple[str, str]]:
         connection.close()
         return answer
 
-    def redeemed(token: str, sandbox: str, of_prefix: str, end: int, at: Record = record) -> http.client.HTTPResponse:
+    def redeemed(token: str, sandbox: str, of_prefix: str, end: int, at: SandboxRecord = record) -> http.client.HTTPResponse:
         return ask(at, f"{prefix}/?{proof.TICKET_KEY}={proof.ticket(token, sandbox, of_prefix, end)}")
 
     yield "files by HTTP without a token", str(ask(record, "/files/list", "POST").status)

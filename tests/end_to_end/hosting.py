@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_image import build
 from eos_agent.wire.protocol import OperationError
-from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.config import load
 from eos_mcp.manager.manager import Manager
 from eos_mcp.providers.local import LocalProvider
@@ -19,7 +19,7 @@ from eos_mcp.providers.local import LocalProvider
 class Host:
     """What a gateway holds, without its sockets."""
 
-    def __init__(self, manager: Manager, forwarder: Forwarder) -> None:
+    def __init__(self, manager: Manager, forwarder: AgentPool) -> None:
         self.manager, self.forwarder = manager, forwarder
         self.said: list[str] = []
 
@@ -56,7 +56,7 @@ async def hosting(
     state_dir: str, *, backend: str, instance_id: str = "none", yaml: str | None = None, bundle: build.Bundle | None = None
 ) -> AsyncGenerator[Host]:
     """A started manager. `bundle`: use this one, where this machine's interpreter cannot be read by who runs the test."""
-    forwarder = Forwarder()
+    forwarder = AgentPool()
     manager = Manager(load.load(yaml), state_dir, backend=backend, instance_id=instance_id, forwarder=forwarder)
     forwarder.targets = manager.target
     local = manager.providers.get("local")

@@ -385,9 +385,9 @@ def test_a_context_that_does_not_exist_is_refused_and_not_replaced_by_the_defaul
         engine.choose(None)
     assert caught.value.details["reason"] == "docker_context_missing" and caught.value.details["context"] == "gone"
     monkeypatch.delenv("DOCKER_CONTEXT")
-    assert engine.choose("tcp://10.0.0.1:2375") == engine.Choice("tcp://10.0.0.1:2375", "manager.docker.docker_endpoint")
+    assert engine.choose("tcp://10.0.0.1:2375") == engine.EngineChoice("tcp://10.0.0.1:2375", "manager.docker.docker_endpoint")
     monkeypatch.setenv("DOCKER_HOST", "unix:///x.sock")
-    assert engine.choose(None) == engine.Choice("unix:///x.sock", "DOCKER_HOST")
+    assert engine.choose(None) == engine.EngineChoice("unix:///x.sock", "DOCKER_HOST")
 
 
 def test_the_archive_of_a_base_is_the_same_bytes_each_time(place: Place) -> None:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from eos_agent.handles.zygote_handle import HostSpec, Runner, SessionSpec, Zygote, fork_zygote
+from eos_agent.handles.zygote_handle import HostSpec, InitHandle, SessionSpec, ZygoteHandle, fork_zygote
 from eos_agent.machine.neighbours import News
 from layerstack.kernel import overlay
 from layerstack.kernel import xattrs as form
@@ -40,7 +40,7 @@ class Ended(NamedTuple):
 class Box:
     """Store, workspace and zygote in one temporary folder."""
 
-    def __init__(self, top: str, workspace: str, zygote: Zygote, rootless: bool) -> None:
+    def __init__(self, top: str, workspace: str, zygote: ZygoteHandle, rootless: bool) -> None:
         self.top, self.workspace, self.zygote, self.rootless = top, workspace, zygote, rootless
         self._count = 0
 
@@ -147,7 +147,7 @@ class Running:
 class Live:
     """A session that is up."""
 
-    def __init__(self, box: Box, name: str, runner: Runner) -> None:
+    def __init__(self, box: Box, name: str, runner: InitHandle) -> None:
         self.box, self.name, self.runner = box, name, runner
         self._running: dict[str, Running] = {}
         self._count = 0
@@ -217,7 +217,7 @@ def in_box(
             pid, sock = fork_zygote(host)
 
             async def main() -> T:
-                zygote = Zygote(pid, sock, news=news)
+                zygote = ZygoteHandle(pid, sock, news=news)
                 await zygote.start()
                 try:
                     return await scenario(Box(top, place, zygote, form == "user"))

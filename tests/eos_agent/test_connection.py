@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eos_agent.serve.connection import Connection
+from eos_agent.serve.connection import LineConnection
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -24,15 +24,15 @@ def test_an_answer_that_is_cancelled_from_inside_ends_its_connection_and_no_peer
         loop = asyncio.get_running_loop()
         went_on: asyncio.Future[bool] = loop.create_future()
 
-        async def serve(connection: Connection, writer: asyncio.StreamWriter) -> None:
+        async def serve(connection: LineConnection, writer: asyncio.StreamWriter) -> None:
             went_on.set_result(await connection.requests(answer, 100))
             writer.close()
 
-        def made() -> Connection:
+        def made() -> LineConnection:
             def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 tasks.append(loop.create_task(serve(connection, writer)))
 
-            connection = Connection(asyncio.StreamReader(loop=loop), accept, loop)
+            connection = LineConnection(asyncio.StreamReader(loop=loop), accept, loop)
             return connection
 
         tasks: list[asyncio.Task[None]] = []

@@ -17,7 +17,7 @@ from eos_agent.base.telemetry import Telemetry
 from eos_agent.http import http_server as http
 from eos_agent.http.http_server import HttpServer
 from eos_agent.serve import server
-from eos_agent.serve.server import Server
+from eos_agent.serve.server import AgentServer
 from eos_agent.wire.protocol import Request, encode_request
 from tests.eos_agent.agent_process import TOKEN
 
@@ -45,9 +45,9 @@ class Answers:
 
 
 @contextlib.asynccontextmanager
-async def rpc(folder: str, **daemon: Any) -> AsyncGenerator[tuple[Server, str]]:
+async def rpc(folder: str, **daemon: Any) -> AsyncGenerator[tuple[AgentServer, str]]:
     answers: Any = Answers(folder, **daemon)
-    one = Server(answers, TOKEN)
+    one = AgentServer(answers, TOKEN)
     await one.listen()
     try:
         async with asyncio.timeout(60):

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from eos_agent.http import exchange, http_server
-from eos_agent.http.answer import Refused
+from eos_agent.http.answer import HttpRefusal
 from eos_agent.http.exchange import Wire
 from eos_agent.http.message import BadMessage, parse_request, parse_response
-from eos_agent.http.proxy import Route, parse_route
+from eos_agent.http.proxy import ProxyTarget, parse_route
 from tests.eos_agent.agent_process import TOKEN, Agent
 from tests.eos_agent.bridge import wait_until_empty
 from tests.eos_agent.test_hostile_peers import web
@@ -88,13 +88,13 @@ async def answer_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 @pytest.mark.parametrize(
     ("target", "route"),
     [
-        ("/forward/shared/8000/a/b?c=d&e", Route(None, 8000, "/forward/shared/8000", "/a/b?c=d&e")),
-        ("/forward/shared/8000", Route(None, 8000, "/forward/shared/8000", "/")),
-        ("/forward/shared/8000/", Route(None, 8000, "/forward/shared/8000", "/")),
-        ("/forward/shared/8000?q", Route(None, 8000, "/forward/shared/8000", "/?q")),
-        ("/forward/shared/8000//%2e%2e/..;/%00", Route(None, 8000, "/forward/shared/8000", "//%2e%2e/..;/%00")),
-        ("/forward/isolated=0a1/1/x", Route("0a1", 1, "/forward/isolated=0a1/1", "/x")),
-        ("/forward/isolated%3D0a1/65535/", Route("0a1", 65535, "/forward/isolated%3D0a1/65535", "/")),
+        ("/forward/shared/8000/a/b?c=d&e", ProxyTarget(None, 8000, "/forward/shared/8000", "/a/b?c=d&e")),
+        ("/forward/shared/8000", ProxyTarget(None, 8000, "/forward/shared/8000", "/")),
+        ("/forward/shared/8000/", ProxyTarget(None, 8000, "/forward/shared/8000", "/")),
+        ("/forward/shared/8000?q", ProxyTarget(None, 8000, "/forward/shared/8000", "/?q")),
+        ("/forward/shared/8000//%2e%2e/..;/%00", ProxyTarget(None, 8000, "/forward/shared/8000", "//%2e%2e/..;/%00")),
+        ("/forward/isolated=0a1/1/x", ProxyTarget("0a1", 1, "/forward/isolated=0a1/1", "/x")),
+        ("/forward/isolated%3D0a1/65535/", ProxyTarget("0a1", 65535, "/forward/isolated%3D0a1/65535", "/")),
         *[
             (f"/forward/{bad}", None)
             for bad in ("", "shared", "shared/", "shared/0/", "shared/65536/", "shared/-1/", "shared/x/", "shared/+80/", "shared/80 /", "shared/08000000/",
@@ -102,11 +102,11 @@ async def answer_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         ],
     ],
 )  # fmt: skip
-def test_a_path_names_a_network_a_port_and_what_goes_on_as_it_is(target: str, route: Route | None) -> None:
+def test_a_path_names_a_network_a_port_and_what_goes_on_as_it_is(target: str, route: ProxyTarget | None) -> None:
     if route is not None:
         assert parse_route(target) == route
         return
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HttpRefusal) as refused:
         parse_route(target)
     assert refused.value.status == 400
 

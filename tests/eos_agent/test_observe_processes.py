@@ -14,7 +14,7 @@ import pytest
 
 from eos_agent.base.settings import Settings, parse
 from eos_agent.kernel import procfs
-from eos_agent.observe.diagnostics import Diagnostics
+from eos_agent.observe.diagnostics import SelfDiagnostics
 from eos_agent.observe.layerstack import changed_paths
 from eos_agent.observe.usage import Usage, of_cgroup, of_processes, point
 from layerstack.kernel.xattrs import TRUSTED
@@ -344,7 +344,7 @@ def settings(folder: Path, **config: Any) -> Settings:
 
 def test_diagnostics_tell_what_lasts_once_and_then_are_quiet_for_a_while(tmp_path: Path) -> None:
     (tmp_path / "observability").mkdir()
-    told = Diagnostics(settings(tmp_path, diagnostics={"sustained_window_ms": 1000, "cooldown_ms": 5000}))
+    told = SelfDiagnostics(settings(tmp_path, diagnostics={"sustained_window_ms": 1000, "cooldown_ms": 5000}))
     path = tmp_path / "observability" / "daemon-diagnostic.json"
 
     def look(ts: int, cpu_us: int, memory: int = 50 << 20) -> dict[str, Any]:
@@ -365,10 +365,10 @@ def test_diagnostics_tell_what_lasts_once_and_then_are_quiet_for_a_while(tmp_pat
 
 
 def test_diagnostics_that_are_off_or_cannot_write_say_so(tmp_path: Path) -> None:
-    off = Diagnostics(settings(tmp_path, diagnostics={"enabled": False}))
+    off = SelfDiagnostics(settings(tmp_path, diagnostics={"enabled": False}))
     off.look(0, cpu_us=0, memory_bytes=0, unreaped=9, about=dict)
     assert off.to_json()["enabled"] is False and off.to_json()["active_window"] is None
-    nowhere = Diagnostics(settings(tmp_path, diagnostics={"sustained_window_ms": 1}))
+    nowhere = SelfDiagnostics(settings(tmp_path, diagnostics={"sustained_window_ms": 1}))
     for ts in (0, 1000):
         nowhere.look(ts, cpu_us=0, memory_bytes=0, unreaped=1, about=dict)
     assert nowhere.to_json()["trigger_count"] == 1 and nowhere.to_json()["last_error"] == "No such file or directory"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eos_agent.handles.zygote_handle import Runner, SessionSpec
+from eos_agent.handles.zygote_handle import InitHandle, SessionSpec
 from eos_agent.wire.protocol import OperationError
 from tests import children
 from tests.conftest import drop_dir
@@ -121,7 +121,7 @@ def test_a_creation_that_is_cancelled_leaves_no_session() -> None:
             task.cancel()
             result = (await asyncio.gather(task, return_exceptions=True))[0]
             os.close(fd)
-            if isinstance(result, Runner):  # it was faster
+            if isinstance(result, InitHandle):  # it was faster
                 await result.terminate()
             else:
                 assert isinstance(result, asyncio.CancelledError)

@@ -22,7 +22,7 @@ if __name__ == "__main__":
 from eos_agent.wire.operation import Argument, Operation
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 from eos_mcp.mcp.server_identity import identity
-from eos_mcp.mcp.server_options import Options
+from eos_mcp.mcp.server_options import ServerOptions
 
 SECONDS = Argument("seconds", "float", help="How long.", default=600.0)
 
@@ -106,7 +106,7 @@ def say(text: str) -> None:
 
 def main() -> None:
     transport, gate = sys.argv[1:3]
-    options = Options(
+    options = ServerOptions(
         transport=transport, port=0, token_file=os.environ.get("FIXTURE_TOKEN_FILE"), host=os.environ.get("FIXTURE_HOST", "127.0.0.1")
     )
     if PIPES is None:
@@ -114,7 +114,7 @@ def main() -> None:
 
         sys.exit(http.run(options, app.build(options, gateway=FixtureGateway(), operations=OPERATIONS)))
 
-    def serve(reader: stdio.Reader, writer: stdio.Writer, ending: stdio.Ending) -> None:
+    def serve(reader: stdio.StdinReader, writer: stdio.Writer, ending: stdio.Ending) -> None:
         while gate != "-" and not os.path.exists(gate):
             threading.Event().wait(0.01)
         print("A MODULE PRINTS WHILE IT IS IMPORTED", flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from eos_agent.wire import proof, protocol
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError, Request
-from eos_mcp.record.registry import Target
+from eos_mcp.record.registry import AgentAddress
 
 TOKEN = "agent-token"
 START = "ab" * proof.NONCE_BYTES
@@ -102,7 +102,7 @@ class ScriptedManager:
         self.handled: list[tuple[str, dict[str, Any]]] = []
         self.work: Callable[[Callable[[str], None]], Awaitable[dict[str, Any]]] | None = None
 
-    async def target(self, sandbox_id: str, *, refresh: bool = False) -> Target:
+    async def target(self, sandbox_id: str, *, refresh: bool = False) -> AgentAddress:
         if sandbox_id not in self.at:
             raise OperationError(
                 INVALID_REQUEST, f"sandbox not found: {sandbox_id}", {"sandbox_id": sandbox_id}, reason="sandbox_not_found"
@@ -110,10 +110,10 @@ class ScriptedManager:
         if refresh:
             self.refreshes += 1
             self.at.update(self.moved)
-        return Target("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves)
+        return AgentAddress("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves)
 
-    def target_at_hand(self, sandbox_id: str) -> Target | None:
-        return Target("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves) if sandbox_id in self.at else None
+    def target_at_hand(self, sandbox_id: str) -> AgentAddress | None:
+        return AgentAddress("127.0.0.1", self.at[sandbox_id], TOKEN, sandbox_id, None, self.proves) if sandbox_id in self.at else None
 
     async def start(self) -> None: ...
 

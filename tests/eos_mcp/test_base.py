@@ -150,10 +150,10 @@ def test_sockets_and_fifos_are_left_out_with_a_warning_or_refused(workspace: Pat
 def test_a_file_that_changes_once_under_the_copy_is_copied_as_it_is_afterwards(
     workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = base._Copy._read
+    real = base._BaseCopy._read
     changed: list[str] = []
 
-    def read(self: base._Copy, path: str, where: str, entry: tree_index.Stat) -> str | None:
+    def read(self: base._BaseCopy, path: str, where: str, entry: tree_index.Stat) -> str | None:
         if path == "src/deep/run" and not changed:
             changed.append(path)
             with open(workspace / path, "a") as file:
@@ -161,22 +161,22 @@ def test_a_file_that_changes_once_under_the_copy_is_copied_as_it_is_afterwards(
             (workspace / "src/late").write_text("late")
         return real(self, path, where, entry)
 
-    monkeypatch.setattr(base._Copy, "_read", read)
+    monkeypatch.setattr(base._BaseCopy, "_read", read)
     made = base.prepare(str(workspace), str(cache))
     assert changed
     assert shown(made.source) == shown(workspace)
 
 
 def test_a_file_that_keeps_changing_is_named_and_nothing_is_left(workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = base._Copy._read
+    real = base._BaseCopy._read
 
-    def read(self: base._Copy, path: str, where: str, entry: tree_index.Stat) -> str | None:
+    def read(self: base._BaseCopy, path: str, where: str, entry: tree_index.Stat) -> str | None:
         if path == "src/deep/run":
             with open(workspace / path, "a") as file:
                 file.write("again\n")
         return real(self, path, where, entry)
 
-    monkeypatch.setattr(base._Copy, "_read", read)
+    monkeypatch.setattr(base._BaseCopy, "_read", read)
     with pytest.raises(OperationError) as caught:
         base.prepare(str(workspace), str(cache))
     assert caught.value.kind == "operation_failed"
@@ -254,16 +254,16 @@ def test_a_directory_with_much_in_it_that_goes_during_the_copy_is_taken_out_agai
 ) -> None:
     for number in range(3000):
         (workspace / f"src/deep/loose-{number}").touch()
-    real = base._Copy.bring_to
+    real = base._BaseCopy.bring_to
     gone: list[bool] = []
 
-    def bring_to(self: base._Copy, listing: tree_index.Listing) -> None:
+    def bring_to(self: base._BaseCopy, listing: tree_index.Listing) -> None:
         real(self, listing)
         if not gone:
             gone.append(True)
             fsync.remove_tree(str(workspace / "src/deep"))
             (workspace / "src/deep").write_text("a file now")
 
-    monkeypatch.setattr(base._Copy, "bring_to", bring_to)
+    monkeypatch.setattr(base._BaseCopy, "bring_to", bring_to)
     made = base.prepare(str(workspace), str(cache))
     assert shown(made.source) == shown(workspace)

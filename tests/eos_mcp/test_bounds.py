@@ -15,7 +15,7 @@ from mcp.types import ListRootsResult, Root
 
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.mcp import app
-from eos_mcp.mcp.server_options import EOS, SANDBOX, Options, UsageError, parse
+from eos_mcp.mcp.server_options import EOS, SANDBOX, ServerOptions, ServerUsageError, parse
 from eos_mcp.requests import bounds
 from eos_mcp.requests.bounds import Bounds
 from layerstack.kernel import syscalls
@@ -109,7 +109,7 @@ def test_bounds_that_are_malformed_pass_nothing(value: object) -> None:
         bounds.of_request({"allowed_roots": value})
 
 
-def sent(options: Options, name: str = "create_sandbox", **more: Any) -> dict[str, Any]:
+def sent(options: ServerOptions, name: str = "create_sandbox", **more: Any) -> dict[str, Any]:
     gateway = ScriptedGateway(create_sandbox=REPLY, export_changes={"files_written": 0}, list_workspace_directories={"directories": []})
     found = call(name, {**(CREATE if name == "create_sandbox" else {}), **more}, gateway, options)
     assert not found.is_error, found.text
@@ -117,12 +117,12 @@ def sent(options: Options, name: str = "create_sandbox", **more: Any) -> dict[st
 
 
 def test_a_server_sends_its_roots_with_what_touches_the_machine(tmp_path: Path) -> None:
-    options = Options(tool_set="all", roots=(str(tmp_path),))
+    options = ServerOptions(tool_set="all", roots=(str(tmp_path),))
     assert sent(options)["allowed_roots"] == [str(tmp_path)]
     assert sent(options, "export_changes", sandbox_id="s", dest="/d")["allowed_roots"] == [str(tmp_path)]
     assert sent(options, "list_workspace_directories")["allowed_roots"] == [str(tmp_path)]
-    assert "allowed_roots" not in sent(Options(program=SANDBOX, tool_set="management"))
-    assert sent(Options(program=SANDBOX, tool_set="management", roots=("/r",)))["allowed_roots"] == ["/r"]
+    assert "allowed_roots" not in sent(ServerOptions(program=SANDBOX, tool_set="management"))
+    assert sent(ServerOptions(program=SANDBOX, tool_set="management", roots=("/r",)))["allowed_roots"] == ["/r"]
 
 
 def test_without_roots_it_is_the_working_directory_unless_that_is_a_home_or_wider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +130,13 @@ def test_without_roots_it_is_the_working_directory_unless_that_is_a_home_or_wide
     for directory in ("home/project", "elsewhere"):
         (tmp_path / directory).mkdir(parents=True)
         monkeypatch.chdir(tmp_path / directory)
-        assert sent(Options())["allowed_roots"] == [str(tmp_path / directory)]
+        assert sent(ServerOptions())["allowed_roots"] == [str(tmp_path / directory)]
     for directory in (tmp_path / "home", tmp_path, Path("/")):
         monkeypatch.chdir(directory)
-        assert sent(Options())["allowed_roots"] == []
+        assert sent(ServerOptions())["allowed_roots"] == []
 
 
-def with_roots(uris: list[str], options: Options, mode: ConnectMode = "legacy") -> list[str]:
+def with_roots(uris: list[str], options: ServerOptions, mode: ConnectMode = "legacy") -> list[str]:
     gateway = ScriptedGateway(create_sandbox=REPLY)
 
     async def roots(_context: Any) -> ListRootsResult:
@@ -153,11 +153,11 @@ def with_roots(uris: list[str], options: Options, mode: ConnectMode = "legacy") 
 
 def test_the_clients_roots_come_before_the_working_directory(tmp_path: Path) -> None:
     uris = [f"file://{tmp_path}/a%20b", "file:///", "file:///srv/x/../y", Path.home().as_uri()]
-    assert with_roots(uris, Options()) == [f"{tmp_path}/a b", "/srv/y"]
-    assert with_roots(uris, Options(roots=("/r",))) == ["/r"]
-    assert with_roots([], Options()) == []
-    assert with_roots(uris, Options(transport="http")) == [os.getcwd()]  # a client over the network does not say what is allowed
-    assert with_roots(uris, Options(), mode="2026-07-28") == [os.getcwd()]  # that era has no question to the client
+    assert with_roots(uris, ServerOptions()) == [f"{tmp_path}/a b", "/srv/y"]
+    assert with_roots(uris, ServerOptions(roots=("/r",))) == ["/r"]
+    assert with_roots([], ServerOptions()) == []
+    assert with_roots(uris, ServerOptions(transport="http")) == [os.getcwd()]  # a client over the network does not say what is allowed
+    assert with_roots(uris, ServerOptions(), mode="2026-07-28") == [os.getcwd()]  # that era has no question to the client
 
 
 def test_a_root_that_an_export_into_another_made_a_symlink_bounds_as_before(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_root_that_an_export_into_another_made_a_symlink_bounds_as_before(tmp_
     async def roots(_context: Any) -> ListRootsResult:
         return ListRootsResult.model_validate({"roots": [{"uri": uri} for uri in uris]})
 
-    async def go(options: Options) -> None:
+    async def go(options: ServerOptions) -> None:
         async with Client(app.build(options, gateway=gateway).server, mode="legacy", list_roots_callback=roots) as client:
             await client.call_tool("create_sandbox", CREATE)
             inner.rmdir()
@@ -184,7 +184,7 @@ def test_a_root_that_an_export_into_another_made_a_symlink_bounds_as_before(tmp_
             await client.call_tool("create_sandbox", CREATE)  # the next start of the server
             assert gateway.asked.pop().args["allowed_roots"] == [both[0]]
 
-    for options in (Options(), Options(roots=both)):
+    for options in (ServerOptions(), ServerOptions(roots=both)):
         anyio.run(go, options)
         inner.unlink()
         inner.mkdir()
@@ -193,7 +193,7 @@ def test_a_root_that_an_export_into_another_made_a_symlink_bounds_as_before(tmp_
 @pytest.mark.parametrize("guard", ["allow_sensitive", "allow_unsafe", "keep_setuid", "with_git", "on_conflict"])
 def test_a_model_cannot_lower_a_guard_and_the_command_line_can(guard: str) -> None:
     value, lowers = ("overwrite", "allow_overwrite") if guard == "on_conflict" else (True, guard)
-    options = Options(tool_set="all", roots=("/r",))
+    options = ServerOptions(tool_set="all", roots=("/r",))
     name, args = ("export_changes", {"sandbox_id": "s", "dest": "/r/d"}) if guard != "allow_sensitive" else ("create_sandbox", {})
     gateway = ScriptedGateway(create_sandbox=REPLY, export_changes={"files_written": 0})
     found = call(name, {**(CREATE if name == "create_sandbox" else {}), **args, guard: value}, gateway, options)
@@ -209,7 +209,7 @@ def test_a_model_cannot_lower_a_guard_and_the_command_line_can(guard: str) -> No
 
 def test_a_root_that_is_no_directory_is_a_usage_error(tmp_path: Path) -> None:
     assert parse(EOS, ["--root", str(tmp_path), "--root=/"], version="1").roots == (str(tmp_path), "/")
-    with pytest.raises(UsageError):
+    with pytest.raises(ServerUsageError):
         parse(EOS, ["--root", f"{tmp_path}/missing"], version="1")
 
 

@@ -127,9 +127,9 @@ def test_help_needs_neither_sandbox_nor_gateway(state_dir: str) -> None:
 
 
 def test_an_endpoint_has_one_of_four_forms() -> None:
-    assert sync.parse_endpoint("127.0.0.1:7878") == sync.Endpoint("tcp", host="127.0.0.1", port=7878)
-    assert sync.parse_endpoint("tcp://[::1]:1") == sync.Endpoint("tcp", host="::1", port=1)
-    assert sync.parse_endpoint("unix:///a/b") == sync.parse_endpoint("/a/b") == sync.Endpoint("unix", path="/a/b")
+    assert sync.parse_endpoint("127.0.0.1:7878") == sync.GatewayEndpoint("tcp", host="127.0.0.1", port=7878)
+    assert sync.parse_endpoint("tcp://[::1]:1") == sync.GatewayEndpoint("tcp", host="::1", port=1)
+    assert sync.parse_endpoint("unix:///a/b") == sync.parse_endpoint("/a/b") == sync.GatewayEndpoint("unix", path="/a/b")
     for bad in ("", "a", "a:", ":1", "a:x", "a:70000", "::1:5", "unix://a", "unix:///", "npipe://./pipe/x", "http://a:1", "/" + "x" * 100):
         with pytest.raises(ValueError):
             sync.parse_endpoint(bad)

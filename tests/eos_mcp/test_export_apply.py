@@ -22,7 +22,7 @@ import pytest
 import zstandard
 
 from eos_agent.wire.protocol import OperationError
-from eos_mcp.export.apply import ExportLimits, Guards, Request, apply, check_destination, recover
+from eos_mcp.export.apply import ExportLimits, ExportRequest, Guards, apply, check_destination, recover
 from eos_mcp.export.receive import folded
 from eos_mcp.requests.bounds import Bounds
 from layerstack.export import pax
@@ -42,7 +42,7 @@ Entries = tuple[tuple[pax.Header, bytes], ...]
 
 
 def run(data: bytes, dest: str | Path, fmt: str = "dir", **more: Any) -> dict[str, Any]:
-    request = Request(str(dest), fmt, **{key: more.pop(key) for key in list(more) if key in Request.__dataclass_fields__})
+    request = ExportRequest(str(dest), fmt, **{key: more.pop(key) for key in list(more) if key in ExportRequest.__dataclass_fields__})
     options = {"limits": ExportLimits(), "places": nowhere(), "progress": lambda line: None, **more}
     return apply(io.BytesIO(data), request, **options)
 
@@ -446,7 +446,7 @@ def test_a_silent_and_a_lost_connection_are_named(tmp_path: Path) -> None:
         reader = Broken(data)
         reader.error = kind
         with pytest.raises(OperationError) as caught:
-            apply(reader, Request(str(tmp_path / "new")), limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
+            apply(reader, ExportRequest(str(tmp_path / "new")), limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
         assert caught.value.details["reason"] == reason
     assert os.listdir(tmp_path) == []
 
@@ -563,7 +563,7 @@ def test_an_export_into_a_symlink_goes_to_the_directory_that_it_leads_to(tmp_pat
     assert run(data, tmp_path / "half", dry_run=True)["files_written"] == 1
     assert run(data, tmp_path / "half")["files_written"] == 1
     assert os.listdir(real) == ["f"] and link.is_symlink() and run(data, real)["files_written"] == 0
-    begun = Request(check_destination(str(link), "dir", nowhere()), pinned=True)
+    begun = ExportRequest(check_destination(str(link), "dir", nowhere()), pinned=True)
     real.rename(tmp_path / "away")
     real.symlink_to("other")
     with pytest.raises(OperationError) as caught:  # what it led to when the call began is a link now
@@ -652,7 +652,7 @@ def test_a_large_export_is_never_held_in_memory(tmp_path: Path, fmt: str) -> Non
 
     def child() -> tuple[int, int]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        result = apply(Lazy(), Request(str(tmp_path / "x"), fmt), limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
+        result = apply(Lazy(), ExportRequest(str(tmp_path / "x"), fmt), limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
         return result["files_written"], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
 
     files, grown_mib = children.call(None, child)

@@ -15,7 +15,7 @@ import pytest
 
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.export import facts, guard
-from eos_mcp.export.rules import Rules
+from eos_mcp.export.rules import ExportRules
 from layerstack.export import pax
 from layerstack.kernel.content import BLOCK
 from tests import children
@@ -40,11 +40,11 @@ class Project:
         """The sandbox is made."""
         shutil.copytree(self.workspace, self.base, symlinks=True)
 
-    def rules(self, **more: Any) -> Rules:
+    def rules(self, **more: Any) -> ExportRules:
         record = facts.place_of(str(self.root / "records"), "eos-1", str(self.dest))
         usual: dict[str, Any] = {"git": "auto", "on_conflict": "fail", "allow_unsafe": False}
         usual.update(workspace=str(self.workspace), record=record)
-        return Rules(**(usual | more))
+        return ExportRules(**(usual | more))
 
     def stream(self, entries: Entries) -> bytes:
         if self.known == "copy":
@@ -453,7 +453,7 @@ def test_a_store_tells_of_its_base_where_the_delta_decides(short_dir: str, in_mo
             stack.close()
         dest = Path(short_dir, "d")
         write_tree(str(dest), base)
-        rules = Rules("auto", "fail", False, str(dest))
+        rules = ExportRules("auto", "fail", False, str(dest))
         (dest / "gone/deep/mine").write_text("")
         with pytest.raises(OperationError) as caught:
             run(stream, dest, rules=rules)
@@ -494,7 +494,7 @@ def test_files_with_holes_are_compared_like_others(short_dir: str, in_mount_name
             os.utime(path, (1, 1))
         record = facts.place_of(f"{short_dir}/records", "eos-1", str(dest))
         more: dict[str, Any] = {"base": None if told else str(copy)}
-        rules = Rules("auto", "fail", False, str(dest), record=record)
+        rules = ExportRules("auto", "fail", False, str(dest), record=record)
         (dest / "mine").write_bytes(bytes(size) + b"MINE")
         os.utime(dest / "mine", (1, 1))
         with pytest.raises(OperationError) as caught:

@@ -14,7 +14,7 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.apply import recover
 from eos_mcp.export.rules import REFERENCE
 from layerstack.export import pax
-from layerstack.model.run_table import FILE_MAX, Row
+from layerstack.model.run_table import FILE_MAX, RunRow
 from tests.eos_mcp.test_export_apply import AFTER, DELTA, failure, killed_at, run, shape
 from tests.exporting import SECOND, directory, file, hard_link, journals, made, made_by_digests, symlink
 
@@ -126,7 +126,7 @@ def test_a_row_holds_a_path_of_any_bytes(tmp_path: Path) -> None:
     names = [b"\x01", b"a b", b"n\nl", b"t\tab", "\u00e9".encode(), b"\xff\xfe"]
     run(with_runs(run_of(*((name, name, 0o644) for name in names)), count=len(names)), tmp_path / "d")
     assert {name: (tmp_path / "d" / os.fsdecode(name)).read_bytes() for name in names} == {name: name for name in names}
-    assert Row._fields[0] == "path"
+    assert RunRow._fields[0] == "path"
 
 
 def test_a_kill_before_the_rename_leaves_nothing_and_one_after_it_the_whole(tmp_path: Path) -> None:

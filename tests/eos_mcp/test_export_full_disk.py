@@ -12,7 +12,7 @@ import pytest
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.export import reserve
 from eos_mcp.export.apply import Guards, recover
-from eos_mcp.export.rules import Rules
+from eos_mcp.export.rules import ExportRules
 from layerstack.kernel import syscalls
 from tests import children
 from tests.eos_mcp.test_export_apply import Killer, run, shape
@@ -44,7 +44,7 @@ class Disk:
         return sorted(os.listdir(self.exports))
 
     def run(self, data: bytes = DELTA, fmt: str = "dir", **more: Any) -> dict[str, Any]:
-        rules = Rules("include", "fail", True, record=self.records)
+        rules = ExportRules("include", "fail", True, record=self.records)
         dest = self.dest if fmt == "dir" else self.dest.parent / "x.tar"
         return run(data, dest, fmt, places=self.places, **{"rules": rules, "base": str(self.dest), **more})
 

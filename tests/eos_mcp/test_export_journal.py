@@ -17,10 +17,10 @@ import pytest
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.export import voucher
 from eos_mcp.export.apply import recover
-from eos_mcp.export.dirfd import Tree
+from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.names import reserved
 from eos_mcp.export.recover import settle
-from eos_mcp.export.stage import Stage, Step
+from eos_mcp.export.stage import ExportStage, Step
 from eos_mcp.workspace import base
 from layerstack.kernel import fsync
 from tests import children
@@ -387,7 +387,7 @@ def test_no_path_leads_out_of_a_tree(tmp_path: Path) -> None:
     (tmp_path / "d/a").mkdir(parents=True)
     (tmp_path / "x").write_text("outside")
     (tmp_path / "d/a/b").write_text("inside")
-    tree, other = Tree(str(tmp_path / "d")), Tree(str(tmp_path))
+    tree, other = DirTree(str(tmp_path / "d")), DirTree(str(tmp_path))
     calls: tuple[Callable[[bytes], object], ...] = (
         tree.parent,
         tree.lstat,
@@ -419,8 +419,8 @@ def test_no_path_leads_out_of_a_tree(tmp_path: Path) -> None:
 
 
 def test_no_plan_names_what_an_export_may_not_change(tmp_path: Path) -> None:
-    home = Tree(str(tmp_path))
-    stage = Stage.create(journals(), home, str(tmp_path), str(tmp_path), "")
+    home = DirTree(str(tmp_path))
+    stage = ExportStage.create(journals(), home, str(tmp_path), str(tmp_path), "")
     try:
         for path in (*NO_PATHS, b".eos-export-1", b"a/.eos-export-1/b"):
             for letter in (b"f", b"h", b"l", b"d", b"w"):
@@ -440,7 +440,7 @@ def test_a_symlink_that_takes_the_place_of_a_directory_on_the_way_is_not_followe
     (tmp_path / "real/d").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     with pytest.raises(NotADirectoryError):
-        Tree(str(tmp_path / "link/d"))
+        DirTree(str(tmp_path / "link/d"))
 
 
 # workspaces

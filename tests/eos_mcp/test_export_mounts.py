@@ -16,7 +16,7 @@ import zstandard
 
 from eos_mcp.export.apply import recover
 from eos_mcp.export.recover import settle
-from eos_mcp.export.rules import Rules
+from eos_mcp.export.rules import ExportRules
 from layerstack.kernel import syscalls
 from tests.eos_mcp.test_export_apply import failure, run, shape
 from tests.exporting import directory, file, gone, journals, made
@@ -146,7 +146,7 @@ def test_an_archive_replaces_archives_and_nobodys_work(tmp_path: Path, fmt: str)
 @pytest.mark.parametrize("fmt", ["tar", "tar-zst"])
 def test_a_persons_own_archive_is_replaced_only_where_that_is_said(tmp_path: Path, fmt: str) -> None:
     """Backups and images of disks: of any program's form, with a first block of zeros, compressed."""
-    dest, delta, asked = tmp_path / "backup", made(file(b"new", b"new")), Rules(on_conflict="fail")
+    dest, delta, asked = tmp_path / "backup", made(file(b"new", b"new")), ExportRules(on_conflict="fail")
     (tmp_path / "precious").write_text("the only copy")
     empty = made()
     for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eos_mcp.export.rules import Rules
+from eos_mcp.export.rules import ExportRules
 from tests import acls, children
 from tests.eos_mcp.test_export_apply import run, shape
 from tests.exporting import directory, file, hard_link, made, made_by_digests, symlink
@@ -241,5 +241,5 @@ def test_a_kept_first_name_leaves_the_second_its_own_owner(tmp_path: Path) -> No
     for path in (dest, dest / ".git"):
         os.chown(path, *PERSON)
     delta = made_by_digests(directory(b".git"), file(b".git/a", b"a", 0o600), hard_link(b"b", b".git/a", 0o600))
-    run(delta, dest, rules=Rules("auto", "fail", False))
+    run(delta, dest, rules=ExportRules("auto", "fail", False))
     assert (owner(dest / "b"), mode(dest / "b")) == (PERSON, 0o600) and os.listdir(dest / ".git") == []

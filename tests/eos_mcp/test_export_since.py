@@ -89,7 +89,7 @@ def test_a_journal_of_the_form_before_is_taken_back_as_it_was(tmp_path: Path, mo
     dest = tmp_path / "d"
     fill(dest)
     before = shape(dest)
-    usual = stage.Stage.__init__.__kwdefaults__
+    usual = stage.ExportStage.__init__.__kwdefaults__
     assert usual is not None and usual["form"] == stage.FORMAT
     with monkeypatch.context() as patch:
         patch.setitem(usual, "form", 2)

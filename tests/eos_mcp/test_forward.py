@@ -11,17 +11,17 @@ import pytest
 from eos_agent.wire import protocol
 from eos_agent.wire.protocol import OperationError, Request
 from eos_mcp.agent_client import pool
-from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.agent_client.pool import AgentPool
 from tests.eos_mcp.scripted_agent import ScriptedAgent, ScriptedManager, echo, vanish
 
-Case = Callable[[ScriptedAgent, ScriptedManager, Forwarder], Awaitable[None]]
+Case = Callable[[ScriptedAgent, ScriptedManager, AgentPool], Awaitable[None]]
 
 
 def run(case: Case) -> None:
     async def whole() -> None:
         agent = await ScriptedAgent("s").start()
         manager = ScriptedManager(agent)
-        forwarder = Forwarder()
+        forwarder = AgentPool()
         forwarder.targets = manager.target
         try:
             async with asyncio.timeout(60):
@@ -33,7 +33,7 @@ def run(case: Case) -> None:
     asyncio.run(whole())
 
 
-async def send(forwarder: Forwarder, op: str = "exec_command", timeout_s: float | None = 30, **args: Any) -> dict[str, Any]:
+async def send(forwarder: AgentPool, op: str = "exec_command", timeout_s: float | None = 30, **args: Any) -> dict[str, Any]:
     return await forwarder.request("s", op, args, request_id="r", timeout_s=timeout_s)
 
 
@@ -44,7 +44,7 @@ async def failing(call: Awaitable[Any]) -> OperationError:
 
 
 def test_one_connection_carries_request_after_request() -> None:
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         for n in range(20):
             assert (await send(forwarder, n=n))["args"] == {"n": n}
         assert agent.connections == 1
@@ -54,7 +54,7 @@ def test_one_connection_carries_request_after_request() -> None:
 
 
 def test_requests_at_the_same_time_have_a_connection_each_and_do_not_mix() -> None:
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         inside, go = 0, asyncio.Event()
 
         async def together(request: Request, writer: asyncio.StreamWriter) -> dict[str, Any] | None:
@@ -74,7 +74,7 @@ def test_requests_at_the_same_time_have_a_connection_each_and_do_not_mix() -> No
 
 
 def test_the_gateways_own_keys_do_not_reach_the_agent_and_its_envelope_comes_back_unchanged() -> None:
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         envelope = protocol.error_envelope("not_found", "no", {"path": "p"})
 
         async def refuse(_: Request, __: asyncio.StreamWriter) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ def test_the_gateways_own_keys_do_not_reach_the_agent_and_its_envelope_comes_bac
 
 
 def test_a_restart_that_moved_the_port_is_found_by_one_refresh_and_the_command_runs_once() -> None:
-    async def case(agent: ScriptedAgent, manager: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, manager: ScriptedManager, forwarder: AgentPool) -> None:
         await send(forwarder)
         looked = manager.refreshes
         moved = await ScriptedAgent("s").start()
@@ -105,7 +105,7 @@ def test_a_restart_that_moved_the_port_is_found_by_one_refresh_and_the_command_r
 
 
 def test_an_agent_that_comes_back_on_its_port_after_a_while_is_waited_for() -> None:
-    async def case(agent: ScriptedAgent, manager: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, manager: ScriptedManager, forwarder: AgentPool) -> None:
         port = agent.port
         await agent.stop()
         calls = asyncio.gather(*(send(forwarder, n=n) for n in range(5)))
@@ -122,7 +122,7 @@ def test_an_agent_that_comes_back_on_its_port_after_a_while_is_waited_for() -> N
 
 
 def test_a_command_whose_agent_vanishes_is_sandbox_gone_and_was_sent_once() -> None:
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         agent.behaviour = vanish
         error = await failing(send(forwarder))
         assert (error.kind, error.details["reason"], error.details["retryable"]) == ("internal_error", "sandbox_gone", True)
@@ -132,7 +132,7 @@ def test_a_command_whose_agent_vanishes_is_sandbox_gone_and_was_sent_once() -> N
 
 
 def test_a_read_is_asked_again_on_a_fresh_connection() -> None:
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         async def once(request: Request, writer: asyncio.StreamWriter) -> dict[str, Any] | None:
             agent.behaviour = echo
             return await vanish(request, writer)
@@ -145,7 +145,7 @@ def test_a_read_is_asked_again_on_a_fresh_connection() -> None:
 
 
 def test_a_connection_that_the_agent_closed_meanwhile_is_not_used() -> None:
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         await send(forwarder)
         port = agent.port
         await agent.stop()
@@ -161,7 +161,7 @@ def test_a_connection_that_the_agent_closed_meanwhile_is_not_used() -> None:
 def test_a_connection_that_was_idle_proves_itself_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "TRUSTED_IDLE_S", 0.0)
 
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         await send(forwarder)
         await send(forwarder)
         assert agent.ops() == ["sandbox_daemon_ready", "exec_command"] * 2
@@ -171,7 +171,7 @@ def test_a_connection_that_was_idle_proves_itself_again(monkeypatch: pytest.Monk
 
 
 def test_the_budget_ends_the_wait_and_the_late_answer_meets_no_other_request() -> None:
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         release = asyncio.Event()
 
         async def late(_: Request, __: asyncio.StreamWriter) -> dict[str, Any] | None:
@@ -191,7 +191,7 @@ def test_the_budget_ends_the_wait_and_the_late_answer_meets_no_other_request() -
 def test_another_sandbox_behind_the_port_is_not_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "RECONNECT_S", 0.1)
 
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         agent.sandbox_id = "other"
         error = await failing(send(forwarder))
         assert (error.kind, error.details["reason"]) == ("internal_error", "sandbox_unreachable")
@@ -203,7 +203,7 @@ def test_another_sandbox_behind_the_port_is_not_talked_to(monkeypatch: pytest.Mo
 def test_nobody_at_the_address_is_sandbox_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "RECONNECT_S", 0.1)
 
-    async def case(agent: ScriptedAgent, manager: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, manager: ScriptedManager, forwarder: AgentPool) -> None:
         await agent.stop()
         error = await failing(send(forwarder))
         assert error.details["reason"] == "sandbox_unreachable" and manager.refreshes >= 1
@@ -212,7 +212,7 @@ def test_nobody_at_the_address_is_sandbox_unreachable(monkeypatch: pytest.Monkey
 
 
 def test_an_unknown_sandbox_is_the_managers_error() -> None:
-    async def case(_: ScriptedAgent, __: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(_: ScriptedAgent, __: ScriptedManager, forwarder: AgentPool) -> None:
         error = await failing(forwarder.request("t", "file_read", {}, request_id="r", timeout_s=5))
         assert (error.kind, error.message) == ("invalid_request", "sandbox not found: t")
 
@@ -220,7 +220,7 @@ def test_an_unknown_sandbox_is_the_managers_error() -> None:
 
 
 def test_a_stream_is_read_by_line_and_by_size_and_its_end_is_noticed() -> None:
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         async def streaming(_: Request, writer: asyncio.StreamWriter) -> dict[str, Any] | None:
             writer.write(b'{"header":1}\n' + b"\x00\n\xff" + b"y" * 500_000)
             await writer.drain()
@@ -239,7 +239,7 @@ def test_a_stream_is_read_by_line_and_by_size_and_its_end_is_noticed() -> None:
 
 
 def test_a_silent_stream_is_an_error_and_no_hang() -> None:
-    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: Forwarder) -> None:
+    async def case(agent: ScriptedAgent, _: ScriptedManager, forwarder: AgentPool) -> None:
         release = asyncio.Event()
 
         async def silent(_: Request, __: asyncio.StreamWriter) -> dict[str, Any] | None:

@@ -77,7 +77,7 @@ def test_callers_that_look_at_the_same_moment_start_one_gateway(alone: str) -> N
     dial, barrier = sync._dial, threading.Barrier(8)  # pyright: ignore[reportPrivateUsage]
     seen = threading.local()
 
-    def dial_together(endpoint: sync.Endpoint, timeout_s: float | None) -> socket.socket:
+    def dial_together(endpoint: sync.GatewayEndpoint, timeout_s: float | None) -> socket.socket:
         try:
             return dial(endpoint, timeout_s)
         except (FileNotFoundError, ConnectionRefusedError):

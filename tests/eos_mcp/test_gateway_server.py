@@ -16,7 +16,7 @@ import pytest
 
 from eos_agent.wire import protocol
 from eos_agent.wire.protocol import Request
-from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.gateway import listen
 from eos_mcp.gateway import router as route
 from eos_mcp.gateway import server as gateway_server
@@ -24,7 +24,7 @@ from eos_mcp.gateway.listen import ListenError
 from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
 from eos_mcp.gateway_client import sync
-from eos_mcp.gateway_client.sync import Endpoint, Settings
+from eos_mcp.gateway_client.sync import GatewayEndpoint, GatewaySettings
 from tests.eos_mcp.scripted_agent import ScriptedAgent, ScriptedManager
 
 TOKEN = "correct horse"
@@ -35,7 +35,7 @@ class Gateway:
 
     def __init__(self, path: str, manager: ScriptedManager, agent: ScriptedAgent, server: GatewayServer) -> None:
         self.path, self.manager, self.agent, self.server = path, manager, agent, server
-        self.settings = Settings(Endpoint("unix", path=path), TOKEN, False)
+        self.settings = GatewaySettings(GatewayEndpoint("unix", path=path), TOKEN, False)
 
     async def raw(self, data: bytes) -> dict[str, Any]:
         reader, writer = await asyncio.open_unix_connection(self.path, limit=1 << 25)
@@ -57,7 +57,7 @@ class Gateway:
 async def gateway(folder: str, *, limit: int = 256, contract: bool = False) -> AsyncGenerator[Gateway]:
     agent = await ScriptedAgent("s").start()
     manager = ScriptedManager(agent)
-    forwarder = Forwarder()
+    forwarder = AgentPool()
     forwarder.targets = manager.target
     listener = listen.unix(f"{folder}/g.sock")
     router = route.Router(manager, forwarder, info=route.base_info, contract_results=contract)
@@ -460,7 +460,7 @@ def test_something_that_is_no_socket_is_never_removed(short_dir: str) -> None:
 
 
 def test_a_taken_port_is_named() -> None:
-    first = listen.tcp(Endpoint("tcp", host="127.0.0.1", port=0))
+    first = listen.tcp(GatewayEndpoint("tcp", host="127.0.0.1", port=0))
     with pytest.raises(ListenError, match=f"port {first.endpoint.port} of 127.0.0.1 is taken"):
         listen.tcp(first.endpoint)
     first.socket.close()
@@ -473,9 +473,9 @@ def test_six_hundred_silent_connections_keep_nobody_out(short_dir: str, kind_of:
     async def case() -> None:
         agent = await ScriptedAgent("s").start()
         manager = ScriptedManager(agent)
-        forwarder = Forwarder()
+        forwarder = AgentPool()
         forwarder.targets = manager.target
-        listeners = [listen.unix(f"{short_dir}/g.sock"), listen.tcp(Endpoint("tcp", host="127.0.0.1", port=0))]
+        listeners = [listen.unix(f"{short_dir}/g.sock"), listen.tcp(GatewayEndpoint("tcp", host="127.0.0.1", port=0))]
         router = route.Router(manager, forwarder, info=route.base_info, contract_results=False)
         server = GatewayServer(listeners, TOKEN, router.answer, relay=Relay(router, forwarder), max_connections=256)
         server.start()

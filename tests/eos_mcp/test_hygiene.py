@@ -12,13 +12,13 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.hygiene import HOME, RULES, Hygiene
 from eos_mcp.export.hygiene_git import gitdir_is_plain, hooks_path, plain_git_config
 from eos_mcp.export.left_out import UNSAFE
-from eos_mcp.export.rules import Rules
+from eos_mcp.export.rules import ExportRules
 from layerstack.export import pax
 from tests.eos_mcp.test_export_apply import run
 from tests.exporting import directory, file, gone, hard_link, made_by_digests, symlink
 
 PLAIN = b'[core]\n\trepositoryformatversion = 0\n\tbare = false\n[user]\n\tname = a\n[remote "origin"]\n\turl = https://x.org/y.git\n'
-RULES_OF_A_PERSON = Rules("auto", "fail", False)
+RULES_OF_A_PERSON = ExportRules("auto", "fail", False)
 
 
 def export(dest: Path, *entries: tuple[pax.Header, bytes], **rules: object) -> tuple[list[str], list[str]]:

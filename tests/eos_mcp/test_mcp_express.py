@@ -17,7 +17,7 @@ from eos_mcp.mcp import app, tools
 from eos_mcp.mcp.eras import Lanes
 from eos_mcp.mcp.express import Express
 from eos_mcp.mcp.handshake import VERSION_KEY
-from eos_mcp.mcp.server_options import Options
+from eos_mcp.mcp.server_options import ServerOptions
 from tests.eos_mcp.test_mcp_tools import ScriptedGateway
 
 Message = dict[str, Any]
@@ -54,7 +54,7 @@ def run(
     """What `case` read, and which ids were carried past the SDK."""
 
     async def whole() -> tuple[list[bytes], list[Any]]:
-        built = app.build(Options(roots=("/w",)), gateway=gateway)  # else calls that touch the machine ask the client first
+        built = app.build(ServerOptions(roots=("/w",)), gateway=gateway)  # else calls that touch the machine ask the client first
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 pipe = Pipe(Lanes(built.server, tasks, lambda line: pipe.write(line), built.tools if past else None))

@@ -17,11 +17,11 @@ from mcp.shared.message import SessionMessage
 from eos_mcp.catalog import ALL
 from eos_mcp.mcp import app, handshake, schema
 from eos_mcp.mcp.server_identity import INSTRUCTIONS, identity
-from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, Options
+from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, ServerOptions
 from tests.eos_mcp.mcp_wire import META, discover, initialize
 
 
-def ask_sdk(options: Options, message: dict[str, Any]) -> dict[str, Any]:
+def ask_sdk(options: ServerOptions, message: dict[str, Any]) -> dict[str, Any]:
     """The SDK's own answer to one opening request."""
 
     async def exchange() -> dict[str, Any]:
@@ -40,7 +40,7 @@ def ask_sdk(options: Options, message: dict[str, Any]) -> dict[str, Any]:
     return anyio.run(exchange)
 
 
-def ask_table(options: Options, message: dict[str, Any]) -> dict[str, Any] | None:
+def ask_table(options: ServerOptions, message: dict[str, Any]) -> dict[str, Any] | None:
     found = handshake.answer(json.dumps(message).encode(), identity(options))
     return None if found is None else json.loads(found.reply)
 
@@ -71,19 +71,19 @@ CLIENTS = {
 @pytest.mark.parametrize("program", [EOS, SANDBOX])
 @pytest.mark.parametrize("tool_set", SETS)
 def test_the_table_answers_initialize_and_discover_as_the_sdk_does(program: str, tool_set: str) -> None:
-    options = Options(program=program, tool_set=tool_set, sandbox_id="eos-1")
+    options = ServerOptions(program=program, tool_set=tool_set, sandbox_id="eos-1")
     for message in (initialize(1), discover("d")):
         assert ask_table(options, message) == ask_sdk(options, message)
 
 
 @pytest.mark.parametrize("version", [*sdk.KNOWN_PROTOCOL_VERSIONS, "1999-01-01", ""])
 def test_the_table_answers_every_version_as_the_sdk_does(version: str) -> None:
-    assert ask_table(Options(), initialize("x", version)) == ask_sdk(Options(), initialize("x", version))
+    assert ask_table(ServerOptions(), initialize("x", version)) == ask_sdk(ServerOptions(), initialize("x", version))
 
 
 @pytest.mark.parametrize("message", CLIENTS.values(), ids=CLIENTS.keys())
 def test_the_table_answers_every_kind_of_client_as_the_sdk_does(message: dict[str, Any]) -> None:
-    assert ask_table(Options(), message) == ask_sdk(Options(), message)
+    assert ask_table(ServerOptions(), message) == ask_sdk(ServerOptions(), message)
 
 
 def test_the_versions_of_the_table_are_the_versions_of_the_sdk() -> None:
@@ -109,15 +109,15 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED.values(), ids=REFUSED.keys())
 def test_what_the_sdk_refuses_is_left_to_it(message: dict[str, Any]) -> None:
-    assert "error" in ask_sdk(Options(), message)
-    assert ask_table(Options(), message) is None
+    assert "error" in ask_sdk(ServerOptions(), message)
+    assert ask_table(ServerOptions(), message) is None
 
 
 @pytest.mark.parametrize(
     "line", [b"", b"[]", b"{", b'{"method":"initialize"}', b'{"jsonrpc":"2.0","id":true,"method":"initialize","params":{}}']
 )
 def test_other_lines_get_no_answer_from_the_table(line: bytes) -> None:
-    assert handshake.answer(line, identity(Options())) is None
+    assert handshake.answer(line, identity(ServerOptions())) is None
 
 
 def test_what_stands_between_the_start_and_the_first_answer_imports_only_a_little_of_the_standard_library() -> None:
@@ -146,6 +146,6 @@ def root() -> str:
 def test_the_instructions_are_short_and_name_only_tools_of_their_set(tool_set: str) -> None:
     words = set(INSTRUCTIONS[tool_set].replace("(", " ").replace(",", " ").replace(";", " ").replace(".", " ").replace(":", " ").split())
     named = {operation.name for operation in ALL} & words - {"snapshot"}
-    offered = {operation.name for operation in schema.operations(Options(program=SANDBOX, tool_set=tool_set))}
+    offered = {operation.name for operation in schema.operations(ServerOptions(program=SANDBOX, tool_set=tool_set))}
     assert named <= offered
     assert len(INSTRUCTIONS[tool_set]) <= 1000

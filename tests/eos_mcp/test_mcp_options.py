@@ -10,7 +10,7 @@ import pytest
 
 from eos_mcp import __version__
 from eos_mcp.mcp import server_options
-from eos_mcp.mcp.server_options import EOS, SANDBOX, Options, UsageError, parse
+from eos_mcp.mcp.server_options import EOS, SANDBOX, ServerOptions, ServerUsageError, parse
 
 ENTRY = {EOS: "main", SANDBOX: "sandbox_mcp"}
 
@@ -78,11 +78,11 @@ def test_flags_take_their_value_in_both_forms_and_the_last_one_counts() -> None:
         ["--set=all", "--gateway-socket", "unix:///x", "--port", "0", "--set", "runtime", "--allow-host", "A", "--allow-host=b"],
         version="1",
     )
-    assert parsed == Options(tool_set="runtime", gateway_endpoint="unix:///x", port=0, allow_hosts=("a", "b"))
+    assert parsed == ServerOptions(tool_set="runtime", gateway_endpoint="unix:///x", port=0, allow_hosts=("a", "b"))
 
 
 def test_the_default_set_is_the_one_of_a_coding_agent() -> None:
-    assert parse(EOS, [], version="1") == Options()
-    assert Options().tool_set == "agent"
-    with pytest.raises(UsageError):
+    assert parse(EOS, [], version="1") == ServerOptions()
+    assert ServerOptions().tool_set == "agent"
+    with pytest.raises(ServerUsageError):
         parse(SANDBOX, [], version="1")

@@ -16,7 +16,7 @@ import pytest
 from eos_mcp import catalog
 from eos_mcp.catalog import Operation
 from eos_mcp.mcp import schema
-from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, Options
+from eos_mcp.mcp.server_options import EOS, SANDBOX, SETS, ServerOptions
 
 REFERENCE = {
     "management": {
@@ -61,7 +61,7 @@ CHARACTERS_PER_TOKEN = 4.4
 
 
 def definitions(program: str = EOS, tool_set: str = "agent") -> list[dict[str, Any]]:
-    return [schema.definition(operation) for operation in schema.operations(Options(program=program, tool_set=tool_set))]
+    return [schema.definition(operation) for operation in schema.operations(ServerOptions(program=program, tool_set=tool_set))]
 
 
 @pytest.mark.parametrize("tool_set", REFERENCE)

@@ -15,7 +15,7 @@ from mcp.types import CallToolResult, TextContent
 from eos_agent.wire.protocol import CONNECTION_ERROR, OperationError, error_envelope
 from eos_mcp.catalog import operations_of_set
 from eos_mcp.mcp import app, tools
-from eos_mcp.mcp.server_options import SANDBOX, Options
+from eos_mcp.mcp.server_options import SANDBOX, ServerOptions
 
 ERAS: tuple[ConnectMode, ...] = ("legacy", "2026-07-28")
 
@@ -71,10 +71,10 @@ def shown(result: CallToolResult) -> Called:
 
 
 def call(
-    name: str, arguments: dict[str, Any], gateway: ScriptedGateway, options: Options | None = None, mode: ConnectMode = "legacy"
+    name: str, arguments: dict[str, Any], gateway: ScriptedGateway, options: ServerOptions | None = None, mode: ConnectMode = "legacy"
 ) -> Called:
     async def go() -> Called:
-        async with Client(app.build(options or Options(), gateway=gateway).server, mode=mode) as client:
+        async with Client(app.build(options or ServerOptions(), gateway=gateway).server, mode=mode) as client:
             return shown(await client.call_tool(name, arguments))
 
     return anyio.run(go)
@@ -156,15 +156,15 @@ def test_wrong_arguments_are_refused_before_the_gateway_with_the_nearest_right_o
 
 
 def test_a_tool_of_another_set_is_refused_by_name() -> None:
-    found = call("exec_command", {"sandbox_id": "s", "cmd": "x"}, ScriptedGateway(), Options(tool_set="management"))
+    found = call("exec_command", {"sandbox_id": "s", "cmd": "x"}, ScriptedGateway(), ServerOptions(tool_set="management"))
     assert found.structure["error"]["kind"] == "invalid_request"
     assert "--set" in found.text
-    close = call("discard_draft", {"sandbox_id": "s", "draft_id": "d"}, ScriptedGateway(), Options(tool_set="agent"))
+    close = call("discard_draft", {"sandbox_id": "s", "draft_id": "d"}, ScriptedGateway(), ServerOptions(tool_set="agent"))
     assert "--set" in close.text and "did you mean" not in close.text  # diff_draft, which this set has, is no way to discard one
 
 
 def test_the_servers_own_sandbox_stands_in_where_none_is_named_but_never_for_destroying() -> None:
-    options = Options(sandbox_id="eos-9")
+    options = ServerOptions(sandbox_id="eos-9")
     gateway = ScriptedGateway(exec_command=DONE, inspect_sandbox={"id": "eos-9", "state": "ready"}, list_sandboxes={"sandboxes": []})
     call("exec_command", {"cmd": "x"}, gateway, options)
     call("exec_command", {"cmd": "x", "sandbox_id": "eos-2"}, gateway, options)
@@ -179,7 +179,7 @@ def test_the_servers_own_sandbox_stands_in_where_none_is_named_but_never_for_des
     assert call("destroy_sandbox", {}, gateway, options).is_error
 
 
-def waited(options: Options, arguments: dict[str, Any], *, progress: bool = False) -> Any:
+def waited(options: ServerOptions, arguments: dict[str, Any], *, progress: bool = False) -> Any:
     gateway = ScriptedGateway(exec_command=DONE)
 
     async def go() -> None:
@@ -195,16 +195,16 @@ def waited(options: Options, arguments: dict[str, Any], *, progress: bool = Fals
 
 
 def test_a_command_yields_its_handle_before_a_client_gives_up() -> None:
-    assert waited(Options(), {}) == 10_000
-    assert waited(Options(tool_set="runtime"), {}) is None
-    assert waited(Options(program=SANDBOX, tool_set="agent"), {}) is None
-    assert waited(Options(), {"yield_time_ms": 0}) == 0
-    assert waited(Options(), {"yield_time_ms": 3_600_000}) == 20_000
-    assert waited(Options(), {"yield_time_ms": 3_600_000}, progress=True) == 50_000
+    assert waited(ServerOptions(), {}) == 10_000
+    assert waited(ServerOptions(tool_set="runtime"), {}) is None
+    assert waited(ServerOptions(program=SANDBOX, tool_set="agent"), {}) is None
+    assert waited(ServerOptions(), {"yield_time_ms": 0}) == 0
+    assert waited(ServerOptions(), {"yield_time_ms": 3_600_000}) == 20_000
+    assert waited(ServerOptions(), {"yield_time_ms": 3_600_000}, progress=True) == 50_000
 
 
 def test_every_call_has_a_deadline_with_room_for_its_own_wait() -> None:
-    options = Options(timeout_s=5, tool_set="all")
+    options = ServerOptions(timeout_s=5, tool_set="all")
     replies: dict[str, Reply] = {operation.name: {} for operation in operations_of_set("all")}
     gateway = ScriptedGateway(**replies)
     call("file_read", {"sandbox_id": "s", "path": "a"}, gateway, options)
@@ -239,7 +239,7 @@ def test_progress_rises_strictly_while_a_call_runs_and_carries_what_the_manager_
                 enough.set()
 
         gateway = ScriptedGateway(create_sandbox=create)
-        async with Client(app.build(Options(), gateway=gateway).server, mode="legacy") as client:
+        async with Client(app.build(ServerOptions(), gateway=gateway).server, mode="legacy") as client:
             result = await client.call_tool("create_sandbox", {"image": "i", "workspace_root": "/w"}, progress_callback=on_progress)
             assert shown(result).structure["id"] == "eos-1"
 
@@ -273,7 +273,10 @@ def test_a_cancelled_command_is_cancelled_in_the_sandbox_under_its_request_id_an
 
         gateway.replies[name] = for_ever
         arguments = {"sandbox_id": "s", "cmd": "sleep 600"} if name == "exec_command" else {"sandbox_id": "s", "path": "a"}
-        async with Client(app.build(Options(), gateway=gateway).server, mode="2026-07-28") as client, anyio.create_task_group() as tasks:
+        async with (
+            Client(app.build(ServerOptions(), gateway=gateway).server, mode="2026-07-28") as client,
+            anyio.create_task_group() as tasks,
+        ):
             tasks.start_soon(client.call_tool, name, arguments)
             await begun.wait()
             tasks.cancel_scope.cancel()
@@ -323,7 +326,7 @@ def test_resources_and_prompts_are_empty_lists_and_reading_one_is_an_error_that_
     from mcp.shared.exceptions import MCPError
 
     async def go() -> None:
-        async with Client(app.build(Options(), gateway=ScriptedGateway()).server, mode=mode) as client:
+        async with Client(app.build(ServerOptions(), gateway=ScriptedGateway()).server, mode=mode) as client:
             assert (await client.list_resources()).resources == []
             assert (await client.list_resource_templates()).resource_templates == []
             assert (await client.list_prompts()).prompts == []

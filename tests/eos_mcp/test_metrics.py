@@ -14,14 +14,14 @@ from eos_mcp.config import load
 from eos_mcp.manager.metrics import NOTHING, OFF, Metrics
 from eos_mcp.providers.docker import sample_of
 from eos_mcp.providers.provider import Provider
-from eos_mcp.record.registry import Endpoint, Record
-from eos_mcp.record.sample_ring import SIZE_BYTES, SLOTS, Ring, Sample
+from eos_mcp.record.registry import AgentEndpoint, SandboxRecord
+from eos_mcp.record.sample_ring import SIZE_BYTES, SLOTS, EngineSample, Ring
 
 BOUND = 64 * 1024
 
 
-def sample(number: int) -> Sample:
-    return Sample(number, number * 10, None, number, 5, None)
+def sample(number: int) -> EngineSample:
+    return EngineSample(number, number * 10, None, number, 5, None)
 
 
 def test_a_ring_keeps_the_newest_in_64_kib_and_goes_on_after_a_restart(tmp_path: Path) -> None:
@@ -76,8 +76,10 @@ def test_an_engines_answer_in_both_spellings_is_a_sample() -> None:
             ]
         },
     }
-    assert sample_of(stats, 5) == Sample(5, 812345, 101, 4096, 41943040, 536870912)
-    assert sample_of({**stats, "blkio_stats": {"io_service_bytes_recursive": None}}, 5) == Sample(5, 812345, 0, 0, 41943040, 536870912)
+    assert sample_of(stats, 5) == EngineSample(5, 812345, 101, 4096, 41943040, 536870912)
+    assert sample_of({**stats, "blkio_stats": {"io_service_bytes_recursive": None}}, 5) == EngineSample(
+        5, 812345, 0, 0, 41943040, 536870912
+    )
     for empty in ({}, {"memory_stats": {}, "cpu_stats": {"cpu_usage": {"total_usage": 0}}}, {"memory_stats": None, "cpu_stats": None}):
         assert sample_of(empty, 5) is None
 
@@ -85,10 +87,10 @@ def test_an_engines_answer_in_both_spellings_is_a_sample() -> None:
 class Engine:
     """What `Metrics` asks; it answers from a list, and tells each question."""
 
-    def __init__(self, answers: list[Sample | OperationError | None]) -> None:
+    def __init__(self, answers: list[EngineSample | OperationError | None]) -> None:
         self.answers, self.asked = answers, threading.Semaphore(0)
 
-    def usage(self, record: Record) -> Sample | None:
+    def usage(self, record: SandboxRecord) -> EngineSample | None:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         self.asked.release()
         if isinstance(answer, OperationError):
@@ -96,7 +98,7 @@ class Engine:
         return None if answer is None else answer._replace(ts=int(time.time() * 1000))
 
 
-def metrics(tmp_path: Path, engine: Engine, records: list[Record], *, yaml: str = "") -> Metrics:
+def metrics(tmp_path: Path, engine: Engine, records: list[SandboxRecord], *, yaml: str = "") -> Metrics:
     path = tmp_path / "config.yml"
     path.write_text(yaml or "observability: {resource_stats: {sample_interval_ms: 250}}")
     provider: Any = engine
@@ -104,12 +106,12 @@ def metrics(tmp_path: Path, engine: Engine, records: list[Record], *, yaml: str 
     return Metrics(load.load(str(path)), str(tmp_path / "rings"), lambda: records, lambda _: found)
 
 
-def record(sandbox_id: str = "s", state: Any = "ready") -> Record:
-    return Record(
+def record(sandbox_id: str = "s", state: Any = "ready") -> SandboxRecord:
+    return SandboxRecord(
         id=sandbox_id,
         workspace_root="/w",
         state=state,
-        daemon=Endpoint(host="127.0.0.1", port=1),
+        daemon=AgentEndpoint(host="127.0.0.1", port=1),
         provider="docker",
         image="i",
         token="t",

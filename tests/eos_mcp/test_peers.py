@@ -15,9 +15,9 @@ import pytest
 from eos_agent.wire import proof, protocol
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.agent_client import pool
-from eos_mcp.agent_client.pool import Forwarder
+from eos_mcp.agent_client.pool import AgentPool
 from eos_mcp.providers.provider import ask_ready
-from eos_mcp.record.registry import Target
+from eos_mcp.record.registry import AgentAddress
 from tests.eos_mcp.scripted_agent import START, TOKEN, ScriptedAgent, ScriptedManager
 
 BODY = "the content of a private file"
@@ -97,7 +97,7 @@ def test_an_impostor_at_the_last_port_learns_nothing_and_the_request_reaches_the
             agent = await ScriptedAgent("s").start()
             manager = ScriptedManager(agent)
             manager.at["s"], manager.moved = impostor.port, {"s": agent.port}
-            forwarder = Forwarder()
+            forwarder = AgentPool()
             forwarder.targets = manager.target
             forwarder.seen("s")  # it was there just now: nobody looks again
             try:
@@ -119,13 +119,13 @@ def test_an_impostor_alone_is_nobody_and_its_words_reach_no_one(answer: Any, mon
         async with standing(answer) as impostor:
             manager = ScriptedManager(ScriptedAgent("s"))
             manager.at["s"] = impostor.port
-            forwarder = Forwarder()
+            forwarder = AgentPool()
             forwarder.targets = manager.target
             with pytest.raises(OperationError) as caught:
                 await forwarder.request("s", "file_write", {"content": BODY}, request_id="r", timeout_s=30)
             forwarder.close()
             assert impostor.learned() == []
-            said = await asyncio.to_thread(ask_ready, Target("127.0.0.1", impostor.port, TOKEN, "s", None, True), timeout_s=10)
+            said = await asyncio.to_thread(ask_ready, AgentAddress("127.0.0.1", impostor.port, TOKEN, "s", None, True), timeout_s=10)
             assert said is not None and FORGED not in said and impostor.learned() == []
         return caught.value
 
@@ -139,7 +139,7 @@ def test_a_sandbox_that_was_not_spoken_to_just_now_is_looked_up_before_its_port_
             agent = await ScriptedAgent("s").start()
             manager = ScriptedManager(agent)
             manager.at["s"], manager.moved = impostor.port, {"s": agent.port}
-            forwarder = Forwarder()
+            forwarder = AgentPool()
             forwarder.targets = manager.target
             try:
                 assert (await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30))["op"] == "file_read"
@@ -158,12 +158,12 @@ def test_an_engine_that_hangs_keeps_nobody_from_an_agent_that_answers(monkeypatc
         agent = await ScriptedAgent("s").start()
         manager = ScriptedManager(agent)
 
-        async def hanging(sandbox_id: str, *, refresh: bool = False) -> Target:
+        async def hanging(sandbox_id: str, *, refresh: bool = False) -> AgentAddress:
             if refresh:
                 await asyncio.Event().wait()
             return await manager.target(sandbox_id)
 
-        forwarder = Forwarder()
+        forwarder = AgentPool()
         forwarder.targets = hanging
         try:
             assert (await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30))["op"] == "file_read"
@@ -179,7 +179,7 @@ def test_an_agent_of_an_earlier_version_still_gets_its_token(monkeypatch: pytest
         agent = await ScriptedAgent("s").start()
         manager = ScriptedManager(agent)
         manager.proves = False
-        forwarder = Forwarder()
+        forwarder = AgentPool()
         forwarder.targets = manager.target
         try:
             await forwarder.request("s", "file_read", {}, request_id="r", timeout_s=30)
@@ -209,10 +209,10 @@ def test_a_unix_socket_of_another_user_is_hung_up_on(short_dir: str, ours: bool,
         finally:
             os.seteuid(0)
 
-        async def target(sandbox_id: str, *, refresh: bool = False) -> Target:
-            return Target("127.0.0.1", 1, TOKEN, "s", path, True)
+        async def target(sandbox_id: str, *, refresh: bool = False) -> AgentAddress:
+            return AgentAddress("127.0.0.1", 1, TOKEN, "s", path, True)
 
-        forwarder = Forwarder()
+        forwarder = AgentPool()
         forwarder.targets = target
         with pytest.raises(OperationError) as caught:
             await forwarder.request("s", "file_write", {"content": BODY}, request_id="r", timeout_s=30)

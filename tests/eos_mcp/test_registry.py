@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from eos_agent.wire.protocol import OperationError
-from eos_mcp.record.registry import Endpoint, Record, Registry, RegistryError, SharedBase
+from eos_mcp.record.registry import AgentEndpoint, Registry, RegistryError, SandboxRecord, SharedBase
 
 PUBLIC = ["id", "workspace_root", "state", "activity_revision", "daemon", "daemon_http", "shared_base", "resource_profile"]
 
 
-def record(sandbox_id: str = "eos-1", **changes: Any) -> Record:
-    made = Record(
+def record(sandbox_id: str = "eos-1", **changes: Any) -> SandboxRecord:
+    made = SandboxRecord(
         id=sandbox_id,
         workspace_root="/srv/app",
         state="ready",
-        daemon=Endpoint(host="127.0.0.1", port=41001),
-        daemon_http=Endpoint(host="127.0.0.1", port=41002),
+        daemon=AgentEndpoint(host="127.0.0.1", port=41001),
+        daemon_http=AgentEndpoint(host="127.0.0.1", port=41002),
         shared_base=SharedBase(source="/c/x", target="/eos/layer-stack/base", root_hash="ab" * 32),
         provider="docker",
         image="busybox",

@@ -14,7 +14,7 @@ import os
 from collections.abc import Generator
 from random import Random
 
-from eos_mcp.export.apply import ExportLimits, Guards, Request, apply
+from eos_mcp.export.apply import ExportLimits, ExportRequest, Guards, apply
 from layerstack.export.stream import stream
 from layerstack.layers.index_cursor import Digests
 from layerstack.layers.snapshot import Snapshot
@@ -100,7 +100,7 @@ def delivery(snapshot: Snapshot, store: str, folder: str, base: Tree, version: S
     with digests_of(store) as digests:
         data = joined(stream(snapshot, digests=digests, holes=True))
     places = Guards(home="/nonexistent-home", own=(), journals=records)
-    apply(io.BytesIO(data), Request(dest), limits=ExportLimits(), places=places, progress=lambda line: None)
+    apply(io.BytesIO(data), ExportRequest(dest), limits=ExportLimits(), places=places, progress=lambda line: None)
     if (read_tree(outside, after), [at.mtime_ns for at in after.values()]) != (others, [at.mtime_ns for at in before.values()]):
         return "a name outside of the destination leads to another file, or one with other attributes"
     got, want = read_tree(dest, besides), expected(base, person, version.tree, version.besides, root=os.geteuid() == 0)

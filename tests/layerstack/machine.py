@@ -35,7 +35,7 @@ from layerstack.layers import capture
 from layerstack.layers.delta import delta
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Conflict, Fingerprint
-from layerstack.publish.decide import Rules
+from layerstack.publish.decide import PublishRules
 from layerstack.publish.publish import Author, Published
 from layerstack.session import path_changes
 from layerstack.session.upper import Upper
@@ -43,7 +43,7 @@ from layerstack.squash.finish import is_closed
 from layerstack.squash.squash import Squashed
 from layerstack.store import Store
 from layerstack.tree import scanned
-from layerstack.units.units import Named
+from layerstack.units.units import NamedUnits
 from tests.hands import Hand, Op, few_ops
 from tests.layerstack import delivered, kept
 from tests.layerstack.kept import Side
@@ -151,7 +151,7 @@ class StackMatchesModel(RuleBasedStateMachine):
 
     def open_store(self) -> None:
         self.store = Store.open(self.root)
-        self.store.rules = Rules(units=(Named(BOX, f"**/{BOX}"),))
+        self.store.rules = PublishRules(units=(NamedUnits(BOX, f"**/{BOX}"),))
 
     def teardown(self) -> None:
         if not hasattr(self, "store"):

@@ -22,7 +22,7 @@ from layerstack.export.stream import RANGE_BYTES, RANGE_MAX, FileRange, fold, st
 from layerstack.layers import index_cursor
 from layerstack.layers.index import record
 from layerstack.layers.index_cursor import Digests
-from layerstack.layers.index_file import Indexed, Row, dump
+from layerstack.layers.index_file import Indexed, IndexRow, dump
 from tests.exporting import Stack, file, joined, tar_of, unpack
 from tests.layerstack import stack as stacks
 from tests.trees import DIRECTORY, FILE, Entry, Tree
@@ -252,10 +252,10 @@ def test_every_digest_of_many_index_files_is_found_in_one_pass(layers: list[list
         os.mkdir(f"{folder}/.layer-metadata")
         wanted: dict[tuple[bytes, str], bytes | None] = {}
         for n, names in enumerate(layers * (at_once // len(layers) + 2)):
-            rows: list[Row] = []
+            rows: list[IndexRow] = []
             for at, name in enumerate(sorted(names)):
                 digest = hashlib.sha256(b"%d %s" % (n, name)).digest() if at % 3 else None
-                rows.append(Row(os.fsdecode(name), record("f" if at % 3 else "d"), 0o644, 1, digest))
+                rows.append(IndexRow(os.fsdecode(name), record("f" if at % 3 else "d"), 0o644, 1, digest))
                 wanted[name, f"L{n}"] = digest
             Path(folder, ".layer-metadata", f"L{n}.index").write_bytes(dump(Indexed({}, tuple(rows), "", 0, 0)))
             wanted[b"between", f"L{n}"] = wanted.get((b"between", f"L{n}"))
@@ -281,7 +281,7 @@ def test_a_header_that_was_encoded_is_decoded_to_itself() -> None:
         pax.Header(b"o", pax.DIRECTORY, 0o755, 0, 123, kind=pax.OPAQUE, xattrs={b"user.a": b"\0=\n\xff", b"user.b": b""}),
     ]
     for header in cases:
-        decoder, data, at = pax.Decoder(), pax.encode(header), 0
+        decoder, data, at = pax.PaxDecoder(), pax.encode(header), 0
         assert len(data) % pax.BLOCK == 0
         found = None
         while at < len(data):

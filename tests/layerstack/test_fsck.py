@@ -17,7 +17,7 @@ from layerstack.fsck import check as fsck
 from layerstack.fsck.check import Damage, check
 from layerstack.kernel import fsync, records
 from layerstack.layers import version_files
-from layerstack.layers.version_files import Named
+from layerstack.layers.version_files import VersionRecord
 from layerstack.model.manifest import BASE_ID, Manifest, reference
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put
@@ -475,7 +475,7 @@ def test_what_changes_between_two_looks_is_no_damage(stack: Stack) -> None:
         stack.store.update_file("t", lambda old: b"t\n", owner="o", request_id="r")
         read = looking.version
 
-        def late(name: str) -> Named:
+        def late(name: str) -> VersionRecord:
             stack.store.squash()
             return read(name)
 

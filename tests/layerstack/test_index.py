@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from layerstack.errors import StoreCorrupt
 from layerstack.kernel.xattrs import TRUSTED
-from layerstack.layers.index import Layer, Record, Shelf, record
-from layerstack.layers.index_file import Indexed, Row, dump, load, look_up
+from layerstack.layers.index import IndexRecord, Layer, Shelf, record
+from layerstack.layers.index_file import Indexed, IndexRow, dump, load, look_up
 from layerstack.model.manifest import LayerId
 from layerstack.model.paths import byte_order
 from layerstack.tree.disk import DiskTree
@@ -21,13 +21,13 @@ NAMES = st.binary(min_size=1, max_size=12).filter(lambda b: b"\0" not in b and b
 RECORDS = st.sampled_from([record("f"), record("l"), record("w"), record("d"), record("d", quiet=True), record("d", opaque=True)])
 
 
-def indexed(found: dict[str, Record]) -> Indexed:
-    rows = [Row(path, rec, 0o644, len(path), b"\xab" * 32 if rec.kind == "f" else None) for path, rec in found.items()]
+def indexed(found: dict[str, IndexRecord]) -> Indexed:
+    rows = [IndexRow(path, rec, 0o644, len(path), b"\xab" * 32 if rec.kind == "f" else None) for path, rec in found.items()]
     return Indexed(found, tuple(sorted(rows, key=lambda row: byte_order(row.path))), "0" * 64, 0, 0)
 
 
 @given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), RECORDS, max_size=40))
-def test_an_index_file_of_any_names_comes_back_and_every_path_is_found_by_bisection(found: dict[str, Record]) -> None:
+def test_an_index_file_of_any_names_comes_back_and_every_path_is_found_by_bisection(found: dict[str, IndexRecord]) -> None:
     made = indexed({"": record("d"), **found})
     data = dump(made)
     assert load(data, source="i") == made.records
@@ -56,7 +56,7 @@ def test_a_damaged_index_file_is_named() -> None:
         assert caught.value.details["file"] == "/store/x.index"
 
 
-def layer(version: int, **found: Record) -> Layer:
+def layer(version: int, **found: IndexRecord) -> Layer:
     index = {path.replace("__", "/"): rec for path, rec in found.items()}
     return Layer(LayerId(f"L{version:06d}-00000000"), DiskTree("/nowhere", TRUSTED), version, {"": record("d", quiet=True), **index})
 

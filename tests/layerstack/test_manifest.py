@@ -113,8 +113,8 @@ def test_ancestors_go_from_the_root_down() -> None:
 def test_the_file_of_a_version_names_its_newest_layer_and_comes_back_and_one_of_before_does_too() -> None:
     data = version_files.dump(3, THIRD.layer_ids[0])
     assert len(data) < 200 and json.loads(data)["schema_version"] == 2
-    assert version_files.load(data, source="v") == version_files.Named(3, THIRD.layer_ids[0], None)
-    assert version_files.load(THIRD.dump(), source="v") == version_files.Named(3, THIRD.layer_ids[0], THIRD.layers)
+    assert version_files.load(data, source="v") == version_files.VersionRecord(3, THIRD.layer_ids[0], None)
+    assert version_files.load(THIRD.dump(), source="v") == version_files.VersionRecord(3, THIRD.layer_ids[0], THIRD.layers)
     for at in range(len(data) - 1):
         broken = bytearray(data)
         broken[at] ^= 1

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layerstack.layers import index_file, packed_index
-from layerstack.layers.index_record import NUMBERED, Record, record
+from layerstack.layers.index_record import NUMBERED, IndexRecord, record
 from layerstack.layers.packed_index import GROUP, PackedIndex
 
 name = st.sampled_from(("a", "b", "a-", "a.", "a0", "ab", "\udcff", "é", "nnnnnnnnnnnnnnn"))
 path = st.lists(name, min_size=1, max_size=4).map("/".join)
 
 
-def packed(found: dict[str, Record]) -> PackedIndex:
+def packed(found: dict[str, IndexRecord]) -> PackedIndex:
     index = PackedIndex()
     for each in sorted(found, key=os.fsencode):
         index.add(os.fsencode(each), found[each])
@@ -25,7 +25,7 @@ def packed(found: dict[str, Record]) -> PackedIndex:
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(path, st.sampled_from(NUMBERED), max_size=6 * GROUP), st.lists(path, max_size=30))
-def test_it_answers_as_a_dict_does(found: dict[str, Record], asked: list[str]) -> None:
+def test_it_answers_as_a_dict_does(found: dict[str, IndexRecord], asked: list[str]) -> None:
     for each in list(found):
         while "/" in each:
             each = each.rpartition("/")[0]

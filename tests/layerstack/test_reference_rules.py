@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layerstack.publish.decide import Rules
+from layerstack.publish.decide import PublishRules
 from layerstack.text.merge import merge
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 
@@ -43,7 +43,7 @@ def test_with_merge_adjacent_neighbouring_edits_of_two_sessions_are_published_an
     put(draft.at("text"), "0\n1\n2\n3\nZ\n")
     theirs.publish()
     assert [conflict.cls for conflict in ours.upper.preview().conflicts] == ["content"]
-    stack.store.rules = Rules(merge_adjacent=True)
+    stack.store.rules = PublishRules(merge_adjacent=True)
     assert ours.upper.preview().conflicts == ()
     ours.publish()
     assert stack.shows() == {"text": "0\nX\nY\n3\n4\n"}

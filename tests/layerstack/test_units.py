@@ -13,9 +13,9 @@ import pytest
 
 from layerstack.errors import PublishRejected
 from layerstack.model.conflict import Conflict
-from layerstack.publish.decide import Rules
+from layerstack.publish.decide import PublishRules
 from layerstack.publish.publish import Published
-from layerstack.units.units import BUILT_IN, SQLITE, Named, Unit, held_by
+from layerstack.units.units import BUILT_IN, SQLITE, NamedUnits, Unit, held_by
 from tests import children
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 
@@ -221,7 +221,7 @@ def test_a_leveldb_is_one_value_and_its_log_of_what_it_did_is_none_of_it(stack: 
 
 @on_a_stack({"index/a": "a\n", "index/b": "b\n", "index/notes.txt": "n\n", "else": "e\n"})
 def test_units_of_the_configuration_are_kept_whole_too(stack: Stack) -> None:
-    stack.store.rules = Rules(units=(Named("search", "index", ["?"]),))
+    stack.store.rules = PublishRules(units=(NamedUnits("search", "index", ["?"]),))
     a, b, c = stack.session(), stack.session(), stack.session()
     put(a.at("index/a"), "A\n")
     put(b.at("index/b"), "B\n")
@@ -234,7 +234,7 @@ def test_units_of_the_configuration_are_kept_whole_too(stack: Stack) -> None:
         ("index/a", "index/b"),
     )
     c.publish()
-    deep = Named("search", "**/index")
+    deep = NamedUnits("search", "**/index")
     assert [deep.roots_of(path) for path in ("x/y/index/a", "index/a", "index", "indexes/a")] == [("x/y/index",), ("index",), (), ()]
 
 
@@ -445,14 +445,14 @@ def test_a_unit_of_the_configuration_costs_a_path_no_more_than_its_matching_dire
     """Each of the directories above each path was compared with `root` again, and with each member below it: minutes for 500 files 600 deep."""
     compared = [0]
 
-    class Counting(Named):
+    class Counting(NamedUnits):
         def holds(self, root: str, path: str) -> bool:
             compared[0] += 1
             return super().holds(root, path)
 
     unit, folder = Counting("u", "**", ["nothing"]), "/".join("a" * 1_000)
     assert not any(unit.roots_of(f"{folder}/{n}") for n in range(20))
-    assert compared[0] == 20 * 2 * Named.ROOTS_MAX
+    assert compared[0] == 20 * 2 * NamedUnits.ROOTS_MAX
     assert unit.roots_of(f"{folder}/nothing") == (folder,), "the innermost too"
     assert unit.roots_of("nothing") == ("",) and unit.roots_of("") == ()
 
@@ -462,17 +462,17 @@ def test_the_matching_directories_of_a_path_are_those_of_a_unit_that_saw_no_othe
     folders = ["", *names, *(f"{x}/{y}" for x in names for y in names), *(f"{x}/{y}/{z}" for x in names for y in names for z in names)]
     dice = random.Random(7)
     for root in ("**", ".", "a*", "**/a", "a/**", "a/*/b"):
-        unit = Named("u", root, ["f"])
+        unit = NamedUnits("u", root, ["f"])
         for folder in dice.choices(folders, k=200):
             path = f"{folder}/f".lstrip("/")
-            assert unit.roots_of(path) == Named("u", root, ["f"]).roots_of(path), (root, path)
+            assert unit.roots_of(path) == NamedUnits("u", root, ["f"]).roots_of(path), (root, path)
 
 
 def test_the_members_of_many_units_are_told_without_asking_each_of_them() -> None:
     """Each conflict asked each torn unit: a preview of 600 databases that both sides changed asked 720,000 times, one of 3,000 took minutes."""
     asked = [0]
 
-    class Counting(Named):
+    class Counting(NamedUnits):
         def holds(self, root: str, path: str) -> bool:
             asked[0] += 1
             return super().holds(root, path)

@@ -213,12 +213,12 @@ def _rename(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool) ->
 def _move_by_copy(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool, passing: str) -> None:
     """mv of a directory that the kernel does not rename: copied beside its new place, renamed in whole, the old one deleted last."""
     with passing_place(to_fd, passing) as aside_fd:
-        _Copy(aside_fd).entry(from_fd, old, aside_fd, PASSING, PASSING)
+        _TreeCopy(aside_fd).entry(from_fd, old, aside_fd, PASSING, PASSING)
         _rename(aside_fd, PASSING, to_fd, new, overwrite=overwrite)
     remove_tree(old, from_fd)
 
 
-class _Copy:
+class _TreeCopy:
     """cp -a below one directory; names of one file stay names of one file."""
 
     def __init__(self, top_fd: int) -> None:

@@ -216,7 +216,7 @@ def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, en
     except UnicodeDecodeError:
         raise not_utf8(path) from None
     bom, whole = ("\ufeff", whole[1:]) if whole.startswith("\ufeff") else ("", whole)  # in latin-1 no character is that
-    text = _Lines(whole)
+    text = _TextLines(whole)
     replacements = 0
     for index, edit in enumerate(edits):
         snippet = edit.old[:60]
@@ -252,7 +252,7 @@ def _edit_too_large(name: str, size: int, max_bytes: int) -> OperationError:
     )
 
 
-class _Lines:
+class _TextLines:
     """A text with LF ends, and beside it which of its ends are CRLF in the file."""
 
     def __init__(self, whole: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from eos_agent.ipc import frames
-from eos_agent.ipc.frame_socket import Link
+from eos_agent.ipc.frame_socket import FrameSocket
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 
 IDLE_S = 10.0
@@ -25,7 +25,7 @@ class FileHelper:
     def __init__(self, sock: socket.socket, on_reply: Callable[[frames.Frame], None], on_end: Callable[[], None]) -> None:
         self.pending: dict[int, asyncio.Future[frames.Frame]] = {}
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.link = Link(sock, self._on_frame, self._ended)
+        self.link = FrameSocket(sock, self._on_frame, self._ended)
         self.over = False
         self._on_reply, self._on_end = on_reply, on_end
         self._timer: asyncio.TimerHandle | None = None

@@ -14,9 +14,9 @@ from eos_agent.handles import dial
 from eos_agent.handles.helper_handle import Ask, FileHelper, not_made
 from eos_agent.handles.init_errors import refusal
 from eos_agent.ipc import frames
-from eos_agent.ipc.frame_socket import Link
+from eos_agent.ipc.frame_socket import FrameSocket
 from eos_agent.kernel.cgroups import NONE
-from eos_agent.kernel.inotify_limit import INSTANCES, Guard
+from eos_agent.kernel.inotify_limit import INSTANCES, InotifyLimit
 from eos_agent.kernel.procfs import tree_of
 from eos_agent.kernel.session_cgroup import SessionGroup
 from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
@@ -44,7 +44,7 @@ class Spawned(NamedTuple):
     fds: dict[str, int]
 
 
-class Runner:
+class InitHandle:
     """One session's pid 1, seen from the agent.
 
     `on_event` is called from the loop with {"event": "leader_exit", "key", "status": a wait status}, {"event": "waiting_on", "key",
@@ -72,7 +72,7 @@ class Runner:
         self._helper: FileHelper | None = None
         self._helper_turn = asyncio.Lock()
         self._pidfd = -1
-        self._guard: Guard | None = None
+        self._guard: InotifyLimit | None = None
         self.inotify_most = INSTANCES
         self._abandoned = False
         self._born: dict[str, tuple[int, int]] = {}  # mark and pid of each command that may have to be killed
@@ -82,7 +82,7 @@ class Runner:
         self._ready: asyncio.Future[None] = loop.create_future()
         self._waiting: dict[int, asyncio.Future[frames.Frame]] = {}
         self._last_id = 0
-        self._link = Link(sock, self._on_frame, self._on_end)
+        self._link = FrameSocket(sock, self._on_frame, self._on_end)
 
     async def spawn(
         self, key: str, *, argv: list[str], env: dict[str, str], cwd: str, tty: bool, split: bool, stdin: bool, uid: int | None = None
@@ -319,7 +319,7 @@ class Runner:
         event = message.get("event")
         if event == "inotify":
             (fd,) = frame.fds
-            self._guard = Guard(fd, self.inotify_most, lambda: list(tree_of(self.pid)) if self.pid else [])
+            self._guard = InotifyLimit(fd, self.inotify_most, lambda: list(tree_of(self.pid)) if self.pid else [])
             return
         for fd in frame.fds:
             os.close(fd)
@@ -425,7 +425,7 @@ class Runner:
 class _Watch:
     """Over one call of a runner: a timer, which is most of the time cancelled before it is due."""
 
-    def __init__(self, runner: Runner, reply: asyncio.Future[frames.Frame], patient: bool, helper: FileHelper | None) -> None:
+    def __init__(self, runner: InitHandle, reply: asyncio.Future[frames.Frame], patient: bool, helper: FileHelper | None) -> None:
         self._runner, self._reply, self._patient, self._helper = runner, reply, patient, helper
         self._ping: asyncio.Task[Any] | None = None
         self._loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@
         \\______________________ one socket per session (frames of channel.py; session_runner.py) ____________________/
 
 The zygote imports all that a runner needs, then only forks and reaps. It dies with the agent and the runners die with it
-(PR_SET_PDEATHSIG, and the end of their socket). Whoever creates a session hands over a detached overlay mount; once `Runner.gone` is
+(PR_SET_PDEATHSIG, and the end of their socket). Whoever creates a session hands over a detached overlay mount; once `InitHandle.gone` is
 resolved pid 1 was reaped, nothing of the session lives and the upperdir is free.
 """
 
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from eos_agent.base import log
 from eos_agent.handles.freshness import Freshness
-from eos_agent.handles.init_handle import Runner, SessionSpec, Spawned, setup_failed
+from eos_agent.handles.init_handle import InitHandle, SessionSpec, Spawned, setup_failed
 from eos_agent.ipc import frames
-from eos_agent.ipc.frame_socket import Link, resolve
+from eos_agent.ipc.frame_socket import FrameSocket, resolve
 from eos_agent.kernel.cgroups import NONE, Groups
 from eos_agent.kernel.inotify_limit import INSTANCES
 from eos_agent.kernel.session_cgroup import SessionGroup
@@ -66,7 +66,7 @@ def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.sock
     return pid, ours
 
 
-class Zygote:
+class ZygoteHandle:
     """The agent's handle of the forker."""
 
     def __init__(self, pid: int, sock: socket.socket, groups: Groups = NONE, *, news: News | None = None) -> None:
@@ -78,18 +78,18 @@ class Zygote:
         self.inotify_most = INSTANCES
         self.lost: asyncio.Future[str]
         self._sock = sock
-        self._link: Link | None = None
+        self._link: FrameSocket | None = None
         self._last_id = 0
         self._covered: set[str] = set()
         self._covering: dict[int, asyncio.Future[None]] = {}
         self._looking: asyncio.Task[None] | None = None
-        self._creating: dict[int, Runner] = {}
-        self._runners: dict[int, Runner] = {}
+        self._creating: dict[int, InitHandle] = {}
+        self._runners: dict[int, InitHandle] = {}
 
     async def start(self) -> None:
         """Attach to the running loop. `lost` resolves when the forker died: no session survives it, and the agent should end."""
         self.lost = asyncio.get_running_loop().create_future()
-        self._link = Link(self._sock, self._on_frame, self._on_end)
+        self._link = FrameSocket(self._sock, self._on_frame, self._on_end)
         if self._news is not None:
             self._looking = asyncio.create_task(self._look_for_news())
 
@@ -127,7 +127,7 @@ class Zygote:
             await self._freshness.before_a_command()
         await self._cover_news()
 
-    async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> Runner:
+    async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> InitHandle:
         """Make a session on a detached overlay mount. The caller closes `mount_fd` afterwards, whatever happened.
 
         Raises:
@@ -139,7 +139,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._last_id += 1
         number = self._last_id
-        runner = Runner(spec, ours, self._ask)
+        runner = InitHandle(spec, ours, self._ask)
         runner.inotify_most = self.inotify_most
         if self._freshness is not None:
             runner.before_a_command = self._before_a_command
@@ -236,4 +236,4 @@ def _describe(status: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
-__all__ = ["HostSpec", "Runner", "SessionSpec", "Spawned", "Zygote", "fork_zygote"]
+__all__ = ["HostSpec", "InitHandle", "SessionSpec", "Spawned", "ZygoteHandle", "fork_zygote"]

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 from urllib.parse import quote
 
-from eos_agent.http.answer import TEXT, Refused, refused
+from eos_agent.http.answer import TEXT, HttpRefusal, refused
 from eos_agent.http.message import Fields, RequestHead
 from eos_agent.wire import proof
 from eos_agent.wire.protocol import UNAUTHORIZED
@@ -26,7 +26,7 @@ _OURS = re.compile(r"eos-[0-9a-f]{12}")
 """Names of cookies of any sandbox: a browser sends those of one port of a host to all its ports."""
 
 
-class Shown(NamedTuple):
+class ShownCredentials(NamedTuple):
     """What a request has shown. `secrets`: names of fields that go no further; `by_field`: the token itself, which no browser adds by itself."""
 
     good: bool
@@ -43,7 +43,7 @@ class Access:
         self._key = os.urandom(32)
         self._cookie = "eos-" + hmac.digest(b"cookie", sandbox_id.encode(), "sha256").hex()[:12]
 
-    def shown(self, request: RequestHead, prefix: str | None) -> Shown:
+    def shown(self, request: RequestHead, prefix: str | None) -> ShownCredentials:
         """What the request shows, of a `prefix` of /forward or else of our own answers, for which a cookie is no good."""
         secrets = [TOKEN_FIELD]
         by_field = any(self._is_token(value) for value in request.fields.all(TOKEN_FIELD))
@@ -57,9 +57,9 @@ class Access:
             for name, value in _cookies(request.fields)
             if name == self._cookie
         )
-        return Shown(by_field or by_cookie, by_field, secrets)
+        return ShownCredentials(by_field or by_cookie, by_field, secrets)
 
-    def redeem(self, request: RequestHead, prefix: str) -> Refused | None:
+    def redeem(self, request: RequestHead, prefix: str) -> HttpRefusal | None:
         """The answer to a ticket: a cookie, and the way to the same address without it. None: there is no ticket.
 
         Raises:
@@ -83,8 +83,8 @@ class Access:
             request.fields.get("sec-fetch-site") == "cross-site"
         ):  # the link was on a page: a strict cookie only goes with what we begin ourselves
             to = quote(where, safe="/?&=%:+,;@!$'()*~-._").replace("&", "&amp;").replace("'", "&#39;")
-            return Refused(200, f'<!doctype html><meta http-equiv="refresh" content="0;url={to}">'.encode(), _HTML, *fields)
-        return Refused(303, b"", TEXT, ("Location", where), *fields)
+            return HttpRefusal(200, f'<!doctype html><meta http-equiv="refresh" content="0;url={to}">'.encode(), _HTML, *fields)
+        return HttpRefusal(303, b"", TEXT, ("Location", where), *fields)
 
     def without_cookie(self, request: RequestHead) -> RequestHead:
         """The request as the server behind may see it."""
@@ -97,7 +97,7 @@ class Access:
             pairs.append((name, value))
         return request._replace(fields=Fields(pairs))
 
-    def check_page(self, request: RequestHead, shown: Shown) -> None:
+    def check_page(self, request: RequestHead, shown: ShownCredentials) -> None:
         """Refuse what a page of another origin sends to a server behind /forward: a browser lets it, and adds what it knows of us.
 
         Raises:
@@ -118,12 +118,12 @@ class Access:
         return hmac.compare_digest(given.encode(), self._token)
 
 
-def unauthorized(message: str) -> Refused:
+def unauthorized(message: str) -> HttpRefusal:
     hint = "in a browser: open what `sandbox-manager-cli forward_url` prints; a program sends the token in X-Eos-Token"
     return refused(401, "unauthorized", f"{message}; {hint}", kind=UNAUTHORIZED, extra=(("WWW-Authenticate", "Bearer"),))
 
 
-def _other_page(whose: str) -> Refused:
+def _other_page(whose: str) -> HttpRefusal:
     message = f"a page of {whose[:200]} may not send requests to this server; daemon.http.forward.origins lists those that may"
     return refused(403, "other_origin", message)
 

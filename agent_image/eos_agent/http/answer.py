@@ -13,7 +13,7 @@ WORDS = {
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """An answer that ends the request: status and body."""
 
     def __init__(self, status: int, body: bytes = b"", kind: str = TEXT, *extra: tuple[str, str]) -> None:
@@ -21,13 +21,15 @@ class Refused(Exception):
         self.status, self.body, self.kind, self.extra = status, body or WORDS[status].lower().encode(), kind, extra
 
 
-def refused(status: int, reason: str, message: str, *, kind: str = OPERATION_FAILED, extra: tuple[tuple[str, str], ...] = ()) -> Refused:
+def refused(
+    status: int, reason: str, message: str, *, kind: str = OPERATION_FAILED, extra: tuple[tuple[str, str], ...] = ()
+) -> HttpRefusal:
     """A refusal whose body is the error envelope of the other listeners."""
     return as_envelope(status, OperationError(kind, message, reason=reason), *extra)
 
 
-def as_envelope(status: int, error: OperationError, *extra: tuple[str, str]) -> Refused:
-    return Refused(status, encode(error.envelope()), JSON, *extra)
+def as_envelope(status: int, error: OperationError, *extra: tuple[str, str]) -> HttpRefusal:
+    return HttpRefusal(status, encode(error.envelope()), JSON, *extra)
 
 
 def answer(status: int, body: bytes, kind: str, *extra: tuple[str, str]) -> bytes:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from eos_agent.http.answer import WORDS, Refused, refused
+from eos_agent.http.answer import WORDS, HttpRefusal, refused
 from eos_agent.http.body import PIECE_BYTES, frame, pieces
 from eos_agent.http.message import CHUNKED, BadMessage, Body, RequestHead, ResponseHead, encode_head, parse_response
 
@@ -105,7 +105,7 @@ class Exchange:
                     async with asyncio.timeout(BODY_STALL_S):
                         piece = await anext(content, b"")
                 except TimeoutError:
-                    raise Refused(408) from None
+                    raise HttpRefusal(408) from None
                 except asyncio.IncompleteReadError:
                     raise ConnectionResetError("the client left in the middle of its request") from None
                 if not await self._give(frame(piece) if chunked else piece) or not piece:
@@ -139,7 +139,7 @@ class Exchange:
             if not head.cancel() and not head.cancelled():
                 head.exception()  # if it failed too, that is of no interest any more
 
-    def _too_late(self, what: str) -> Refused:
+    def _too_late(self, what: str) -> HttpRefusal:
         return refused(504, "response_timed_out", f"the server did not {what} within {self._response_s:g} s")
 
     async def _response_head(self) -> ResponseHead:

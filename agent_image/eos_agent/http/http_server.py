@@ -12,11 +12,11 @@ from typing import Any
 
 from eos_agent.base import log
 from eos_agent.base.errors import operation_error
-from eos_agent.http.access import Access, Shown, unauthorized
-from eos_agent.http.answer import JSON, TEXT, Refused, answer, refused
+from eos_agent.http.access import Access, ShownCredentials, unauthorized
+from eos_agent.http.answer import JSON, TEXT, HttpRefusal, answer, refused
 from eos_agent.http.exchange import Wire, keep_alive
 from eos_agent.http.message import MAX_HEAD_BYTES, BadMessage, Body, RequestHead, parse_request
-from eos_agent.http.proxy import PREFIX, Forwarder, Route, parse_route
+from eos_agent.http.proxy import PREFIX, ProxyTarget, ReverseProxy, parse_route
 from eos_agent.serve.handlers import Handlers, Stream
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError, Request, decode_object, encode, new_request_id
 
@@ -49,7 +49,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._own_ports: set[int] = set()
-        self._forwarder = Forwarder(handlers.settings, lambda: handlers.sessions, self._own_ports)
+        self._forwarder = ReverseProxy(handlers.settings, lambda: handlers.sessions, self._own_ports)
         self.draining = False
 
     async def listen(self, *others: int) -> tuple[str, int]:
@@ -87,7 +87,7 @@ class HttpServer:
                 await self._one(Wire(reader, writer))
             except BadMessage as bad:
                 writer.write(_shown(refused(bad.status, "bad_request", bad.why, kind=INVALID_REQUEST)))
-            except Refused as why:
+            except HttpRefusal as why:
                 writer.write(_shown(why))
             await _end(reader, writer)
         except (OSError, asyncio.IncompleteReadError):  # TimeoutError is one
@@ -103,7 +103,7 @@ class HttpServer:
         request = parse_request(await _in_time(_head(client.reader)))
         length = request.body
         if self.draining:
-            raise Refused(503)
+            raise HttpRefusal(503)
         if request.target.startswith(PREFIX):
             await self._forward(request, client)
         else:
@@ -118,7 +118,7 @@ class HttpServer:
             good = not self._wants_token or self._access.shown(request, None).good
             return encode({**told, "observability": self._handlers.telemetry.lost} if good else told)
         if path != "/files/list":
-            raise Refused(404)
+            raise HttpRefusal(404)
         _check_caller(request)
         _check_method(request, "POST")
         self._authenticate(self._access.shown(request, None), client.writer, always_for_own=True)
@@ -132,14 +132,14 @@ class HttpServer:
 
     async def _forward(self, request: RequestHead, client: Wire) -> None:
         _check_host(request)
-        route: Route = parse_route(request.target)
+        route: ProxyTarget = parse_route(request.target)
         shown = self._access.shown(request, route.prefix)
         if not shown.good and (redeemed := self._access.redeem(request, route.prefix)) is not None:
             raise redeemed
         self._access.check_page(request, shown)
         self._authenticate(shown, client.writer, always_for_own=route.session_id is not None)
         if request.fields.words("expect") not in ([], ["100-continue"]):
-            raise Refused(417)
+            raise HttpRefusal(417)
         if self.forwarding >= self._max_connections:
             raise refused(429, "max_concurrent_connections", f"{self._max_connections} requests are being forwarded, which is the limit")
         keep_alive(client.writer)
@@ -151,7 +151,7 @@ class HttpServer:
         finally:
             self.forwarding -= 1
 
-    def _authenticate(self, shown: Shown, writer: asyncio.StreamWriter, *, always_for_own: bool) -> None:
+    def _authenticate(self, shown: ShownCredentials, writer: asyncio.StreamWriter, *, always_for_own: bool) -> None:
         """Let a request go on as that of a known peer.
 
         Raises:
@@ -168,7 +168,7 @@ class HttpServer:
         try:
             args = decode_object(body) if body.strip() else {}
         except OperationError as error:
-            raise Refused(400, encode(error.envelope()), JSON) from None
+            raise HttpRefusal(400, encode(error.envelope()), JSON) from None
         try:
             found = await self._handlers.perform(Request("file_list", request_id, self._handlers.settings.sandbox_id, args, {}))
             assert not isinstance(found, Stream)
@@ -179,12 +179,12 @@ class HttpServer:
             malformed = shown.kind == INVALID_REQUEST and shown.details.get("reason") in ("wrong_type", "missing_argument")
             status = 400 if malformed else BY_KIND.get(shown.kind, 200)
             if status != 200:
-                raise Refused(status, encode(shown.envelope()), JSON) from None
+                raise HttpRefusal(status, encode(shown.envelope()), JSON) from None
             return encode(shown.envelope())
         return encode(found)
 
 
-def _shown(why: Refused) -> bytes:
+def _shown(why: HttpRefusal) -> bytes:
     return answer(why.status, why.body, why.kind, *why.extra)
 
 
@@ -193,7 +193,7 @@ async def _in_time(reading: Awaitable[bytes]) -> bytes:
         async with asyncio.timeout(READ_TIMEOUT_S):
             return await reading
     except TimeoutError:
-        raise Refused(408) from None
+        raise HttpRefusal(408) from None
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
@@ -205,9 +205,9 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 async def _body(reader: asyncio.StreamReader, length: int | None) -> bytes:
     if length is None:
-        raise Refused(400, encode(_bad("a body needs Content-Length here")), JSON)
+        raise HttpRefusal(400, encode(_bad("a body needs Content-Length here")), JSON)
     if length > MAX_BODY_BYTES:
-        raise Refused(400, encode(_bad(f"the body exceeds the byte limit of {MAX_BODY_BYTES}")), JSON)
+        raise HttpRefusal(400, encode(_bad(f"the body exceeds the byte limit of {MAX_BODY_BYTES}")), JSON)
     return await reader.readexactly(length)
 
 
@@ -232,13 +232,13 @@ def _bad(message: str) -> dict[str, Any]:
 
 def _check_method(request: RequestHead, method: str) -> None:
     if request.method != method:
-        raise Refused(405, b"", TEXT, ("Allow", method))
+        raise HttpRefusal(405, b"", TEXT, ("Allow", method))
 
 
 def _check_host(request: RequestHead) -> None:
     """Host must be loopback or an address literal: a page of the web reaches no listener by a name."""
     if not _plain_host(request.fields.get("host") or "localhost"):
-        raise Refused(403)
+        raise HttpRefusal(403)
 
 
 def _check_caller(request: RequestHead) -> None:
@@ -246,7 +246,7 @@ def _check_caller(request: RequestHead) -> None:
     _check_host(request)
     for origin in request.fields.all("origin"):
         if not _plain_host(origin.partition("://")[2]):
-            raise Refused(403)
+            raise HttpRefusal(403)
 
 
 def _plain_host(host: str) -> bool:

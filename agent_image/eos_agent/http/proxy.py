@@ -17,14 +17,14 @@ from urllib.parse import unquote
 
 from eos_agent.handles import dial
 from eos_agent.http import exchange
-from eos_agent.http.answer import Refused, as_envelope, refused
+from eos_agent.http.answer import HttpRefusal, as_envelope, refused
 from eos_agent.http.exchange import Exchange, Wire, gone
 from eos_agent.http.message import MAX_HEAD_BYTES, RequestHead
 from eos_agent.wire.protocol import INVALID_REQUEST, NOT_FOUND, OperationError
 
 if TYPE_CHECKING:
     from eos_agent.base.settings import Settings
-    from eos_agent.handles.init_handle import Runner
+    from eos_agent.handles.init_handle import InitHandle
     from eos_agent.sessions.table import Sessions
 
 PREFIX = "/forward/"
@@ -33,7 +33,7 @@ _REPLACED = ("host", "expect", "forwarded", "x-forwarded-for", "x-forwarded-host
 _STATUS = {"connect_failed": 502, "connect_timed_out": 504, "session_lost": 502}
 
 
-class Route(NamedTuple):
+class ProxyTarget(NamedTuple):
     """Where a request goes: a port of an isolated session, or with None of the sandbox's own network; prefix was cut off the target."""
 
     session_id: str | None
@@ -42,7 +42,7 @@ class Route(NamedTuple):
     target: str
 
 
-def parse_route(target: str) -> Route:
+def parse_route(target: str) -> ProxyTarget:
     """The route of a target that starts with PREFIX. What follows the port goes on as it is, byte for byte.
 
     Raises:
@@ -58,10 +58,10 @@ def parse_route(target: str) -> Route:
         )
     if not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
         raise refused(400, "bad_route", "the port must be a number from 1 to 65535", kind=INVALID_REQUEST)
-    return Route(session_id or None, int(port), f"{PREFIX}{where}/{port}", f"/{rest}{mark}{query}")
+    return ProxyTarget(session_id or None, int(port), f"{PREFIX}{where}/{port}", f"/{rest}{mark}{query}")
 
 
-class Forwarder:
+class ReverseProxy:
     """Takes requests to where they go. `closed_ports`: the agent's own, which would only come back here."""
 
     def __init__(self, settings: Settings, sessions: Callable[[], Sessions], closed_ports: set[int]) -> None:
@@ -70,7 +70,7 @@ class Forwarder:
         self._connect_s: float = settings.get("daemon.http.forward.connect_timeout_s", 10)
         self._response_s: float = settings.get("daemon.http.forward.response_timeout_s", 30)
 
-    async def forward(self, request: RequestHead, route: Route, client: Wire, secrets: Sequence[str]) -> None:
+    async def forward(self, request: RequestHead, route: ProxyTarget, client: Wire, secrets: Sequence[str]) -> None:
         """Serve one request. `secrets`: names of fields that are for us alone.
 
         Raises:
@@ -95,7 +95,7 @@ class Forwarder:
                 runner.gone.remove_done_callback(abort)
             abort()
 
-    async def _connect(self, route: Route) -> tuple[socket.socket, Runner | None]:
+    async def _connect(self, route: ProxyTarget) -> tuple[socket.socket, InitHandle | None]:
         try:
             if route.session_id is None:
                 if route.port in self._closed_ports:
@@ -107,7 +107,7 @@ class Forwarder:
         except OperationError as error:
             raise as_envelope(_STATUS.get(str(error.details.get("reason")), 502), error) from None
 
-    def _session(self, session_id: str) -> Runner:
+    def _session(self, session_id: str) -> InitHandle:
         try:
             session = self._sessions().find(session_id, kind=NOT_FOUND)
         except OperationError as error:
@@ -117,7 +117,7 @@ class Forwarder:
         session.touch()
         return session.runner
 
-    def _fields(self, request: RequestHead, route: Route, secrets: Sequence[str]) -> list[tuple[str, str]]:
+    def _fields(self, request: RequestHead, route: ProxyTarget, secrets: Sequence[str]) -> list[tuple[str, str]]:
         host = request.fields.get("host")
         return [
             ("Host", f"{dial.LOOPBACK}:{route.port}"),
@@ -136,4 +136,4 @@ async def _end_with(client: Wire, server: asyncio.StreamWriter) -> None:
     server.transport.abort()
 
 
-__all__ = ["PREFIX", "Forwarder", "Refused", "Route", "parse_route"]
+__all__ = ["PREFIX", "HttpRefusal", "ProxyTarget", "ReverseProxy", "parse_route"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from eos_agent.kernel.process_tag import Process, bears, list_processes
+from eos_agent.kernel.process_tag import TaggedProcess, bears, list_processes
 
 TERM_GRACE_S = 0.1
 KILL_LIMIT_S = 5.0
@@ -35,7 +35,7 @@ class Kill:
         self._pause_s = min(self._pause_s * 2, 0.02)
         return False
 
-    def _send(self, members: list[Process], signum: int) -> None:
+    def _send(self, members: list[TaggedProcess], signum: int) -> None:
         if self._group:
             send_to_group(self._group, signum)
         for process in members:

@@ -27,7 +27,7 @@ from eos_agent.ipc.sigchld import SIGINFO_BYTES, hear_of_children
 from eos_agent.kernel import network
 from eos_agent.kernel.fd_limits import OpenFiles
 from eos_agent.kernel.oom import OomScore
-from eos_agent.kernel.process_tag import FREEZE_LIMIT_S, Marks, Process, alone, bears, list_processes
+from eos_agent.kernel.process_tag import FREEZE_LIMIT_S, Marks, TaggedProcess, alone, bears, list_processes
 from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, SERVER_BUSY, OperationError, os_error
 from layerstack.errors import LayerStackError
 from layerstack.kernel import tempnames
@@ -73,7 +73,7 @@ class Resident:
 
     def serve(self) -> None:
         """Answer until the agent closes its end."""
-        decoder = frames.Decoder()
+        decoder = frames.FrameDecoder()
         self._poll.register(self._sock, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
         while True:
@@ -111,7 +111,7 @@ class Resident:
             "stdin": False,
         }
         frames.send(peer, {**request, "tty": False, "uid": None})
-        for frame in frames.Decoder().feed(*frames.receive(self._sock)):
+        for frame in frames.FrameDecoder().feed(*frames.receive(self._sock)):
             self._answer(frame)
         self._look(empty=self._reap())
         self._event("ended", "0", status=0)
@@ -332,7 +332,7 @@ class Resident:
                 self._flush()
                 frames.send(self._sock, {"id": kill.number})
 
-    def _end(self, command: _Command, processes: list[Process]) -> None:
+    def _end(self, command: _Command, processes: list[TaggedProcess]) -> None:
         alone = {} if any(p.alive for p in processes) else {"alone": True}
         left = [p for p in processes if p.alive and p.group != command.pid and bears(p, command.mark)]
         if left:
@@ -395,7 +395,7 @@ class Resident:
         self._stopped.clear()
 
 
-def _names(processes: list[Process]) -> list[dict[str, Any]]:
+def _names(processes: list[TaggedProcess]) -> list[dict[str, Any]]:
     return [{"pid": p.pid, "name": p.name} for p in processes]
 
 

@@ -80,7 +80,7 @@ def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequ
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
     hidden = [os.path.normpath(path) for path in (*hidden_paths, *private_dirs)]
-    shown = machine_view.Shown([], {}, True)
+    shown = machine_view.ViewPaths([], {}, True)
     if local:
         with step("enter the rootfs" if rootfs is not None else "show the machine"):
             shown = machine_view.enter(rootfs, [*hidden, *secret_paths.hidden_here(), *neighbours.folders()], workspace_root)

@@ -25,7 +25,7 @@ from eos_agent.wire.protocol import OperationError
 from layerstack.kernel import syscalls
 
 
-class Plan(NamedTuple):
+class InitPlan(NamedTuple):
     """What the zygote tells the child that it clones."""
 
     scene: mounts.Scene
@@ -59,7 +59,7 @@ class Order(NamedTuple):
     wire_fd: int | None
 
 
-def main(plan: Plan, order: Order) -> NoReturn:
+def main(plan: InitPlan, order: Order) -> NoReturn:
     """The life of pid 1, from the line after clone(2)."""
     status = 1
     try:
@@ -84,7 +84,7 @@ def main(plan: Plan, order: Order) -> NoReturn:
         os._exit(status)
 
 
-def main_of_spare(plan: Plan, control_fd: int) -> NoReturn:
+def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
     """The life of a pid 1 that is made before anybody asks: all that is the same for each session is done, then it waits for its order.
 
     It ends when the zygote closes the other end of `control_fd` or it cannot be set up: the zygote then makes sessions without it, and
@@ -118,7 +118,7 @@ def main_of_spare(plan: Plan, control_fd: int) -> NoReturn:
         os._exit(status)
 
 
-def _rehearse(plan: Plan) -> None:
+def _rehearse(plan: InitPlan) -> None:
     """Go once through what the order and the first command will go through, without an effect.
 
     A page that is shared with the zygote is copied when it is first written to, and an interpreter writes to whatever it looks at: some 300
@@ -136,7 +136,7 @@ def _rehearse(plan: Plan) -> None:
 
 def _order(control_fd: int) -> channel.Frame | None:
     """One frame, or None when the zygote is gone."""
-    decoder = channel.Decoder()
+    decoder = channel.FrameDecoder()
     control = socket.socket(fileno=control_fd)
     while True:
         raw, fds = channel.receive(control)
@@ -148,7 +148,7 @@ def _order(control_fd: int) -> channel.Frame | None:
             return frames[0]
 
 
-def _live(plan: Plan, order: Order, staged: mounts.SetupFailed | None) -> int:
+def _live(plan: InitPlan, order: Order, staged: mounts.SetupFailed | None) -> int:
     """The rest of the set-up, then the session itself. Returns the exit status."""
     sock = socket.socket(fileno=order.sock_fd)
     _have_inotify_asked(sock)
@@ -196,7 +196,7 @@ def keep(*wanted: int) -> tuple[int, ...]:
     return kept
 
 
-def _stage(plan: Plan) -> None:
+def _stage(plan: InitPlan) -> None:
     """What may be done before the session is asked for. The zygote may die from here on: then so do we."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.umask(0o022)
@@ -207,7 +207,7 @@ def _stage(plan: Plan) -> None:
     mounts.stage(plan.scene, read_only=plan.read_only, own_network=plan.isolated, terminals=plan.terminals)
 
 
-def _become(plan: Plan, sock_fd: int, address: str | None) -> None:
+def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
     """Go on as the native pid 1, which hardens itself. Returns when there was nothing to execute."""
     with mounts.step("harden"):
         os.chdir("/")
@@ -224,13 +224,13 @@ def _become(plan: Plan, sock_fd: int, address: str | None) -> None:
                 os.close(rules)
 
 
-def ruleset(plan: Plan) -> int:
+def ruleset(plan: InitPlan) -> int:
     """The Landlock rules of the session whose files this process sees, not in force yet; -1 for none."""
     landlock = plan.hardening.landlock
     return landlock.ruleset(mounts.writable_folders(plan.scene.workspace_root)) if plan.read_only and landlock.abi else -1
 
 
-def _show(plan: Plan, order: Order) -> str | None:
+def _show(plan: InitPlan, order: Order) -> str | None:
     """Returns the address of an isolated session that has one."""
     mounts.show(plan.scene, order.mount_fd, read_only=plan.read_only, covered=order.covered)
     address: str | None = None
@@ -240,7 +240,7 @@ def _show(plan: Plan, order: Order) -> str | None:
     return address
 
 
-def _harden(plan: Plan) -> None:
+def _harden(plan: InitPlan) -> None:
     with mounts.step("harden"):
         os.chdir("/")
         writable = mounts.writable_folders(plan.scene.workspace_root) if plan.read_only else None

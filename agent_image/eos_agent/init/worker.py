@@ -40,7 +40,7 @@ class Aside:
         self.look_at = None if limit_s is None else time.monotonic() + limit_s
         self.reaped = self.broken_off = False
         self._killed = False
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         self._reply: dict[str, Any] | None = None
         self.fd, writable = os.pipe2(os.O_CLOEXEC)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from eos_agent.ipc import frames as channel
 
 
-class Link:
+class FrameSocket:
     """The agent's end of one socket: frames in by callback, frames out in order."""
 
     def __init__(self, sock: socket.socket, on_frame: Callable[[channel.Frame], None], on_end: Callable[[], None]) -> None:
@@ -19,7 +19,7 @@ class Link:
         self._sock = sock
         self._on_frame = on_frame
         self._on_end = on_end
-        self._decoder = channel.Decoder()
+        self._decoder = channel.FrameDecoder()
         self._turn = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._open = True

@@ -66,7 +66,7 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     return raw, fds.tolist()
 
 
-class Decoder:
+class FrameDecoder:
     """Puts frames together from what `receive` returned."""
 
     def __init__(self) -> None:

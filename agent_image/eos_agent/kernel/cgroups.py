@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
     session: Limits
 
 
-class Part(NamedTuple):
+class CgroupPart(NamedTuple):
     """The agent's folder in one hierarchy: "" is version 2, else the controllers of a hierarchy of version 1, as /proc/PID/cgroup has them."""
 
     hierarchy: str
@@ -65,7 +65,7 @@ class Part(NamedTuple):
 class Groups:
     """The agent's folders, made by `open_groups`. `state` and `reason` are the words of contract 7.7; `applied` is what each session is held to."""
 
-    def __init__(self, parts: list[Part], wanted: Wanted | None, state: str, reason: str | None) -> None:
+    def __init__(self, parts: list[CgroupPart], wanted: Wanted | None, state: str, reason: str | None) -> None:
         self.parts = parts
         self.wanted = wanted
         self.state, self.reason = state, reason
@@ -73,7 +73,7 @@ class Groups:
         self._numbers = 0
 
     @property
-    def unified(self) -> Part | None:
+    def unified(self) -> CgroupPart | None:
         return next((part for part in self.parts if not part.hierarchy), None)
 
     def told(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Groups:
                 gone = False
         return gone
 
-    def _limit(self, part: Part, controller: str, leaf: str) -> None:
+    def _limit(self, part: CgroupPart, controller: str, leaf: str) -> None:
         if self.wanted is not None:
             limits = self.wanted.session
             pids = None if limits.pids_max is None else limits.pids_max + OWN_PIDS
@@ -176,7 +176,7 @@ def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none:
     """
     name = f"{folder_name(sandbox_id, store)}.{secrets.token_hex(4)}"
     missing: dict[str, str] = {}
-    parts: list[Part] = []
+    parts: list[CgroupPart] = []
     ours = memberships()
     wants = CONTROLLERS if wanted is not None else ()
     for hierarchy, own in ours.items():
@@ -246,7 +246,7 @@ def _leave_out_what_real_time_may_not_join(groups: Groups, missing: dict[str, st
     as a new one has none: EINVAL. Our sessions would inherit our priority. Only then it is tried, since joining may wait for the kernel."""
     if os.sched_getscheduler(0) not in REAL_TIME:
         return
-    kept: list[Part] = []
+    kept: list[CgroupPart] = []
     for part in groups.parts:
         refused = _refuses(part)
         if refused:
@@ -258,7 +258,7 @@ def _leave_out_what_real_time_may_not_join(groups: Groups, missing: dict[str, st
     groups.parts = kept
 
 
-def _refuses(part: Part) -> int:
+def _refuses(part: CgroupPart) -> int:
     """The errno of a child that joins a leaf, or 0."""
     os.mkdir("try", dir_fd=part.fd)
     try:
@@ -277,13 +277,13 @@ def _refuses(part: Part) -> int:
         os.rmdir("try", dir_fd=part.fd)
 
 
-def _drop(part: Part) -> None:
+def _drop(part: CgroupPart) -> None:
     os.close(part.fd)
     os.rmdir(os.path.basename(part.path), dir_fd=part.parent_fd)
     os.close(part.parent_fd)
 
 
-def _limit(part: Part, controller: str, leaf: str, limits: Limits) -> None:
+def _limit(part: CgroupPart, controller: str, leaf: str, limits: Limits) -> None:
     if controller == "pids" and limits.pids_max is not None:
         write(part.fd, f"{leaf}/pids.max", str(limits.pids_max))
     elif controller == "memory" and limits.memory_max_bytes is not None:
@@ -304,7 +304,7 @@ def _limit(part: Part, controller: str, leaf: str, limits: Limits) -> None:
 # Where we are, and where our folder can be
 
 
-def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], whole: bool) -> Part:
+def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], whole: bool) -> CgroupPart:
     root = root_of(hierarchy)
     try:
         if hierarchy:
@@ -383,7 +383,7 @@ def _make_room(fd: int) -> None:
                 write(fd, f"{CONTROL_LEAF}/cgroup.procs", pid)
 
 
-def _folder(hierarchy: str, root: int, parent: str, name: str, controllers: tuple[str, ...]) -> Part:
+def _folder(hierarchy: str, root: int, parent: str, name: str, controllers: tuple[str, ...]) -> CgroupPart:
     parent_fd = descend(root, parent)
     try:
         os.mkdir(name, 0o755, dir_fd=parent_fd)
@@ -391,7 +391,7 @@ def _folder(hierarchy: str, root: int, parent: str, name: str, controllers: tupl
     except BaseException:
         os.close(parent_fd)
         raise
-    return Part(hierarchy, os.path.join(parent, name), parent_fd, fd, controllers)
+    return CgroupPart(hierarchy, os.path.join(parent, name), parent_fd, fd, controllers)
 
 
 def folder_name(sandbox_id: str, store: str) -> str:

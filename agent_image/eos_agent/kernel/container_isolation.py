@@ -39,7 +39,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Route(NamedTuple):
+class KernelRoute(NamedTuple):
     """One unicast route of the main table; gateway None: the network is on the link itself. Of several to one network the least metric counts."""
 
     to: Network
@@ -119,7 +119,7 @@ def nameservers(path: str = RESOLV_CONF) -> list[Address]:
     return found
 
 
-def _routes(connection: Netlink, of: int) -> Iterable[Route]:
+def _routes(connection: Netlink, of: int) -> Iterable[KernelRoute]:
     for body in connection.dump(_RTM_GETROUTE, _ROUTE.pack(of, 0, 0, 0, 0, 0, 0, 0, 0)):
         family, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(body)
         found = attributes_of(body[_ROUTE.size :])
@@ -128,10 +128,10 @@ def _routes(connection: Netlink, of: int) -> Iterable[Route]:
         gateway = found.get(_RTA_GATEWAY)
         to = ipaddress.ip_network((found.get(_RTA_DST, bytes(4 if of == socket.AF_INET else 16)), length))
         metric = struct.unpack("=I", found.get(_RTA_PRIORITY, bytes(4)))[0]
-        yield Route(to, struct.unpack("=I", found[_RTA_OIF])[0], None if gateway is None else ipaddress.ip_address(gateway), metric)
+        yield KernelRoute(to, struct.unpack("=I", found[_RTA_OIF])[0], None if gateway is None else ipaddress.ip_address(gateway), metric)
 
 
-def _put(connection: Netlink, kind: int, to: Network, near: Route) -> None:
+def _put(connection: Netlink, kind: int, to: Network, near: KernelRoute) -> None:
     """A route in the place of, or beside, one to what is near; of its metric, since IPv6 keeps one of each."""
     scope = _SCOPE_UNIVERSE if kind == _UNREACHABLE else _SCOPE_LINK
     family = socket.AF_INET if to.version == 4 else socket.AF_INET6

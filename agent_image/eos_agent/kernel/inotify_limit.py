@@ -53,7 +53,7 @@ def install() -> int | None:
         return None
 
 
-class Guard:
+class InotifyLimit:
     """The agent's end for one session. `processes` says which ones are its, as the agent sees them."""
 
     def __init__(self, fd: int, most: int, processes: Callable[[], list[int]]) -> None:

@@ -39,7 +39,7 @@ _NOT_SHOWN = frozenset(
 _HARMLESS = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 
 
-class Shown(NamedTuple):
+class ViewPaths(NamedTuple):
     """Paths in the new root. masked: hidden, but a mount over it has to do that. late: hidden, its folder (the key) is not there yet. bound: some of
     it is no overlay, so that its sockets are not cut off."""
 
@@ -48,7 +48,7 @@ class Shown(NamedTuple):
     bound: bool
 
 
-def enter(rootfs: str | None, hidden: Sequence[str], workspace_root: str) -> Shown:
+def enter(rootfs: str | None, hidden: Sequence[str], workspace_root: str) -> ViewPaths:
     """Make it the root of this mount namespace.
 
     Args:
@@ -73,12 +73,12 @@ class _Composer:
         here = looking.spot(self._source)
         if self._source != "/" and here is not None and self._is_hidden(here):
             raise OSError(errno.EACCES, "what is hidden from sessions cannot be their root", self._source)
-        self._shown = Shown([], {}, False)
+        self._shown = ViewPaths([], {}, False)
         self._done: set[int] = set()
         self._layers = 0
         self._fd = self._stage = self._root = ""
 
-    def compose(self) -> Shown:
+    def compose(self) -> ViewPaths:
         names = os.path.realpath("/etc/resolv.conf")
         text = _read(names)
         trees = {f"/{name}": mountinfo.clone(f"/{name}", recursive=True) for name in KERNEL_TREES}
@@ -152,7 +152,7 @@ class _Composer:
         """Show the folder at `inside`, as far as one mount shows it; `names` becomes /etc/resolv.conf."""
         mount, here = self._spot(inside)
         fd = os.open(self._outside(inside), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        before = Shown(list(self._shown.masked), {folder: list(paths) for folder, paths in self._shown.late.items()}, self._shown.bound)
+        before = ViewPaths(list(self._shown.masked), {folder: list(paths) for folder, paths in self._shown.late.items()}, self._shown.bound)
         try:
             layer = self._layer(inside, mount, here, fd)
             if names is not None:

@@ -30,7 +30,7 @@ _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
 
 
-class Link(NamedTuple):
+class Interface(NamedTuple):
     """One network interface of a namespace."""
 
     number: int
@@ -97,13 +97,13 @@ class Netlink:
         """All that the kernel lists in answer to a request."""
         return self._exchange(kind, body, NLM_F_DUMP)
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[Interface]:
         """Every interface of the namespace, in the kernel's order."""
-        found: list[Link] = []
+        found: list[Interface] = []
         for body in self._exchange(RTM_GETLINK, link(), NLM_F_DUMP):
             _, _, index, flags, _ = _LINK.unpack_from(body)
             name = attributes_of(body[_LINK.size :])[IFLA_IFNAME]
-            found.append(Link(index, os.fsdecode(name.rstrip(b"\0")), bool(flags & IFF_UP)))
+            found.append(Interface(index, os.fsdecode(name.rstrip(b"\0")), bool(flags & IFF_UP)))
         return found
 
     def add_address(self, index: int, address: str, prefix: int) -> None:

@@ -99,7 +99,7 @@ class Switch:
             self._free.append(host)
 
 
-class Network:
+class IsolatedNetwork:
     """The zygote's side: the switch, made when the first isolated session is; what each runner is told about its own connection.
 
     required: a session without an address is refused; else it gets a loopback only.

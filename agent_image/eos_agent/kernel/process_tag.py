@@ -15,7 +15,7 @@ _MARKS = 65536
 FREEZE_LIMIT_S = 2.0
 
 
-class Process(NamedTuple):
+class TaggedProcess(NamedTuple):
     """One line of /proc/PID/stat. state is its letter: R S D T t Z X I."""
 
     pid: int
@@ -29,9 +29,9 @@ class Process(NamedTuple):
         return self.state not in "ZX"
 
 
-def list_processes() -> list[Process]:
+def list_processes() -> list[TaggedProcess]:
     """Every process of this pid namespace but pid 1, by pid; one that exits meanwhile is left out."""
-    found: list[Process] = []
+    found: list[TaggedProcess] = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or entry == "1":
             continue
@@ -43,7 +43,7 @@ def list_processes() -> list[Process]:
         name_end = text.rindex(b")")
         fields = text[name_end + 2 :].split(b" ", 3)
         name = text[text.index(b"(") + 1 : name_end].decode("utf-8", "replace")
-        found.append(Process(int(entry), name, fields[0].decode(), int(fields[1]), int(fields[2])))
+        found.append(TaggedProcess(int(entry), name, fields[0].decode(), int(fields[1]), int(fields[2])))
     found.sort()
     return found
 
@@ -78,7 +78,7 @@ class Marks:
             resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, self._hard))
 
 
-def bears(process: Process, mark: int) -> bool:
+def bears(process: TaggedProcess, mark: int) -> bool:
     """Whether a process descends from the command of `mark`."""
     if not mark:
         return False

@@ -9,7 +9,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 10_000
 
 
-class Seen(NamedTuple):
+class ProcessStat(NamedTuple):
     """One process from /proc/PID/stat. Times of the process itself and of children that it waited for."""
 
     pid: int
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
     resident_bytes: int
 
 
-def look(pid: int) -> Seen | None:
+def look(pid: int) -> ProcessStat | None:
     """None when there is no such process."""
     raw = read(f"/proc/{pid}/stat")
     if raw is None:
@@ -34,7 +34,7 @@ def look(pid: int) -> Seen | None:
         name = raw[begin + 1 : end].decode("utf-8", "replace")
         fields = raw[end + 2 :].split()
         user, system, user_below, system_below = (int(field) for field in fields[11:15])
-        return Seen(
+        return ProcessStat(
             pid,
             name,
             fields[0].decode("ascii"),
@@ -50,9 +50,9 @@ def look(pid: int) -> Seen | None:
         return None
 
 
-def everybody() -> dict[int, Seen]:
+def everybody() -> dict[int, ProcessStat]:
     """Each process that can be seen, by pid."""
-    found: dict[int, Seen] = {}
+    found: dict[int, ProcessStat] = {}
     for name in entries("/proc") or ():
         if name.isdigit():
             seen = look(int(name))
@@ -61,14 +61,14 @@ def everybody() -> dict[int, Seen]:
     return found
 
 
-def tree_of(root: int) -> dict[int, Seen]:
+def tree_of(root: int) -> dict[int, ProcessStat]:
     """`root` and what descends from it, by asking each for its children: where a machine has many other processes that is a tenth of the work.
 
     A child that begins or ends meanwhile may be missing, with all below it. Where the kernel has no such files everybody is looked at.
     """
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return {seen.pid: seen for seen in below(root, everybody())}
-    found: dict[int, Seen] = {}
+    found: dict[int, ProcessStat] = {}
     waiting = [root]
     while waiting:
         pid = waiting.pop()
@@ -82,7 +82,7 @@ def tree_of(root: int) -> dict[int, Seen]:
     return found
 
 
-def below(root: int, everyone: dict[int, Seen]) -> list[Seen]:
+def below(root: int, everyone: dict[int, ProcessStat]) -> list[ProcessStat]:
     """`root` and what descends from it, in order of pid; empty when it is gone."""
     children: dict[int, list[int]] = {}
     for seen in everyone.values():

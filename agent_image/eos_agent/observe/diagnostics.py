@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 CPU, MEMORY, UNREAPED = "cpu", "anonymous_memory", "exited_unreaped_holder"
 
 
-class Diagnostics:
+class SelfDiagnostics:
     """Told the figures at each sample. A trigger that holds for the whole window writes `daemon-diagnostic.json`, then a cooldown begins.
 
     The threshold of memory is for what was added since the first sample: an interpreter alone has more than any sensible one.

@@ -28,7 +28,7 @@ NO_CGROUP = "the sandbox has no cgroup of its own: figures are sums over its pro
 FROM_CGROUP, FROM_PROCESSES = "sandbox_cgroup", "process_tree"
 
 
-class Sample(NamedTuple):
+class UsageSample(NamedTuple):
     ts: int
     usage: Usage
 
@@ -44,8 +44,8 @@ class Sampler:
         self._max_bytes: int = settings.get("observability.resource_stats.max_disk_bytes", 1 << 20)
         self._window_ms: int = settings.get("observability.views.resource_window_ms", 600_000)
         self._segments: Segments | None = None
-        self._last: Sample | None = None
-        self._of_sessions: dict[str, deque[Sample]] = {}
+        self._last: UsageSample | None = None
+        self._of_sessions: dict[str, deque[UsageSample]] = {}
         self._stack: tuple[tuple[int, int], dict[str, int]] | None = None
         self._task: asyncio.Task[None] | None = None
         self.on_sample: Callable[[int], object] = lambda ts: None
@@ -92,7 +92,7 @@ class Sampler:
         if source == FROM_PROCESSES:
             metrics = {**metrics, "cgroup_path": None, "cgroup_error": NO_CGROUP}
         found = point(ts, usage, self._last, metrics, scope=SANDBOX)
-        self._last, self.latest = Sample(ts, usage), found
+        self._last, self.latest = UsageSample(ts, usage), found
         self._keep(found)
         self._keep({"ts": ts, "scope": STACK, "metrics": self._stack_figures(), "deltas": {}, "sample_delta_ms": found["sample_delta_ms"]})
         live = {session.id: session.runner.pid for session in list(self._sessions.live.values())}
@@ -100,7 +100,7 @@ class Sampler:
             members = procfs.below(pid, everyone)
             if members:
                 kept = self._of_sessions.setdefault(session_id, deque(maxlen=KEPT_OF_SESSION))
-                kept.append(Sample(ts, of_processes(members, moved)))
+                kept.append(UsageSample(ts, of_processes(members, moved)))
         for session_id in list(self._of_sessions):
             if session_id not in live:
                 del self._of_sessions[session_id]

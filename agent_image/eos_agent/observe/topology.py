@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eos_agent.kernel import procfs
-from eos_agent.kernel.procfs import Seen
+from eos_agent.kernel.procfs import ProcessStat
 from eos_agent.observe import daemon
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _workspace(holder: Holder, rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _row(seen: Seen, holder: Holder) -> dict[str, Any] | None:
+def _row(seen: ProcessStat, holder: Holder) -> dict[str, Any] | None:
     """None for a process that is in another mount namespace than its session's, or that ended."""
     mount = procfs.link(f"/proc/{seen.pid}/ns/mnt")
     if mount is not None and holder.mount_namespace is not None and mount != holder.mount_namespace:

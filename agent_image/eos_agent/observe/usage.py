@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from eos_agent.kernel.procfs import Seen, fields, number, read
+from eos_agent.kernel.procfs import ProcessStat, fields, number, read
 
 MOUNT = "/sys/fs/cgroup"
 COUNTERS = ("cpu_usec", "io_rbytes", "io_wbytes")
@@ -86,7 +86,7 @@ Moved = dict[int, tuple[int, int, int]]
 """Bytes read, bytes written and private memory of processes that were looked at already."""
 
 
-def of_processes(members: Iterable[Seen], known: Moved | None = None) -> Usage:
+def of_processes(members: Iterable[ProcessStat], known: Moved | None = None) -> Usage:
     """Sums over processes that live now. What those used that ended is in them, as far as one that lives has waited for it.
 
     `known` is added to: whoever sums over several groups of the same processes looks at each once.

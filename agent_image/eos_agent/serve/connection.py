@@ -12,7 +12,7 @@ Answer = Callable[[bytes], Coroutine[Any, Any, bool]]
 """Answers the request of one line; True when the connection stays open for another."""
 
 
-class Connection(asyncio.StreamReaderProtocol):
+class LineConnection(asyncio.StreamReaderProtocol):
     """As asyncio's own streams, but that it is read from by `read`, and that a line is answered at once while somebody awaits `requests`.
 
     Such a line is answered from within the callback of its arrival: no task has to be woken up for it. Whatever else comes is kept in the stream.

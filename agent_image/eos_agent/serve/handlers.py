@@ -20,7 +20,7 @@ from eos_agent.observe import resources as observe_resources
 from eos_agent.observe import snapshot as observe_snapshot
 from eos_agent.observe import topology as observe_topology
 from eos_agent.observe import trace as observe_trace
-from eos_agent.observe.diagnostics import Diagnostics
+from eos_agent.observe.diagnostics import SelfDiagnostics
 from eos_agent.observe.sampler import Sampler
 from eos_agent.sessions import file_calls, look_back, publish, rebase, unpublished
 from eos_agent.sessions.check_store import Checks
@@ -71,7 +71,7 @@ class Handlers:
         self.pool = pool
         self.exports = exports
         self.telemetry = recorder or Telemetry(None)
-        self.diagnostics = Diagnostics(settings)
+        self.diagnostics = SelfDiagnostics(settings)
         self.sampler = Sampler(settings, sessions, pool)
         self.sampler.on_sample = self._diagnose
         self.connections_in_use: Callable[[], int] = lambda: 0

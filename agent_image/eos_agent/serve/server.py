@@ -14,7 +14,7 @@ from typing import Any
 
 from eos_agent.base import log
 from eos_agent.base.errors import operation_error
-from eos_agent.serve.connection import Connection
+from eos_agent.serve.connection import LineConnection
 from eos_agent.serve.handlers import Handlers, Stream
 from eos_agent.wire import proof
 from eos_agent.wire.protocol import (
@@ -55,7 +55,7 @@ class Peer:
         self.expected: str | None = None  # the proof that it owes us; "" once it was given
 
 
-class Server:
+class AgentServer:
     """The listeners of one agent. A request that has been read is answered even if its peer has half-closed or is gone."""
 
     def __init__(self, handlers: Handlers, token: str) -> None:
@@ -100,16 +100,16 @@ class Server:
         self.address = (str(host), int(port))
         return self.address
 
-    def _connection(self, loop: asyncio.AbstractEventLoop, *, trusted: bool) -> Connection:
+    def _connection(self, loop: asyncio.AbstractEventLoop, *, trusted: bool) -> LineConnection:
         def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = loop.create_task(self._serve(connection, writer, trusted))
             self.connections.add(task)
             task.add_done_callback(self.connections.discard)
 
-        connection = Connection(asyncio.StreamReader(limit=READ_BYTES, loop=loop), accept, loop)
+        connection = LineConnection(asyncio.StreamReader(limit=READ_BYTES, loop=loop), accept, loop)
         return connection
 
-    async def _serve(self, reader: Connection, writer: asyncio.StreamWriter, trusted: bool) -> None:
+    async def _serve(self, reader: LineConnection, writer: asyncio.StreamWriter, trusted: bool) -> None:
         peer = Peer(trusted)
         self._strangers[writer] = None
         if len(self._strangers) > STRANGERS:
@@ -154,7 +154,9 @@ class Server:
         self._busy += 1
         peer.admitted = True
 
-    async def _line(self, reader: Connection, writer: asyncio.StreamWriter, received: bytearray, first: bool, peer: Peer) -> bytes | None:
+    async def _line(
+        self, reader: LineConnection, writer: asyncio.StreamWriter, received: bytearray, first: bool, peer: Peer
+    ) -> bytes | None:
         """One request line; None when there is no other to come. Time runs from the first byte on a kept connection, else from the start.
 
         Args:
@@ -186,7 +188,7 @@ class Server:
         del received[: end + 1]
         return line if line.strip() else None
 
-    async def _rest(self, received: bytearray, reader: Connection, *, stranger: bool) -> int:
+    async def _rest(self, received: bytearray, reader: LineConnection, *, stranger: bool) -> int:
         """Receive up to a newline or the end of the stream; returns where that is.
 
         Raises:
@@ -321,7 +323,7 @@ class Server:
             async with asyncio.timeout(ANSWER_S):
                 await writer.drain()
 
-    async def _last_answer(self, reader: Connection, writer: asyncio.StreamWriter, error: OperationError) -> None:
+    async def _last_answer(self, reader: LineConnection, writer: asyncio.StreamWriter, error: OperationError) -> None:
         """Answer a peer that may still be sending, and read on for a moment, so that it sees the answer and not a reset."""
         await self._answer(writer, error.envelope())
         writer.write_eof()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from eos_agent.base import telemetry
 from eos_agent.base.errors import operation_error
-from eos_agent.handles.init_handle import Runner, SessionSpec
+from eos_agent.handles.init_handle import InitHandle, SessionSpec
 from eos_agent.wire.protocol import SERVER_SHUTTING_DOWN, OperationError
 from layerstack.errors import PublishRejected
 
@@ -23,7 +23,7 @@ AGENT_ENDS_HINT = (
 
 async def set_up(
     sessions: Sessions, spec: SessionSpec, *, agent: str | None, request_id: str, draft_id: str | None, draft_base: str, version: int | None
-) -> tuple[Upper, Runner]:
+) -> tuple[Upper, InitHandle]:
     """A place for its writes, its mount and its first process; nothing of them when one fails."""
 
     def prepare() -> tuple[Upper, int]:

@@ -19,7 +19,7 @@ from layerstack.errors import PublishRejected
 from layerstack.publish.publish import CommitUnsynced
 
 if TYPE_CHECKING:
-    from eos_agent.handles.init_handle import Runner
+    from eos_agent.handles.init_handle import InitHandle
     from eos_agent.sessions.table import Sessions
     from layerstack.publish.publish import Preview
     from layerstack.session.upper import Upper
@@ -196,7 +196,7 @@ async def go_on(sessions: Sessions, session: Session) -> bool:
     return True
 
 
-def _go_on_with(sessions: Sessions, session: Session, runner: Runner) -> None:
+def _go_on_with(sessions: Sessions, session: Session, runner: InitHandle) -> None:
     session.runner = runner
     session.ending = False
     session.state = "active"

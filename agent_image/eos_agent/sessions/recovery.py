@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import log, telemetry
 from eos_agent.base.pool import Pool
 from eos_agent.sessions import quarantine
-from eos_agent.sessions.recovery_child import Answer, Child
+from eos_agent.sessions.recovery_child import RecoveryAnswer, RecoveryProcess
 from eos_agent.sessions.unpublished import of_trees
 from layerstack.errors import LayerStackError
 from layerstack.recovery.purge import trees_of
@@ -53,7 +53,7 @@ class Recovering:
     def __init__(self, settings: Settings, store: Store, pool: Pool, recovered: Callable[[str, Draft | None], None]) -> None:
         self._store, self._pool, self._recovered = store, pool, recovered
         self._timeout_s: float = settings.get("runtime.workspace.recovery_timeout_s", 60)
-        self._child = Child(store)
+        self._child = RecoveryProcess(store)
         self._thread = Pool(1)
         self._asked = asyncio.Event()
         self._moved = asyncio.Event()  # replaced at each end of a try
@@ -212,7 +212,7 @@ class Recovering:
             return None if session.draft_id is None else self._store.draft_book.get(session.draft_id)
         return None
 
-    def _one(self, session: DeadSession, timeout_s: float) -> Answer:
+    def _one(self, session: DeadSession, timeout_s: float) -> RecoveryAnswer:
         """One try, in the recovery's thread."""
         try:
             self._store.dead.bring_back(session.session_id)
@@ -220,8 +220,8 @@ class Recovering:
                 return self._child.recover(session, timeout_s)
             draft = self._store.dead.make_draft(session)
         except (OSError, LayerStackError) as error:
-            return Answer(str(error)[:4096])
-        return Answer(draft_id=None if draft is None else draft.draft_id)
+            return RecoveryAnswer(str(error)[:4096])
+        return RecoveryAnswer(draft_id=None if draft is None else draft.draft_id)
 
     # What people do about it
 

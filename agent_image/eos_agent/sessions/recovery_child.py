@@ -32,7 +32,7 @@ LINE_MAX = 1 << 20
 EXIT_MEMORY = 70
 
 
-class Answer(NamedTuple):
+class RecoveryAnswer(NamedTuple):
     """How a try ended. `error` None: as the child says, with a draft or with nothing unpublished."""
 
     error: str | None = None
@@ -72,26 +72,26 @@ def main(settings: Settings) -> int:
 MEMORY = "it needs more memory than one session's recovery may take"
 
 
-def _answer(beside: Any, asked: dict[str, Any]) -> Answer:
+def _answer(beside: Any, asked: dict[str, Any]) -> RecoveryAnswer:
     from layerstack.errors import LayerStackError, StoreBusy
     from layerstack.recovery.dead_sessions import NO_SPACE
 
     try:
         draft = beside.recover(asked["session_id"], asked["version"], asked["layers"])
     except MemoryError:
-        return Answer(MEMORY)
+        return RecoveryAnswer(MEMORY)
     except StoreBusy as error:
-        return Answer(error.message, busy=True)
+        return RecoveryAnswer(error.message, busy=True)
     except (OSError, LayerStackError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-            return Answer(MEMORY)  # a C library's allocation that failed, opendir(3)'s for one
-        return Answer(str(error)[:4096], no_space=isinstance(error, OSError) and error.errno in NO_SPACE)
+            return RecoveryAnswer(MEMORY)  # a C library's allocation that failed, opendir(3)'s for one
+        return RecoveryAnswer(str(error)[:4096], no_space=isinstance(error, OSError) and error.errno in NO_SPACE)
     except Exception as error:
-        return Answer(f"{type(error).__name__}: {error}"[:4096])
-    return Answer(draft_id=None if draft is None else draft.draft_id)
+        return RecoveryAnswer(f"{type(error).__name__}: {error}"[:4096])
+    return RecoveryAnswer(draft_id=None if draft is None else draft.draft_id)
 
 
-class Child:
+class RecoveryProcess:
     """The agent's end. Used from one thread, but `stop`, which may come from any. Started at the first request, and again after it was killed."""
 
     def __init__(self, store: Store) -> None:
@@ -107,10 +107,10 @@ class Child:
         """False where this process was not started as a program of its own: there is nothing to start again."""
         return self._argv is not None
 
-    def recover(self, session: DeadSession, timeout_s: float) -> Answer:
+    def recover(self, session: DeadSession, timeout_s: float) -> RecoveryAnswer:
         """One try. When this returns nothing of it goes on, unless the kernel does not let go of the child."""
         if self._stopped:
-            return Answer("the agent is shutting down", busy=True)
+            return RecoveryAnswer("the agent is shutting down", busy=True)
         try:
             process = self._started()
             asked = {"session_id": session.session_id, "version": session.base_version, "layers": session.lease.layer_ids}
@@ -120,10 +120,10 @@ class Child:
             line = self._line(process, time.monotonic() + timeout_s)
         except TimeoutError:
             self.end()
-            return Answer(f"it took longer than {timeout_s:g} s")
+            return RecoveryAnswer(f"it took longer than {timeout_s:g} s")
         except (OSError, EOFError) as error:
-            return Answer(self._fate(error), busy=self._stopped)
-        answer = Answer(**json.loads(line))
+            return RecoveryAnswer(self._fate(error), busy=self._stopped)
+        answer = RecoveryAnswer(**json.loads(line))
         if answer.error == MEMORY:
             self.end()
         return answer

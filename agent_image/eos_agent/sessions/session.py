@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from eos_agent.handles.init_handle import Runner, SessionSpec
+from eos_agent.handles.init_handle import InitHandle, SessionSpec
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Session:
     """One live session. `ended` is set once it is out of the table, whatever the reason."""
 
     def __init__(
-        self, session_id: str, policy: str, spec: SessionSpec, upper: Upper, runner: Runner, agent: str | None, request_id: str
+        self, session_id: str, policy: str, spec: SessionSpec, upper: Upper, runner: InitHandle, agent: str | None, request_id: str
     ) -> None:
         self.id = session_id
         self.policy = policy

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import log, telemetry
 from eos_agent.base.capture_pool import Captures
 from eos_agent.base.pool import Pool
-from eos_agent.handles.init_handle import Runner, SessionSpec
-from eos_agent.handles.zygote_handle import Zygote
+from eos_agent.handles.init_handle import InitHandle, SessionSpec
+from eos_agent.handles.zygote_handle import ZygoteHandle
 from eos_agent.kernel import headroom
 from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.sessions import quarantine
@@ -49,7 +49,7 @@ FORGOTTEN_AFTER = 512
 class Sessions:
     """The table. `lost` remembers sessions that ended unasked, and the draft that holds what they had written."""
 
-    def __init__(self, settings: Settings, store: Store, zygote: Zygote, pool: Pool, room: Headroom) -> None:
+    def __init__(self, settings: Settings, store: Store, zygote: ZygoteHandle, pool: Pool, room: Headroom) -> None:
         self.settings = settings
         self.store = store
         self.zygote = zygote
@@ -219,7 +219,7 @@ class Sessions:
             if found is not None:
                 raise headroom.refused(found, len(self.live))
 
-    def watch(self, session: Session, runner: Runner) -> None:
+    def watch(self, session: Session, runner: InitHandle) -> None:
         runner.on_event, runner.answer_s = session.on_event, self.answer_s
 
         def gone(reason: asyncio.Future[str]) -> None:
@@ -283,7 +283,7 @@ class Sessions:
         self.expiry.forget(session)
         session.ended.set()
 
-    async def _lose(self, session: Session, runner: Runner) -> None:
+    async def _lose(self, session: Session, runner: InitHandle) -> None:
         """The runner died unasked: what the session wrote becomes a draft at once, and its commands end without an exit code."""
         async with session.gate:
             if session.ending or session.runner is not runner:

@@ -65,7 +65,7 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()
     files = fd_limits.divide(host.open_files)
-    _Zygote(sock, wake, scene, hardening, groups, scores, host.terminals, files, program_fd).serve()
+    ZygoteProcess(sock, wake, scene, hardening, groups, scores, host.terminals, files, program_fd).serve()
 
 
 def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1) -> tuple[socket.socket, int]:
@@ -124,7 +124,7 @@ class _Home:
             syscalls.setns(self._own, syscalls.CLONE_NEWNS)  # cannot fail; a zygote that could not return would be of no use, and ends
 
 
-class _Zygote:
+class ZygoteProcess:
     """The loop: requests in, clones and their ends out."""
 
     def __init__(
@@ -142,7 +142,7 @@ class _Zygote:
         self.terminals, self.files = terminals, files
         self.sock, self.wake, self.scene, self.hardening, self.groups, self.scores = sock, wake, scene, hardening, groups, scores
         self.leaves: dict[int, str] = {}  # of each pid 1 that lives
-        self.plans: dict[int, setup.Plan] = {}  # of each that lives and is the native one
+        self.plans: dict[int, setup.InitPlan] = {}  # of each that lives and is the native one
         self.program_fd = program_fd
         self.home: _Home | None = None
         self.home_of_covers: _Home | None = None
@@ -153,10 +153,10 @@ class _Zygote:
         self.emptied: list[str] = []  # leaves to be removed
         self.spares: dict[bool, _Spare] = {}  # by whether its network is its own
         self.wanted = {False} if isinstance(scene, mounts.Scene) else set[bool]()
-        self.network = network.Network(required=isinstance(scene, mounts.Scene) and not scene.local)
+        self.network = network.IsolatedNetwork(required=isinstance(scene, mounts.Scene) and not scene.local)
 
     def serve(self) -> None:
-        decoder = frames.Decoder()
+        decoder = frames.FrameDecoder()
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         poll.register(self.wake, select.POLLIN)
@@ -201,8 +201,8 @@ class _Zygote:
                 self.network.unplug(pid)
                 ended = True
 
-    def plan(self, scene: mounts.Scene, reach: str, rootfs_mode: str) -> setup.Plan:
-        return setup.Plan(
+    def plan(self, scene: mounts.Scene, reach: str, rootfs_mode: str) -> setup.InitPlan:
+        return setup.InitPlan(
             scene,
             reach == "isolated",
             scene.local or rootfs_mode == "read_only",
@@ -214,7 +214,7 @@ class _Zygote:
             program_fd=-1 if self.home is None else self.program_fd,
         )
 
-    def clone(self, plan: setup.Plan, order: setup.Order | int) -> tuple[int, int, str]:
+    def clone(self, plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int, str]:
         """As `_clone`, into a cgroup of its own, whose leaf is the third."""
         with mounts.step("make the cgroup"):
             leaf = self.groups.make()
@@ -279,7 +279,7 @@ class _Zygote:
                     failed += paths
         frames.send(self.sock, {"event": "covered", "id": frame.message["id"], "failed": sorted(set(failed))})
 
-    def start(self, plan: setup.Plan, order: setup.Order) -> tuple[int, int, str]:
+    def start(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str]:
         """Pid, pidfd and leaf of a runner with that order; while an isolated one sets up what it sees, it is connected from here."""
         native = self.take_native(plan, order)
         if native is not None:
@@ -312,7 +312,7 @@ class _Zygote:
             self.spares[isolated] = _Spare(pid, pidfd, ours, names, leaf, self.home is not None)
         theirs.close()
 
-    def take_spare(self, plan: setup.Plan, order: setup.Order) -> tuple[int, int, str] | None:
+    def take_spare(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
         """Pid, pidfd and leaf of the spare, which has its order then; None when there is none that fits."""
         spare = self.fitting_spare(plan)
         if spare is None or spare.native:
@@ -326,7 +326,7 @@ class _Zygote:
         spare.control.close()
         return spare.pid, spare.pidfd, spare.leaf
 
-    def fitting_spare(self, plan: setup.Plan) -> _Spare | None:
+    def fitting_spare(self, plan: setup.InitPlan) -> _Spare | None:
         spare = self.spares.get(plan.isolated)
         if spare is None or plan.read_only != plan.scene.local:
             return None
@@ -335,7 +335,7 @@ class _Zygote:
             return None
         return spare
 
-    def take_native(self, plan: setup.Plan, order: setup.Order) -> tuple[int, int, str] | None:
+    def take_native(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
         """As `take_spare`, of one that executes the native pid 1: what its session sees is arranged here, in the spare's namespaces."""
         spare = self.fitting_spare(plan)
         if spare is None or not spare.native or self.home is None:
@@ -408,7 +408,7 @@ class _Zygote:
         os.close(spare.pidfd)
 
 
-def _clone(plan: setup.Plan, order: setup.Order | int) -> tuple[int, int]:
+def _clone(plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int]:
     """Pid and pidfd of a new pid 1 with that order, or with the descriptor over which it is going to get one."""
     flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | (syscalls.CLONE_NEWNET if plan.isolated else 0)
     with mounts.step("clone"):
@@ -420,7 +420,7 @@ def _clone(plan: setup.Plan, order: setup.Order | int) -> tuple[int, int]:
         return pid, os.pidfd_open(pid)
 
 
-def _show(plan: setup.Plan, order: setup.Order) -> None:
+def _show(plan: setup.InitPlan, order: setup.Order) -> None:
     mount_fd = os.dup(order.mount_fd)
     try:
         mounts.show(plan.scene, mount_fd, read_only=plan.read_only, covered=order.covered)
