@@ -121,7 +121,7 @@ def wrong_times(act: Act, is_output: Callable[[str], bool]) -> str:
 def stale(act: Act, is_output: Callable[[str], bool]) -> str:
     """No output is newer than an input that its maker had not seen: ours than what the head has changed, the head's than what ours has."""
     for makers, others in ((act.ours, act.head), (act.head, act.ours)):
-        made = [p for p in act.result.tree if is_output(p) and is_taken(act, makers, p)]
+        made = [p for p in act.result.tree if is_output(p) and is_taken(act, makers, p) and not is_as_it_was(act, others, p)]
         unseen = [p for p in act.result.tree if not is_output(p) and is_taken(act, others, p)]
         inodes = {act.result.besides[path].inode for path in unseen}
         for path in made:
@@ -130,6 +130,11 @@ def stale(act: Act, is_output: Callable[[str], bool]) -> str:
                 if at >= of and act.result.besides[path].inode not in inodes:
                     return f"{path!r}, of {at}, is no older than {source!r}, of {of}, that its session had not seen"
     return ""
+
+
+def is_as_it_was(act: Act, side: Side, path: str) -> bool:
+    """Has the result the file of this side, with its time? Both sides may have made the same; its order among that side's files stays."""
+    return side.tree.get(path) == act.result.tree[path] and side.besides[path].mtime_ns == act.result.besides[path].mtime_ns
 
 
 def is_taken(act: Act, side: Side, path: str) -> bool:
