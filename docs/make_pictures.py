@@ -318,16 +318,17 @@ def rooms(package: str) -> Picture:
     level_of = {room: n for n, level in enumerate(levels.LEVELS[package]) for room in level}
     found = levels.room_imports(package)
     left, top, size = 150, 150, 24
-    p = Picture(f"Import levels of {package}", left + size * len(names) + 30, top + size * len(names) + 60)
+    p = Picture(f"Import levels of {package}", left + size * len(names) + 60, top + size * len(names) + 60)
     p.text(14, 24, package, bold=True, size=15)
     for n, room in enumerate(names):
         p.text(left - 8, top + n * size + 17, room, anchor="end", bold=True)
         p.text(left + n * size + 16, top - 8, room, turn=-60)
         for k, other in enumerate(names):
             imports = other in found.get(room, ())
-            fill = "#999999" if n == k else "#f2f2f2" if level_of[other] > level_of[room] else "#ffffff"
-            p.cell(left + k * size, top + n * size, size, size, "#3b6fb5" if imports and n != k else fill)
-    p.text(14, top + size * len(names) + 26, "A row imports the columns that are filled: only what stands to its left.", size=12)
+            up = level_of[other] > level_of[room]
+            fill = ("#c0392b" if up else "#3b6fb5") if imports else "#f2f2f2" if up else "#ffffff"
+            p.cell(left + k * size, top + n * size, size, size, "#999999" if n == k else fill)
+    p.text(14, top + size * len(names) + 26, "A row imports the columns that are filled: rooms to its left. Red: up.", size=12)
     p.text(14, top + size * len(names) + 44, "Read from the sources, imports for types and inside functions included.", size=12)
     return p
 
@@ -339,6 +340,8 @@ def pictures() -> Iterator[tuple[str, str]]:
     yield "store.svg", store().svg()
     yield "session.svg", session().svg()
     yield "merge.svg", merge().svg()
+    for package in levels.LEVELS:
+        yield f"levels-{package}.svg", rooms(package).svg()
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def test_each_picture_is_well_formed_has_a_title_and_no_text_outside_itself() ->
 
 
 def test_each_picture_is_shown_by_a_page_with_a_text_in_its_place() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]
     shown = {
         name: text for page in pages for text, name in re.findall(r"!\[([^\]]*)\]\((?:docs/)?pictures/([\w-]+\.svg)\)", page.read_text())
     }

@@ -171,3 +171,14 @@ def test_the_links_of_a_document_lead_somewhere(name: str) -> None:
     found = re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)[^)]*\)", text_of(name))
     bad = [link for link in found if not os.path.exists(os.path.join(folder, link))]
     assert not bad, bad
+
+
+@pytest.mark.parametrize("name", [name for name in documents() if not name.startswith("docs/adr/0")])
+def test_the_files_that_a_document_names_exist(name: str) -> None:
+    """Names with a path from the top, or of a package; records of decisions may name what was."""
+    named = re.findall(
+        r"(?<![\w./-])((?:layerstack|eos_agent|eos_mcp|agent_image|tests|docs|benchmarks|examples)/[\w./-]+\.(?:py|c|md|toml))\b",
+        text_of(name),
+    )
+    bad = [path for path in named if not any(os.path.exists(os.path.join(ROOT, top, path)) for top in ("", "agent_image"))]
+    assert not bad, bad
