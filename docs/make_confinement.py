@@ -33,34 +33,43 @@ SECTIONS: dict[str, tuple[str, Mapping[str, Row]]] = {
 HEAD = """\
 # Confinement
 
-<!-- made by docs/make_confinement.py from tests/eos_agent/escapes.py, tests/end_to_end/guards.py and what came out: change those, not this page -->
+<!-- made by docs/make_confinement.py from tests/eos_agent/escapes.py, tests/end_to_end/guards.py and the results: change those, not this page -->
 
-The boundary is for **cooperating agents on one user's machine, not for hostile tenants**. It keeps the work of one session out of another's, the
-published layers, the agent and its token out of everybody's hands, and the machine from being changed by mistake or by a program that was told to
-try. It is made of what one kernel offers (namespaces, capabilities, seccomp, Landlock, masks; [architecture.md](architecture.md#the-security-boundary)
-says which for what), so a bug of that kernel reaches everything. The agent of a container has SYS_ADMIN: whoever becomes the agent has that
-container. Locally, whatever else the person who started the gateway may read can be read by the sessions, only not the keys that are hidden.
+The boundary is for **cooperating agents on one user's machine, not for hostile tenants**. It keeps the work of
+one session out of another's, protects published layers, the agent and its token, and keeps the machine from
+being changed by mistake or by a program that tries to. It consists of what one kernel offers (namespaces,
+capabilities, seccomp, Landlock, masks; [architecture.md](architecture.md#the-security-boundary) has the use of
+each), so a bug of that kernel reaches everything. The agent of a container has SYS_ADMIN: a process that takes
+over the agent has that container. Locally, sessions can read every other file that the user of the gateway can
+read, except for hidden keys.
 
-Everything below was tried, in {kinds} kinds of session, and is tried again by each run of the tests: {calls} calls, {ways} ways out, {works} things that
-must work; and beside sessions {guards} guards of sandboxes. The attacks are [attacks.py](../tests/eos_agent/attacks.py), and those with a ✓ also [attacks.c](../tests/eos_agent/attacks.c), a static program
-for images without an interpreter (tried in Debian and in busybox), started by a shell of a shell, and again as a daemon that left its command: what
-holds for a command holds for whatever it starts. A cell is the error that came out here (which of several refusals comes first depends on the
-kernel and the image; the table says which ones may); `{not_tried}`: not tried there, it would say nothing.
+Everything below was tried, in {kinds} kinds of session, and every run of the tests tries it again: {calls} calls,
+{ways} ways out, {works} things that must work; and {guards} guards of sandboxes outside of sessions. The attacks
+are [attacks.py](../tests/eos_agent/attacks.py), and those with a ✓ also [attacks.c](../tests/eos_agent/attacks.c),
+a static program for images without an interpreter (tried in Debian and in busybox). They are started by a shell
+of a shell, and again as a daemon that left its command: what holds for a command holds for its descendants. A
+cell is the error that the call returned (which of several refusals comes first depends on the kernel and the
+image; the table says which ones may); `{not_tried}`: not tried there.
 
-`rootfs: read_only` of `create_workspace_session` gives a session of a container the tight columns: a read-only root, /tmp, /run and /dev of its own, Landlock
-where the kernel has it. Local sessions always have that.
+`rootfs: read_only` of `create_workspace_session` gives a session of a container the strict columns: a read-only
+root, its own /tmp, /run and /dev, and Landlock where the kernel has it. Local sessions always have that.
 
-Local sessions see the machine's file systems through read-only overlays of their own ([ADR 0038](adr/0038-the-machine-is-seen-through-overlays.md)). Hidden
-are this program's state and cache, those of other gateways, the data of container engines, and in every home (root's gateway: in everybody's) what holds
-keys, tokens and histories; `eos doctor` prints the list that holds on this machine, and `manager.local_daemon.hidden_paths` adds to it. A path is hidden by what is
-behind it: on each mount that shows it, also below a `rootfs:`. Limits: a second hard link of a hidden file shows it under that other name; an overlay mount
-of somebody else whose layers lie in a hidden folder shows them; what is mounted after the sandbox was started is not seen at all; a file system that no overlay
-can be made of (vfat, for one) is bound as it is, and of the sockets there those that the machine lists are hidden when a session is made.
+Local sessions see the machine's file systems through read-only overlays
+([ADR 0038](adr/0038-the-machine-is-seen-through-overlays.md)). Hidden are this program's state and cache, those
+of other gateways, the data of container engines, and in each home (for root's gateway: in every home) the
+files that hold keys, tokens and histories; `eos doctor` prints the list of this machine, and
+`manager.local_daemon.hidden_paths` adds to it. A path is hidden by its target: on each mount that shows it, below
+a `rootfs:` too. Limits: a second hard link of a hidden file shows it under that other name; an overlay mount of
+another program whose layers are in a hidden folder shows them; a file system that is mounted after the start of
+the sandbox is not visible at all; a file system that cannot be a lower layer of an overlay (vfat, for example) is
+bound as it is, and of its sockets those that the machine lists are hidden when a session is made.
 
-A gateway that begins later, with another `EOS_STATE_DIR`, notes what it keeps in `~/.local/state/eos/gateways`; sessions that are open lose sight of it before their next
-command begins, and at the latest about a second after the note. Until then, its first second, they can read it; what a process has opened or stands in by then it keeps, and a folder that holds
-the session's own workspace is not hidden from it (the agent's log says `neighbours_uncovered`). Who needs more starts the second gateway first, or names its folder in
-`hidden_paths`.
+A gateway that begins later, with another `EOS_STATE_DIR`, notes its directories in
+`~/.local/state/eos/gateways`; open sessions lose sight of them before their next command begins, and at the
+latest about a second after the note. During this second they can read them; a process keeps the files that it
+has opened and its working directory, and a folder that contains the session's own workspace is not hidden from it
+(the agent's log says `neighbours_uncovered`). To avoid this second, start the second gateway first, or name its
+folder in `hidden_paths`.
 """
 
 

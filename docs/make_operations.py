@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Iterable, Iterator
 
 from eos_agent.wire.operation import ANSWER_S, Argument, Operation, ResultField
@@ -16,8 +17,10 @@ HEAD = """\
 
 <!-- made by docs/make_operations.py from the catalog: change that, not this page -->
 
-One catalog feeds the command-line programs, the MCP tools, their help and the checks of arguments. `help NAME` of a program shows the same with
-examples. A name with **+** is an addition of ours to a common interface (`gateway.results: contract` leaves such result keys out). Any key of a result may be absent. Errors: [protocol.md](protocol.md#errors).
+The command-line programs, the MCP tools, their help and the checks of arguments all use one catalog, and so does
+this page. `help NAME` of a program shows the same with examples. **+** marks an addition to the interface of
+the reference (`gateway.results: contract` drops such result keys). Any key of a result may be absent. Errors:
+[protocol.md](protocol.md#errors).
 """
 
 
@@ -28,7 +31,7 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield HEAD
-    yield "| operation | what | MCP sets | effect |"
+    yield "| operation | summary | MCP sets | effect |"
     yield "|---|---|---|---|"
     for operations in catalog.DOMAINS.values():
         for operation in operations:
@@ -40,17 +43,17 @@ def _lines() -> Iterator[str]:
         for operation in operations:
             yield from _operation(operation, shared)
     for fields, (anchor, names) in shared.items():
-        yield f"\n## {anchor}\n\nOf {', '.join(names)}.\n"
+        yield f"\n## {anchor}\n\n" + _prose(f"Returned by {', '.join(names)}.") + "\n"
         yield from _fields(fields)
     yield ""
 
 
 def _operation(operation: Operation, shared: dict[tuple[ResultField, ...], tuple[str, list[str]]]) -> Iterator[str]:
     yield f"\n### {operation.name}\n"
-    yield operation.description
+    yield _prose(operation.description)
     yield f"\nScope: {operation.scope}. {_waits(operation)}"
     if operation.arguments:
-        yield "\n| argument | type | | what |"
+        yield "\n| argument | type | | meaning |"
         yield "|---|---|---|---|"
         for argument in operation.arguments:
             name = f"`{argument.name}`{_plus(argument.ours)}"
@@ -64,7 +67,7 @@ def _operation(operation: Operation, shared: dict[tuple[ResultField, ...], tuple
 
 
 def _fields(fields: tuple[ResultField, ...]) -> Iterator[str]:
-    yield "| result | type | what |"
+    yield "| result | type | meaning |"
     yield "|---|---|---|"
     for field in fields:
         yield f"| `{field.name}`{_plus(field.ours)} | {_cell(field.type)} | {_cell(field.help)} |"
@@ -104,7 +107,7 @@ def _waits(operation: Operation) -> str:
     if isinstance(operation.waits, str):
         return f"The gateway waits `{operation.waits}` and {ANSWER_S:g} s for the answer."
     if operation.waits == math.inf:
-        return "The gateway waits for as long as it takes."
+        return "The gateway waits without a limit."
     return f"The gateway waits {ANSWER_S + operation.waits:g} s for the answer."
 
 
@@ -112,6 +115,11 @@ def _effect(operation: Operation) -> str:
     if operation.read_only:
         return "reads"
     return "destroys" if operation.destructive else "changes"
+
+
+def _prose(text: str) -> str:
+    """Paragraphs in lines of at most 110 characters."""
+    return "\n".join(textwrap.fill(line, 110, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
 
 
 def _plus(ours: bool) -> str:
