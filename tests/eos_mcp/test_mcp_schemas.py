@@ -201,7 +201,7 @@ def test_the_set_of_a_coding_agent_stays_within_its_budget() -> None:
 
 
 def test_the_list_has_the_same_bytes_in_every_process() -> None:
-    program = "import json; from eos_mcp.mcp import schema, server_options as o; print(json.dumps([schema.definition(x) for x in schema.operations(o.Options(tool_set='all'))]))"
+    program = "import json; from eos_mcp.mcp import schema, server_options as o; print(json.dumps([schema.definition(x) for x in schema.operations(o.ServerOptions(tool_set='all'))]))"
     texts = {
         subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
         for seed in ("1", "2")

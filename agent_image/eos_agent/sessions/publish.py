@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from layerstack.session.upper import Upper
 
 SESSION_BUSY = "session_busy"
-REDO_HINT = "redo the conflicting paths on the newest version in a new session, publish that, then destroy this one"
+REDO_HINT = "redo all changes of this session on the newest version in a new session, publish that, then destroy this one"
 KEEP_OPEN_HINT = "end them first, or publish without keep_open: that ends all that lives in the session"
 
 

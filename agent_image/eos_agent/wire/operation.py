@@ -113,6 +113,6 @@ SESSION = Argument("workspace_session_id", "string", help="Session to act in. Om
 AGENT = Argument("agent", "string", help="Your name, for others to see.", value="NAME", ours=True)
 PATH = Argument("path", "string", required=True, help="Path in the workspace.", value="PATH")
 PATH_B64 = Argument(
-    "path_b64", "string", help="The path's bytes in base64, for a name that is no UTF-8.", value="B64", ours=True, hidden=True
+    "path_b64", "string", help="The path's bytes in base64, for a name that is not UTF-8.", value="B64", ours=True, hidden=True
 )
 CURSOR = Argument("cursor", "string", help="The answer's next, to go on.", value="CURSOR")

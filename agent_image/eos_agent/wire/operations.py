@@ -1,7 +1,9 @@
-"""The runtime operations, declared once (files: eos_agent.wire.operations_files, observability: eos_agent.wire.operations_observe): names, arguments, bounds, texts. Pure data, any OS, standard library only.
+"""The runtime operations, declared once: names, arguments, bounds, texts. Pure data, any OS, standard library only.
 
-The command lines, the MCP tools, the gateway's budgets and the agent's argument checks all read these tables. The order of a table is the order of
-the help page and of `tools/list`. What the reference has comes first; `ours` marks operations, arguments and result fields beyond it.
+The operations on files are in `operations_files`, those of observability in `operations_observe`. The command
+lines, the MCP tools, the gateway's budgets and the agent's argument checks read these tables. The order of a
+table is the order of the help page and of `tools/list`. Operations of the reference come first; `ours` marks
+operations, arguments and result fields beyond it.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ RUNTIME_FAMILIES = (
     Family(
         "draft",
         "Drafts",
-        "Look at and settle work that was not published.",
-        "A refused or interrupted session leaves its work as a draft; nothing is lost until it is discarded.",
+        "Inspect, publish or discard work that was not published.",
+        "A rejected or interrupted session leaves its work as a draft; it stays until it is published or discarded.",
     ),
     Family(
         "history",
         "History",
         "Earlier versions: list, compare, keep, go back.",
-        "Every publish makes a version. It can be opened until a squash folds it into a later one; a pinned version stays.",
+        "Every publish makes a version. It can be opened until a squash merges it into a later one; a pinned version stays.",
     ),
 )
 
@@ -63,7 +65,7 @@ _RAW = Argument("raw", "boolean", help="Show all that a carriage return overwrot
 _ENCODING = Argument(
     "encoding",
     "string",
-    help="base64: the output's rows as bytes, raw, for what is no UTF-8.",
+    help="base64: the rows of the output as raw bytes, for output that is not UTF-8.",
     choices=("utf-8", "base64"),
     value="NAME",
     ours=True,
@@ -98,22 +100,22 @@ _COMMAND_RESULT = (
     ResultField(
         "discarded",
         "object",
-        "paths, count, bytes: unpublished work that went with its session; by and request_id say at whose word",
+        "paths, count, bytes of unpublished work that was deleted with its session; by, request_id: the request that deleted it",
         ours=True,
     ),
     ResultField("finalizing", "boolean", "the command ended, its session is being published", ours=True),
-    ResultField("leader_exit_code", "integer", "the command itself ended, others of its group live", ours=True),
+    ResultField("leader_exit_code", "integer", "exit code of the command itself, while other processes of its group run", ours=True),
     ResultField("waiting_on", "array", "processes of the group that still run", ours=True),
     ResultField(
-        "left_behind", "array", "processes that left the group; while running, those in the background that it waits for", ours=True
+        "left_behind", "array", "processes that left the group; with status running: background processes that it waits for", ours=True
     ),
     ResultField("oom_kills", "integer", "processes of the session that the kernel killed because its memory was used up", ours=True),
     ResultField("stderr", "string", "with split_output", ours=True),
-    ResultField("stderr_end_offset", "integer", "as end_offset, of stderr", ours=True),
+    ResultField("stderr_end_offset", "integer", "as end_offset, for stderr", ours=True),
     ResultField("stderr_total_lines", "integer", ours=True),
-    ResultField("truncated", "boolean", "output is not all there is", ours=True),
-    ResultField("encoding", "string", "base64: that of output, stderr and tail", ours=True),
-    ResultField("tail", "object", "start_offset and output: the end of an output that was cut", ours=True),
+    ResultField("truncated", "boolean", "output is incomplete", ours=True),
+    ResultField("encoding", "string", "base64: encoding of output, stderr and tail", ours=True),
+    ResultField("tail", "object", "start_offset and output: the last lines of a truncated output", ours=True),
     ResultField("total_bytes", "integer", "with truncated: bytes of the whole output", ours=True),
     ResultField("dropped", "object", "start_offset, end_offset and bytes of lines that were not kept", ours=True),
     ResultField("session_lost", "boolean", "the session died with the command; draft_id has its work", ours=True),
@@ -156,7 +158,7 @@ RUNTIME: tuple[Operation, ...] = (
                 file_flag="--stdin-file",
                 ours=True,
             ),
-            Argument("split_output", "boolean", help="Keep stderr apart; needs tty=false.", default=False, ours=True),
+            Argument("split_output", "boolean", help="Keep stderr separate; needs tty=false.", default=False, ours=True),
             Argument("user", "string", help="Name or uid to run as.", value="USER", ours=True),
             AGENT,
             _RAW._replace(hidden=True),
@@ -232,7 +234,7 @@ RUNTIME: tuple[Operation, ...] = (
             Argument(
                 "network_profile",
                 "string",
-                help="isolated: a network of its own, without a way out.",
+                help="isolated: a private network without egress.",
                 default="shared",
                 choices=("shared", "isolated"),
             ),
@@ -284,9 +286,9 @@ RUNTIME: tuple[Operation, ...] = (
                 ours=True,
             ),
             ResultField("ttl_s", "number", "with ttl_s: as given", ours=True),
-            ResultField("expires_unix_ms", "integer", "with ttl_s: when it ends if nobody uses it", ours=True),
-            ResultField("network", "string", "isolated: no_egress, own address, nothing else to reach; or loopback_only", ours=True),
-            ResultField("address", "string", "isolated: where its servers listen, for itself", ours=True),
+            ResultField("expires_unix_ms", "integer", "with ttl_s: when it ends if it is not used", ours=True),
+            ResultField("network", "string", "isolated: no_egress (its own address, nothing else reachable) or loopback_only", ours=True),
+            ResultField("address", "string", "isolated: the address of its servers, reachable from inside the session only", ours=True),
         ),
         sets=AGENT_SETS,
         waits=30,
@@ -300,14 +302,14 @@ RUNTIME: tuple[Operation, ...] = (
         "Publish a session's work",
         "Append what the session changed as one layer, all of it or nothing, and close it. Lines that others changed elsewhere are merged. "
         "On rejection nothing is published and the session stays open: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
-        "Redo those in a new session, publish that, destroy this one.",
+        "Redo all your changes in a new session, publish that, then destroy this one.",
         (
             SESSION._replace(required=True, help="Session to publish."),
             _GRACE,
             Argument(
                 "keep_open",
                 "boolean",
-                help="true: the session goes on, on the new version.",
+                help="true: keep the session open, on the new version.",
                 default=False,
                 ours=True,
                 hidden=True,
@@ -320,21 +322,21 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("publish", "object", "no_op, revision, route_summary"),
             ResultField("destroyed", "boolean"),
             ResultField("evicted_upperdir_bytes", "integer"),
-            ResultField("publish.notices", "array", "what of ours or theirs was kept or dropped where both changed it", ours=True),
+            ResultField("publish.notices", "array", "for paths that both sides changed: which side was kept", ours=True),
             ResultField(
                 "publish.dropped",
                 "array",
-                "sockets, pipes and devices, which no layer holds; what a killed file operation or git left half done",
+                "skipped: sockets, pipes and devices, which a layer cannot hold; unfinished files of a killed file operation or git",
                 ours=True,
             ),
-            ResultField("kept_open", "boolean", "with keep_open: whether the session goes on", ours=True),
+            ResultField("kept_open", "boolean", "with keep_open: whether the session stayed open", ours=True),
             ResultField("base_version", "integer", "with keep_open: the version that it sees now", ours=True),
             ResultField("address", "string", "with keep_open, isolated: its address, which may be another one", ours=True),
-            ResultField("not_kept_open", "object", "kept_open false: kind, message and details of what kept it from going on", ours=True),
+            ResultField("not_kept_open", "object", "with kept_open false: kind, message and details of the error", ours=True),
         ),
         sets=AGENT_SETS,
         waits=570,
-        promise="After a success the new version survives a power cut; after a rejection nothing has happened.",
+        promise="After a success the new version survives a power cut; after a rejection nothing has changed.",
         result_example='{"workspace_session_id": "…", "publish": {"no_op": false, "revision": {"manifest_version": 4, "root_hash": "…", "layer_count": 4}, '
         '"route_summary": {"source_count": 2, "ignored_count": 0}}, "destroyed": true, "evicted_upperdir_bytes": 1834}',
     ),
@@ -343,7 +345,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "workspace_session",
         "Discard a session",
-        "Close a session and throw its unpublished changes away for good. Refused while its commands run: signal or wait for them first.",
+        "Close a session and discard its unpublished changes for good. Refused while its commands run: signal or wait for them first.",
         (SESSION._replace(required=True, help="Session to discard."), _GRACE, _IF_CLEAN),
         destructive=True,
         related=("publish_workspace_session", "preview_publish"),
@@ -352,11 +354,11 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("workspace_session_id", "string"),
             ResultField("destroyed", "boolean"),
             ResultField("evicted_upperdir_bytes", "integer"),
-            ResultField("discarded", "object", "paths (100 at most), count, bytes of what was thrown away, truncated", ours=True),
+            ResultField("discarded", "object", "paths (at most 100), count and bytes of the discarded work, truncated", ours=True),
         ),
         sets=AGENT_SETS,
         waits="grace_s",
-        promise="The published versions are as before.",
+        promise="Published versions stay unchanged.",
         result_example='{"workspace_session_id": "…", "destroyed": true, "evicted_upperdir_bytes": 1834}',
     ),
     Operation(
@@ -375,8 +377,8 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField(
                 "dead_sessions",
                 "array",
-                "dead ones whose work is no draft: `state` recovering, quarantined (recover_workspace_session tries again, destroy_workspace_session "
-                "gives up) or damaged, `reason`, `paths`, `bytes`; absent when there are none",
+                "dead sessions whose work is not a draft: `state` recovering, quarantined (recover_workspace_session tries "
+                "again, destroy_workspace_session discards the work) or damaged, `reason`, `paths`, `bytes`; absent when there are none",
             ),
         ),
         sets=AGENT_SETS,
@@ -388,17 +390,17 @@ RUNTIME: tuple[Operation, ...] = (
         "recover_workspace_session",
         "runtime",
         "workspace_session",
-        "Try again to keep a dead session's work",
-        "Make a draft of the work of a session that died and whose recovery failed: list_workspace_sessions shows it as quarantined. "
-        "Returns the draft's id, null when nothing in it was unpublished.",
-        (SESSION._replace(required=True, help="Dead session to try again."),),
+        "Retry the recovery of a dead session",
+        "Make a draft of the work of a dead session whose recovery failed: list_workspace_sessions shows it as quarantined. "
+        "Returns the draft's id, null when the session had no unpublished work.",
+        (SESSION._replace(required=True, help="Dead session to recover."),),
         related=("list_workspace_sessions", "destroy_workspace_session", "list_drafts"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 recover_workspace_session --workspace-session-id ID",),
         result=(ResultField("workspace_session_id", "string"), ResultField("draft_id", "string|null")),
         sets=RUNTIME_SETS,
         ours=True,
         waits=570,
-        promise="A try that fails loses nothing: the files stay where they are.",
+        promise="An attempt that fails loses nothing: the files stay where they are.",
         result_example='{"workspace_session_id": "…", "draft_id": "draft-0123456789abcdef"}',
     ),
     Operation(
@@ -406,10 +408,10 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "workspace_session",
         "Bring a session to the newest version",
-        "Let a session go on, under its id, on the newest version: what others published since it began is merged with what it changed. "
-        "On rejection nothing has happened: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
-        "Refused while something runs in it.",
-        (SESSION._replace(required=True, help="Session to bring along."),),
+        "Move a session, under its id, to the newest version: what others published since it began is merged with its changes. "
+        "On rejection nothing has changed: details.publish_rejection.conflicts lists each path with base, ours, theirs. "
+        "Refused while a process runs in it.",
+        (SESSION._replace(required=True, help="Session to rebase."),),
         related=("preview_publish", "publish_workspace_session"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 rebase_workspace_session --workspace-session-id ID",),
         result=(
@@ -417,11 +419,12 @@ RUNTIME: tuple[Operation, ...] = (
             ResultField("to_version", "integer", "the version that the session sees now; the same when it was the newest"),
             ResultField("updated", "integer", "paths that are now as others published them"),
             ResultField("merged", "integer", "paths that now show the changes of both sides"),
-            ResultField("notices", "array", "ignored files that only one side keeps, as a publish tells them; absent when there are none"),
+            ResultField("notices", "array", "ignored files of which one side was kept, as in publish.notices; absent when there are none"),
             ResultField(
                 "dropped",
                 "array",
-                "sockets, pipes, devices and what a killed git left half done, which the session has no more; absent when there are none",
+                "skipped: sockets, pipes, devices and unfinished files of a killed git, which the session no longer has; "
+                "absent when there are none",
             ),
             ResultField("address", "string", "isolated: its address, which may be another one"),
         ),
@@ -516,7 +519,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "draft",
         "See what a publish would do",
-        "Plan the publication of a session or a draft against the newest version without changing anything: would it pass, and every conflict if not. "
+        "Plan the publication of a session or a draft against the newest version without changing anything: whether it would pass, and every conflict. "
         "Give workspace_session_id or draft_id. Call it before publish_workspace_session when others work on the same files.",
         (
             SESSION._replace(help="Live session to plan."),
@@ -535,13 +538,13 @@ RUNTIME: tuple[Operation, ...] = (
             *_CONFLICT_RESULT,
             ResultField("notices", "array"),
             ResultField("dropped", "array"),
-            ResultField("refused", "object|null", "without conflicts: the quota or limit that a publish would meet now"),
+            ResultField("refused", "object|null", "without conflicts: the quota or limit that would refuse a publish now"),
             ResultField("next", "string|null"),
         ),
         sets=RUNTIME_SETS,
         ours=True,
         waits=570,
-        promise="The same object as a rejection; nothing is written.",
+        promise="Conflicts have the form that they have in a rejection; nothing is written.",
         result_example='{"would_publish": true, "no_op": false, "head_version": 4, "conflicts": [], "conflict_count": 0}',
     ),
     Operation(
@@ -549,7 +552,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "draft",
         "List kept work",
-        "List drafts: work that was refused by a publish or left by a session that died. create_workspace_session opens one by draft_id.",
+        "List drafts: work that a publish rejected or that a dead session left. create_workspace_session opens one by draft_id.",
         (),
         read_only=True,
         idempotent=True,
@@ -587,7 +590,7 @@ RUNTIME: tuple[Operation, ...] = (
         sets=AGENT_SETS,
         ours=True,
         waits=120,
-        promise="A patch is one that git apply takes.",
+        promise="git apply accepts each patch.",
         result_example='{"draft_id": "draft-0123456789abcdef", "against": "base", "entries": [{"path": "a.txt", "change": "modified", "patch": "diff --git …"}], "next": null}',
     ),
     Operation(
@@ -595,7 +598,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "draft",
         "Delete a draft for good",
-        "Delete a draft and the work in it. Only after its content was published another way or is not wanted: it cannot be brought back.",
+        "Delete a draft and the work in it. Only after its content was published another way or is not wanted: this cannot be undone.",
         (_DRAFT._replace(required=True),),
         destructive=True,
         related=("list_drafts",),
@@ -603,7 +606,7 @@ RUNTIME: tuple[Operation, ...] = (
         result=(ResultField("draft_id", "string"), ResultField("discarded", "boolean"), ResultField("bytes", "integer")),
         sets=RUNTIME_SETS,
         ours=True,
-        promise="Published versions and sessions opened from the draft are as before.",
+        promise="Published versions and sessions opened from the draft stay unchanged.",
         result_example='{"draft_id": "draft-0123456789abcdef", "discarded": true, "bytes": 90}',
     ),
     *MORE_FILES,
@@ -612,7 +615,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "history",
         "List openable versions",
-        "List the versions that can be opened, newest first, with who made each. A version that a squash folded into a later one is not listed.",
+        "List the versions that can be opened, newest first, with who made each. Versions that a squash merged into a later one are not listed.",
         (
             Argument("after", "integer", help="Go on below this version (the answer's next).", minimum=1, value="N"),
             Argument("limit", "integer", help="Most entries.", default=100, minimum=1, maximum=1000),
@@ -638,8 +641,8 @@ RUNTIME: tuple[Operation, ...] = (
         "diff_versions",
         "runtime",
         "history",
-        "What changed between two versions",
-        "List the paths that differ between two versions, with a patch for text. from may be the newer one: the patches then lead back.",
+        "Compare two versions",
+        "List the paths that differ between two versions, with a patch for text. from may be the newer one: the patches then undo the changes.",
         (
             Argument("from", "integer", required=True, help="Version to start from.", minimum=1, value="N"),
             Argument("to", "integer", required=True, help="Version to arrive at.", minimum=1, value="N"),
@@ -660,7 +663,7 @@ RUNTIME: tuple[Operation, ...] = (
         sets=RUNTIME_SETS,
         ours=True,
         waits=120,
-        promise="All patches of a difference, one after the other, are one that git apply takes.",
+        promise="git apply accepts the patches of all pages, concatenated, as one patch.",
         result_example='{"from": 3, "to": 4, "entries": [{"path": "a.txt", "change": "added", "patch": "diff --git …"}], "next": null}',
     ),
     Operation(
@@ -668,7 +671,7 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "history",
         "Keep a version openable",
-        "Pin a version: no squash folds it away until it is unpinned. Pinning twice is pinning once.",
+        "Pin a version: no squash removes it until it is unpinned. Pinning a pinned version changes nothing.",
         (_VERSION, AGENT._replace(ours=False)),
         idempotent=True,
         related=("unpin_version", "list_versions"),
@@ -689,8 +692,8 @@ RUNTIME: tuple[Operation, ...] = (
         "unpin_version",
         "runtime",
         "history",
-        "Let a pinned version go",
-        "Take the pin off a version. It can still be opened until a squash folds it into a later one.",
+        "Remove the pin of a version",
+        "Remove the pin of a version. It can be opened until a squash merges it into a later one.",
         (_VERSION,),
         idempotent=True,
         related=("pin_version", "list_versions"),
@@ -698,7 +701,7 @@ RUNTIME: tuple[Operation, ...] = (
         result=(ResultField("version", "integer"), ResultField("pinned", "boolean"), ResultField("was_pinned", "boolean")),
         sets=RUNTIME_SETS,
         ours=True,
-        promise="Nothing is deleted by it.",
+        promise="Nothing is deleted.",
         result_example='{"version": 3, "pinned": false, "was_pinned": true}',
     ),
     Operation(
@@ -718,7 +721,7 @@ RUNTIME: tuple[Operation, ...] = (
         sets=RUNTIME_SETS,
         ours=True,
         waits=570,
-        promise="Open sessions keep their base; what they publish is merged with the rollback like with any publish.",
+        promise="Open sessions keep their base; a later publish of one is merged with the rollback as with any other publish.",
         result_example='{"version": 3, "publish": {"no_op": false, "revision": {"manifest_version": 6, "root_hash": "…", "layer_count": 6}, '
         '"route_summary": {"source_count": 2, "ignored_count": 0}}, "layer_id": "L000006-…"}',
     ),
@@ -727,16 +730,16 @@ RUNTIME: tuple[Operation, ...] = (
         "runtime",
         "history",
         "Check the store against what was written",
-        "Compare every layer, draft and document of the sandbox's store with the digests of the time when they were written, and name what differs. "
-        "It repairs nothing. A page at a time: go on with next until it is null.",
-        (Argument("base", "boolean", help="Read the base too, and compare it with its hash.", default=False), CURSOR),
+        "Compare every layer, draft and record of the sandbox's store with the digests taken when it was written, and list the differences. "
+        "Repairs nothing. One page per call: pass next as cursor until it is null.",
+        (Argument("base", "boolean", help="Also read the base and compare it with its hash.", default=False), CURSOR),
         read_only=True,
         idempotent=True,
         related=("list_versions", "list_drafts", "layerstack"),
         examples=("sandbox-runtime-cli --sandbox-id eos-1 fsck", "eos fsck eos-1"),
         result=(
             ResultField("damage", "array", "file, what, found_by"),
-            ResultField("notes", "array", "kind (left_over, not_checked, unknown), file, what: no damage"),
+            ResultField("notes", "array", "kind (left_over, not_checked, unknown), file, what: findings that are not damage"),
             ResultField("checked", "object", "layers, entries and bytes of this page"),
             ResultField("parts_left", "integer"),
             ResultField("next", "string|null"),
@@ -744,13 +747,13 @@ RUNTIME: tuple[Operation, ...] = (
         sets=("all",),
         ours=True,
         waits=NO_BUDGET,
-        promise="Publishes and squashes go on meanwhile; no layer is removed while it is looked at.",
+        promise="Publishes and squashes continue during the check; no layer is removed while it is read.",
         result_example='{"damage": [{"file": "layers/L000002-1f00aa12/a.txt", "what": "its content is not what was published", "found_by": "SHA-256 in the index"}], '
         '"notes": [], "checked": {"layers": 3, "entries": 40, "bytes": 900}, "parts_left": 0, "next": null}',
     ),
 )
 
-# Spoken between gateway, manager and agent. A client that sends one of these to the gateway is refused.
+# Used between gateway, manager and agent. The gateway refuses a client that sends one of these.
 INTERNAL_NAMES = frozenset({"squash_layerstack", "export_layerstack", "read_export_chunk", "export_stream", "unpublished_work"})
 # Routed like a runtime operation, but no tool and not in help.
 HIDDEN_NAMES = frozenset({"cancel_request", "sandbox_daemon_ready"})
@@ -759,5 +762,5 @@ _BY_NAME = {operation.name: operation for operation in (*RUNTIME, *OBSERVABILITY
 
 
 def find(name: str) -> Operation | None:
-    """The runtime or observability operation of that name."""
+    """Return the runtime or observability operation of that name, or None."""
     return _BY_NAME.get(name)

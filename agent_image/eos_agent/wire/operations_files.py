@@ -1,4 +1,4 @@
-"""The operations on files, as part of the runtime table (eos_agent.wire.operations). Pure data, any OS, standard library only."""
+"""The file operations of the runtime table in `operations`. Pure data, any OS, standard library only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _FILE_CHANGE = (
     ResultField("type", "string", "create, update or edit"),
     ResultField("path", "string"),
     ResultField("bytes_written", "integer"),
-    ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
+    ResultField("path_b64", "string", "when path is not UTF-8", ours=True),
 )
 
 _ENCODING = Argument("encoding", "string", help="utf-8 when absent; or latin-1, base64.", value="NAME", ours=True)
-_BEYOND = ResultField("path_b64", "string", "when path is no UTF-8", ours=True)
+_BEYOND = ResultField("path_b64", "string", "when path is not UTF-8", ours=True)
 
 CONTRACT_FILES: tuple[Operation, ...] = (
     Operation(
@@ -48,12 +48,12 @@ CONTRACT_FILES: tuple[Operation, ...] = (
             ResultField("next_offset", "integer|null"),
             ResultField("truncated", "boolean"),
             _BEYOND,
-            ResultField("line_cut_characters", "integer", "over MCP: so many of one overlong line are left out", ours=True),
-            ResultField("encoding", "string", "of content, where it is not utf-8", ours=True),
-            ResultField("offset", "integer", "base64: number of the first byte, from 1; there are no lines then", ours=True),
+            ResultField("line_cut_characters", "integer", "over MCP: number of characters left out of one overlong line", ours=True),
+            ResultField("encoding", "string", "encoding of content, when not utf-8", ours=True),
+            ResultField("offset", "integer", "base64: number of the first byte, from 1; the line fields are absent then", ours=True),
         ),
         sets=AGENT_SETS,
-        promise="One whole published version is read, never half of a change.",
+        promise="The answer comes from one version, never from a half-applied change.",
         result_example='{"path": "status.txt", "content": "ready", "start_line": 1, "num_lines": 1, "total_lines": 1, "bytes_read": 5, "total_bytes": 6, "next_offset": null, "truncated": false}',
     ),
     Operation(
@@ -61,7 +61,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         "runtime",
         "file",
         "Write a whole file",
-        "Create a file, or replace the whole of one, so read it first; parents are made, the mode is kept. Directories and symlinks are refused.",
+        "Create a file, or replace a whole one, so read it first; parents are made, the mode is kept. Directories and symlinks are refused.",
         (
             PATH,
             Argument(
@@ -83,7 +83,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         examples=("sandbox-runtime-cli --sandbox-id eos-1 file_write --path notes.txt --content-file -",),
         result=_FILE_CHANGE,
         sets=AGENT_SETS,
-        promise="All of the content is there afterwards, or the file is as it was.",
+        promise="Afterwards the file has all of the content, or is unchanged.",
         result_example='{"type": "create", "path": "notes.txt", "bytes_written": 6}',
     ),
     Operation(
@@ -129,7 +129,7 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         "file",
         "Who wrote each line",
         "List who wrote each line of a published file, as ranges: workspace_session:ID, operation:REQUEST_ID, or original for lines of the base. "
-        "A deleted file answers its last ranges.",
+        "A deleted file returns its last ranges.",
         (PATH, Argument("offset", "integer", help="First line, from 1.", minimum=1, ours=True), PATH_B64),
         read_only=True,
         idempotent=True,
@@ -137,14 +137,14 @@ CONTRACT_FILES: tuple[Operation, ...] = (
         examples=("sandbox-runtime-cli --sandbox-id eos-1 file_blame --path src/app.py",),
         result=(
             ResultField("path", "string"),
-            ResultField("ranges", "array", "start_line, line_count, owner; the file from offset on, without gaps"),
+            ResultField("ranges", "array", "start_line, line_count, owner; from offset on, without gaps"),
             ResultField("truncated", "boolean", "over MCP: there are more ranges, from next_offset on", ours=True),
             ResultField("next_offset", "integer", ours=True),
-            ResultField("path_b64", "string", "when path is no UTF-8", ours=True),
+            ResultField("path_b64", "string", "when path is not UTF-8", ours=True),
         ),
         sets=AGENT_SETS,
         waits=60,
-        promise="The lines of unpublished sessions are nobody's yet.",
+        promise="Unpublished changes of sessions are not part of the answer.",
         result_example='{"path": "a.txt", "ranges": [{"start_line": 1, "line_count": 3, "owner": "original"}, {"start_line": 4, "line_count": 1, "owner": "operation:6f0c…"}]}',
     ),
 )
@@ -184,11 +184,11 @@ MORE_FILES: tuple[Operation, ...] = (
         "file",
         "Search file contents",
         "Find lines that contain a text, or match a Python regex, with path and line number. .git, binary files and what .gitignore excludes are "
-        "left out, unless path lies in there. Go on with next.",
+        "skipped, unless path is inside. Go on with next.",
         (
             Argument("pattern", "string", required=True, help="Text to find in one line.", value="TEXT"),
             Argument("regex", "boolean", help="pattern is a regex.", default=False),
-            Argument("glob", "string", help="Only such files: *.py, src/**/*.{js,ts}, !*.min.js.", value="GLOB"),
+            Argument("glob", "string", help="Only matching files: *.py, src/**/*.{js,ts}, !*.min.js.", value="GLOB"),
             PATH._replace(required=False, default="", help="File or directory to search."),
             CURSOR,
             SESSION,
@@ -207,11 +207,11 @@ MORE_FILES: tuple[Operation, ...] = (
             ResultField("next", "string|null", "cursor of the next page, null on the last"),
             ResultField("stopped", "string", "why the page ends: matches, bytes, time or memory; absent on the last"),
             ResultField("files_searched", "integer"),
-            ResultField("skipped", "object", "binary, unreadable: files that were left out"),
+            ResultField("skipped", "object", "binary, unreadable: numbers of skipped files"),
         ),
         sets=AGENT_SETS,
         ours=True,
-        promise="A page has at most 200 lines, some 20 kB, and 8 seconds; the same tree gives the same pages.",
+        promise="A page has at most 200 lines and about 20 kB, and takes at most 8 seconds; the same tree gives the same pages.",
         result_example='{"matches": [{"path": "src/app.py", "line": 3, "column": 5, "text": "    return user_id"}], "files_searched": 12, '
         '"skipped": {"binary": 1, "unreadable": 0}, "next": null}',
     ),
@@ -220,7 +220,7 @@ MORE_FILES: tuple[Operation, ...] = (
         "runtime",
         "file",
         "Kind, size and mode of a path",
-        "Look at a path itself: kind, size, mode, owner, time; of a symlink, where it points. It is not followed.",
+        "Return kind, size, mode, owner and time of a path; of a symlink, which is not followed, its target.",
         (PATH._replace(help="Path in the workspace; empty for its root."), SESSION, PATH_B64),
         read_only=True,
         idempotent=True,
@@ -234,13 +234,13 @@ MORE_FILES: tuple[Operation, ...] = (
             ResultField("uid", "integer"),
             ResultField("gid", "integer"),
             ResultField("mtime_unix_ms", "integer"),
-            ResultField("links", "integer", "names of a file"),
-            ResultField("target", "string", "of a symlink"),
-            ResultField("path_b64", "string", "when path is no UTF-8"),
+            ResultField("links", "integer", "number of hard links of a file"),
+            ResultField("target", "string", "where a symlink points"),
+            ResultField("path_b64", "string", "when path is not UTF-8"),
         ),
         sets=RUNTIME_SETS,
         ours=True,
-        promise="Nothing is read but the entry itself.",
+        promise="Only the entry itself is read.",
         result_example='{"path": "run.sh", "kind": "file", "size": 18, "mode": "0755", "uid": 0, "gid": 0, "mtime_unix_ms": 1760000000000, "links": 1}',
     ),
     Operation(
@@ -263,12 +263,12 @@ MORE_FILES: tuple[Operation, ...] = (
             ResultField("type", "string", "delete"),
             ResultField("path", "string"),
             ResultField("kind", "string", "file, directory, symlink or other"),
-            ResultField("path_b64", "string", "when path is no UTF-8"),
+            ResultField("path_b64", "string", "when path is not UTF-8"),
         ),
         sets=RUNTIME_SETS,
         ours=True,
         waits=570,
-        promise="Without a session all of it goes in one layer; earlier versions still have it.",
+        promise="Without a session the deletion is one layer; earlier versions still have the content.",
         result_example='{"type": "delete", "path": "build", "kind": "directory"}',
     ),
     Operation(
@@ -276,12 +276,12 @@ MORE_FILES: tuple[Operation, ...] = (
         "runtime",
         "file",
         "Move or rename a path",
-        "Move a file, symlink or directory to a new path, which is the whole one and never a directory to move into. Missing parents are made. "
+        "Move a file, symlink or directory to a new path: to is the complete path, never a directory to move into. Missing parents are made. "
         "Mode, times, xattrs and hard links are kept.",
         (
             Argument("from", "string", required=True, help="Path to move.", value="PATH"),
-            Argument("to", "string", required=True, help="Its whole new path.", value="PATH"),
-            Argument("overwrite", "boolean", help="Let a file take another's place, a directory an empty one's.", default=False),
+            Argument("to", "string", required=True, help="Its complete new path.", value="PATH"),
+            Argument("overwrite", "boolean", help="Replace a file by a file, an empty directory by a directory.", default=False),
             SESSION._replace(help="Session to move in. Omit to publish at once."),
             AGENT,
             PATH_B64._replace(name="from_b64"),
@@ -295,13 +295,13 @@ MORE_FILES: tuple[Operation, ...] = (
             ResultField("from", "string"),
             ResultField("to", "string"),
             ResultField("kind", "string", "file, directory, symlink or other"),
-            ResultField("from_b64", "string", "when from is no UTF-8"),
-            ResultField("to_b64", "string", "when to is no UTF-8"),
+            ResultField("from_b64", "string", "when from is not UTF-8"),
+            ResultField("to_b64", "string", "when to is not UTF-8"),
         ),
         sets=RUNTIME_SETS,
         ours=True,
         waits=570,
-        promise="Without a session it is one layer: nobody sees both paths or none.",
+        promise="Without a session it is one layer: every version has exactly one of both paths.",
         result_example='{"type": "move", "kind": "file", "from": "a.py", "to": "pkg/a.py"}',
     ),
 )

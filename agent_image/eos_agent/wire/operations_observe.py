@@ -1,4 +1,4 @@
-"""The observability operations, declared once, as eos_agent.wire.operations declares the runtime's. Pure data, any OS, standard library only."""
+"""The observability operations, declared once, in the form of `operations`. Pure data, any OS, standard library only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ WINDOW_DEFAULT_MS, WINDOW_MAX_MS = 60_000, 600_000
 OBSERVABILITY_FAMILIES = (
     Family("snapshot", "Snapshot", "What exists now.", "State of one sandbox, or of all of them."),
     Family("trace", "Trace", "Spans of one request.", "Where the time of a request went."),
-    Family("events", "Events", "What happened, newest last.", "Leases, failed publications, squashes that nobody asked for."),
+    Family("events", "Events", "What happened, newest last.", "Leases, failed publications, automatic squashes."),
     Family("resources", "Resources", "CPU and memory over time.", "Samples of one sandbox, or the newest of all of them."),
     Family("daemon", "Daemon", "The agent process itself.", "Its memory, threads, descriptors and tables."),
     Family("topology", "Topology", "Processes and namespaces.", "Which processes live in which session."),
     Family("cgroup", "Cgroup", "Usage over time.", "Samples of a sandbox as its engine counts them, or of one session."),
-    Family("layerstack", "Layer stack", "Layers, sizes and leases.", "The stack as it lies on disk."),
+    Family("layerstack", "Layer stack", "Layers, sizes and leases.", "The stack as it is on disk."),
     Family("resource_isolation", "Resource isolation", "What one sandbox can take from another.", "No operations of its own."),
     Family("resource_efficiency", "Resource efficiency", "What a sandbox costs.", "No operations of its own."),
 )
@@ -35,7 +35,7 @@ OBSERVABILITY: tuple[Operation, ...] = (
         "observability",
         "snapshot",
         "State of one sandbox or of all",
-        "Live state: sessions, running commands, the layer stack and the agent. With sandbox_id of that sandbox, without of every ready one. "
+        "Live state: sessions, running commands, the layer stack and the agent. With sandbox_id that of one sandbox, without it that of every ready one. "
         "A sandbox that does not answer is listed as unavailable; it never makes the call fail.",
         (Argument("sandbox_id", "string", help="Sandbox id. Omit for all sandboxes.", value="ID"),),
         scope="system_or_sandbox",
@@ -57,7 +57,7 @@ OBSERVABILITY: tuple[Operation, ...] = (
             ResultField("stack", "object"),
             ResultField("stack.draft_count", "integer", ours=True),
             ResultField("stack.pin_count", "integer", ours=True),
-            ResultField("stack.quota", "object|null", "bytes, layers, used_bytes, used_layers, and what of it is enforced", ours=True),
+            ResultField("stack.quota", "object|null", "bytes, layers, used_bytes, used_layers, and which of them are enforced", ours=True),
             ResultField("warnings", "array", "above 100 drafts or 1 GiB of them", ours=True),
         ),
         sets=OBSERVABILITY_SETS,
@@ -69,8 +69,8 @@ OBSERVABILITY: tuple[Operation, ...] = (
         "observability",
         "trace",
         "Spans of one request",
-        "Where the time of one request went: a tree of spans with their events. The trace id is the request id; last is the newest traced request. "
-        "Complete as soon as the request was answered; what its command does later is added when it ends. An unknown id gives no spans.",
+        "Show where the time of one request went: a tree of spans with their events. The trace id is the request id; last is the newest traced request. "
+        "Complete as soon as the request was answered; what its command does later is added when it ends. An unknown id returns no spans.",
         (_SANDBOX, Argument("trace_id", "string", help="Request id, or last.", default="last", value="ID")),
         owner="observability",
         read_only=True,
@@ -95,7 +95,7 @@ OBSERVABILITY: tuple[Operation, ...] = (
         "observability",
         "events",
         "What happened, newest last",
-        "Events of the sandbox in the order of their time: leases taken and given back, publications that failed, squashes that nobody asked for. "
+        "Events of the sandbox in the order of their time: leases acquired and released, failed publications, automatic squashes. "
         "At most the newest 500 records and 256 KiB.",
         (
             _SANDBOX,
@@ -124,7 +124,7 @@ OBSERVABILITY: tuple[Operation, ...] = (
         "observability",
         "resources",
         "CPU and memory over time",
-        "Samples of CPU time, memory, disk traffic and processes. With sandbox_id a series of that sandbox, without the newest point of every ready one. "
+        "Samples of CPU time, memory, disk traffic and processes. With sandbox_id a series of that sandbox, without it the newest point of every ready one. "
         "availability and errors say what could not be measured.",
         (Argument("sandbox_id", "string", help="Sandbox id. Omit for all sandboxes.", value="ID"), _WINDOW),
         scope="system_or_sandbox",
@@ -142,7 +142,7 @@ OBSERVABILITY: tuple[Operation, ...] = (
             ResultField("sandboxes", "object", "without sandbox_id: {<id>: {availability, errors, current}}"),
         ),
         sets=OBSERVABILITY_SETS,
-        promise="A counter's difference to the point before is in deltas; that of the first point is empty.",
+        promise="deltas has the difference of each counter to the previous point; it is empty for the first point.",
         result_example='{"view": "resources", "scope": "sandbox", "sandbox_id": "eos-1", "availability": "available", "errors": [], "series": []}',
     ),
     Operation(
@@ -150,7 +150,7 @@ OBSERVABILITY: tuple[Operation, ...] = (
         "observability",
         "daemon",
         "The agent process itself",
-        "Memory, CPU time, threads and descriptors of the agent of a sandbox, its limits and what of them is in use, and how its sessions ended. "
+        "Memory, CPU time, threads and descriptors of the agent of a sandbox, its limits and their use, and how its sessions ended. "
         "A figure that cannot be read is null and named in warnings.",
         (_SANDBOX,),
         owner="observability",
@@ -168,7 +168,7 @@ OBSERVABILITY: tuple[Operation, ...] = (
         "observability",
         "topology",
         "Processes and namespaces",
-        "Which processes live in which session of a sandbox, looked at anew for each call, and the agent beside them. Pids are those of the sandbox.",
+        "List the processes of each session of a sandbox and its agent, read at each call. Pids are those of the sandbox.",
         (_SANDBOX,),
         owner="observability",
         read_only=True,
@@ -185,7 +185,7 @@ OBSERVABILITY: tuple[Operation, ...] = (
         "observability",
         "cgroup",
         "Usage over time as the engine counts it",
-        "Samples of a sandbox as its container engine counts them (as its agent does, without an engine), or of one session, and the processes of now.",
+        "Samples of a sandbox as its container engine counts them (as its agent does, without an engine), or of one session, and the current processes.",
         (_SANDBOX, Argument("scope", "string", help="sandbox, or a session id.", default="sandbox"), _WINDOW),
         owner="manager",
         read_only=True,
@@ -205,7 +205,8 @@ OBSERVABILITY: tuple[Operation, ...] = (
         "observability",
         "layerstack",
         "Layers, sizes and leases",
-        "The layer stack, newest layer first: size on disk of each layer and which sessions hold it; with workspace_id the layers that one session sees and the size of its private changes.",
+        "The layer stack, newest layer first: size on disk of each layer and which sessions hold it; with workspace_id "
+        "the layers that one session sees and the size of its private changes.",
         (
             Argument("sandbox_id", "string", required=True, help="Sandbox id.", value="ID"),
             Argument("workspace_id", "string", help="Session id: show what this session has mounted.", value="ID"),
@@ -233,8 +234,8 @@ OBSERVABILITY: tuple[Operation, ...] = (
             ResultField("upper_bytes", "integer|null"),
             ResultField("draft_count", "integer", ours=True),
             ResultField("pin_count", "integer", ours=True),
-            ResultField("quota", "object|null", "bytes, layers, used_bytes, used_layers, and what of it is enforced", ours=True),
-            ResultField("layer_id", "string", "of a raw request with layer_id, which answers with entries and truncated"),
+            ResultField("quota", "object|null", "bytes, layers, used_bytes, used_layers, and which of them are enforced", ours=True),
+            ResultField("layer_id", "string", "of a raw request with layer_id, whose answer has entries and truncated"),
             ResultField("entries", "array"),
             ResultField("truncated", "boolean"),
         ),
