@@ -1,7 +1,7 @@
-"""Every error that the store raises on purpose.
+"""Errors that the store raises on purpose.
 
-Each family says who could do something about it; `reason` is the stable machine code that goes to `details.reason` on the wire, and
-`details` are its values. The wording of a message is not a contract, `reason` and the keys of `details` are.
+Each family names who can act on it. `reason` is the stable code that becomes `details.reason` on the wire,
+and `details` are its values. Both are contract; the wording of a message is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class LayerStackError(Exception):
-    """What the store refuses on purpose; `kind` is the error kind on the wire unless the operation's own table says otherwise."""
+    """An error raised on purpose. `kind` is its kind on the wire, unless the operation's own table says
+    otherwise.
+    """
 
     kind = "operation_failed"
     reason = "failed"
@@ -27,7 +29,7 @@ class LayerStackError(Exception):
 
     @property
     def message(self) -> str:
-        """What was tried, on what, and what was found; for people, its wording may change."""
+        """The text for people: what was tried, on what, and what was found. Its wording may change."""
         return str(self.args[0]) if self.args else type(self).__name__
 
 
@@ -52,25 +54,27 @@ class NotFound(Invalid):
 
 
 class NotAFile(Invalid):
-    """The path is a directory, a symlink or a special file where a regular file is needed; links are never followed."""
+    """The path is a directory, a symlink or a special file; a regular file is needed. Links are never
+    followed.
+    """
 
     reason = "not_a_file"
 
 
 class NotADirectory(Invalid):
-    """The path is a file or a symlink where only a directory will do."""
+    """The path is a file or a symlink; a directory is needed."""
 
     reason = "not_a_directory"
 
 
 class NotEmpty(Invalid):
-    """The directory has something in it, and the caller did not say that all of it may go."""
+    """The directory has entries, and the caller did not ask to remove them."""
 
     reason = "directory_not_empty"
 
 
 class AlreadyExists(Invalid):
-    """Something is at the path already, and the caller did not say that it may go."""
+    """The path exists, and the caller did not ask to replace it."""
 
     reason = "already_exists"
 
@@ -82,7 +86,9 @@ class Rejected(LayerStackError):
 
 
 class PublishRejected(Rejected):
-    """Paths of the change set were changed after `base` and do not merge. Nothing was published; every one of them is listed."""
+    """Paths of the changeset were changed after `base` and do not merge. Nothing was published; `conflicts`
+    lists every one of them.
+    """
 
     reason = "source_conflict"
 
@@ -95,14 +101,14 @@ class PublishRejected(Rejected):
 
 
 class Busy(LayerStackError):
-    """A limit is reached, or somebody else is at it; the same call may pass later."""
+    """A limit is reached, or another caller holds the resource; the same call may succeed later."""
 
     kind = "server_busy"
     reason = "busy"
 
 
 class Stopped(LayerStackError):
-    """The caller wanted it no more, or the agent ends: nothing was published, and nothing is lost."""
+    """The caller cancelled the work, or the agent ends: nothing was published, and nothing is lost."""
 
     reason = "cancelled"
 
@@ -115,22 +121,25 @@ class StoreBusy(Busy):
 
 
 class SquashInFlight(Busy):
-    """Another squash of this store is under way."""
+    """Another squash of this store is running."""
 
     kind = "operation_failed"
     reason = "squash_in_flight"
 
 
 class LayerLimit(Busy):
-    """The chain of the head is as long as the kernel can mount."""
+    """The layer stack of the head has as many layers as the kernel can mount."""
 
     kind = "operation_failed"
     reason = "layer_limit"
 
 
 class QuotaExceeded(Busy):
-    """The publish would exceed a quota of this store. Nothing was written; `details` has limit, used and wanted, in the quota's unit, and
-    `retryable` false for work that is larger than all of the quota."""
+    """The publication would exceed a quota of this store. Nothing was written.
+
+    `details` has `limit`, `used` and `wanted`, in the quota's unit, and `retryable` = false for work that is
+    larger than the whole quota.
+    """
 
     kind = "operation_failed"
     reason = "quota_bytes"
@@ -144,19 +153,21 @@ class QuotaExceeded(Busy):
 
 
 class Unsupported(LayerStackError):
-    """This kernel or this file system cannot do it; the message names what is missing and what to do."""
+    """This kernel or file system lacks a feature; the message names it and says what to do."""
 
     reason = "unsupported"
 
 
 class OverlayUnsupported(Unsupported):
-    """overlayfs cannot be mounted here: no privilege, no support, or a file system that cannot be an upperdir."""
+    """overlayfs cannot be mounted: no privilege, no support, or a file system that cannot hold an
+    upperdir.
+    """
 
     reason = "overlay_unsupported"
 
 
 class Corrupt(LayerStackError):
-    """What is on disk is not what was written. Nothing is repaired and nothing is guessed."""
+    """The bytes on disk are not those that were written. Nothing is repaired or guessed."""
 
     reason = "corrupt"
 

@@ -1,4 +1,5 @@
-"""What Linux offers: system calls, durable writes, overlay mounts, whiteouts, extended attributes, records on disk.
+"""Linux and the file system: system calls, durable writes, overlay mounts, whiteouts, extended attributes,
+records on disk.
 
 Imports `model` and `text`.
 """

@@ -1,4 +1,6 @@
-"""Extended attributes of a base: which are kept, as what they are stored in each form of overlay, and how they enter the hash of the base."""
+"""Extended attributes of a base: which are kept, under which names in each xattr namespace of overlayfs, and
+how they enter the hash of the base.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,23 @@ _NONE = (errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS)
 
 
 class Keeping(NamedTuple):
-    """What the store over a base is like."""
+    """The rule by which the store over a base keeps attributes."""
 
     escape: bool = False
-    """Its overlays keep their own marks as `user.overlay.*` (an ordinary user's do): those of the files get another name, and are seen under their own."""
+    """Its overlays use `user.overlay.*` (those of an ordinary user do): attributes of files with such names
+    are stored escaped, and shown under their own name.
+    """
     acls: bool = True
-    """Access control lists may name any user there; in a user namespace such a list cannot be written again."""
+    """Access control lists may name any user; inside a user namespace such a list cannot be written again."""
 
 
 ALL = Keeping()
 
 
 def read(place: str | int) -> dict[str, bytes]:
-    """Those of a file or directory, by path (of a symlink its own) or descriptor, that a base can keep: `user.*` and access control lists."""
+    """Read the attributes of a file or directory that a base can keep: `user.*` and access control lists.
+    `place` is a path (of a symlink, its own attributes are read) or a descriptor.
+    """
     if not hasattr(os, "listxattr"):
         return {}
     try:
@@ -42,13 +48,13 @@ def read(place: str | int) -> dict[str, bytes]:
             try:
                 found[name] = os.getxattr(place, name, follow_symlinks=isinstance(place, int))
             except OSError as error:
-                if error.errno not in _NONE:  # it went meanwhile
+                if error.errno not in _NONE:  # removed since it was listed
                     raise
     return found
 
 
 def stored(found: Mapping[str, bytes], keeping: Keeping) -> dict[str, bytes]:
-    """Under the names that the base has them."""
+    """Rename attributes to the names under which the base stores them."""
     out: dict[str, bytes] = {}
     for name, value in found.items():
         if name in ACLS and not keeping.acls:
@@ -58,12 +64,12 @@ def stored(found: Mapping[str, bytes], keeping: Keeping) -> dict[str, bytes]:
 
 
 def varies(found: Mapping[str, bytes]) -> bool:
-    """Whether two kinds of keeping store them in different ways."""
+    """Check whether two values of `Keeping` store these attributes in different ways."""
     return any(name in ACLS or name.startswith(USER.namespace) for name in found)
 
 
 def digest(found: Mapping[str, bytes]) -> str:
-    """Hex digits over names and values as they are stored; empty for none."""
+    """Give hex digits over names and values as they are stored; empty for none."""
     if not found:
         return ""
     total = hashlib.sha256()
@@ -72,6 +78,8 @@ def digest(found: Mapping[str, bytes]) -> str:
     return total.hexdigest()
 
 
-def hashed(told: str) -> bytes:
-    """What a digest adds to the entry of its file in the hash of a base: nothing where there are none, so that older hashes stay as they are."""
-    return b"xattrs\0%s\0" % told.encode() if told else b""
+def hashed(digest: str) -> bytes:
+    """Give the bytes that a digest adds to its file's entry in the hash of a base: none without attributes,
+    so that hashes made before attributes were kept stay valid.
+    """
+    return b"xattrs\0%s\0" % digest.encode() if digest else b""

@@ -1,11 +1,14 @@
-"""The digest of a file's content, and where its holes are: a file of 8 TiB that holds nothing is not read.
+"""Digest of a file's content, and the places of its holes: holes are not read, so a file of 8 TiB without
+data costs nothing.
 
-The digest is a function of the bytes alone, not of which of them the file system keeps. A file without an aligned block of BLOCK zero bytes has
-the SHA-256 of its bytes. Any other is taken apart into runs of such blocks and what lies between, and has the SHA-256 of
+The digest is a function of the bytes alone, not of which of them the file system stores. A file without an
+aligned block of BLOCK zero bytes has the SHA-256 of its bytes. Any other file is split into runs of such
+blocks and the data between them, and has the SHA-256 of
 
     BLOCK zero bytes, then for each run  `z<length>\\n`  or  `d<length>\\n<SHA-256 of its bytes, 32 bytes>`
 
-A shorter rest at the end is no block. The zero bytes in front keep the two forms apart: a file of just these bytes would itself be of the second.
+A shorter rest at the end is not a block. The zero bytes in front keep the two kinds of digest apart: a file
+that consists of the bytes above would itself have the second kind.
 """
 
 from __future__ import annotations
@@ -19,22 +22,26 @@ from layerstack.kernel.fsync import begin_write_out
 from layerstack.model import cancel
 
 BLOCK = 1 << 16
-"""64 KiB: smaller files have the SHA-256 of their bytes. One written page in each block costs a hash of sixteen times what is on the disk."""
+"""64 KiB: smaller files have the SHA-256 of their bytes. With one written page per block, sixteen times as
+many bytes are hashed as are on disk.
+"""
 PIECE = 1 << 20
 """Files are read in pieces of 1 MiB, a multiple of BLOCK."""
 ZERO = bytes(BLOCK)
 RANGES_MAX = 1 << 17
-"""Stretches of data that are told apart in one file; with more, smaller holes count as data."""
+"""Most ranges of data that are listed for one file; with more, smaller holes count as data."""
 
 _IN_FRONT = hashlib.sha256(ZERO)
 _TELLS = hasattr(os, "SEEK_DATA") and hasattr(os.stat_result, "st_blocks")
 
 
 class ContentHash:
-    """The digest of bytes that come in order, in pieces of any length; `skip` is for zero bytes that nobody has in hand."""
+    """Digest of bytes that come in order, in pieces of any length; `skip` takes zero bytes that were not
+    read.
+    """
 
     def __init__(self, *, plain: bool = False) -> None:
-        """`plain`: the SHA-256 of the bytes whatever they are, as before there were two forms."""
+        """`plain`: the SHA-256 of the bytes in any case, as before the second kind of digest existed."""
         self._plain = plain
         self._run = hashlib.sha256()  # of the data since the last zero block
         self._size = 0  # of that data
@@ -66,13 +73,13 @@ class ContentHash:
             self._part(part)
 
     def _part(self, part: memoryview) -> None:
-        """Bytes that end within the present block, or at its end."""
+        """Take bytes that end within the present block, or at its end."""
         if self._at == 0:
             self._pending = 0
         if self._pending >= 0 and _is_zero(part):
             self._pending += len(part)
         else:
-            self._settle()
+            self._flush_pending()
             self._data(part)
             self._pending = -1
         self._at += len(part)
@@ -83,7 +90,7 @@ class ContentHash:
                 self._zero_blocks(BLOCK)
 
     def skip(self, size: int) -> None:
-        """Take so many zero bytes."""
+        """Take `size` zero bytes."""
         if self._plain:
             while size:
                 cancel.check()
@@ -100,8 +107,8 @@ class ContentHash:
         if size % BLOCK:
             self._part(memoryview(ZERO)[: size % BLOCK])
 
-    def _settle(self) -> None:
-        """The zero bytes that the present block began with are data."""
+    def _flush_pending(self) -> None:
+        """Count the zero bytes at the start of the present block as data."""
         if self._pending > 0:
             self._data(memoryview(ZERO)[: self._pending])
         self._pending = 0
@@ -125,11 +132,11 @@ class ContentHash:
             self._run, self._size = hashlib.sha256(), 0
 
     def digest(self) -> bytes:
-        """Of all that came; nothing may come after it."""
+        """The digest of all bytes so far; nothing may be added afterwards."""
         if self._plain:
             return self._run.digest()
         if self._pending > 0:
-            self._settle()
+            self._flush_pending()
         if not self._two:
             return self._run.digest()
         self._end_run()
@@ -140,7 +147,7 @@ class ContentHash:
 
     @property
     def has_zero_blocks(self) -> bool:
-        """Whether the digest differs from the SHA-256 of the bytes."""
+        """True when the digest differs from the SHA-256 of the bytes."""
         return self._two
 
 
@@ -149,7 +156,7 @@ def _is_zero(part: memoryview) -> bool:
 
 
 def digest_of_bytes(data: bytes) -> bytes:
-    """The digest of content that is in memory."""
+    """Digest bytes in memory."""
     if len(data) < BLOCK:
         return hashlib.sha256(data).digest()
     total = ContentHash()
@@ -158,11 +165,11 @@ def digest_of_bytes(data: bytes) -> bytes:
 
 
 def digest_of_file(fd: int, *, leaving: bool = False, plain: bool = False) -> bytes:
-    """The digest of an open file. Holes are not read.
+    """Digest an open file. Holes are not read.
 
     Args:
-        leaving: what is read is sent to the device meanwhile, as `durable.begin_write_out` does.
-        plain: the SHA-256 of the bytes, whatever they are.
+        leaving: start sending what is read to the device, as `fsync.begin_write_out` does.
+        plain: the SHA-256 of the bytes in any case.
     Raises:
         OSError; Stopped, between two pieces.
     """
@@ -192,7 +199,7 @@ def digest_of_file(fd: int, *, leaving: bool = False, plain: bool = False) -> by
 
 
 def digest_at(path: str | bytes, *, plain: bool = False) -> bytes:
-    """The digest of the regular file at `path`; a symlink is not followed, a FIFO not waited for."""
+    """Digest the regular file at `path`; a symlink is not followed, a FIFO not waited for."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return digest_of_file(fd, plain=plain)
@@ -201,24 +208,26 @@ def digest_at(path: str | bytes, *, plain: bool = False) -> bytes:
 
 
 def has_holes(status: os.stat_result) -> bool:
-    """May the file have holes of a block? False is certain."""
+    """Check whether the file may have holes of a block. False is certain."""
     return _TELLS and status.st_size >= BLOCK and status.st_blocks * 512 < status.st_size
 
 
 def next_data(fd: int, at: int, size: int) -> int:
-    """Where the next byte lies that is in no hole, from `at` on; `size` when there is none."""
+    """Give the offset of the first byte from `at` on that is not in a hole; `size` when all of the rest
+    is.
+    """
     try:
         return min(os.lseek(fd, at, os.SEEK_DATA), size)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return size
-        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that does not tell
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # this file system does not report holes
             return at
         raise
 
 
 def end_of_data(fd: int, at: int, size: int) -> int:
-    """Where the next hole begins behind the data at `at`."""
+    """Give the offset of the first hole after the data at `at`."""
     try:
         return min(max(os.lseek(fd, at, os.SEEK_HOLE), at + 1), size)
     except OSError as error:
@@ -228,7 +237,9 @@ def end_of_data(fd: int, at: int, size: int) -> int:
 
 
 def data_ranges(fd: int, status: os.stat_result | None = None, *, least: int = 1) -> Iterator[tuple[int, int]]:
-    """(begin, end) of what lies in no hole, in order, nearest ones joined where fewer than `least` bytes lie between. The offset of `fd` moves."""
+    """List (begin, end) of the data outside of holes, in order; neighbours with fewer than `least` bytes
+    between them are joined. Moves the offset of `fd`.
+    """
     status = os.fstat(fd) if status is None else status
     size = status.st_size
     if not has_holes(status):
@@ -252,7 +263,9 @@ def data_ranges(fd: int, status: os.stat_result | None = None, *, least: int = 1
 
 
 def sparse_map(fd: int, status: os.stat_result | None = None) -> list[tuple[int, int]] | None:
-    """(offset, length) of the data of a file that has holes of whole blocks, at most RANGES_MAX of them; None: it has none, or all of it counts as data."""
+    """List (offset, length) of the data of a file that has holes of whole blocks, at most RANGES_MAX entries.
+    None: it has no such hole, or all of it counts as data.
+    """
     status = os.fstat(fd) if status is None else status
     if not has_holes(status):
         return None
@@ -271,7 +284,7 @@ def sparse_map(fd: int, status: os.stat_result | None = None) -> list[tuple[int,
 
 
 def same_content(one: int, other: int) -> bool:
-    """Have two open files the same bytes? What is a hole in both is not read."""
+    """Check whether two open files have the same bytes. A range that is a hole in both is not read."""
     a, b = os.fstat(one), os.fstat(other)
     if a.st_size != b.st_size:
         return False

@@ -1,4 +1,6 @@
-"""Snapshot -> overlay mount. Mounts are detached until somebody moves them: the mount dies with its last descriptor or namespace."""
+"""Mount overlays. A mount is detached until the caller moves it, and ends with its last descriptor or
+namespace.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,20 @@ _VALUE_MAX = 255
 
 
 def create(lowerdirs: Sequence[str], upperdir: str | None = None, workdir: str | None = None, *, form: Form, attributes: int = 0) -> int:
-    """A detached overlay mount; its descriptor belongs to the caller, who closes it after move_mount: while open it keeps the mount busy.
+    """Make a detached overlay mount. The caller closes its descriptor after move_mount: while open it keeps
+    the mount busy.
 
     Args:
         lowerdirs: absolute, topmost first, 1 to 500.
         upperdir, workdir: absolute, in one mount; without them the mount is read-only.
         attributes: MOUNT_ATTR_*.
     Raises:
-        LayerLimit: more lowers than the kernel takes.
-        OverlayUnsupported: no privilege, no overlayfs, or a file system that cannot hold an upperdir, with the kernel's own sentence.
+        LayerLimit: more lower directories than the kernel takes.
+        OverlayUnsupported: no privilege, no overlayfs, or a file system that cannot hold an upperdir, with
+            the kernel's own message.
         OSError: a directory is missing, the disk is full, the upperdir is in use.
-    Source: overlayfs.rst, "Multiple lower layers"; `lowerdir+` came with Linux 6.8, before that mount(2) is used with relative names.
+    Source: overlayfs.rst, "Multiple lower layers"; `lowerdir+` exists since Linux 6.8, before that mount(2)
+    is used with relative names.
     """
     check_count(len(lowerdirs))
     try:
@@ -73,8 +78,9 @@ def create(lowerdirs: Sequence[str], upperdir: str | None = None, workdir: str |
 
 @functools.cache
 def _takes_any_parameter() -> bool:
-    """Before Linux 6.5 overlayfs has no parameters of its own: fsconfig(2) keeps whatever it is given, `lowerdir+` too, and the mount is
-    refused for it without a sentence."""
+    """Check whether fsconfig(2) keeps any parameter: before Linux 6.5 overlayfs has no parameters of its own,
+    `lowerdir+` is accepted too, and the mount then fails without a message.
+    """
     fd = syscalls.fsopen("overlay")
     try:
         syscalls.fsconfig(fd, syscalls.FSCONFIG_SET_STRING, "eos-is-no-parameter", "x")
@@ -86,18 +92,20 @@ def _takes_any_parameter() -> bool:
 
 
 def check_count(lowers: int) -> None:
-    """Raises LayerLimit when so many lowers cannot be mounted."""
+    """Raise LayerLimit when that many lower directories cannot be mounted."""
     if lowers > LOWER_LIMIT:
         raise LayerLimit(
-            f"overlay: {lowers} lowers, the kernel mounts at most {LOWER_LIMIT}: squash the stack first",
+            f"overlay: {lowers} lower directories, the kernel mounts at most {LOWER_LIMIT}: squash the stack first",
             details={"layers": lowers, "limit": LOWER_LIMIT},
         )
 
 
 @contextlib.contextmanager
 def _short(path: str) -> Generator[str]:
-    """`path`, or a name of it that fsconfig takes, for as long as the block runs. A backslash escapes in upperdir and workdir, not in `lowerdir+`;
-    a colon separates in `lowerdir`, and before Linux 6.5 no value has a comma."""
+    """Give `path`, or for the length of the block a name of it that fsconfig takes. A backslash escapes in
+    upperdir and workdir, not in `lowerdir+`; a colon separates in `lowerdir`; before Linux 6.5 a value
+    cannot contain a comma.
+    """
     if len(os.fsencode(path)) <= _VALUE_MAX and not set(path) & set("\\:,"):
         yield path
         return
@@ -113,9 +121,9 @@ def _unsupported(error: OSError, said: Sequence[str], upperdir: str | None = Non
     if error.errno in (errno.EPERM, errno.EACCES):
         hint = "mounting needs CAP_SYS_ADMIN: run as root, in a user namespace, or in a container with cap_add SYS_ADMIN"
     elif upperdir is not None and "upperdir" in sentence:
-        hint = f"{upperdir} must lie on ext4, xfs, btrfs or tmpfs, not on another overlay or a network file system"
+        hint = f"{upperdir} must be on ext4, xfs, btrfs or tmpfs, not on another overlay or a network file system"
     else:
-        hint = "this kernel or this file system cannot mount it"
+        hint = "this kernel or this file system cannot mount it: try another kernel or a state directory on ext4"
     return OverlayUnsupported(
         f"overlay: {sentence} ({hint})", details={"errno": errno.errorcode.get(error.errno or 0, "?"), "kernel": list(said)}
     )
@@ -132,10 +140,11 @@ def _refused(error: OSError, said: Sequence[str], lowerdirs: Sequence[str], uppe
 def create_legacy(
     lowerdirs: Sequence[str], upperdir: str | None = None, workdir: str | None = None, *, form: Form, attributes: int = 0
 ) -> int:
-    """`create` by mount(2), for kernels before 6.8: in a child with a mount namespace of its own, whose mount is cloned and sent back.
+    """`create` by mount(2), for kernels before 6.8: a child in its own mount namespace mounts, and sends back
+    a clone of the mount.
 
-    The option page holds 4,095 bytes, so the child changes into the directory that all paths share and names them relative to it; `:` and
-    `,` in a name are escaped. Raises as `create`.
+    The option page holds 4,095 bytes, so the child changes into the directory that all paths share and names
+    them relative to it; `:` and `,` in a name are escaped. Raises as `create`.
     """
     check_count(len(lowerdirs))
     paths = [*lowerdirs, *(p for p in (upperdir, workdir) if p is not None)]
@@ -182,12 +191,15 @@ def create_legacy(
 
 
 def in_use(upperdir: str, other_fs_dir: str) -> bool:
-    """Does a live overlay write into `upperdir`, in whatever namespace? Nothing is written and nothing stays mounted.
+    """Check whether a live overlay in any namespace writes into `upperdir`. Nothing is written and nothing
+    stays mounted.
 
     Args:
         other_fs_dir: any directory of another file system.
-    Works because overlayfs with index=on claims the upperdir (EBUSY when somebody has it) before it looks at a workdir that cannot be one
-    (EINVAL). About 1.5 ms: an assertion, not something to poll.
+
+    overlayfs with index=on claims the upperdir (EBUSY when it is claimed already) before it checks the
+    workdir, which is invalid here (EINVAL). Takes about 1.5 ms: an assertion, not something to poll. Source:
+    ovl_get_upper, ovl_get_workdir in fs/overlayfs/super.c.
     """
     fd = syscalls.fsopen("overlay")
     try:
@@ -202,7 +214,7 @@ def in_use(upperdir: str, other_fs_dir: str) -> bool:
             if error.errno == errno.EINVAL:
                 return False
             raise
-        raise OSError(errno.EINVAL, "in_use: the probe's directories lie on one file system", other_fs_dir)
+        raise OSError(errno.EINVAL, "in_use: the probe's directories are on one file system", other_fs_dir)
     finally:
         os.close(fd)
 
@@ -211,7 +223,7 @@ _ELSEWHERE = ("/proc", "/dev/shm", "/sys", "/tmp", "/dev", "/run")
 
 
 def is_mounted(upperdir: str) -> bool:
-    """`in_use`, with a directory of another file system found here; False where this process may not ask."""
+    """`in_use` with a directory of another file system found here; False where this process may not ask."""
     device = os.stat(upperdir).st_dev
     for other in _ELSEWHERE:
         try:

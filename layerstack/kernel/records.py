@@ -1,4 +1,6 @@
-"""Small JSON files of the store: a format number, the body, a checksum. What was not written by `write` is StoreCorrupt, named."""
+"""Records: small JSON files of the store with a format number and a checksum. Anything that `write` did not
+write is StoreCorrupt, named.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from layerstack.kernel.fsync import Step, no_step, replacing
 FORMAT = 1
 
 _DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
-"""What the kernel says of a file that is damaged itself: a bad block, a broken inode, something else in its place. Any other errno is of the moment."""
+"""errnos for a file that is itself damaged: a bad block, a broken inode, another kind of file in its place.
+Any other errno concerns the moment.
+"""
 
 
 def _canonical(body: dict[str, Any]) -> bytes:
@@ -23,7 +27,7 @@ def _canonical(body: dict[str, Any]) -> bytes:
 
 
 def dump(body: dict[str, Any]) -> bytes:
-    """The bytes of a document. `body` holds JSON values; file names in it went through `text`."""
+    """Give the bytes of a record. `body` contains JSON values."""
     full = {"format": FORMAT, **body}
     return (
         json.dumps({**full, "sha256": hashlib.sha256(_canonical(full)).hexdigest()}, separators=(",", ":"), ensure_ascii=True).encode()
@@ -32,13 +36,13 @@ def dump(body: dict[str, Any]) -> bytes:
 
 
 def write(path: str, body: dict[str, Any], *, step: Step = no_step, name: str = "") -> None:
-    """Put the document at `path`, durable on return."""
+    """Write the record to `path`; durable on return."""
     with replacing(path, step=step, name=name) as file:
         file.write(dump(body))
 
 
 def parse(data: bytes, path: str) -> dict[str, Any]:
-    """The body of a document. Raises StoreCorrupt naming `path` for an unknown format or any damage."""
+    """Parse a record. Raises StoreCorrupt, naming `path`, for an unknown format or any damage."""
 
     def wrong(what: str) -> StoreCorrupt:
         return StoreCorrupt(f"{path}: {what}", details={"file": path})
@@ -57,19 +61,21 @@ def parse(data: bytes, path: str) -> dict[str, Any]:
         raise wrong("the checksum does not match its content")
     del body["format"]
     if dump(body) != data:
-        raise wrong("the values are right, but these are not the bytes that were written")
+        raise wrong("the values and the checksum match, the spelling of the JSON differs from what was written")
     return body
 
 
 def content(path: str) -> bytes:
-    """The bytes of a file of the store. Raises StoreCorrupt, naming it, where they cannot be read because it is damaged; OSError otherwise."""
+    """Read a file of the store. Raises StoreCorrupt, naming it, when it is damaged and cannot be read; else
+    OSError.
+    """
     with reading(path) as file:
         return file.read()
 
 
 @contextlib.contextmanager
 def reading(path: str) -> Generator[IO[bytes]]:
-    """A file of the store, open. Raises as `content`, also from what is read in the block."""
+    """Open a file of the store. Raises as `content`, also for reads in the block."""
     try:
         with open(path, "rb") as file:
             yield file
@@ -80,7 +86,7 @@ def reading(path: str) -> Generator[IO[bytes]]:
 
 
 def read(path: str) -> dict[str, Any]:
-    """The body of the document at `path`. Raises StoreCorrupt, naming it, when it is missing or damaged."""
+    """Read the record at `path`. Raises StoreCorrupt, naming it, when it is missing or damaged."""
     try:
         data = content(path)
     except FileNotFoundError:

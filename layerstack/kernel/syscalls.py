@@ -1,7 +1,9 @@
-"""One function per system call that the standard library lacks: ctypes prototypes, kernel constants, errno.
+"""System calls that the standard library lacks, one function each: ctypes prototypes, kernel constants,
+errno.
 
-Constants keep the name of their header; no policy lives here. Importing loads libc and nothing else, and works on any OS: the calls
-themselves raise OSError(ENOSYS) off Linux. x86_64 and aarch64 have numbers; another architecture gets ENOSYS with its name.
+Constants keep the name of their header; policy is elsewhere. Importing loads libc and nothing else, and works
+on any OS: the calls themselves raise OSError(ENOSYS) off Linux. x86_64 and aarch64 have numbers; another
+architecture gets ENOSYS with its name.
 """
 
 from __future__ import annotations
@@ -141,7 +143,9 @@ def _need(call: str) -> ctypes.CDLL:
 
 
 def syscall(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
-    """syscall(2) by name. int becomes a long, bytes and buffers a pointer, None a null pointer; a negative result raises OSError."""
+    """syscall(2) by name. An int becomes a long, bytes and buffers a pointer, None a null pointer; a negative
+    result raises OSError.
+    """
     libc = _need(name)
     number = NR.get(name)
     if number is None:
@@ -189,15 +193,19 @@ def setns(fd: int, nstype: int = 0) -> None:
 
 
 def clone(flags: int) -> int:
-    """Raw clone(2) with a copied address space, as fork(2) plus namespaces: 0 in the child, the pid in the parent.
+    """Raw clone(2) with a copied address space, as fork(2) plus namespaces: 0 in the child, the pid in the
+    parent.
 
-    Only from a single-threaded process: no handler that fork(3) runs is run, os.getpid() is right in both.
+    Only from a single-threaded process: the handlers that fork(3) would run are not run; os.getpid() is right
+    in both.
     """
     return syscall("clone", flags | SIGCHLD, 0, 0, 0, 0)
 
 
 def signalfd(signum: int) -> int:
-    """signalfd(2): a non-blocking descriptor that becomes readable when that signal, which the caller has blocked, is pending."""
+    """signalfd(2): a non-blocking descriptor that becomes readable when the signal, which the caller has
+    blocked, is pending.
+    """
     return syscall("signalfd4", -1, struct.pack("Q", 1 << (signum - 1)), 8, os.O_NONBLOCK | os.O_CLOEXEC)
 
 
@@ -248,14 +256,18 @@ def statfs_type(path: str) -> int:
 
 
 def sync_file_range(fd: int, flags: int, offset: int = 0, size: int = 0) -> None:
-    """sync_file_range(2), by default of the whole file: writes its data out, promises nothing about names and sizes."""
+    """sync_file_range(2), by default of the whole file: writes its data out, and promises nothing about names
+    and sizes.
+    """
     call = _need("sync_file_range").sync_file_range
     if call(ctypes.c_int(fd), ctypes.c_int64(offset), ctypes.c_int64(size), ctypes.c_uint(flags)) < 0:
         fail("sync_file_range")
 
 
 def reflink(target_fd: int, source_fd: int) -> bool:
-    """ioctl(FICLONE): the target shares the source's blocks, copy on write. False where the file system or the mounts cannot."""
+    """ioctl(FICLONE): share the source's blocks, copy on write. False where the file system or the mounts
+    cannot.
+    """
     import fcntl
 
     try:
@@ -268,7 +280,9 @@ def reflink(target_fd: int, source_fd: int) -> bool:
 
 
 def renameat2(old: str, new: str, flags: int, *, old_dir_fd: int = AT_FDCWD, new_dir_fd: int = AT_FDCWD) -> None:
-    """renameat2(2), relative to the working directory unless told; EEXIST with RENAME_NOREPLACE when `new` is there."""
+    """renameat2(2), by default relative to the working directory; EEXIST with RENAME_NOREPLACE when `new`
+    exists.
+    """
     try:
         syscall("renameat2", old_dir_fd, os.fsencode(old), new_dir_fd, os.fsencode(new), flags)
     except OSError as error:
@@ -286,12 +300,12 @@ def fsopen(fstype: str) -> int:
 
 
 def fsconfig(fd: int, command: int, key: str | None = None, value: str | None = None, aux: int = 0) -> None:
-    """fsconfig(2); the kernel's sentence about a refusal can be read with fs_messages(fd)."""
+    """fsconfig(2); after a refusal fs_messages(fd) reads the kernel's message."""
     syscall("fsconfig", fd, command, None if key is None else key.encode(), None if value is None else os.fsencode(value), aux)
 
 
 def fs_messages(fd: int) -> list[str]:
-    """What the kernel said to the holder of an fsopen descriptor, oldest first, without the level letter."""
+    """Read the kernel's messages for an fsopen descriptor, oldest first, without the level letter."""
     out: list[str] = []
     for _ in range(64):
         try:
@@ -302,12 +316,16 @@ def fs_messages(fd: int) -> list[str]:
 
 
 def fsmount(fd: int, attributes: int = 0) -> int:
-    """fsmount(2): a detached mount. While its descriptor is open the mount is busy: close it after move_mount."""
+    """fsmount(2): a detached mount. While its descriptor is open the mount is busy: close it after
+    move_mount.
+    """
     return syscall("fsmount", fd, FSMOUNT_CLOEXEC, attributes)
 
 
 def fspick(mount_fd: int) -> int:
-    """fspick(2) of the file system that a descriptor of its root lies on, close-on-exec: to be configured again with fsconfig."""
+    """fspick(2) of the file system whose root `mount_fd` refers to, close-on-exec, to reconfigure it with
+    fsconfig.
+    """
     return syscall("fspick", mount_fd, b"", FSPICK_CLOEXEC | FSPICK_EMPTY_PATH)
 
 
@@ -320,7 +338,9 @@ def move_mount(from_fd: int, target: str) -> None:
 
 
 def open_tree(path: str, flags: int = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC) -> int:
-    """open_tree(2): with OPEN_TREE_CLONE a detached bind mount of `path`; add AT_RECURSIVE for what is mounted below."""
+    """open_tree(2): with OPEN_TREE_CLONE a detached bind mount of `path`; add AT_RECURSIVE for mounts below
+    it.
+    """
     try:
         return syscall("open_tree", AT_FDCWD, os.fsencode(path), flags)
     except OSError as error:

@@ -1,8 +1,9 @@
-"""How an entry is told that is being completed inside a live mount, for the moment before it is renamed to its place.
+"""Recognise temporary entries inside a live mount that were not yet renamed into place.
 
-A directory is completed in another one, of such a name and mode; a file is written without a name, and its name says when it was written. Both
-are there from the first moment on, and the entry that is renamed bears no mark: whenever a process is killed, what it leaves is told from what
-the session wrote. Sealing leaves it out.
+A directory is completed inside another one that has such a name and mode. A file is written without a name;
+its temporary name contains its modification time. Both are recognisable from the first moment on, and the
+entry that is renamed has nothing unusual: whenever a process is killed, its leftovers differ from what the
+session wrote, and a capture leaves them out.
 """
 
 from __future__ import annotations
@@ -11,34 +12,36 @@ import os
 import re
 
 PLACE_MODE = 0o1700
-"""Nobody makes a private directory sticky."""
+"""Mode of a private, sticky directory, which is not used otherwise."""
 _SETGID = 0o2000
 _PREFIX = ".eos-"
 _NAME = re.compile(r"\.eos-([0-9a-f]{16}){1,2}")
 
 
 def place_name() -> str:
-    """The name of a directory to complete something in; nobody else takes it."""
+    """Make a unique name for a directory in which something is completed."""
     return _PREFIX + os.urandom(8).hex()
 
 
 def file_name(mtime_ns: int) -> str:
-    """The passing name of a file that was written then; nobody else takes it."""
+    """Make a unique temporary name for a file that was written at that time."""
     return f"{_stamp(mtime_ns)}{os.urandom(8).hex()}"
 
 
 def may_be(name: str) -> bool:
-    """Whether it is one of these names."""
+    """Check whether it is one of these names."""
     return name.startswith(_PREFIX) and _NAME.fullmatch(name) is not None
 
 
 def is_place(name: str, mode: int) -> bool:
-    """Of a directory, by the bits of its mode; set-group-id may come from the directory above."""
+    """Check whether a directory of that name and mode is a temporary one; it may have inherited
+    set-group-id.
+    """
     return may_be(name) and len(name) == len(_PREFIX) + 16 and mode & ~_SETGID == PLACE_MODE
 
 
 def is_file(name: str, mtime_ns: int) -> bool:
-    """Of a regular file."""
+    """Check whether a regular file of that name and time is a temporary one."""
     return may_be(name) and len(name) == len(_PREFIX) + 32 and name.startswith(_stamp(mtime_ns))
 
 

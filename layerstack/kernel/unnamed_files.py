@@ -1,6 +1,8 @@
-"""Files without a name that hold what would be too much for memory; they are closed with the scope that they were made in.
+"""Files without a name for data that is too large for memory; they are closed with the scope in which they
+were made.
 
-A traceback may keep the objects that use them for long: an open file would keep the file system from being unmounted.
+A traceback may keep the objects that use them for long, and an open file would keep the file system from
+being unmounted.
 """
 
 from __future__ import annotations
@@ -17,22 +19,24 @@ Scope = tuple[list[IO[bytes]], Token[list[IO[bytes]] | None]]
 
 
 def begin() -> Scope:
-    """From now on to `end`, in this context, `new_file` gives files that end then; scopes lie within each other."""
+    """Begin a scope in this context: `new_file` then gives files that `end` closes. Scopes nest."""
     files: list[IO[bytes]] = []
     return files, _open.set(files)
 
 
 def end(scope: Scope) -> None:
-    """Close what was made in the scope."""
+    """Close the files of the scope."""
     files, token = scope
     _open.reset(token)
     for file in files:
-        with contextlib.suppress(OSError):  # what a full disk did not take is no longer wanted
+        with contextlib.suppress(OSError):  # a full disk refused buffered bytes, which are not needed any more
             file.close()
 
 
 def new_file(folder: str | None) -> IO[bytes]:
-    """A file to write and read, on the file system of `folder`. Outside of every scope it is closed when nothing refers to it. Raises OSError."""
+    """Make a file to write and read, on the file system of `folder`. Outside of every scope it is closed when
+    its last reference ends. Raises OSError.
+    """
     file = tempfile.TemporaryFile(dir=folder, buffering=1 << 18)  # noqa: SIM115
     files = _open.get()
     if files is not None:

@@ -1,4 +1,6 @@
-"""The two forms in which overlayfs keeps its marks: `trusted.*` for root, `user.*` inside a user namespace. A store has one of them for life."""
+"""The two xattr namespaces of overlayfs: `trusted.overlay.*` for root, `user.overlay.*` inside a user
+namespace. A store uses one of them for life.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +8,52 @@ from typing import NamedTuple
 
 
 class Form(NamedTuple):
-    """One xattr namespace and the mount options that go with it."""
+    """One xattr namespace and the mount options that belong to it."""
 
     name: str
-    """`trusted` or `user`, as it stands in workspace.json."""
+    """`trusted` or `user`, as in workspace.json."""
     namespace: str
-    """What every mark of overlayfs begins with, `trusted.overlay.`."""
+    """The prefix of every xattr of overlayfs, `trusted.overlay.` or `user.overlay.`."""
     options: tuple[str, ...]
     """Mount options: `key=value` or a flag."""
 
     @property
     def opaque(self) -> str:
-        """On a directory: nothing below it shows through."""
+        """Set on a directory: no lower layer is visible below it."""
         return self.namespace + "opaque"
 
     @property
     def redirect(self) -> str:
-        """On a directory that was renamed: where its content is looked for in the lower layers."""
+        """Set on a directory that was renamed: where its content is in the lower layers."""
         return self.namespace + "redirect"
 
     @property
     def metacopy(self) -> str:
-        """On a file whose content is still in a lower layer; no mount of ours makes one."""
+        """Set on a file whose content is still in a lower layer; our mounts never make one."""
         return self.namespace + "metacopy"
 
     @property
     def whiteout(self) -> str:
-        """On an empty regular file: the form of a whiteout that needs no device."""
+        """Set on an empty regular file: a whiteout that needs no device."""
         return self.namespace + "whiteout"
 
     @property
     def escaped(self) -> str:
-        """What a user's own xattr of our namespace is stored under: overlayfs.rst, "Nesting overlayfs mounts"."""
+        """Prefix under which a user's own xattr of this namespace is stored. Source: overlayfs.rst, "Nesting
+        overlayfs mounts".
+        """
         return self.namespace + "overlay."
 
     def shown(self, stored: str) -> str | None:
-        """The name under which a user of the merged tree sees an xattr of a layer; None: a mark of overlayfs, which is not shown."""
+        """Give the name under which a user of the merged tree sees an xattr of a layer; None for overlayfs's
+        own, which is hidden.
+        """
         if not stored.startswith(self.namespace):
             return stored
         return self.namespace + stored[len(self.escaped) :] if stored.startswith(self.escaped) else None
 
     def stored(self, shown: str) -> str:
-        """The name of an xattr in a layer that a user of the merged tree sees as `shown`."""
+        """Give the name in a layer of an xattr that a user of the merged tree sees as `shown`."""
         return self.escaped + shown[len(self.namespace) :] if shown.startswith(self.namespace) else shown
 
 

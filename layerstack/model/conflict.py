@@ -1,4 +1,6 @@
-"""What a publish says about single paths: fingerprints, conflicts, notices. Pure values in the shapes of the wire contract."""
+"""Results of a publication about single paths: fingerprints, conflicts, notices. Values in the shapes of the
+wire contract.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 from typing import Any, NamedTuple
 
 MEMBERS_SHOWN = 50
-"""Of a unit, in one conflict."""
+"""Members of a unit that one conflict lists."""
 
 
 def path_json(path: str) -> dict[str, str]:
@@ -21,7 +23,7 @@ def path_json(path: str) -> dict[str, str]:
 
 
 class Fingerprint(NamedTuple):
-    """What a path was in one of the three trees, small enough to send."""
+    """One path in one of the three trees, small enough to send."""
 
     kind: str
     """`absent`, `file`, `symlink` or `directory`."""
@@ -34,7 +36,7 @@ class Fingerprint(NamedTuple):
 
     @property
     def executable(self) -> bool | None:
-        """Is any execute bit set? None for what is no file."""
+        """True when any execute bit is set; None unless the path is a file."""
         return None if self.kind != "file" or self.mode is None else bool(self.mode & 0o111)
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +54,9 @@ ABSENT = Fingerprint("absent")
 
 
 class Hunk(NamedTuple):
-    """A region that both sides changed: (first line, count of lines) in each text. Lines count from 1; with count 0 the region lies before that line."""
+    """A region that both sides changed: (first line, number of lines) in each text. Lines count from 1; a
+    range of 0 lines is before the line that it names.
+    """
 
     base: tuple[int, int]
     ours: tuple[int, int]
@@ -75,7 +79,7 @@ class TheirsLayer(NamedTuple):
 
 
 class Renamed(NamedTuple):
-    """Where a side has what the base had at another path."""
+    """The new path of an entry of the base that one side renamed."""
 
     to: str
     by: str
@@ -83,18 +87,18 @@ class Renamed(NamedTuple):
 
 
 class TornUnit(NamedTuple):
-    """The unit that a conflict is about: both sides changed it, and none of its members is merged alone."""
+    """The unit that a conflict is about: both sides changed it, and no member is merged alone."""
 
     name: str
     """sqlite, lmdb, leveldb, git, or a name of the configuration."""
     members: tuple[str, ...]
-    """Those that one side changed, or both, in byte order."""
+    """Members that one side or both changed, in byte order."""
     base_commit: str | None = None
-    """Of a git repository: what both sides started from, in hex."""
+    """For a git repository: the commit that both sides started from, in hex."""
 
     @property
     def hint(self) -> str:
-        """What can be done about it: none of its files is to be redone by itself."""
+        """Text that says how to resolve it. No single file of the unit is to be redone alone."""
         if self.name != "git":
             return "make your changes again in a new session, with the program that wrote them; yours stay readable where they are"
         span = "--root HEAD" if self.base_commit is None else f"{self.base_commit}.."
@@ -113,11 +117,13 @@ class TornUnit(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """One path that cannot be decided: ours is the session, theirs the head."""
+    """A path that could not be decided: ours is the session, theirs the head."""
 
     path: str
     cls: str
-    """delete_modify, modify_delete, type, symlink, content, binary, add_add, mode, xattr, parent; several joined by `+`; or unit."""
+    """delete_modify, modify_delete, type, symlink, content, binary, add_add, mode, xattr, parent; several
+    joined by `+`; or unit.
+    """
     base: Fingerprint
     ours: Fingerprint
     theirs: Fingerprint
@@ -125,9 +131,9 @@ class Conflict(NamedTuple):
     hunks: tuple[Hunk, ...] = ()
     hunks_truncated: bool = False
     unit: TornUnit | None = None
-    """Of the class `unit`: the path is its root."""
+    """For class `unit`: the unit, whose root is `path`."""
     renamed: Renamed | None = None
-    """Where one side has it now, when it only renamed it."""
+    """The new path of the entry, when one side only renamed it."""
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {
@@ -150,16 +156,18 @@ class Conflict(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """What a publication decided about a path without asking. Kinds:
+    """A decision of a publication that is not a conflict. Kinds:
 
-    kept            the head's, in a directory that ours made again
-    dropped         the head's, with a directory that ours removed
-    replaced        an ignored path, or unit, that both sides changed: ours stays, what `theirs` made of it is in earlier versions only
-    derived         byte code or a tool's cache that both sides changed: the head's stays; `number` of such paths, the first is named
-    rename_rename   both renamed what the base had there, `renamed` says where to: the head has both
-    split_link      one of the names of a hard link got a content of its own; `others` have the old one
-    built_on        of the whole: ours was made on `version`; `unseen` inputs of builds the head has otherwise now
-    rules_refused   a `.gitignore` of the base version beyond the limits: its paths count as source
+    kept            the head's entry, in a directory that ours deleted and made again
+    dropped         the head's entry, with a directory that ours deleted
+    replaced        an ignored path, or unit, that both sides changed: ours stays; `theirs` is in earlier versions only
+    derived         byte code or a tool's cache that both sides changed: the head's stays; `number` of such paths,
+                    the first is named
+    rename_rename   both sides renamed one entry of the base, `renamed` says to what: the head has both
+    split_link      one name of a hard link got a content of its own; `others` have the old one
+    built_on        about the whole publication: ours was made on `version`; the head has other content in `unseen`,
+                    inputs of builds
+    rules_refused   a `.gitignore` of the base version is beyond the limits: its paths count as source
     """
 
     kind: str
@@ -168,14 +176,16 @@ class Notice(NamedTuple):
     unit: str | None = None
     """The name of the unit whose root the path is."""
     number: int | None = None
-    """Of the paths that it stands for; `count` on the wire."""
+    """Number of paths that the notice stands for; `count` on the wire."""
     more: int | None = None
     """On the last one of a kind: so many more are not listed."""
     renamed: tuple[Renamed, ...] = ()
     others: tuple[str, ...] = ()
     version: int | None = None
     unseen: tuple[str, ...] = ()
-    """Of `built_on`, which is about no path: the version that the session saw, and inputs that the head has otherwise."""
+    """For `built_on`, which concerns no single path: the version that the session saw, and the inputs that
+    the head has otherwise.
+    """
 
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"kind": self.kind, **(path_json(self.path) if self.version is None else {"version": self.version})}

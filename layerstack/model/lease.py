@@ -1,4 +1,4 @@
-"""Leases of this process: who holds which layers, so that squash and gc leave them alone. They end with the process."""
+"""Leases of this process on layers, which squash and gc respect. They end with the process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 READER = "reader"
-"""Kind of a lease that somebody holds for the length of one look at the head: it keeps layers on disk, and no squash minds it."""
+"""Kind of a lease held for one read of a version: it keeps the layers on disk, and a squash does not wait for
+it.
+"""
 
 
 class Lease(NamedTuple):
-    """The claim of one holder on the layers of one version."""
+    """A claim on the layers of one version."""
 
     number: int
     holder: str
-    """The kind of the holder (`session`, `export`, `draft`, `pin`, or READER), and a name for people."""
+    """The kind of the owner (`session`, `export`, `draft`, `pin`, or READER), and a name for people."""
     version: int
     layer_ids: tuple[str, ...]
     """Newest first, the base included."""
@@ -34,12 +36,14 @@ class Leases:
         self._held: dict[int, Lease] = {}
         self._numbers = itertools.count(1)
         self._waiting = 0
-        """Who waits for readers; changed under the lock."""
+        """Number of callers in `wait_for_readers`; changed under the lock."""
         self.on_change: Callable[[str, Lease], object] | None = None
-        """Told of each lease but readers' that was `acquired` or `released`, in whatever thread."""
+        """Called with `acquired` or `released` and the lease, in any thread; not for leases of readers."""
 
     def take(self, holder: str, version: int, layer_ids: tuple[str, ...]) -> Lease:
-        """A new claim. Whoever takes one that a squash must mind holds the store's lock, so that none has looked already."""
+        """Make a lease. For any kind but READER the caller holds the store's lock, so that no running squash
+        has already listed the boundaries.
+        """
         lease = Lease(next(self._numbers), holder, version, layer_ids)
         with self._lock:
             self._held[lease.number] = lease
@@ -48,7 +52,7 @@ class Leases:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """Give the claim back; once more does nothing."""
+        """End the lease. Idempotent."""
         with self._lock:
             held = self._held.pop(lease.number, None)
             if self._waiting and held is not None and lease.kind == READER:
@@ -57,16 +61,18 @@ class Leases:
             self.on_change("released", lease)
 
     def all(self) -> tuple[Lease, ...]:
-        """Those that are held now, readers' too."""
+        """Every lease held now, those of readers included."""
         with self._lock:
             return tuple(self._held.values())
 
     def boundaries(self) -> tuple[Lease, ...]:
-        """The leases on a base that somebody compares with or opens again: no version of theirs may end up inside a squashed block."""
+        """Leases on versions that are compared with or opened again: no such version may end inside a
+        squashed run of layers.
+        """
         return tuple(lease for lease in self.all() if lease.kind != READER)
 
     def wait_for_readers(self, layer_ids: Iterable[str], timeout_s: float) -> None:
-        """Return when no reader holds any of the layers, or after the time."""
+        """Wait until no reader holds any of the layers, or until the time is over."""
         wanted = set(layer_ids)
         with self._lock:
             self._waiting += 1

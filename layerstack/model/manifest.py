@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 BASE_ID = LayerId("B000001-base")
 FIRST_VERSION = 1
 LOWER_LIMIT = 500
-"""The kernel mounts no more lowers than this: OVL_MAX_STACK, fs/overlayfs/params.h."""
+"""Most lower directories of one mount. Source: OVL_MAX_STACK, fs/overlayfs/params.h."""
 
 _ID = re.compile(r"B000001-base|[LS][0-9]{6,}-[0-9a-f]{8}")
 _WRITTEN = re.compile(rb'\{"schema_version":1,"version":([1-9][0-9]{0,17}),"layers":\[(\{.*\})\],"sha256":"[0-9a-f]{64}"\}\n', re.DOTALL)
@@ -26,7 +26,7 @@ _WRITTEN_LAYER = re.compile(r'\{"layer_id":"(B000001-base|[LS][0-9]{6,}-[0-9a-f]
 
 
 def is_layer_id(value: object) -> bool:
-    """May a layer be called so?"""
+    """Check whether a layer may have that id."""
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
@@ -39,23 +39,25 @@ class LayerRef(NamedTuple):
 
     @property
     def is_base(self) -> bool:
-        """Is it the tree below all layers?"""
+        """True for the tree below all layers."""
         return self.layer_id == BASE_ID
 
 
 @functools.lru_cache(maxsize=4096)
 def reference(layer_id: str) -> LayerRef:
-    """The reference to a layer of that id, at the place where the store keeps it."""
+    """Give the reference to a layer of that id, with the path at which the store keeps it."""
     return LayerRef(LayerId(layer_id), f"base/{layer_id}" if layer_id == BASE_ID else f"layers/{layer_id}")
 
 
 def published_id(version: int, digest: str) -> LayerId:
-    """The id of the layer that makes `version`; `digest` is the layer's SHA-256 in hex."""
+    """Give the id of the layer that makes `version`; `digest` is the layer's SHA-256 in hex."""
     return LayerId(f"L{version:06d}-{digest[:8]}")
 
 
 def squashed_id(version: int, digest: str, replaced: Iterable[str]) -> LayerId:
-    """The id of the layer that the squash which makes `version` puts in the place of others. Two blocks of one tree have different ids."""
+    """Give the id of the layer that replaces others at the squash that makes `version`. Two runs with one
+    tree have different ids.
+    """
     return LayerId(f"S{version:06d}-{hashlib.sha256(' '.join((digest, *replaced)).encode()).hexdigest()[:8]}")
 
 
@@ -80,7 +82,7 @@ class Manifest(NamedTuple):
         return hashlib.sha256(_canonical([[layer.layer_id, layer.path] for layer in self.layers])).hexdigest()
 
     def with_layer(self, layer_id: LayerId) -> Manifest:
-        """The next version: this one with a layer on top."""
+        """Give the next version: this one with a layer on top."""
         return Manifest(self.version + 1, (reference(layer_id), *self.layers))
 
     def to_json(self) -> dict[str, Any]:
@@ -91,12 +93,14 @@ class Manifest(NamedTuple):
         }
 
     def dump(self) -> bytes:
-        """The bytes of the file: compact JSON, with a checksum over the rest, so that a flipped bit is an error and not another version."""
+        """Give the bytes of the file: compact JSON with a checksum over the rest, so that a flipped bit is an
+        error and not another version.
+        """
         return dump_listed(self.version, _LISTED.of(self.layers))
 
     @classmethod
     def from_json(cls, value: object, *, source: str = "manifest") -> Manifest:
-        """The manifest of a parsed document.
+        """Make the manifest of a parsed document.
 
         Raises:
             StoreCorrupt: not a manifest, or of an unknown schema; `details.file` is `source`.
@@ -112,18 +116,18 @@ class Manifest(NamedTuple):
             raise wrong(f"schema_version is {body.get('schema_version')!r}, known is {SCHEMA_VERSION}")
         version, listed = body.get("version"), body.get("layers")
         if not isinstance(version, int) or isinstance(version, bool) or version < FIRST_VERSION:
-            raise wrong(f"version is {version!r}")
+            raise wrong(f"version is {version!r}, not a number from {FIRST_VERSION} on")
         if not isinstance(listed, list):
-            raise wrong("layers is no list")
+            raise wrong("layers is not a list")
         layers: list[LayerRef] = []
         entries: list[Any] = listed  # pyright: ignore[reportUnknownVariableType]
         for entry in entries:
             if not isinstance(entry, dict):
-                raise wrong("a layer is no object")
+                raise wrong("an entry of layers is not an object")
             named: dict[str, Any] = entry  # pyright: ignore[reportUnknownVariableType]
             layer_id = named.get("layer_id")
             if not isinstance(layer_id, str) or not _ID.fullmatch(layer_id):
-                raise wrong(f"{layer_id!r} is no layer id")
+                raise wrong(f"{layer_id!r} is not a layer id")
             ref = reference(layer_id)
             if named.get("path") != ref.path:
                 raise wrong(f"path of {layer_id} is {named.get('path')!r}, not {ref.path!r}")
@@ -134,7 +138,7 @@ class Manifest(NamedTuple):
 
     @classmethod
     def load(cls, data: bytes, *, source: str) -> Manifest:
-        """The inverse of `dump`. Raises StoreCorrupt, naming `source`, for anything that `dump` did not write."""
+        """Parse what `dump` wrote. Raises StoreCorrupt, naming `source`, for anything else."""
         if (quick := _load_written(data)) is not None:
             return quick
         try:
@@ -147,17 +151,22 @@ class Manifest(NamedTuple):
                 raise StoreCorrupt(f"{source}: the checksum does not match its content", details={"file": source})
         found = cls.from_json(cast(object, value), source=source)
         if found.dump() != data:
-            raise StoreCorrupt(f"{source}: the values are right, but these are not the bytes that were written", details={"file": source})
+            raise StoreCorrupt(
+                f"{source}: the values and the checksum match, the spelling of the JSON differs from what was written",
+                details={"file": source},
+            )
         return found
 
 
 def listed(layers: Iterable[LayerRef]) -> bytes:
-    """The layers as they stand in a manifest file; those of an older version of one stack are the end of those of a newer one."""
+    """Give the layers as a manifest file lists them. The list of an older version of one stack is the end of
+    a newer one's.
+    """
     return ",".join([f'{{"layer_id":"{layer_id}","path":"{path}"}}' for layer_id, path in layers]).encode()
 
 
 class _ListedLayers:
-    """`listed` of the layers that were asked for last: of the next version it is one entry more."""
+    """Cache the last result of `listed`: the next version's list is one entry longer."""
 
     def __init__(self) -> None:
         self._kept: tuple[tuple[LayerRef, ...], bytes] = ((), b"")
@@ -174,22 +183,27 @@ _LISTED = _ListedLayers()
 
 
 def lists_the_end_of(data: bytes, layers: bytes) -> bool:
-    """Are the layers in the manifest file `data` the last ones of `layers`, given as `listed` does? False may only mean that it is damaged."""
+    """Check whether the layers in the manifest file `data` are the last ones of `layers` (as `listed` gives
+    them). False may also mean that the file is damaged.
+    """
     start, end = data.find(b'"layers":[{') + 10, data.rfind(b'],"sha256":"')
     return 10 <= start < end and layers.endswith(data[start:end])
 
 
 def dump_listed(version: int, layers: bytes) -> bytes:
-    """The bytes of the manifest of `version`, whose layers are given as `listed` does. An id needs no escape in JSON."""
+    """Give the bytes of the manifest of `version`; `layers` as `listed` gives them. A layer id needs no
+    escape in JSON.
+    """
     canonical = b'{"layers":[%s],"schema_version":%d,"version":%d}' % (layers, SCHEMA_VERSION, version)
     digest = hashlib.sha256(canonical).hexdigest().encode()
     return b'{"schema_version":%d,"version":%d,"layers":[%s],"sha256":"%s"}\n' % (SCHEMA_VERSION, version, layers, digest)
 
 
 def _load_written(data: bytes) -> Manifest | None:
-    """The manifest, if these are exactly the bytes that `dump` writes for it; None for anything else, which is then looked at closely.
+    """Parse bytes that are exactly what `dump` writes; None for anything else, which is then parsed in full.
 
-    A tenth of the time that reading JSON takes: a store has as many of these files as openable versions, each as long as its list of layers.
+    Takes a tenth of the time of reading JSON: a store has as many of these files as openable versions, each
+    as long as its list of layers.
     """
     found = _WRITTEN.fullmatch(data)
     if found is None:

@@ -1,4 +1,6 @@
-"""Paths inside a tree: str as os.fsdecode gives, relative, `/` between names, '' for the root; never `.`, `..`, NUL or an empty name."""
+"""Paths inside a tree: str as os.fsdecode gives it, relative, `/` between names, '' for the root; never `.`,
+`..`, NUL or an empty name.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from layerstack.errors import InvalidPath
 
 
 def check(path: str) -> str:
-    """`path` unchanged, or InvalidPath: a path of a tree comes from outside only through here."""
+    """Return `path` unchanged, or raise InvalidPath. Every path from outside passes through here."""
     if path == "":
         return path
     if path.startswith("/"):
@@ -18,7 +20,7 @@ def check(path: str) -> str:
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
-        raise InvalidPath(f"path {path!r} holds a character that no file name can", details={"path": ascii(path)}) from None
+        raise InvalidPath(f"path {path!r} holds a character that a file name cannot hold", details={"path": ascii(path)}) from None
     for name in path.split("/"):
         if name in ("", ".", ".."):
             raise InvalidPath(f"path {path!r} holds the name {name!r}", details={"path": path})
@@ -26,17 +28,17 @@ def check(path: str) -> str:
 
 
 def join(directory: str, name: str) -> str:
-    """The path of `name` in `directory`."""
+    """Give the path of `name` in `directory`."""
     return f"{directory}/{name}" if directory else name
 
 
 def parent(path: str) -> str:
-    """The directory that holds `path`; the root is its own parent."""
+    """Give the directory that contains `path`; the root is its own parent."""
     return path.rpartition("/")[0]
 
 
 def ancestors(path: str) -> list[str]:
-    """Proper ancestors, topmost first: 'a/b/c' -> '', 'a', 'a/b'; the root has none."""
+    """List the proper ancestors, topmost first: 'a/b/c' -> '', 'a', 'a/b'; the root has none."""
     if not path:
         return []
     out, at = [""], path.find("/")

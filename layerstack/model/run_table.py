@@ -1,10 +1,13 @@
-"""Runs of an export stream: neighbouring small files and directories sent as one entry, because a header costs a small file more than its bytes.
+"""Runs of an export stream: neighbouring small files and directories that are sent as one entry, since a
+header costs more than the bytes of a small file.
 
-The content of a run is a table, one row for each path in byte order, followed by the bytes of its files, one after the other:
+The content of a run is a table, one row for each path in byte order, followed by the bytes of its files, one
+after the other:
 
     <path> NUL <f or d> <mode, octal> <size> <mtime in ns> <SHA-256 of the content in hex, or -> LF
 
-A file of a run has one name, fewer than FILE_MAX bytes and no setuid or setgid bit; a directory is not opaque, and has no size and no digest.
+A file of a run has one name, fewer than FILE_MAX bytes and no setuid or setgid bit. A directory of a run is
+not opaque, and has neither size nor digest.
 """
 
 from __future__ import annotations

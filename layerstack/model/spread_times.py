@@ -1,4 +1,4 @@
-"""Other times for files, in the order of those that they have. Pure."""
+"""Replace the times of files by others in the same order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ SECOND, MILLISECOND = 1_000_000_000, 1_000_000
 
 
 def spread(times: Sequence[int], first: int, last: int) -> Callable[[int], int]:
-    """Other times for sorted, distinct ones, in the same order: up to `last`, a millisecond apart where there is room from `first` on, and in
-    any case later than the millisecond before `first`, since some tools know no less.
+    """Map sorted, distinct times to others in the same order: up to `last`, a millisecond apart where there
+    is room from `first` on, and always later than the millisecond before `first`, since some tools compare
+    milliseconds only.
     """
     first = -(-first // MILLISECOND) * MILLISECOND
     count, last = len(times), max(first, last)
@@ -20,5 +21,7 @@ def spread(times: Sequence[int], first: int, last: int) -> Callable[[int], int]:
 
 
 def below(bound: int) -> int:
-    """A time older than the second that `bound` is in: some tools know no less. What is not older than this is given another time."""
+    """Give a time before the second that contains `bound`: some tools compare seconds only. Later times are
+    replaced.
+    """
     return bound // SECOND * SECOND - MILLISECOND

@@ -18,7 +18,8 @@ from layerstack.model.paths import ancestors, byte_order
 from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
 from layerstack.publish.quota import Sizes
 from layerstack.tree.disk import PATH_MAX, DiskTree
-from layerstack.tree.state import DIRECTORY, FILE, State, make_directory
+from layerstack.tree.fileops import make_directory
+from layerstack.tree.state import DIRECTORY, FILE, State
 
 if TYPE_CHECKING:
     from layerstack.store import Store

@@ -15,7 +15,7 @@ from layerstack.layers.index import Layer
 from layerstack.model.lease import Lease
 from layerstack.model.manifest import Manifest
 from layerstack.session.upper import SessionIdentity, Upper
-from layerstack.tree.state import make_directory
+from layerstack.tree.fileops import make_directory
 
 if TYPE_CHECKING:
     from layerstack.store import Store

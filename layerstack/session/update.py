@@ -14,7 +14,8 @@ from layerstack.model.manifest import Manifest
 from layerstack.model.paths import ancestors, check
 from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
 from layerstack.tree.disk import DiskTree
-from layerstack.tree.state import DIRECTORY, FILE, LINK, State, make_directory, set_attributes, set_meta
+from layerstack.tree.fileops import make_directory, set_attributes, set_meta
+from layerstack.tree.state import DIRECTORY, FILE, LINK, State
 
 if TYPE_CHECKING:
     from layerstack.store import Store

@@ -34,9 +34,10 @@ from layerstack.publish.publish import Author, CommitUnsynced, Preview, Publishe
 from layerstack.publish.quota import holders
 from layerstack.text.build_roles import Roles
 from layerstack.tree.disk import DiskTree
+from layerstack.tree.fileops import make_directory
 from layerstack.tree.memory import MemoryTree
 from layerstack.tree.scanned import SeenTree
-from layerstack.tree.state import State, equal, make_directory
+from layerstack.tree.state import State, equal
 
 if TYPE_CHECKING:
     from layerstack.model.manifest import Manifest

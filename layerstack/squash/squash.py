@@ -30,8 +30,9 @@ from layerstack.publish.commit import write_new as write_manifest
 from layerstack.squash import finish
 from layerstack.squash.plan import SquashRun, plan
 from layerstack.tree.disk import DiskTree
+from layerstack.tree.fileops import link, make_directory, write_copy
 from layerstack.tree.staging import Names
-from layerstack.tree.state import DIRECTORY, State, link, make_directory, write_copy
+from layerstack.tree.state import DIRECTORY, State
 
 if TYPE_CHECKING:
     from layerstack.store import Store

@@ -1,9 +1,10 @@
-"""What tools make again by themselves from other files: byte code, and caches that are known as such. It never conflicts (ADR 0047).
+"""Files that tools make again from other files: byte code, and known caches. They never conflict (ADR 0047).
 
-Derived are: below a directory of a known name; what is ignored below one with a CACHEDIR.TAG (in each of the trees that have the directory); the
-files of known names; and `__pycache__/*.pyc` whose header says that the interpreter compares it with its source. Where both sides changed a derived
-path the head's stays. Byte code without that comparison is an ordinary file, and so is what lies beside a tag and is not ignored: a tag says what
-backups may leave out, not who wrote it.
+Derived are: entries below a directory of a known name; ignored entries below a directory with a CACHEDIR.TAG
+(in each of the trees that have the directory); files of known names; and `__pycache__/*.pyc` whose header
+says that the interpreter compares it with its source. Where both sides changed a derived path, the head's
+stays. Byte code without that comparison is an ordinary file, and so is an entry beside a tag that is not
+ignored: a tag says what backups may leave out, not who wrote it. Source: bford.info/cachedir, PEP 552.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Derived:
         self._tagged: dict[str, bool] = {}
 
     def __call__(self, path: str, *states: State | None) -> bool:
-        """Is what the trees have at the path derived? `states` are those that exist, or None."""
+        """Check whether the path is derived in the trees that have it; `states` are its states, None where
+        absent.
+        """
         folder, _, name = path.rpartition("/")
         there = [state for state in states if state is not None]
         directory = all(state.kind == DIRECTORY for state in there)
@@ -44,7 +47,7 @@ class Derived:
         return self.is_named(at) or (self.is_tagged(at) and all(self._ignored(path, state.kind == DIRECTORY) for state in there))
 
     def is_named(self, path: str) -> bool:
-        """Is it a directory that its name alone tells, or below one?"""
+        """Check whether `path` is a directory of a known name, or below one."""
         for at in (*ancestors(path), path):
             above, _, name = at.rpartition("/")
             if name in DIRECTORIES or (name == ".cache" and above.rpartition("/")[2] == "node_modules"):
@@ -52,11 +55,13 @@ class Derived:
         return False
 
     def is_tagged(self, path: str) -> bool:
-        """Is it a directory with a tag, or below one? What is ignored there is derived. The root is none."""
+        """Check whether `path` is a directory with a tag, or below one; its ignored entries are derived. The
+        root never is.
+        """
         return any(self._has_tag(at) for at in (*ancestors(path), path) if at)
 
     def within(self, path: str, ignored: bool) -> bool:
-        """Is what is at and below a path derived, if all of it is ignored, or not?"""
+        """Check whether all changes at and below `path` are derived; `ignored`: all of them are ignored."""
         return self.is_named(path) or (ignored and self.is_tagged(path))
 
     def _has_tag(self, path: str) -> bool:
@@ -74,7 +79,9 @@ def _is_tag(state: State | None) -> bool:
 
 
 def _is_compared(state: State) -> bool:
-    """Byte code by its header: a magic number, and flags that say by what it is compared with its source (PEP 552)."""
+    """Recognise byte code by its header: a magic number, and flags that say how it is compared with its source
+    (PEP 552).
+    """
     if state.kind != FILE:
         return False
     head = state.data(8)

@@ -1,7 +1,7 @@
-"""A layer tree that can be read and rewritten: what that takes, and the one on disk.
+"""Layer trees that can be read and rewritten: the protocol, and the implementation on disk.
 
-Sealing, merging and folding are written once against `Tree`. A publish runs them on a `DiskTree`, a preview on a `MemoryTree` over the
-live upper, which it never touches: so both decide the same.
+Capture, merge and flatten are written once against `Tree`. A publication runs them on a `DiskTree`, a preview
+on a `MemoryTree` over the live upperdir, which it never changes: so both decide the same.
 """
 
 from __future__ import annotations
@@ -15,47 +15,39 @@ from layerstack.kernel.fsync import Step, best_effort, no_step, remove_tree
 from layerstack.kernel.whiteout import get_mark, has_plain_file_whiteouts, is_opaque, is_whiteout, make_whiteout, set_opaque
 from layerstack.kernel.xattrs import Form
 from layerstack.model.paths import join
-from layerstack.tree.state import (
-    DIRECTORY,
-    FILE,
-    LINK,
-    SPECIAL,
-    WHITEOUT,
-    State,
-    link,
-    make_directory,
-    set_meta,
-    set_times,
-    set_xattrs,
-    write_copy,
-)
+from layerstack.tree.fileops import link, make_directory, set_meta, set_times, set_xattrs, write_copy
+from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, State
 
 PATH_MAX, NAME_MAX = 4096, 255
 """Bytes of a path with the NUL at its end, and of a name; limits.h of Linux."""
 LARGE = 4096
-"""Entries from which on a listing is `Children`."""
+"""Number of entries from which on a listing is `Children`."""
 PART = "part-"
-"""What a name begins with under which an entry is completed aside; it is gone within the call, or with the process."""
+"""Prefix of the temporary name under which an entry is completed; it is renamed or removed within the call,
+or left by a killed process.
+"""
 
 
 class DirectoryEntry(NamedTuple):
-    """A name in a directory of a layer, and its kind: `f`, `l`, `d`, `w` (whiteout) or `s` (FIFO, socket, device)."""
+    """A name in a directory of a layer, and its kind: `f`, `l`, `d`, `w` (whiteout) or `s` (FIFO, socket,
+    device).
+    """
 
     name: str
     kind: str
 
 
 class Children(Sequence[DirectoryEntry]):
-    """The entries of a large directory, in byte order of the names, at the price of their names alone."""
+    """Entries of a large directory, in byte order of the names; the memory is that of the names."""
 
     def __init__(self, names: list[bytes]) -> None:
-        """`names`: of each entry its name, a NUL, and its kind. The list becomes this object's own."""
+        """`names`: for each entry its name, a NUL, and its kind. The list becomes this object's own."""
         names.sort()
         self._names = names
 
     @classmethod
     def of(cls, children: Iterable[DirectoryEntry]) -> Children:
-        """The same entries, in no order."""
+        """Make it from entries in any order."""
         return cls([b"%s\0%s" % (os.fsencode(name), kind.encode()) for name, kind in children])
 
     def __len__(self) -> int:
@@ -79,36 +71,40 @@ def _child(raw: bytes) -> DirectoryEntry:
 
 
 class Tree(Protocol):
-    """What sealing, merging and folding need. Each method that changes something is one step that leaves a whole entry or none."""
+    """Operations that capture, merge and flatten need. Each change is one step that leaves a whole entry or
+    none.
+    """
 
     form: Form
 
     def scan(self, path: str) -> Sequence[DirectoryEntry]:
-        """What is in a directory of this layer alone, in order of the names."""
+        """List a directory of this layer alone, in order of the names."""
         ...
 
     def state(self, path: str) -> State:
-        """The entry at the path, which is there."""
+        """Give the state of the entry at the path, which exists."""
         ...
 
     def opaque(self, path: str) -> bool:
-        """Does the directory hide what is below it?"""
+        """Check whether the directory is opaque."""
         ...
 
     def foreign(self, path: str) -> list[str] | None:
-        """In a directory marked for them, the names of whiteouts that are plain files; None in any other."""
+        """List the whiteouts that are plain files, in a directory that allows them; None in any other."""
         ...
 
     def redirect(self, path: str) -> str | None:
-        """Where the kernel looks for the lower content of a directory that was renamed; None for any other."""
+        """Give the path in the lower layers of a directory that was renamed; None for any other."""
         ...
 
     def put(self, path: str, state: State, *, times: bool = True) -> None:
-        """A new entry where nothing is: a directory alone, a file by a hard link where that may be, else by a copy."""
+        """Make an entry at a free path: a directory without content, a file as a hard link where possible,
+        else as a copy.
+        """
         ...
 
     def whiteout(self, path: str) -> None:
-        """A whiteout, in the place of whatever but a directory is there."""
+        """Make a whiteout, in the place of anything but a directory."""
         ...
 
     def mark_opaque(self, path: str) -> None: ...
@@ -117,32 +113,38 @@ class Tree(Protocol):
     def unlink(self, path: str) -> None: ...
     def rmdir(self, path: str) -> None: ...
     def remove(self, path: str) -> None:
-        """Take away whatever is there, with all below it."""
+        """Remove the entry with all below it."""
         ...
 
     def replace(self, path: str, state: State, *, times: bool = True) -> None:
-        """A new inode in the place of whatever is there; the old one may be shared with a published layer."""
+        """Put a new inode in the place of the entry; the old one may be shared with a published layer."""
         ...
 
     def set_attributes(self, path: str, state: State) -> None:
-        """Mode, owner and xattrs of a directory: its inode is this tree's own."""
+        """Set mode, owner and xattrs of a directory: its inode belongs to this tree alone."""
         ...
 
     def set_times(self, path: str, times: tuple[int, int]) -> None:
-        """Access and modification time, in ns."""
+        """Set access and modification time, in ns."""
         ...
 
 
 class DiskTree:
-    """The tree at `root`. `aside` is a directory of the same file system where an entry is completed before it is renamed in; an entry whose
-    path leaves less than `room` bytes of PATH_MAX is refused with ENAMETOOLONG when its directory is listed."""
+    """The tree at `root`.
+
+    `aside` is a directory of the same file system in which an entry is completed before it is renamed into
+    place. An entry whose path leaves less than `room` bytes of PATH_MAX is refused with ENAMETOOLONG when its
+    directory is listed.
+    """
 
     def __init__(
         self, root: str, form: Form, *, aside: str = "", step: Step = no_step, linkable: bool = True, room: int | None = None
     ) -> None:
         self.root, self.form, self.aside, self.step, self.linkable, self.room = root, form, aside, step, linkable, room
         self._copies: dict[tuple[object, ...], str] = {}
-        """Of files with several names that could not be linked: inode and attributes -> where the copy is; until anything is taken away."""
+        """Inode and attributes of a file with several names that could not be linked -> path of its copy;
+        cleared by any removal.
+        """
 
     def full(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
@@ -202,7 +204,9 @@ class DiskTree:
         return f"{self.aside}/{PART}{os.urandom(8).hex()}"
 
     def _placed(self, path: str, make: Callable[[str], None]) -> None:
-        """Make an entry aside and rename it in: a crash leaves all of it or nothing in the tree."""
+        """Complete an entry in `aside` and rename it into place: a crash leaves all of it or nothing in the
+        tree.
+        """
         part = self._aside()
         try:
             make(part)
@@ -219,7 +223,7 @@ class DiskTree:
             self._copy(path, state, times=times)
 
     def _copy(self, path: str, state: State, *, times: bool) -> None:
-        """Names of one file become names of one copy."""
+        """Copy a file; further names of it become names of the one copy."""
         several = not state.linkable and state.kind == FILE and state.body is None and os.lstat(state.path).st_nlink > 1
         key = (state.inode, state.meta, tuple(sorted(state.xattrs.items()))) if several else ()
         if key in self._copies:
@@ -291,7 +295,7 @@ class DiskTree:
 
 
 def clone(source: DiskTree, target: DiskTree) -> None:
-    """The same tree of hard links at `target`; directories are new, and so are marks. `target` must not exist."""
+    """Copy a tree as hard links to `target`, which must not exist; directories and their xattrs are new."""
 
     def copy(path: str) -> None:
         state = source.state(path)
@@ -317,6 +321,6 @@ def clone(source: DiskTree, target: DiskTree) -> None:
 
 
 def discard(path: str) -> None:
-    """Best-effort removal of scrap; what stays is swept at the next open."""
+    """Remove a temporary entry, best effort; leftovers are removed at the next open."""
     with best_effort():
         remove_tree(path)

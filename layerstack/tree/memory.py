@@ -1,4 +1,6 @@
-"""A layer tree over one on disk that is somebody else's: what a preview seals and merges in the place of a live upper."""
+"""A layer tree of changes over a tree on disk that is only read: a preview captures and merges here instead
+of in a live upperdir.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,22 @@ from layerstack.tree.state import DIRECTORY, WHITEOUT, State
 
 
 class _Node:
-    """What was changed at one path: the entry, its marks, or what is in it."""
+    """Changes at one path: the entry, its xattrs of overlayfs, or its content."""
 
     __slots__ = ("children", "disk", "foreign", "kind", "opaque", "redirect", "state")
 
     def __init__(self, kind: str, state: State | None, *, disk: bool) -> None:
         self.kind, self.state = kind, state  # no state: a whiteout, or it is as on disk
         self.disk = disk
-        """What `children` does not name is as on disk, and so are marks that are None."""
+        """Entries that `children` does not name, and values that are None, are as on disk."""
         self.children: dict[str, _Node | None] = {}
-        """By name what was changed in a directory; None is gone."""
+        """Changes in a directory, by name; None: deleted."""
         self.opaque: bool | None = None if disk else False
         self.foreign = self.redirect = disk  # has it those of the disk?
 
 
 class Source(Protocol):
-    """What a tree of names is laid over: it is only read."""
+    """The tree below, which is only read."""
 
     form: Form
 
@@ -40,7 +42,9 @@ class Source(Protocol):
 
 
 class MemoryTree:
-    """A tree of names; changing it changes no file. Memory: that of the changes. What is not changed is read where it lies, each time."""
+    """A tree of names; changing it changes no file. Memory: that of the changes. Unchanged entries are read
+    from the source each time.
+    """
 
     def __init__(self, root: State, form: Form, source: Source | None = None) -> None:
         self.form = form
@@ -49,14 +53,16 @@ class MemoryTree:
 
     @classmethod
     def load(cls, source: Source) -> MemoryTree:
-        """The tree at `source`, which nobody else may change meanwhile.
+        """Lay an empty set of changes over `source`, which no other process may change in the meantime.
 
-        Of a live upper the files may not be linked from anywhere: a hard link changes what the session sees.
+        Files of a live upperdir must not be hard-linked: a link count changes what the session sees.
         """
         return cls(source.state(""), source.form, source)
 
     def _find(self, path: str) -> _Node | None:
-        """What was changed at the path; None: nothing, neither there nor in it. Raises FileNotFoundError for what is gone."""
+        """Find the changes at the path; None when neither it nor its content changed. Raises
+        FileNotFoundError for a deleted path.
+        """
         node = self._root
         if path:
             for name in path.split("/"):
@@ -71,7 +77,7 @@ class MemoryTree:
         return node
 
     def _own(self, path: str) -> _Node:
-        """The same to write to; every directory on the way gets one."""
+        """Find the changes at the path to write to them; every directory on the way gets a node."""
         node = self._root
         if path:
             for name in path.split("/"):
@@ -157,4 +163,4 @@ class MemoryTree:
 
 
 _GONE = _Node(WHITEOUT, None, disk=False)
-"""Every whiteout: it has nothing of its own."""
+"""The node of every whiteout, which has no data of its own."""

@@ -1,4 +1,4 @@
-"""A layer tree on disk that nobody else changes: sealing and indexing it look at each entry once instead of three times."""
+"""A layer tree on disk that has one writer: capture and index read each entry once instead of three times."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from layerstack.tree.disk import DirectoryEntry, DiskTree
 from layerstack.tree.state import State
 
 SEEN_MAX = 2_000
-"""Listings, entries and marks that are remembered; in a larger tree the rest is looked at again."""
+"""Listings, states and opaque xattrs that are remembered; in a larger tree the rest is read again."""
 
 
 class SeenTree(DiskTree):
-    """What was looked at is remembered until this tree is changed, which only its own methods do."""
+    """A DiskTree that remembers what it read until one of its own methods changes the tree."""
 
     def __init__(self, root: str, form: Form, *, aside: str = "", step: Step = no_step, room: int | None = None) -> None:
         super().__init__(root, form, aside=aside, step=self._changing, room=room)
@@ -26,7 +26,7 @@ class SeenTree(DiskTree):
         self._marks: dict[str, bytes | None] = {}
 
     def _changing(self, name: str) -> None:
-        """The step of each method that changes something, before it does."""
+        """Forget before each change, as the step of the methods that change something."""
         self._forget()
         self._told(name)
 

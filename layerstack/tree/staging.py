@@ -1,4 +1,4 @@
-"""The folder of unfinished and unwanted things: `staging/` of a store, empty at rest, swept at open."""
+"""`staging/` of a store: unfinished and unwanted files. Empty at rest, swept at open."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from layerstack.kernel import unnamed_files
 from layerstack.tree.disk import PART, discard
 
 Names = Callable[..., str]
-"""(what it is for, *suffixes) -> a path in staging that nobody has, with any of the suffixes."""
+"""(purpose, *suffixes) -> an unused path in staging, unused with each suffix too."""
 
 
 SETTLE_S = 20.0
-"""A removal of hundreds of thousands of files may take longer; nobody is kept for it."""
+"""Longest wait for a removal; hundreds of thousands of files may take longer, and no caller waits for
+them.
+"""
 
 
 class Staging:
-    """Names in one staging folder. Every name is held from before it exists until it was renamed away or removed: gc leaves it alone."""
+    """Names in one staging directory. Each name is held from before it exists until it was renamed away or
+    removed: gc leaves it alone.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._held: set[str] = set()
         self.later: Callable[[Callable[[], None]], object] | None = None
-        """Runs the removal of what was thrown away, in a thread of somebody who has time; None: at once."""
+        """Runs the removal of discarded directories in another thread; None: at once."""
         self._leaving: set[str] = set()
 
     def name(self, what: str) -> str:
-        """A path that nobody has; nothing is made there. It is held until `forget` or `discard`."""
+        """Reserve an unused path until `forget` or `discard`; nothing is created."""
         return self._new(what, ("",))
 
     def _new(self, what: str, suffixes: tuple[str, ...]) -> str:
@@ -40,20 +44,21 @@ class Staging:
         return path
 
     def forget(self, path: str) -> None:
-        """Nothing is there any more, or gc may take what is."""
+        """Release a path: it was renamed away, or gc may remove it."""
         with self._lock:
             self._held.discard(path)
 
     def discard(self, path: str) -> None:
-        """Remove what is at a held path, best effort: what stays is swept by gc or at the next open."""
+        """Remove the entry at a held path, best effort; gc or the next open removes leftovers."""
         discard(path)
         self.forget(path)
 
     @contextlib.contextmanager
     def scrap(self) -> Generator[Names]:
-        """Gives names as `name` does, for one thing or for one of each suffix; what lies there at the end of the block is removed.
+        """Give a function that reserves names as `name` does, one for each suffix; at the end of the block
+        their entries are removed.
 
-        The rows of large indexes that are made in the block are gone with it too.
+        Unnamed files that are made in the block, such as the rows of large indexes, are closed with it.
         """
         made: list[str] = []
 
@@ -71,12 +76,12 @@ class Staging:
                 self.discard(path)
 
     def throw_away(self, folder: str, also: Iterable[str] = ()) -> None:
-        """Remove a folder of the same file system in one act: it is there as it was, or it is gone.
+        """Remove a directory of the same file system in one act: after an error it is unchanged, else gone.
 
         Args:
-            also: files that mean nothing without it, which go afterwards.
+            also: files that belong to it, and are removed afterwards.
         Raises:
-            OSError: it could not be renamed, and is there as it was.
+            OSError: it could not be renamed, and is unchanged.
         """
         gone = self.name("gone")
         try:
@@ -97,7 +102,9 @@ class Staging:
         self._leaving.discard(gone)
 
     def settle(self, *, timeout_s: float = SETTLE_S) -> bool:
-        """Wait until what was thrown away before this call is removed, and its space free; False when that took longer."""
+        """Wait until everything discarded before this call is removed and its space is free; False when that
+        takes longer.
+        """
         if self.later is None:
             return True
         done = threading.Event()
@@ -105,25 +112,29 @@ class Staging:
         return done.wait(timeout_s)
 
     def count(self) -> int:
-        """Entries, without those that are being removed."""
+        """Count the entries, without those that are being removed."""
         leaving = {os.path.basename(path) for path in self._leaving.copy()}
         return sum(name not in leaving for name in os.listdir(self.path))
 
     def sweep(self) -> None:
-        """Remove, best effort, everything that no operation of this process holds: it is scrap by definition, the work is elsewhere."""
+        """Remove, best effort, every entry that no operation of this process holds: staging never contains
+        the only copy of work.
+        """
         found = [f"{self.path}/{name}" for name in os.listdir(self.path) if not name.startswith(PART)]
-        with self._lock:  # after the listing: what was listed and is not held by now was given up
+        with self._lock:  # after the listing: an entry that was listed and is not held now was released
             scrap = [path for path in found if path not in self._held]
         for path in scrap:
             discard(path)
 
     def sweep_all(self) -> None:
-        """At open, when no operation is under way. What cannot be removed stays: it is in nobody's way."""
+        """Remove every entry, at open, when no operation runs. An entry that cannot be removed stays, and
+        does no harm.
+        """
         for name in os.listdir(self.path):
             self.remove_later(f"{self.path}/{name}")
 
     def remove_later(self, path: str) -> None:
-        """Remove, best effort, what nobody will look for: at once, or where `later` does it. Nothing else ever has that name."""
+        """Remove, best effort, an entry whose name is never used again: at once, or where `later` runs it."""
         if self.later is None:
             discard(path)
         else:

@@ -1,7 +1,7 @@
-"""What the decision table compares: the state of one path, read lazily from a real file.
+"""The state of one path, which the decision table compares; read lazily from a real file.
 
-A state is a kind with content and attributes: permission bits, owner and group, and each xattr that a user of the tree can see. Times,
-inode numbers and link counts are no part of it. An absent path is None.
+A state is a kind with content and attributes: permission bits, owner and group, and each xattr that a user of
+the tree can see. It leaves out times, inode numbers and link counts. The state of an absent path is None.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import errno
 import os
 import stat
 
-from layerstack.kernel import content, syscalls
-from layerstack.kernel.fsync import suppress_errno
+from layerstack.kernel import content
 from layerstack.kernel.whiteout import is_plain_file_whiteout
 from layerstack.kernel.xattrs import Form
-from layerstack.model import cancel
 from layerstack.model.conflict import ABSENT, Fingerprint
 
 Meta = tuple[int, int, int]
 """Permission bits with setuid, setgid and sticky; owner; group."""
 
 SYSTEM_XATTRS = frozenset({"security.selinux", "security.ima", "security.evm"})
-"""Set by the system on its own account, and by nobody else: no part of a state."""
+"""Attributes that the system sets by itself: they are not part of a state."""
 
 FILE, LINK, DIRECTORY, WHITEOUT, SPECIAL = "f", "l", "d", "w", "s"
 
 
 def kind_of(mode: int) -> str:
-    """`f`, `l`, `d`, or `s` for what is no part of a state: FIFO, socket, device."""
+    """Give `f`, `l`, `d`, or `s` for what a state cannot be: FIFO, socket, device."""
     if stat.S_ISREG(mode):
         return FILE
     if stat.S_ISDIR(mode):
@@ -36,7 +34,9 @@ def kind_of(mode: int) -> str:
 
 
 class State:
-    """The state of a path: attributes as they stand here, content in the file at `path` unless `body` carries it."""
+    """The state of a path: attributes from its lstat, content in the file at `path` unless `body` carries
+    it.
+    """
 
     __slots__ = (
         "_xattrs",
@@ -67,7 +67,9 @@ class State:
         self._xattrs: dict[str, bytes] | None = None
 
     def changed(self, *, meta: Meta, xattrs: dict[str, bytes], content: State | bytes | None = None) -> State:
-        """A state that exists in memory only: other attributes, and the content of another state or given bytes."""
+        """Make a state that exists in memory only: other attributes, and the content of another state or the
+        given bytes.
+        """
         source = content if isinstance(content, State) else self
         new = object.__new__(State)
         new.kind, new.meta, new.form, new.linkable = self.kind, meta, self.form, source.linkable
@@ -86,7 +88,9 @@ class State:
 
     @property
     def xattrs(self) -> dict[str, bytes]:
-        """As a user of the merged tree sees them: overlayfs' own left out, escaped ones under their own name."""
+        """xattrs as a user of the merged tree sees them: without those of overlayfs, escaped ones under their
+        own name.
+        """
         if self._xattrs is None:
             found: dict[str, bytes] = {}
             for name in list_xattrs(self.path):
@@ -97,18 +101,18 @@ class State:
 
     @property
     def hides(self) -> bool:
-        """Is the file a whiteout, in the form that needs no device?"""
+        """True for a file that is a whiteout, in the form that needs no device."""
         return self.kind == FILE and self.body is None and is_plain_file_whiteout(self.path, self.size, self.form)
 
     def data(self, limit: int | None = None) -> bytes:
-        """The bytes of a file, at most `limit` of them; without one the caller has looked at `size`."""
+        """Read a file, at most `limit` bytes; without a limit the caller has checked `size`."""
         if self.body is not None:
             return self.body[:limit]
         with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             return file.read(-1 if limit is None else limit)
 
     def digest(self, *, leaving: bool = False) -> bytes:
-        """The digest of a file's bytes, as `content` defines it; with `leaving` they are sent to the device meanwhile."""
+        """Digest a file's bytes, as `content` defines it; `leaving` starts sending them to the device."""
         if self.body is not None:
             return content.digest_of_bytes(self.body)
         fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -119,7 +123,7 @@ class State:
 
 
 def list_xattrs(path: str) -> list[str]:
-    """Names of the xattrs of `path` itself; none where the file system has none."""
+    """List the names of the xattrs of `path` itself; none where the file system has none."""
     try:
         return os.listxattr(path, follow_symlinks=False)
     except OSError as error:
@@ -129,7 +133,7 @@ def list_xattrs(path: str) -> list[str]:
 
 
 def same(x: State, y: State) -> bool:
-    """Equal kind and content, attributes aside."""
+    """Compare kind and content, not attributes."""
     if x.kind != y.kind:
         return False
     if x.kind == DIRECTORY or (x.inode == y.inode and x.body is None and y.body is None):
@@ -152,7 +156,7 @@ def same(x: State, y: State) -> bool:
 
 
 def equal(x: State | None, y: State | None) -> bool:
-    """Equal states; None is absent."""
+    """Compare two states; None is absent."""
     if x is None or y is None:
         return x is y
     if x is y:
@@ -161,7 +165,7 @@ def equal(x: State | None, y: State | None) -> bool:
 
 
 def fingerprint(state: State | None) -> Fingerprint:
-    """The state as a conflict shows it. Reads a file's bytes."""
+    """Give the state as a conflict reports it. Reads a file's bytes."""
     if state is None:
         return ABSENT
     if state.kind == FILE:
@@ -169,105 +173,3 @@ def fingerprint(state: State | None) -> Fingerprint:
     if state.kind == LINK:
         return Fingerprint("symlink", target=state.target)
     return Fingerprint("directory", mode=state.meta[0])
-
-
-def set_meta(path: str, meta: Meta, *, symlink: bool = False) -> None:
-    """Owner first: chown(2) clears setuid and setgid."""
-    os.chown(path, meta[1], meta[2], follow_symlinks=False)
-    if not symlink:
-        os.chmod(path, meta[0])
-
-
-def set_xattrs(path: str, want: dict[str, bytes], form: Form) -> None:
-    """The user-visible xattrs of `path` become `want`; overlayfs' own stay."""
-    have: dict[str, bytes] = {}
-    stored: dict[str, str] = {}
-    for name in list_xattrs(path):
-        if name not in SYSTEM_XATTRS and (shown := form.shown(name)) is not None:
-            have[shown] = os.getxattr(path, name, follow_symlinks=False)
-            stored[shown] = name
-    for name, raw in stored.items():
-        if name not in want:
-            os.removexattr(path, raw, follow_symlinks=False)
-    for name, value in want.items():
-        if have.get(name) != value:
-            os.setxattr(path, form.stored(name), value, follow_symlinks=False)
-
-
-def set_attributes(path: str, state: State) -> None:
-    """Meta and xattrs of a file or directory. chown(2) drops file capabilities, and an ACL touches the bits: in this order nothing is lost."""
-    set_meta(path, state.meta)
-    set_xattrs(path, state.xattrs, state.form)
-    os.chmod(path, state.meta[0])
-
-
-def set_times(path: str, times: tuple[int, int]) -> None:
-    """Access and modification time in ns, of a symlink its own."""
-    os.utime(path, ns=times, follow_symlinks=False)
-
-
-def make_directory(path: str, like: State, *, times: bool = True) -> None:
-    """A new directory with the attributes of `like`; it must not exist."""
-    os.mkdir(path, 0o700)
-    set_xattrs(path, like.xattrs, like.form)
-    set_meta(path, like.meta)
-    if times:
-        set_times(path, like.times)
-
-
-def copy_bytes(source: str, target_fd: int) -> None:
-    """The bytes of a file into an empty one: a reflink where the file system can, else holes stay holes."""
-    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if syscalls.reflink(target_fd, fd):
-            return
-        status = os.fstat(fd)
-        os.ftruncate(target_fd, status.st_size)
-        for at, end in content.data_ranges(fd, status):
-            os.lseek(target_fd, at, os.SEEK_SET)
-            while at < end:
-                cancel.check()
-                sent = os.sendfile(target_fd, fd, at, min(end - at, 1 << 30))
-                if sent == 0:
-                    return
-                at += sent
-    finally:
-        os.close(fd)
-
-
-def write_copy(path: str, state: State, *, times: bool = True) -> None:
-    """A new file or symlink at `path` with the state's content and attributes; never the same inode."""
-    if state.kind == LINK:
-        os.symlink(state.target, path)
-        set_meta(path, state.meta, symlink=True)
-        with suppress_errno(errno.EPERM, errno.EOPNOTSUPP):
-            set_xattrs(path, state.xattrs, state.form)
-    else:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            if state.body is not None:
-                view = memoryview(state.body)
-                while view:
-                    view = view[os.write(fd, view) :]
-            else:
-                copy_bytes(state.path, fd)
-        finally:
-            os.close(fd)
-        set_attributes(path, state)
-    if times and state.body is None:
-        set_times(path, state.times)
-
-
-def link(path: str, state: State) -> bool:
-    """Make `path` a hard link to the file or symlink of the state. False, and nothing there, where its inode cannot be shared: the base lies
-    on a mount of its own, a file has a limit of names, a state in memory has no inode.
-    """
-    if not state.linkable or state.body is not None:
-        return False
-    try:
-        os.link(state.path, path, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in (errno.EMLINK, errno.EXDEV, errno.EPERM):
-            raise
-        return False
-    return True
