@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from layerstack.kernel import fsync, syscalls
+from layerstack.kernel import content, fsync, syscalls
 from layerstack.kernel.xattrs import TRUSTED
-from layerstack.tree import state
 from tests import children
 from tests.layerstack import scenario
 from tests.layerstack.scenario import Expected, Journal, Places
@@ -124,7 +123,7 @@ def cut_everywhere(folder: str, *, steps: Callable[[str], bool] = named, all_of_
     Args:
         all_of_them: look at every cut, and tell all that are broken; else the first one ends it.
     """
-    for module in (fsync, state):  # a hint, of which nothing is promised: the slowest device has not begun yet
+    for module in (fsync, content):  # a hint, of which nothing is promised: the slowest device has not begun yet
         setattr(module, fsync.begin_write_out.__name__, lambda *_where: None)
     syscalls.mount("tmpfs", folder, "tmpfs", 0, "mode=755")
     cuts, expected = play_and_cut(folder, steps=steps)
