@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from types import ModuleType
+
+from tests import page_makers
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "pictures"
 
 
-def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_pictures", ROOT / "docs" / "make_pictures.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # typing.NamedTuple looks for its module there
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_pictures_are_what_their_maker_makes() -> None:
-    made = dict(maker().pictures())
+    made = dict(page_makers.load("make_pictures").pictures())
     assert made == {path.name: path.read_text() for path in FOLDER.iterdir()}, "run: python docs/make_pictures.py"
 
 
