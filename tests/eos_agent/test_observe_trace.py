@@ -54,7 +54,7 @@ def test_a_one_shot_command_shows_where_its_time_went(shared_agent: Agent) -> No
     agent.call("exec_command", request_id="one-shot", cmd="echo hi > made", yield_time_ms=20_000)
     found = agent.call("trace", trace_id="one-shot")
     assert found["view"] == "trace" and found["trace"] == "one-shot"
-    publish: list[Any] = ["workspace_session.publish", [["workspace_session.capture_changes", []], ["layerstack.publish.publish", []]]]
+    publish: list[Any] = ["workspace_session.publish", [["workspace_session.capture_changes", []], ["layerstack.publish", []]]]
     assert shape(found["spans"]) == [
         [
             "daemon.dispatch",
@@ -145,10 +145,10 @@ def test_a_running_command_shows_what_is_over_and_all_of_it_when_it_ended(shared
 def test_a_write_without_a_session_and_a_squash_have_their_phases(agent: Agent) -> None:
     for number in range(3):
         agent.call("file_write", request_id=f"w{number}", path=f"f{number}", content="x")
-    assert names(agent, "w2") == ["daemon.dispatch", "layerstack.publish.publish"]
+    assert names(agent, "w2") == ["daemon.dispatch", "layerstack.publish"]
     assert len(raw(agent, agent.line("squash_layerstack", "sq"))["squashed_blocks"]) == 1
-    assert names(agent, "sq") == ["daemon.dispatch", "layerstack.squash.squash"] + [
-        f"layerstack.squash.squash.{phase}" for phase in ("plan", "flatten", "commit")
+    assert names(agent, "sq") == ["daemon.dispatch", "layerstack.squash"] + [
+        f"layerstack.squash.{phase}" for phase in ("plan", "flatten", "commit")
     ]
 
 

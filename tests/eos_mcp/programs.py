@@ -16,6 +16,7 @@ MODULES = {
     "manager": "eos_mcp.cli.sandbox_manager",
     "runtime": "eos_mcp.cli.sandbox_runtime",
     "observability": "eos_mcp.cli.sandbox_observability",
+    "gateway": "eos_mcp.cli.sandbox_gateway",
     "eos": "eos_mcp.cli.eos",
 }
 

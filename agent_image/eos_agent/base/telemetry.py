@@ -209,11 +209,11 @@ class Phases:
         return False
 
 
-PUBLISHING = {"publish.plan": "layerstack.publish.publish"}
+PUBLISHING = {"publish.plan": "layerstack.publish"}
 SQUASHING = {
-    "squash.plan": "layerstack.squash.squash.plan",
-    "squash.fold": "layerstack.squash.squash.flatten",
-    "commit.rename_metadata": "layerstack.squash.squash.commit",
+    "squash.plan": "layerstack.squash.plan",
+    "squash.fold": "layerstack.squash.flatten",
+    "commit.rename_metadata": "layerstack.squash.commit",
 }
 
 

@@ -148,7 +148,7 @@ class Handlers:
         if request.op == "unpublished_work":
             return await self._unpublished(request.args)
         if request.op == "squash_layerstack":
-            with telemetry.span("layerstack.squash.squash"), telemetry.Phases(telemetry.SQUASHING):
+            with telemetry.span("layerstack.squash"), telemetry.Phases(telemetry.SQUASHING):
                 return await self.squashes.perform()
         if request.op == "export_stream":
             return Stream(self._export(request.args))
@@ -256,7 +256,7 @@ class Handlers:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
                 raise OperationError(INVALID_REQUEST, f"{name} must be a number from 0", {"argument": name}, reason="wrong_type")
             numbers[name] = value
-        span = telemetry.span("layerstack.export.stream", offset=numbers["offset"] or 0)
+        span = telemetry.span("layerstack.export", offset=numbers["offset"] or 0)
         given = (
             numbers["version"],
             numbers["offset"] or 0,
