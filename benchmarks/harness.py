@@ -69,7 +69,7 @@ def check(got: str, want: str) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
-    lines = ["| what | unit | min | p50 | p99 | runs | beside | min | p50 | ratio of p50 | goal | what takes it |", "|" + "---|" * 12]
+    lines = ["| what | unit | min | p50 | p99 | runs | beside | min | p50 | ratio of p50 | goal | main cost |", "|" + "---|" * 12]
     for row in rows:
         beside, ratio = ("-", "-", "-"), "-"
         if row.beside is not None:
