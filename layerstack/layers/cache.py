@@ -1,4 +1,6 @@
-"""The layers of one open store that are in memory: each is read from disk and checked at its first use, and kept until nothing names it."""
+"""Layers of one open store in memory: each is read from disk and checked at its first use, and kept until no
+record names it.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,18 @@ from layerstack.tree.disk import DiskTree
 
 
 class Layers:
-    """The table of them by id; its methods may be called from any thread."""
+    """The table of layers by id; its methods may be called from any thread."""
 
     def __init__(self, root: str, form: Form, lock: threading.RLock) -> None:
-        """`lock` is the store's: what is in memory follows the renames into `layers/`, which are done under it."""
+        """`lock` is the store's: the table follows the renames into `layers/`, which are done under it."""
         self.shelf = Shelf()
         self._root, self._form, self._lock = root, form, lock
         self._loaded: dict[str, Layer] = {}
 
     def get(self, layer_id: str) -> Layer:
-        """The layer of that id. Raises StoreCorrupt, naming what is missing or damaged. Cost: at first use a read of its index."""
+        """Give the layer of that id. Raises StoreCorrupt, naming the file that is missing or damaged. Cost:
+        at first use a read of its index.
+        """
         found = self._loaded.get(layer_id)
         if found is not None:
             return found
@@ -42,27 +46,33 @@ class Layers:
         return layer
 
     def of(self, manifest: Manifest) -> list[Layer]:
-        """Those of a version, newest first. Raises StoreCorrupt."""
+        """List the layers of a version, newest first. Raises StoreCorrupt."""
         return [self.get(layer_id) for layer_id in manifest.layer_ids]
 
     def chain(self, manifest: Manifest, private: Sequence[Layer] = ()) -> Chain:
-        """A chain of a version's layers, with sealed work on top of them, its own top first. Raises StoreCorrupt."""
+        """Make the chain of a version's layers with pending layers on top, the topmost first. Raises
+        StoreCorrupt.
+        """
         return Chain(self.of(manifest), self.shelf, self._form, private)
 
     def all(self) -> tuple[Layer, ...]:
-        """Those of the head, and those that a draft, a session or a reader asked for."""
+        """List the layers in memory: those of the head, and those that a draft, a session or a reader
+        used.
+        """
         return tuple(self._loaded.values())
 
     def new(self, layer_id: LayerId, version: int, index: Index, about: dict[str, Any]) -> Layer:
-        """A layer that is about to be renamed into `layers/`; it is not in the table before `put`."""
+        """Make a layer that is about to be renamed into `layers/`; `put` adds it to the table."""
         return Layer(layer_id, DiskTree(f"{self._root}/layers/{layer_id}", self._form), version, index, about)
 
     def put(self, layers: Iterable[Layer]) -> None:
-        """Layers that have arrived in `layers/`, and that are on the shelf already; the caller holds the lock."""
+        """Add layers that were renamed into `layers/` and are in the path index already; the caller holds the
+        lock.
+        """
         self._loaded.update((layer.id, layer) for layer in layers)
 
     def forget(self, layer_ids: Iterable[str]) -> None:
-        """Take layers that nothing names out of memory."""
+        """Drop layers from memory that no record names."""
         with self._lock:
             known = [self._loaded.pop(layer_id) for layer_id in layer_ids if layer_id in self._loaded]
             self.shelf.drop(*(layer for layer in known if layer.index is not None))
@@ -72,7 +82,7 @@ class Layers:
         if not os.path.isdir(path):
             raise StoreCorrupt(f"{path}: missing", details={"file": path, "layer_id": layer_id})
         if layer_id == BASE_ID:
-            return base_layer(DiskTree(os.path.realpath(path), self._form, linkable=False))  # its root is a state, and no symlink to one
+            return base_layer(DiskTree(os.path.realpath(path), self._form, linkable=False))  # the root of the tree must not be a symlink
         if os.path.islink(path):
             raise StoreCorrupt(f"{path}: is a symlink", details={"file": path, "layer_id": layer_id})
         tree = DiskTree(path, self._form)
@@ -87,8 +97,8 @@ class Layers:
         mark = squashed_id(0, about["digest"], about["replaced"])[-8:] if squashed else about["digest"][:8]
         if digest != about["digest"].encode() + b"\n" or layer_id[-8:] != mark:
             wrong = f"{stem}.json" if squashed else f"{stem}.digest"
-            raise StoreCorrupt(f"{wrong}: is not the layer's", details={"file": wrong, "layer_id": layer_id})
-        if about.get("index_sha256", found) != found:  # layers of before this key do not have it
+            raise StoreCorrupt(f"{wrong}: does not match the id of layer {layer_id}", details={"file": wrong, "layer_id": layer_id})
+        if about.get("index_sha256", found) != found:  # layers made before this key existed do not have it
             wrong = f"{stem}.index"
             raise StoreCorrupt(f"{wrong}: is the index of another layer", details={"file": wrong, "layer_id": layer_id})
         version = about.get("version") or int(layer_id[1:].partition("-")[0])

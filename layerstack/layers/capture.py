@@ -1,9 +1,11 @@
-"""Sealing: an offline upperdir becomes a plain layer tree that says exactly what the session changed.
+"""Capture: turn an offline upperdir into a plain layer tree with exactly the changes of the session.
 
-The result holds files, symlinks, directories, whiteouts and opaque marks; no redirects, no special files, nothing that equals the base.
-Between any two steps the tree on its chain shows what the session showed, and sealing a sealed tree does nothing: after a crash it is run
-again. Sealed work may share inodes with published layers, so it is never mounted as an upperdir again.
-Source: overlayfs.rst, "redirect_dir", "whiteouts and opaque directories"; the kernel marks every directory made inside a merged one opaque.
+The result contains files, symlinks, directories, whiteouts and opaque directories; no redirects, no special
+files, and no entry that equals the base. Between any two steps the tree on its chain shows what the session
+showed, and capturing a captured tree changes nothing: after a crash it is run again. Captured work may share
+inodes with published layers, so it is never mounted as an upperdir again.
+Source: overlayfs.rst, "redirect_dir", "whiteouts and opaque directories"; the kernel makes every directory
+opaque that is made inside a merged one.
 """
 
 from __future__ import annotations
@@ -23,17 +25,21 @@ from layerstack.tree.disk import DirectoryEntry, Tree
 from layerstack.tree.state import DIRECTORY, FILE, LINK, SPECIAL, WHITEOUT, State, equal
 
 SLACK = 8
-"""An opaque directory becomes a plain one if the base's names that it lacks are at most its own names plus so many."""
+"""An opaque directory becomes a plain one if the base's names that it lacks are at most its own names plus
+this many.
+"""
 
 
 class Sealed(NamedTuple):
-    """What sealing left out: the paths of FIFOs, sockets and devices, and of what a killed process had half made (`passing`, `half_done`)."""
+    """Result of a capture: the paths of FIFOs, sockets and devices that it left out, and of files that a
+    killed process had half made (`tempnames`, `git_leftovers`).
+    """
 
     dropped: tuple[str, ...]
     linked: tuple[str, ...] = ()
-    """Files that differ from what the chain has there, which is one of several names of a file."""
+    """Files that differ from the chain's file, which is one of several names of one inode."""
     touched: frozenset[str] = frozenset()
-    """Files that are as in the base and stay for their time alone: something was made while they were otherwise."""
+    """Files that equal the base and are kept for their time alone: a file was made between the two times."""
 
 
 def seal(
@@ -44,15 +50,16 @@ def seal(
     slack: int = SLACK,
     is_input: Callable[[str], bool] | None = None,
 ) -> Sealed:
-    """Bring `tree`, which stands on `chain`, into final form, in place.
+    """Bring `tree`, an upperdir on `chain`, into final form, in place.
 
     Args:
         keep: subtrees that are known to be in final form are not entered.
-        is_input: is a file an input of builds? One that is as in the base but for a later time then stays if a changed file is of a time in
-            between: it may have been made from what the input was meanwhile. Without it none stays.
+        is_input: says whether a file is an input of builds. An input that equals the base but for a later
+            time is then kept if a changed file has a time between the two: it may have been made from the
+            input's content of that moment. Without it none is kept.
     Raises:
-        OSError: the disk refused; the view is as before, and sealing again goes on from there.
-    Cost: O(entries of the tree) look-ups; content is read where a file of equal size lies below.
+        OSError: the disk refused; the view is unchanged, and another capture continues from there.
+    Cost: O(entries of the tree) look-ups; content is read where a file of equal size is below.
     """
     worker = _Seal(tree, chain, keep or (lambda path: False), slack, is_input)
     if keep is None:
@@ -62,11 +69,13 @@ def seal(
 
 
 class Fate(enum.Enum):
-    """What became of an entry. Its directory stays for what did not go, and gets its time back after what did not stay as it was."""
+    """Result for an entry. Its directory stays for an entry that is not GONE, and gets its time back after
+    one that is not STAYS.
+    """
 
     STAYS = enum.auto()
     REPLACED = enum.auto()
-    """By a whiteout."""
+    """Replaced by a whiteout."""
     GONE = enum.auto()
 
 
@@ -75,16 +84,16 @@ class _Seal:
         self.tree, self.chain, self.keep, self.slack, self.is_input = tree, chain, keep, slack, is_input
         self.dropped: list[str] = []
         self.linked: list[str] = []
-        self.filled: set[str] = set()  # of names that are looked at: they came with a directory of the base that was renamed
-        self.cut: dict[str, bool] = {}  # of the directories that are being pruned: shows nothing of the base there?
+        self.filled: set[str] = set()  # copied with a renamed directory of the base, under a name that git_leftovers checks
+        self.cut: dict[str, bool] = {}  # for each directory being pruned: is nothing of the base visible there?
         self.git = git_leftovers.GitDirectories(tree, chain, lambda path: self.cut[path])
         self.touched: dict[str, tuple[int, int]] = {}
-        """Inputs that are as in the base but for a later time: that of the base, and theirs."""
+        """Inputs that equal the base but for a later time: the base's time, and their own."""
 
-    # pass 1: directories that were renamed become opaque directories holding what the old place held
+    # pass 1: a renamed directory becomes an opaque directory with the content of its old path
 
     def expand(self, path: str, merges: str | None) -> None:
-        """`merges`: the path of the chain that this directory merges with, None when with nothing."""
+        """Expand below `path`. `merges`: the path of the chain with which this directory merges; None: with nothing."""
         cancel.check()
         tree = self.tree
         if (foreign := tree.foreign(path)) is not None:
@@ -106,11 +115,11 @@ class _Seal:
             if kind == DIRECTORY:
                 self.expand(join(path, name), None if merges is None else join(merges, name))
         if merges is None:
-            if redirect is not None:  # cut off as well as moved: nothing to fill
+            if redirect is not None:  # opaque as well as renamed: nothing to fill
                 tree.unmark_redirect(path)
             return
         if merges == path:
-            if redirect is not None:  # moved away and back
+            if redirect is not None:  # renamed away and back
                 tree.unmark_redirect(path)
             return
         times = tree.state(path).times
@@ -128,7 +137,9 @@ class _Seal:
         tree.set_times(path, times)
 
     def fill(self, target: str, source: str) -> None:
-        """What the chain shows at `source`, at `target`. A half-filled directory merges with the rest until its parent is marked opaque."""
+        """Copy what the chain shows at `source` to `target`. A half-filled directory merges with the rest
+        until its parent is opaque.
+        """
         state = self.chain.find(source)
         if state is None:
             return
@@ -140,13 +151,14 @@ class _Seal:
                 self.fill(join(target, name), join(source, name))
             self.tree.set_times(target, state.times)
 
-    # pass 2: what is as in the base is no change
+    # pass 2: an entry that equals the base is not a change
 
     def prune(self, path: str, *, inside: bool) -> bool:
-        """Take what is as in the base out of a directory. `inside`: nothing of the base shows here. -> must the directory stay?
+        """Remove entries that equal the base from a directory. `inside`: nothing of the base is visible here.
+        Returns whether the directory must stay.
 
-        It stays for itself: where nothing of the base shows in it (*cut*), where names of the base are gone from it, and where its attributes are
-        others; and for any entry that stays. Else it was only passed through.
+        It must when nothing of the base is visible in it (*cut*), when names of the base are deleted from it,
+        when its attributes differ, or when any entry stays. Else it is an unchanged container.
         """
         if path and self.keep(path):
             return True
@@ -154,7 +166,7 @@ class _Seal:
         state = tree.state(path)
         below = None if inside else self.chain.find(path)
         merges = below is not None and below.kind == DIRECTORY
-        opaque, children, gone = self._settle_mark(path, tree.scan(path), merges=merges)
+        opaque, children, gone = self._decide_opaque(path, tree.scan(path), merges=merges)
         cut = self.cut[path] = inside or opaque or not merges
         stays = cut or bool(gone) or not equal(below, state) or (below is not None and self._retimed(path, state, below))
         retime = gone is not None
@@ -168,7 +180,7 @@ class _Seal:
                 tree.remove(child)
                 fate = Fate.GONE
             elif kind != DIRECTORY:
-                fate = self._settle(child, kind, cut=cut)
+                fate = self._leaf(child, kind, cut=cut)
             elif self.prune(child, inside=cut):
                 fate = Fate.STAYS
             else:
@@ -181,11 +193,15 @@ class _Seal:
         del self.cut[path]
         return stays
 
-    def _settle_mark(
+    def _decide_opaque(
         self, path: str, children: Sequence[DirectoryEntry], *, merges: bool
     ) -> tuple[bool, Sequence[DirectoryEntry], set[str] | None]:
-        """Keep the opaque mark of a directory, or take it away: over nothing it would hide what others add there, and one that lacks few of the base's
-        names says the same with whiteouts. -> is it opaque, the children that are left to look at, the names that got whiteouts for the mark."""
+        """Keep the opaque xattr of a directory, or remove it.
+
+        Over nothing it would hide what others add there, and a directory that lacks few of the base's names
+        says the same with whiteouts. Returns: is it opaque; the children still to be processed; the names
+        that got whiteouts in place of the xattr.
+        """
         tree = self.tree
         if not tree.opaque(path):
             return False, children, None
@@ -199,8 +215,10 @@ class _Seal:
             return True, children, None
         return False, self._unopaque(path, children, names, gone), gone
 
-    def _settle(self, path: str, kind: str, *, cut: bool) -> Fate:
-        """What becomes of an entry that is no directory. `cut`: nothing of the base shows where it is, so that it neither equals nor hides anything."""
+    def _leaf(self, path: str, kind: str, *, cut: bool) -> Fate:
+        """Process an entry other than a directory. `cut`: nothing of the base is visible at its path, so that
+        it neither equals nor hides an entry.
+        """
         if kind in (WHITEOUT, SPECIAL):
             over = not cut and self.chain.holder(path) is not None
             if kind == SPECIAL:
@@ -230,7 +248,9 @@ class _Seal:
     # pass 3: touched inputs
 
     def decide_touched(self) -> frozenset[str]:
-        """Those that stay; the others go as if they had never been opened, and so do directories that were there for them alone."""
+        """Keep the inputs that a changed file may depend on. Remove the others as if they had never been
+        opened, with the directories that existed for them alone.
+        """
         if not self.touched:
             return frozenset()
         times: list[int] = []
@@ -267,7 +287,9 @@ class _Seal:
             path, remove = above, tree.rmdir
 
     def _unopaque(self, path: str, children: Sequence[DirectoryEntry], names: set[str], gone: set[str]) -> list[DirectoryEntry]:
-        """Whiteouts for the names that are gone, marks one level down, then the mark goes. -> the children that are left to look at."""
+        """Write whiteouts for the names that are gone, make their subdirectories opaque, then remove the
+        opaque xattr. Returns the children still to be processed.
+        """
         tree = self.tree
         kinds = dict(children)
         for name in sorted(gone):
@@ -286,26 +308,28 @@ class _Seal:
         return left
 
     def _retimed(self, path: str, own: State, below: State) -> bool:
-        """Has an entry of unpublished work another time now? It is the work's own, and goes where that goes."""
+        """Check whether an entry of a pending layer has another time now. The entry belongs to the work, and
+        keeps its own time.
+        """
         private = self.chain.private
         return bool(private) and own.times[1] != below.times[1] and self.chain.holder(path) in private
 
     def _half_made(self, path: str, name: str, kind: str, *, cut: bool) -> bool:
-        """What the base has of such a name is no work of this session's: somebody meant it."""
+        """Check whether an entry is a temporary one of ours. One of that name in the base is user data."""
         if kind not in (DIRECTORY, FILE) or not (cut or self.chain.holder(path) is None):
             return False
         state = self.tree.state(path)
         return tempnames.is_place(name, state.meta[0]) if kind == DIRECTORY else tempnames.is_file(name, state.times[1])
 
     def _left_by_git(self, directory: str, path: str, kind: str, *, cut: bool) -> bool:
-        """As `_half_made`, of git's own names in a git directory."""
+        """Check whether an entry is one that a killed git left in a git directory, in the same way."""
         if kind not in (FILE, DIRECTORY) or path in self.filled or not (cut or self.chain.holder(path) is None):
             return False
         git = self.git.around(directory)
         return git is not None and git_leftovers.is_named_so(path[len(git) :].lstrip("/"), kind)
 
     def _special(self, path: str, *, over: bool) -> None:
-        """A FIFO, socket or device is left out; where it took the place of something of the base, that stays gone."""
+        """Leave out a FIFO, socket or device; an entry of the base that it replaced stays deleted."""
         self.dropped.append(path)
         if over:
             self.tree.whiteout(path)

@@ -1,4 +1,6 @@
-"""A version as a value: its layers, newest first, and what a path is in them. No mount is needed and none is made."""
+"""The layer stack of a version as a value: its layers, newest first, and the look-up of a path in them. No
+mount is needed or made.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,22 @@ from layerstack.model.paths import byte_order, join, parent
 from layerstack.tree.state import DIRECTORY, SPECIAL, WHITEOUT, State
 
 TOPS_KEPT = 50_000
-"""Directories of which a chain remembers what covers them."""
+"""Directories for which a chain remembers what masks them."""
 
 
 class Chain:
-    """Private layers (sealed, unpublished work) on the layers of a manifest; rank 0 is the top. Immutable, shared between threads."""
+    """Pending layers (captured, unpublished work) on the layers of a manifest; rank 0 is the top. Immutable,
+    shared between threads.
+    """
 
     def __init__(self, layers: Sequence[Layer], shelf: Shelf, form: Form, private: Sequence[Layer] = ()) -> None:
         self._fill(tuple(layers), shelf, form, tuple(private))
         self._height: dict[str, int] = {layer.id: at for at, layer in enumerate(reversed(self.published))}
-        """Of each published layer its place from the bottom. Shared with later chains: those above this one's own are no layers of it."""
+        """Height of each published layer, 0 = lowest. Shared with later chains, whose layers are higher than
+        this chain's own.
+        """
         self.ids: tuple[str, ...] = tuple([layer.id for layer in self.published])
-        """Of the published layers, newest first."""
+        """Ids of the published layers, newest first."""
         self._drops = -1
 
     def _fill(self, published: tuple[Layer, ...], shelf: Shelf, form: Form, private: tuple[Layer, ...]) -> None:
@@ -38,7 +44,9 @@ class Chain:
         self._tops: dict[str, tuple[int, bool]] = {}
 
     def above(self, layer: Layer) -> Chain:
-        """The chain with one more published layer on top, which is on the shelf. Cost: the copy of two tuples, however many layers there are."""
+        """Give the chain with one more published layer on top, which is in the path index already. Cost: the
+        copy of two tuples.
+        """
         new = object.__new__(Chain)
         new._fill((layer, *self.published), self.shelf, self.form, ())
         new._height = self._height if len(self._height) == len(self.published) else {each: self._height[each] for each in self.ids}
@@ -48,44 +56,52 @@ class Chain:
         return new
 
     def _rank(self, layer_id: str) -> int | None:
-        """Of a published layer of this version, from the top of all layers; None: it is none."""
+        """Give the rank of a published layer, 0 = top of all layers; None if it is not in this chain."""
         height = self._height.get(layer_id)
         if height is None or height >= len(self.published):
             return None
         return self._bottom - height
 
     def up_to(self, version: int) -> Chain:
-        """The chain of an earlier version of the same stack, which lies inside no squashed block: its layers that are not newer."""
+        """Give the chain of an earlier version of the same stack, which is not inside a squashed run: its
+        layers that are not newer.
+        """
         if self.published[0].version <= version:
             return self
         return Chain([layer for layer in self.published if layer.version <= version], self.shelf, self.form)
 
     def sorted(self, layers: Iterable[Layer]) -> list[Layer]:
-        """Those of the given layers that are published ones of this version, newest first."""
+        """List those of the given layers that are published layers of this version, newest first."""
         found = [(rank, layer) for layer in layers if (rank := self._rank(layer.id)) is not None]
         return [layer for _, layer in sorted(found, key=lambda hit: hit[0])]
 
     def _complete(self) -> None:
-        """After each look-up on the shelf: a layer that was dropped before it would have been passed over, and older content shown."""
+        """Check, after each look-up in the path index, that no layer of this chain was dropped before it: the
+        look-up would have passed over it and shown older content.
+        """
         drops = self.shelf.drops
         if drops != self._drops:
             lost = next((layer for layer in self.published if layer.gone), None)
             if lost is not None:
                 raise NotFound(
-                    f"layer {lost.id} of this version was folded away: only a leased version stays readable",
+                    f"layer {lost.id} of this version was replaced by a squash: only a version with a lease stays readable",
                     reason="version_not_found",
                     details={"layer_id": lost.id},
                 )
             self._drops = drops
 
     def _first(self, path: str, *, cover: bool = False) -> tuple[int, Layer | None]:
-        """The newest layer that lists `path`, or that covers what is below it, with its rank; the base is not asked."""
+        """Find the newest layer that lists `path`, or with `cover` masks everything below it, and its rank;
+        the base is not asked.
+        """
         for rank, layer in enumerate(self.private):
             found = layer.get(path)
             if found is not None and (found.covers or not cover):
                 return rank, layer
         best, who = len(self.layers), None
-        for layer in self.shelf.covering(path) if cover else self.shelf.listing(path):  # newest first, as the layers of a version
+        for layer in (
+            self.shelf.covering(path) if cover else self.shelf.listing(path)
+        ):  # newest first, in the order of the layers of a version
             at = self._rank(layer.id)
             if at is not None:
                 best, who = at, layer
@@ -94,8 +110,10 @@ class Chain:
         return best, who
 
     def _top(self, path: str) -> tuple[int, bool]:
-        """The rank of the newest layer that covers what is below `path`, at it or at an ancestor; and has that layer no directory there, so
-        that nothing of its own is below either? A chain shows the same for ever, so this is found once per directory.
+        """Find the rank of the newest layer that masks what is below `path`, at it or at an ancestor.
+
+        The second value is True when that layer has no directory there, so that nothing of its own is below
+        either. The answer of a chain never changes, so it is found once per directory.
         """
         found = self._tops.get(path)
         if found is not None:
@@ -120,7 +138,7 @@ class Chain:
         return best, ends
 
     def holder(self, path: str) -> Layer | None:
-        """The layer whose entry is what this version has at `path`, or None when it has nothing there."""
+        """Find the layer whose entry this version shows at `path`; None when it shows none."""
         best, who = self._first(path)
         if path:
             cover, ends = self._top(parent(path))
@@ -132,17 +150,21 @@ class Chain:
         return self.base if self.base.get(path) else None
 
     def find(self, path: str) -> State | None:
-        """What this version has at `path`; symlinks on the way are not followed: below one there is nothing."""
+        """Give the state of `path` in this version; None when absent. Symlinks on the way are not followed: a
+        path below one is absent.
+        """
         who = self.holder(path)
         return None if who is None else who.tree.state(path)
 
     def hidden_from(self, directory: str) -> int:
-        """The lowest rank of a layer whose entries in a directory do not show, because it or a newer one has taken their place."""
+        """Give the lowest rank of a layer whose entries in a directory are not visible, because it or a newer
+        layer replaced the directory.
+        """
         best, ends = self._top(directory)
         return best if ends else best + 1
 
     def directories(self, path: str) -> list[Layer]:
-        """The layers that merge into the directory `path`, newest first; empty when it is none."""
+        """List the layers that merge into the directory `path`, newest first; empty unless it is a directory."""
         top = self._top(parent(path))[0] if path else len(self.layers)
         hits: list[tuple[int, Layer]] = [(rank, layer) for rank, layer in enumerate(self.private) if layer.get(path) is not None]
         listed = [(rank, layer) for layer in self.shelf.listing(path) if (rank := self._rank(layer.id)) is not None]
@@ -163,7 +185,9 @@ class Chain:
         return merged
 
     def names(self, path: str, *, stop_above: int | None = None) -> set[str]:
-        """The names in the directory `path`; listing stops early, with more than `stop_above` names, when that is given."""
+        """List the names in the directory `path`; stops early, with more than `stop_above` names, when that
+        is given.
+        """
         seen, gone = set[str](), set[str]()
         for layer in self.directories(path):
             for name, kind in layer.tree.scan(path):
@@ -176,7 +200,9 @@ class Chain:
         return seen
 
     def ordered(self, path: str) -> Iterator[str]:
-        """The paths directly in the directory `path`, in byte order. Those of large layers come from their indexes, one after the other."""
+        """List the paths directly in the directory `path`, in byte order. Those of large layers are read from
+        their indexes one by one.
+        """
         last: bytes | None = None
         for name, _, shown in heapq.merge(*(_listed(rank, layer, path) for rank, layer in enumerate(self.directories(path)))):
             if name != last and shown:
@@ -184,7 +210,7 @@ class Chain:
             last = name
 
     def walk(self, path: str = "") -> Iterator[str]:
-        """Visible paths strictly below `path`, a directory before what is in it."""
+        """List the visible paths strictly below `path`, a directory before its entries."""
         for name in sorted(self.names(path)):
             child = join(path, name)
             yield child
@@ -194,7 +220,7 @@ class Chain:
 
 
 def _listed(rank: int, layer: Layer, path: str) -> Iterator[tuple[bytes, int, bool]]:
-    """(name, rank, is it no whiteout?) of what one layer has in a directory, in byte order of the names."""
+    """List (name, rank, visible?) of one layer's entries in a directory, in byte order of the names."""
     if isinstance(layer.index, PackedIndex):
         skip = len(byte_order(path)) + 1 if path else 0
         for child in layer.index.children(path):

@@ -1,5 +1,6 @@
-"""Which paths differ between two versions, or between a version and work on top of one. Only what layers outside of their common ones list
-is looked at."""
+"""Find the paths that differ between two versions, or between a version and work on top of one. Only paths
+that layers outside of their common ones list are compared.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from layerstack.model.paths import ancestors, byte_order
 from layerstack.tree.state import DIRECTORY, LINK, State, equal, same
 
 KEPT, KEPT_PATHS = 4, 100_000
-"""Comparisons that a store remembers, so that the pages of one answer are found once, and paths of each."""
+"""Comparisons that a store remembers, so that the pages of one answer are computed once; and paths of each."""
 
 
 class Difference(NamedTuple):
@@ -29,11 +30,13 @@ class Difference(NamedTuple):
     old: State | None
     new: State | None
     retimed: bool = False
-    """Are the states equal, and only the times of the file or directory others?"""
+    """True when the states are equal and only the times of the file or directory differ."""
 
 
 def at(old: Chain, new: Chain, path: str) -> Difference | None:
-    """The difference at one path, or None. Reads content only of two files of one size in different layers."""
+    """Compare one path; None when it does not differ. Reads content only of two files of one size in
+    different layers.
+    """
     if old.holder(path) is new.holder(path):
         return None
     before, after = old.find(path), new.find(path)
@@ -41,41 +44,43 @@ def at(old: Chain, new: Chain, path: str) -> Difference | None:
 
 
 def delta(old: Chain, new: Chain, *, under: str = "") -> list[str]:
-    """All of `paths`."""
+    """List all of `paths`."""
     return list(paths(old, new, under=under))
 
 
 def paths(old: Chain, new: Chain, *, under: str = "") -> Iterator[str]:
-    """Every path, at or below `under`, that is not the same in both, in byte order. What is in a directory that only one has is listed too.
+    """Give every path, at or below `under`, that differs, in byte order. Entries of a directory that only one
+    side has are included.
 
-    Cost: O(records of the layers that only one has), of large ones only as far as it is asked for; below a directory that one of them made
-    anew, all of it. Memory: the small layers' paths, and the names of one directory.
+    Cost: O(records of the layers that only one side has), of large ones only as far as the caller iterates;
+    below a directory that one side made again, all of it. Memory: the small layers' paths, and the names of
+    one directory.
     """
     return (found.path for found in _DeltaWalk(old, new).below(under))
 
 
 def tops(old: Chain, new: Chain, *, times: bool = False) -> Iterator[Difference]:
-    """The same differences, without what lies below a path that is no directory in `new`.
+    """Give the same differences, without paths below one that is not a directory in `new`.
 
     Args:
-        times: also files and directories that are the same but for their time.
+        times: also files and directories that differ in their time only.
     """
     return _DeltaWalk(old, new, only_tops=True, times=times).below("")
 
 
 def count(old: Chain, new: Chain) -> int:
-    """How many paths `delta` would list; none of them is kept."""
+    """Count the paths that `delta` would list, without keeping them."""
     return sum(1 for _ in _DeltaWalk(old, new).below(""))
 
 
 class _Inside(NamedTuple):
-    """A directory whose content is still to be looked at."""
+    """A directory whose content is still to be compared."""
 
     path: str
     sides: tuple[Chain, ...]
-    """Those that have it."""
+    """The sides that have it."""
     covered: bool
-    """One of the layers changed what is in it without listing it."""
+    """One of the layers masks its content without listing it."""
 
 
 class _DeltaWalk:
@@ -91,7 +96,7 @@ class _DeltaWalk:
         self.large: list[PackedIndex] = []
         for layer in self.outside:
             if isinstance(layer.index, PackedIndex):
-                self.large.append(layer.index)  # asked where it is: a set of its names costs ten times what they take there
+                self.large.append(layer.index)  # queried directly: a set of its names would take ten times the memory
                 continue
             for path, record in (layer.index or {}).items():
                 if times or not record.quiet:
@@ -110,8 +115,8 @@ class _DeltaWalk:
         return any((record := layer.get(path)) is not None and record.covers for layer in self.outside)
 
     def below(self, under: str) -> Iterator[Difference]:
-        """What differs, at or below a path."""
-        found, inside = self.look(under, covered=any(self.covers(ancestor) for ancestor in ancestors(under)))
+        """Give the differences at or below a path."""
+        found, inside = self.compare(under, covered=any(self.covers(ancestor) for ancestor in ancestors(under)))
         if found is not None:
             yield found
         open_now = [] if inside is None else [self.content(inside)]
@@ -125,13 +130,15 @@ class _DeltaWalk:
                 yield met
 
     def content(self, directory: _Inside) -> Iterator[Difference | _Inside]:
-        """What differs directly in it; each directory in it at the place where its own content sorts: `d` comes before `d-`, and `d/x` behind it."""
+        """Give the differences directly in a directory, and each directory in it where its own content sorts:
+        `d` comes before `d-`, and `d/x` after it.
+        """
         waiting: list[tuple[bytes, _Inside]] = []
         for path in self.children(directory):
             raw = byte_order(path)
             while waiting and waiting[-1][0] < raw:
                 yield waiting.pop()[1]
-            found, inside = self.look(path, covered=directory.covered)
+            found, inside = self.compare(path, covered=directory.covered)
             if found is not None:
                 yield found
             if inside is not None:
@@ -151,8 +158,10 @@ class _DeltaWalk:
                 yield child
             last = child
 
-    def look(self, path: str, *, covered: bool) -> tuple[Difference | None, _Inside | None]:
-        """`covered`: one of the layers changed what the path lies in without listing it."""
+    def compare(self, path: str, *, covered: bool) -> tuple[Difference | None, _Inside | None]:
+        """Compare one path. `covered`: one of the layers masks the directory that contains it without listing
+        it.
+        """
         cancel.check()
         one, other = self.old.holder(path), self.new.holder(path)
         found: Difference | None = None
@@ -173,21 +182,23 @@ class _DeltaWalk:
 
 
 def _has_another_time(before: State | None, after: State | None) -> bool:
-    """Of equal states. The time of a symlink says nothing."""
+    """Compare the times of two equal states. The time of a symlink is ignored."""
     return before is not None and after is not None and after.kind != LINK and before.times[1] != after.times[1]
 
 
 class _ComparedPaths:
-    """The paths of one comparison, as far as they were asked for; of many the last ones. One caller has it at a time."""
+    """Paths of one comparison as far as they were read; of many the last ones. One caller uses it at a
+    time.
+    """
 
     def __init__(self, rest: Iterator[str], layers: tuple[Layer, ...]) -> None:
         self.layers = layers
         self.begin = 0
-        """The number of the first that is remembered."""
+        """The number of the first path that is remembered."""
         self._rest, self._found = rest, list[str]()
 
     def get(self, start: int) -> Iterator[str]:
-        """Those from number `start` on, which is not before `begin`."""
+        """Give the paths from number `start` on, which is not before `begin`."""
         at = start
         while True:
             while at - self.begin >= len(self._found):
@@ -204,7 +215,9 @@ class _ComparedPaths:
 
 
 class Deltas:
-    """The last comparisons, by the layers of both sides, which never change: a page goes on where the one before it ended."""
+    """The last comparisons, by the layers of both sides, which never change: a page continues where the one
+    before it ended.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -212,7 +225,7 @@ class Deltas:
 
     @contextlib.contextmanager
     def paths(self, old: Chain, new: Chain, under: str, start: int, *, but: Chain | None = None) -> Generator[Iterator[str]]:
-        """As `paths`, from number `start` on; without those that are in `but` as in `new`."""
+        """Give `paths` from number `start` on; without those that are in `but` as in `new`."""
         layers = [() if chain is None else chain.layers for chain in (old, new, but)]
         key = (under, *(tuple(layer.id for layer in some) for some in layers))
         with self._lock:
@@ -220,7 +233,7 @@ class Deltas:
         if listed is None or start < listed.begin or any(layer.gone for layer in listed.layers):
             listed = _ComparedPaths(self._find(old, new, under, but), tuple(itertools.chain(*layers)))
         yield listed.get(start)
-        with self._lock:  # an error has ended the search: it begins anew then
+        with self._lock:  # not after an error, which has ended the search: the next call starts over
             self._kept[key] = listed
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)

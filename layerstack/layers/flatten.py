@@ -1,4 +1,6 @@
-"""Fold adjacent layers into one tree that shows the same: private layers before a publish, published ones at a squash."""
+"""Flatten adjacent layers into one tree that shows the same: pending layers before a publication, published
+ones at a squash.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ from layerstack.tree.disk import Tree
 from layerstack.tree.state import DIRECTORY, FILE, WHITEOUT
 
 Listed = tuple[int, Layer, IndexRecord]
-"""A record of a path: the rank of its layer in the block, 0 the newest; the layer; the record."""
+"""A record of a path: the rank of its layer in the run, 0 = newest; the layer; the record."""
 
 
 class BlockListing:
-    """What the layers of a block list, by path. Those with packed indexes are asked where they are: the memory of such a fold is that of the others."""
+    """Paths that the layers of a run list. Packed indexes are queried directly, so that memory is that of the
+    other indexes.
+    """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._listed: dict[str, list[Listed]] = {}
@@ -37,22 +41,22 @@ class BlockListing:
                 self._children.setdefault(parent_of(path), []).append(path)
 
     def at(self, path: str) -> list[Listed]:
-        """The records of a path, the newest first."""
+        """List the records of a path, newest first."""
         found = self._listed.get(path, [])
         large = [(rank, layer, rec) for rank, layer, index in self._large if (rec := index.get(path)) is not None]
         return sorted([*found, *large], key=lambda listed: listed[0]) if large else found
 
     def source(self, path: str) -> Layer | None:
-        """The newest layer that lists the path: the one that a file of the result is from."""
+        """Find the newest layer that lists the path: the source of a file of the result."""
         found = self.at(path)
         return found[0][1] if found else None
 
     def is_touched(self, path: str) -> bool:
-        """Is a file of the result there for its time alone? (`Sealed.touched`)"""
+        """Check whether a file of the result is there for its time alone (`Captured.touched`)."""
         return all(rec.kind == FILE and rec.quiet for _, _, rec in self.at(path))
 
     def children(self, path: str) -> Iterator[str]:
-        """The listed paths in a directory."""
+        """Give the listed paths in a directory."""
         some: list[Iterable[str]] = [self._children.get(path, ())]
         some += [index.children(path) for _, _, index in self._large]
         if len(some) == 1:
@@ -66,31 +70,33 @@ class BlockListing:
 
 
 class Folded(NamedTuple):
-    """What is asked of a fold afterwards, by path."""
+    """Look-ups by path in the result of `flatten`."""
 
     source: Callable[[str], Layer | None]
-    """Of each file and symlink, the layer that it is from."""
+    """Gives the layer that a file or symlink is from."""
     is_touched: Callable[[str], bool]
-    """Is a file there for its time alone?"""
+    """Says whether a file is there for its time alone."""
 
 
 class Reach(NamedTuple):
-    """How far down the block a directory of the result reaches."""
+    """How far down the run a directory of the result extends."""
 
     mask: int
-    """The oldest rank that has a say in what is in it."""
+    """The oldest rank whose layer contributes entries."""
     hides: bool
-    """Did the block end it, so that nothing of what is below the block shows in it?"""
+    """True when the run ends it, so that nothing below the run is visible in it."""
     quiet: bool
-    """Did all its layers only pass through it?"""
+    """True when all its layers have it as an unchanged container."""
 
 
 def reach(records: Sequence[Listed], mask: int) -> Reach:
-    """Go down the records of a directory, the newest first, as far as the mask of the directory that it is in.
+    """Find how far down the records of a directory, newest first, it merges, at most to the mask of the
+    directory above it.
 
-    It merges with older directories until one layer has something else there, or hides what is older. The mask ends at the first record that is no
-    directory, just above it: what that layer has there, and what is older, shows no more. An opaque directory keeps its rank: what is in
-    it shows, what is older does not.
+    A directory merges with older ones until a layer has another kind of entry there, or an opaque directory.
+    The mask ends just above the first record that is not a directory: that layer's entry, and everything
+    older, is not visible. An opaque directory itself is included: its entries are visible, older ones are
+    not.
     """
     quiet = True
     for rank, _, rec in records:
@@ -105,13 +111,15 @@ def reach(records: Sequence[Listed], mask: int) -> Reach:
 
 
 def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Folded:
-    """Write what the layers of `block` show on top of `below` into `target`, which holds nothing but its root, like the newest layer's.
+    """Write what the layers of `block` show on top of `below` into `target`, which contains nothing but its
+    root, a copy of the newest layer's.
 
-    A whiteout stays only where `below` shows the name and nothing of the result hides it; a directory that hid what is below stays opaque.
-    Files are shared by hard link. A directory has the time that the newest layer gave it, which is what `below` and the block showed.
+    A whiteout stays only where `below` shows the name and nothing of the result hides it; a directory that
+    hid lower entries stays opaque. Files are hard-linked. A directory gets the time that the newest layer
+    gave it, which is what `below` and the run showed.
     Raises:
         Stopped, at any entry.
-    Cost: O(entries of the block); names come from the indexes, not from the disk.
+    Cost: O(entries of the run); names come from the indexes, not from the disk.
     """
     folding = _Fold(BlockListing(block), below, target)
     root = block[0].tree.state("")
@@ -126,7 +134,9 @@ class _Fold:
         self.listed, self.below, self.target = listed, below, target
 
     def fill(self, path: str, mask: int, *, cut: bool) -> bool:
-        """Write what is in a directory. Layers of a rank beyond `mask` have no say; `cut`: nothing of `below` shows here. -> is there anything?"""
+        """Write the entries of a directory. Layers of a rank beyond `mask` do not contribute; `cut`: nothing
+        of `below` is visible here. Returns whether any entry was written.
+        """
         some = False
         for child in self.listed.children(path):
             cancel.check()
@@ -145,7 +155,9 @@ class _Fold:
         return some
 
     def _directory(self, path: str, records: Sequence[Listed], mask: int, *, cut: bool) -> bool:
-        """Write a directory with what is in it. -> is it in the result? One that all layers only passed through, without a trace, is not."""
+        """Write a directory with its entries. Returns whether it is in the result: one that is an unchanged
+        container in all layers, and empty, is not.
+        """
         target = self.target
         mask, hides, quiet = reach(records, mask)
         under = None if cut else self.below.find(path)

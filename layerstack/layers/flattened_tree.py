@@ -1,4 +1,6 @@
-"""What a fold of adjacent layers would write, looked up where it is asked for: a preview folds private layers without a tree of their files."""
+"""The result of `flatten`, computed path by path: a preview flattens pending layers without writing a
+tree.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,13 @@ from layerstack.tree.disk import LARGE, Children, DirectoryEntry
 from layerstack.tree.state import DIRECTORY, WHITEOUT, State
 
 KEPT = 4096
-"""Directories of which is remembered what shows in them."""
+"""Directories that are remembered."""
 
 
 class _FlattenedDirectory(NamedTuple):
-    """What is in it: of layers whose rank is not above `last`, and, unless it is `cut`, of what lies below the block."""
+    """The entries of a directory come from layers of rank `last` or newer, and, unless it is `cut`, from
+    below the run.
+    """
 
     last: int
     cut: bool
@@ -25,8 +29,10 @@ class _FlattenedDirectory(NamedTuple):
 
 
 class FoldedTree:
-    """The layers of `block`, newest first, on top of `below`, as `fold` makes one tree of them; but for directories that say nothing, which
-    stay: sealing takes them away. It is only read, and shows what its layers show at the time."""
+    """The layers of `block`, newest first, on top of `below`, as `flatten` makes one tree of them, apart from
+    unchanged containers, which stay: a capture removes them. Read-only; it shows what its layers show at
+    the time.
+    """
 
     def __init__(self, block: Sequence[Layer], below: Chain) -> None:
         self.form = below.form
@@ -41,10 +47,10 @@ class FoldedTree:
         if known is None:
             if len(self._known) >= KEPT:
                 self._known.clear()
-            known = self._known[path] = self._look(path, self._directory(parent_of(path)))
+            known = self._known[path] = self._resolve(path, self._directory(parent_of(path)))
         return known
 
-    def _look(self, path: str, above: _FlattenedDirectory) -> _FlattenedDirectory:
+    def _resolve(self, path: str, above: _FlattenedDirectory) -> _FlattenedDirectory:
         last, hit = above.last, False
         for rank, _, rec in self._listed.at(path):
             if rank > last:
@@ -68,7 +74,7 @@ class FoldedTree:
                 yield DirectoryEntry(child[skip:], rec.kind)
 
     def scan(self, path: str) -> Sequence[DirectoryEntry]:
-        """As `Tree.scan`."""
+        """See `Tree.scan`."""
         found: list[DirectoryEntry] = []
         rest = self._children(path)
         for child in rest:
@@ -78,19 +84,19 @@ class FoldedTree:
         return sorted(found)
 
     def state(self, path: str) -> State:
-        """As `Tree.state`."""
+        """See `Tree.state`."""
         return self._listed.at(path)[0][1].tree.state(path) if path else self._top.tree.state("")
 
     def opaque(self, path: str) -> bool:
-        """As `Tree.opaque`."""
+        """See `Tree.opaque`."""
         return self._directory(path).opaque
 
     def foreign(self, path: str) -> list[str] | None:
-        """None: sealed layers have no whiteouts that are plain files."""
+        """Return None: captured layers have no whiteouts that are plain files."""
         return None
 
     def redirect(self, path: str) -> str | None:
-        """None: sealed layers have no directories that were renamed."""
+        """Return None: captured layers have no renamed directories."""
         return None
 
 

@@ -1,9 +1,12 @@
-"""What a killed git leaves half done in its own directory: locks that keep everybody else out, and objects without a name.
+"""Files that a killed git leaves in its own directory: locks that block every later git, and objects without
+a name.
 
-Told by name, and only inside a git directory: `.git`, or a directory that git itself takes for one (a bare repository, the directory of a
-submodule). A work tree inside of one is outside again, so that its `Cargo.lock` is a file like any other. Sealing leaves out what the session
-made of it: whoever held it is gone by then. What the base has stays, whoever left it there.
-Source: git-gc(1), git-prune(1); git's `is_git_directory` (setup.c), `remove_temporary_files` (prune.c), lockfile.h.
+They are recognised by name, and only inside a git directory: `.git`, or a directory that git itself takes for
+one (a bare repository, the directory of a submodule). A work tree inside of one is outside again, so that its
+`Cargo.lock` is an ordinary file. A capture leaves out those that the session made: the process that held them
+has ended. Those of the base stay.
+Source: git-gc(1), git-prune(1); git's `is_git_directory` (setup.c), `remove_temporary_files` (prune.c),
+lockfile.h.
 """
 
 from __future__ import annotations
@@ -26,18 +29,20 @@ _HEAD_BYTES = 256
 _GITS_OWN = frozenset(
     ("refs", "logs", "info", "objects", "reftable", "worktrees", "modules", "sequencer", "rebase-merge", "rebase-apply", "svn")
 )
-"""Directories of a git directory in which git takes locks. In others, as `hooks`, `lfs`, `annex`, is what people and other programs keep."""
+"""Directories of a git directory in which git takes locks. Others, such as `hooks`, `lfs`, `annex`, contain
+files of people and other programs.
+"""
 KNOWN_MAX = 10_000
-"""Directories of which is remembered whether they lie in a git directory."""
+"""Directories for which is remembered whether they are in a git directory."""
 
 
 def may_be(name: str) -> bool:
-    """Whether an entry of that name is looked at any further; nearly none is."""
+    """Check whether an entry of that name needs a closer check; nearly none does."""
     return name.endswith(_LOCK) or name.startswith(_TEMPORARY) or name == _GC_PID
 
 
 def is_named_so(path: str, kind: str) -> bool:
-    """Whether git makes such a thing for a while; `path` begins at the git directory."""
+    """Check whether git makes such an entry temporarily; `path` begins at the git directory."""
     name = path.rpartition("/")[2]
     if path.startswith(_OBJECTS) and name.startswith(_TEMPORARY):
         return kind in (FILE, DIRECTORY)
@@ -46,14 +51,17 @@ def is_named_so(path: str, kind: str) -> bool:
 
 
 class GitDirectories:
-    """Where the git directories are in what a session shows: `tree` on `chain`. `is_cut`: shows nothing of the chain in that directory?"""
+    """Git directories in the view of a session: `tree` on `chain`. `is_cut` says whether nothing of the chain
+    is visible in a directory.
+    """
 
     def __init__(self, tree: Tree, chain: Chain, is_cut: Callable[[str], bool]) -> None:
         self._tree, self._chain, self._is_cut = tree, chain, is_cut
         self._known: dict[str, str | None] = {}
 
     def around(self, path: str) -> str | None:
-        """The git directory that the directory `path` is or lies in, without a work tree between the two; None: none.
+        """Find the git directory that the directory `path` is or is in, without a work tree between the two;
+        None: it is in none.
 
         Cost: that of listing it and its ancestors in the tree, once for each directory.
         """
@@ -73,7 +81,7 @@ class GitDirectories:
         return found
 
     def _is_git_directory(self, path: str) -> bool:
-        """As git decides it."""
+        """Check as git does (`is_git_directory`)."""
         head = self._state(path, "HEAD")
         if head is None:
             return False
@@ -86,7 +94,7 @@ class GitDirectories:
         return head.kind == FILE and _HEAD.match(head.data(_HEAD_BYTES)) is not None
 
     def _state(self, path: str, name: str) -> State | None:
-        """What the session shows there."""
+        """Give the state that the session shows there."""
         child = join(path, name)
         for there, kind in self._tree.scan(path):
             if there == name:

@@ -1,7 +1,9 @@
-"""Names of one file that a session parted: overlayfs copies a file up by the name that is written to, and its other names keep the old content.
+"""Hard links that a session split: overlayfs copies a file up under the name that is written to, and its
+other names keep the old content.
 
-Told as a notice; nothing is put together again, since the session itself saw them apart. Looked for only where a changed path was one of several
-names, among the entries of the layer that has them.
+They are reported as a notice and not joined again, since the session itself saw them apart. They are searched
+for only where a changed path had several names, among the entries of the layer that has them. Source:
+overlayfs.rst, "Non-standard behavior".
 """
 
 from __future__ import annotations
@@ -17,33 +19,35 @@ from layerstack.model.paths import parent as parent_of
 from layerstack.tree.disk import DiskTree, Tree
 from layerstack.tree.state import DIRECTORY, FILE
 
-LOOKED_AT_MAX = 50_000
-"""Entries of a layer; in a larger one only what lies in the same directory is found."""
-TOLD_MAX = 100
+SCANNED_MAX = 50_000
+"""Entries of a layer that are scanned; in a larger layer only names in the same directory are found."""
+NOTICES_MAX = 100
 
 
 def split_links(tree: Tree, chain: Chain, paths: Sequence[str]) -> tuple[Notice, ...]:
-    """Notices of the kind `split_link`.
+    """Make notices of the kind `split_link`.
 
     Args:
-        tree: sealed on `chain`.
+        tree: captured on `chain`.
         paths: files of it that have several names in the chain.
     """
-    told: list[Notice] = []
+    notices: list[Notice] = []
     for path in paths:
         holder, state = chain.holder(path), chain.find(path)
-        if holder is None or state is None or len(told) >= TOLD_MAX:
+        if holder is None or state is None or len(notices) >= NOTICES_MAX:
             continue
         others = [
             name for name in _names(holder, path, state.inode) if name != path and chain.holder(name) is holder and _shows_old(tree, name)
         ]
         if others:
-            told.append(Notice("split_link", path, others=tuple(sorted(others, key=byte_order)[:TOLD_MAX])))
-    return tuple(told)
+            notices.append(Notice("split_link", path, others=tuple(sorted(others, key=byte_order)[:NOTICES_MAX])))
+    return tuple(notices)
 
 
 def _shows_old(tree: Tree, name: str) -> bool:
-    """Does the other name still show what the chain has? The tree may have made it a name of the new file, rewritten it or taken it away."""
+    """Check whether the other name still shows the chain's file. The tree may have made it a name of the new
+    file, rewritten or deleted it.
+    """
     at = ""
     for part in name.split("/"):
         child = next((child for child in tree.scan(at) if child.name == part), None)
@@ -56,7 +60,7 @@ def _shows_old(tree: Tree, name: str) -> bool:
 
 
 def _names(layer: Layer, path: str, inode: tuple[int, int]) -> list[str]:
-    """The names of a file in one layer."""
+    """List the names of a file in one layer."""
     if not isinstance(layer.tree, DiskTree):
         return []
     if layer.names_of is None:
@@ -70,7 +74,7 @@ def _siblings(tree: DiskTree, path: str) -> list[str]:
 
 
 def _groups(layer: Layer) -> dict[tuple[int, int], list[str]]:
-    """The names of each file that has several, where the layer is not too large."""
+    """Find the names of each file that has several, unless the layer is too large."""
     assert isinstance(layer.tree, DiskTree)
     found: dict[tuple[int, int], list[str]] = {}
     waiting, seen = [""], 0
@@ -79,7 +83,7 @@ def _groups(layer: Layer) -> dict[tuple[int, int], list[str]]:
         with os.scandir(layer.tree.full(at)) as entries:
             for entry in entries:
                 seen += 1
-                if seen > LOOKED_AT_MAX:
+                if seen > SCANNED_MAX:
                     return {}
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(join(at, entry.name))

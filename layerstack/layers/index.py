@@ -1,6 +1,7 @@
-"""The index of a layer: what it lists at each path, in memory; and the shelf, what all layers together list at a path.
+"""A layer with its index in memory; and the path index over all layers of a store.
 
-Sizes and digests are in the index file only. The index of a large layer is packed (`packed_index`), and its paths are in no table of the shelf: it is asked itself.
+Sizes and digests are in the index file only. The index of a large layer is packed (`packed_index`); its paths
+are in none of the path index's tables, and it is queried itself.
 """
 
 from __future__ import annotations
@@ -27,24 +28,28 @@ MEMBER_KEYS = ("layer_id", "version", "owner", "agent", "request_id", "draft_id"
 
 
 class Layer:
-    """One layer of a chain. `index` is None for the base: it is asked by lstat, so a big base costs no memory."""
+    """One layer of a chain. `index` is None for the base, which is queried by lstat, so that a large base
+    takes no memory.
+    """
 
     def __init__(self, layer_id: LayerId, tree: Tree, version: int, index: Index | None, about: Mapping[str, Any] | None = None) -> None:
         self.id, self.tree, self.version, self.index = layer_id, tree, version, index
         self.about: Mapping[str, Any] = about or {}  # the layer's metadata: owner, agent, request_id, base_version, bytes
         self.times: LayerTimes | None = None
-        """As `layer_times.times_of` found it."""
+        """Filled by `layer_times.times_of`."""
         self.gone = False
-        """Nothing names it any more, its tree may be removed: whoever still looks for it must be told."""
+        """True once no record names the layer: its tree may be removed, and a chain that still uses it must
+        raise.
+        """
         self.names_of: dict[tuple[int, int], list[str]] | None = None
-        """By inode the names of files that have several; `hard_links` alone writes it."""
+        """inode -> names of a file that has several; written by `hard_links` only."""
         self.named_units: tuple[object, frozenset[Any]] | None = None
-        """For whom, and which: see `unit_plan.named_by`, which alone writes it."""
+        """(kinds, units): written by `plan_units.named_by` only."""
         self._keys: list[str] | None = None
         self._directories: dict[str, bool] = {}
 
     def at(self, root: str) -> Layer:
-        """The same layer when its tree has moved to `root`."""
+        """Give the same layer after its tree was moved to `root`."""
         return Layer(self.id, DiskTree(root, self.tree.form), self.version, self.index, self.about)
 
     @property
@@ -53,18 +58,22 @@ class Layer:
 
     @property
     def first_version(self) -> int:
-        """The oldest version that this layer has something of: its own, but for a squashed one."""
+        """The oldest version with changes in this layer: its own, except for a squashed one."""
         return int(self.about.get("first_version") or self.version)
 
     @property
     def members(self) -> list[dict[str, Any]]:
-        """What was published in this layer, newest first: itself, or what a squash folded into it. Keys as in MEMBER_KEYS."""
+        """The publications in this layer, newest first: itself, or those that a squash merged into it. Keys
+        as in MEMBER_KEYS.
+        """
         if "members" in self.about:
             return list(self.about["members"])
         return [{"layer_id": self.id, "version": self.version, **{key: self.about.get(key) for key in MEMBER_KEYS[2:]}}]
 
     def paths(self) -> Iterator[str]:
-        """The listed paths in some fixed order of text or bytes; of a large layer none is in memory but the present one."""
+        """Iterate over the listed paths in a fixed order of text or bytes; of a large layer one path at a
+        time is in memory.
+        """
         return iter(self.index) if isinstance(self.index, PackedIndex) else iter(self.keys)
 
     @property
@@ -98,7 +107,9 @@ class Layer:
         return known
 
     def meets(self, index: Index) -> bool:
-        """May this layer bear on the entries of `index`, which lists every directory that its entries are in? False is certain."""
+        """Check whether this layer may concern entries of `index`, which lists every directory that its
+        entries are in. False is certain.
+        """
         assert self.index is not None
         if len(index) > len(self.index):  # the shorter one is walked
             return any(path in index and not (found.quiet and not index[path].covers) for path, found in self.index.items())
@@ -109,7 +120,9 @@ class Layer:
         return False
 
     def under(self, path: str) -> Iterator[str]:
-        """The listed paths strictly below `path`, those that are only containers left out, in some fixed order."""
+        """Iterate over the listed paths strictly below `path`, unchanged containers left out, in a fixed
+        order.
+        """
         if isinstance(self.index, PackedIndex):
             yield from (each for each, rec in self.index.below(path) if not rec.quiet)
             return
@@ -122,7 +135,7 @@ class Layer:
             at += 1
 
     def below(self, path: str) -> list[str]:
-        """All of `under`."""
+        """List all of `under`."""
         return list(self.under(path))
 
 
@@ -131,7 +144,7 @@ def base_layer(tree: DiskTree) -> Layer:
 
 
 def _placed(layer: Layer, held: tuple[Layer, ...] | None) -> tuple[Layer, ...]:
-    """The layers with one more, newest first. A layer is nearly always newer than all others, at open older."""
+    """Insert a layer, newest first. It is nearly always newer than all others; at open it is older."""
     if not held:
         return (layer,)
     v = layer.version
@@ -144,27 +157,31 @@ def _placed(layer: Layer, held: tuple[Layer, ...] | None) -> tuple[Layer, ...]:
 
 
 class Shelf:
-    """All indexed layers of a store by path, and which version touched what. Readers take no lock: values are replaced, never edited.
+    """All indexed layers of a store by path, and the newest version that changed it. Readers take no lock:
+    values are replaced, never edited.
 
-    touch[p] is the newest version with a record at p that is no mere container, sub[p] the newest at or below p, cover[p] the newest that
-    changed everything below p without listing it. They give candidates; an entry that is too new costs a look, never a wrong answer.
+    touch[p] is the newest version with a record at p other than an unchanged container, sub[p] the newest at
+    or below p, cover[p] the newest that changed everything below p without listing it. They give candidates:
+    a value that is too new costs a look-up, never a wrong answer.
     """
 
     def __init__(self) -> None:
         self.by_path: dict[str, tuple[Layer, ...]] = {}
-        """Newest first, by their own versions; so is `by_cover`."""
+        """Newest first, by the layers' own versions; `by_cover` likewise."""
         self.by_cover: dict[str, tuple[Layer, ...]] = {}
         self.touch: dict[str, int] = {}
         self.sub: dict[str, int] = {}
         self.drops = 0
-        """Rises before a layer is dropped: a chain that sees it unchanged after a look-up has seen all its layers."""
+        """Incremented before a layer is dropped: a chain that finds it unchanged after a look-up has seen all
+        its layers.
+        """
         self.cover: dict[str, int] = {}
         self.large: tuple[Layer, ...] = ()
-        """Layers with a packed index, newest first: none of the tables above has their paths."""
+        """Layers with a packed index, newest first: their paths are in none of the tables above."""
         self._lock = threading.Lock()
 
     def add(self, layer: Layer) -> None:
-        """List a layer, before the head that names it exists: no chain asks for it until then."""
+        """Add a layer before the head that names it exists: no chain uses it until then."""
         assert layer.index is not None
         v = layer.version
         with self._lock:
@@ -187,11 +204,11 @@ class Shelf:
                 while at:
                     at = at.rpartition("/")[0]
                     if self.sub.get(at, 0) >= v:
-                        break  # whoever wrote v here has gone on to the root
+                        break  # the loop that wrote v here went on to the root
                     self.sub[at] = v
 
     def drop(self, *layers: Layer) -> None:
-        """Forget layers that no chain names; what they marked as touched may stay."""
+        """Drop layers that no chain names; their versions may stay in `touch`, `sub` and `cover`."""
         gone, paths = set(layers), set[str]()
         with self._lock:
             for layer in layers:
@@ -211,7 +228,7 @@ class Shelf:
                         del table[path]
 
     def listing(self, path: str) -> tuple[Layer, ...]:
-        """The layers that list the path, newest first, by their own versions."""
+        """List the layers that have a record of the path, newest first, by their own versions."""
         found = self.by_path.get(path, ())
         for layer in self.large:
             if layer.get(path) is not None:
@@ -219,7 +236,7 @@ class Shelf:
         return found
 
     def covering(self, path: str) -> tuple[Layer, ...]:
-        """Those that change everything below it without listing it, newest first."""
+        """List the layers that change everything below the path without listing it, newest first."""
         found = self.by_cover.get(path, ())
         for layer in self.large:
             rec = layer.get(path)
@@ -228,13 +245,17 @@ class Shelf:
         return found
 
     def touched(self, path: str, version: int) -> bool:
-        """May a layer newer than `version` have changed something at or below `path`? False is certain."""
+        """Check whether a layer newer than `version` may have changed an entry at or below `path`. False is
+        certain.
+        """
         if self.sub.get(path, 0) > version:
             return True
         return bool(self.large) and any(layer.version > version and layer.get(path) is not None for layer in self.large)
 
     def covered(self, path: str, version: int) -> bool:
-        """May a layer newer than `version` have changed everything below `path` without listing it? False is certain."""
+        """Check whether a layer newer than `version` may have changed everything below `path` without listing
+        it. False is certain.
+        """
         if self.cover.get(path, 0) > version:
             return True
         return bool(self.large) and any(
@@ -242,5 +263,7 @@ class Shelf:
         )
 
     def untouched(self, path: str, version: int) -> bool:
-        """Is nothing at, below or covering `path` newer than `version`? True is certain."""
+        """Check that no layer newer than `version` changed an entry at or below `path`, or masks it. True is
+        certain.
+        """
         return not self.touched(path, version) and not any(self.covered(a, version) for a in ancestors(path))

@@ -1,4 +1,6 @@
-"""Digests of files by layer and path, asked in byte order of paths: each index file is read once from its start to its end, and never held."""
+"""Read digests of files by layer and path, in byte order of paths: each index file is read once from start to
+end, and never kept in memory.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from layerstack.layers.index_file import PLAIN_FORMAT, format_of, unescaped
 from layerstack.model.paths import byte_order
 
 OPEN_AT_ONCE = 64
-"""Index files that are open at a time; of the others it is known how far they were read."""
+"""Index files that are open at a time; for the others the position is remembered."""
 
 
 class _At(NamedTuple):
-    """How far an index file was read: the offset of the next line, and the last one."""
+    """Position in an index file: the offset of the next line, and the last line read."""
 
     offset: int
     path: bytes | None
@@ -22,16 +24,17 @@ class _At(NamedTuple):
 
 
 class Digests:
-    """`digests(layer_id, path)` is the digest (`layerstack.kernel.content`) of the file that the layer has there, or None.
+    """`digests(layer_id, path)` is the digest (`layerstack.kernel.content`) of the layer's file at the path,
+    or None.
 
-    Paths must come in byte order. Memory: the buffers of OPEN_AT_ONCE files. Not for several threads at a time.
+    Paths must come in byte order. Memory: the buffers of OPEN_AT_ONCE files. Not thread-safe.
     """
 
     def __init__(self, root: str) -> None:
         self._folder = f"{root}/.layer-metadata"
         self._open: OrderedDict[str, IO[bytes]] = OrderedDict()
         self._at: dict[str, _At] = {}
-        self._plain: set[str] = set()  # layers whose digests are the SHA-256 of the bytes: not asked where that is another
+        self._plain: set[str] = set()  # layers whose digests are plain SHA-256: not used where `content` defines another
 
     def __call__(self, layer_id: str, path: str) -> bytes | None:
         wanted, file = byte_order(path), self._file(layer_id)

@@ -1,10 +1,13 @@
-"""Make the index of a tree, and keep it in a file: one line per path in byte order, so that one path is found by bisection.
+"""Make the index of a tree, and store it in a file: one line per path in byte order, so that a path is found
+by bisection.
 
     eos-index 2 <count of lines> <SHA-256 of all lines>
     <path> TAB <kind>[q|o] TAB <mode, octal> TAB <size> TAB <digest of the content or ->
 
-Digests are those of `layerstack.kernel.content`; format 1 has the SHA-256 of the bytes of every file, which differs for those with 64 KiB of zeros. In a path `\\\\`, `\\t` and `\\n` stand for backslash, TAB and LF. Kinds are f, l, d, w; q is a mere container, o opaque;
-a file with q has the content and attributes of what is below, and is there for its time alone.
+Digests are those of `layerstack.kernel.content`; format 1 has the SHA-256 of the bytes of every file, which
+differs for files with 64 KiB of zeros. In a path `\\\\`, `\\t` and `\\n` stand for backslash, TAB and LF.
+Kinds are f, l, d, w; q is an unchanged container, o an opaque directory; a file with q has the content and
+attributes of the file below, and is there for its time alone.
 """
 
 from __future__ import annotations
@@ -45,28 +48,32 @@ class IndexRow(NamedTuple):
     mode: int
     size: int
     digest: bytes | None
-    """Of a file's content, or the SHA-256 of a symlink's target."""
+    """The digest of a file's content, or the SHA-256 of a symlink's target."""
     mtime_ns: int = 0
-    """Of what was looked at for a digest; no part of the file, so 0 in a row that was read from one."""
+    """The time of the file whose digest was computed. Not stored: 0 in a row that was read from a file."""
 
 
 class Indexed(NamedTuple):
-    """The index of a tree with what is written beside it. Of a large tree none of it is in memory but the packed paths."""
+    """The index of a tree with the data written beside it. Of a large tree only the packed paths are in
+    memory.
+    """
 
     records: Index
     rows: Collection[IndexRow]
-    """In byte order of paths; may be walked as often as one likes."""
+    """In byte order of paths; may be iterated any number of times."""
     digest: str
-    """SHA-256 in hex over path, kind, opaque mark, mode, owner, xattrs and content of each entry; times are no part of it."""
+    """SHA-256 in hex over path, kind, opacity, mode, owner, xattrs and content of each entry, not over
+    times.
+    """
     size_bytes: int
-    """Of regular files, several names of one file once."""
+    """Bytes of regular files; several names of one file count once."""
     allocated_bytes: int
     changes: int = 0
-    """How many paths say something."""
+    """Number of paths that are a change."""
 
     @property
     def changed(self) -> list[str]:
-        """The paths that say something, in byte order."""
+        """The paths that are a change, in byte order."""
         return [row.path for row in self.rows if not row.record.quiet]
 
     def files(self) -> Iterator[str]:
@@ -79,7 +86,7 @@ class Indexed(NamedTuple):
 
 
 class _PackedRows(Collection[IndexRow]):
-    """Of a large tree that nobody wanted sizes and digests of."""
+    """Rows of a large tree, without sizes and digests."""
 
     def __init__(self, index: PackedIndex) -> None:
         self._index = index
@@ -96,7 +103,9 @@ class _PackedRows(Collection[IndexRow]):
 
 
 class _SpilledRows(Collection[IndexRow]):
-    """Of a large tree: the lines of its index file, in a file without a name. Good until the end of the scope of `spill` that it was made in."""
+    """Rows of a large tree: the lines of its index file, in an unnamed file. Valid until the end of the scope
+    of `unnamed_files` in which it was made.
+    """
 
     def __init__(self, folder: str | None) -> None:
         self._file = unnamed_files.new_file(folder)
@@ -116,7 +125,7 @@ class _SpilledRows(Collection[IndexRow]):
         return _header(self._count, self._total.hexdigest())
 
     def copy_to(self, fd: int) -> None:
-        """Its lines behind what was written to a new file. Raises OSError."""
+        """Append its lines to a new file. Raises OSError."""
         self._file.flush()
         at, size = 0, os.fstat(self._file.fileno()).st_size
         while at < size:
@@ -142,7 +151,7 @@ class _SpilledRows(Collection[IndexRow]):
 
 
 class _Writer:
-    """Takes entries in byte order of paths: a few of them as they are, many of them packed."""
+    """Collect entries in byte order of paths: a few as rows, many packed."""
 
     def __init__(self, folder: str | None, *, hashes: bool) -> None:
         self._folder, self._hashes = folder, hashes
@@ -153,7 +162,7 @@ class _Writer:
         self._changes = 0
 
     def add(self, row: IndexRow, rest: bytes) -> None:
-        """`rest`: what the digest of the tree covers beside the path."""
+        """Add a row. `rest`: bytes that the digest of the tree includes beside the path."""
         if self._hashes:
             raw = byte_order(row.path)
             self._total.update(b"%d:%s%d:%s" % (len(raw), raw, len(rest), rest))
@@ -188,7 +197,9 @@ class _Writer:
 
 
 Known = Callable[[str, State], "bytes | None"]
-"""(path, state of a file there) -> its digest, or None where it must be read; asked in byte order of paths."""
+"""(path, state of a file there) -> its digest, or None where it must be read; called in byte order of
+paths.
+"""
 
 
 def build(
@@ -200,15 +211,18 @@ def build(
     leaving: bool = False,
     touched: Callable[[str], bool] | None = None,
 ) -> Indexed:
-    """The index of a sealed tree that stands on the chain `below`. Reads each file once, unless `known` has its digest.
+    """Make the index of a captured tree on the chain `below`. Reads each file once, unless `known` has its
+    digest.
 
     Args:
         hashes: False leaves out digests and sizes: enough to plan.
-        leaving: what is read will be synced soon: the device may begin.
-        touched: is a file there for its time alone (`Sealed.touched`)? It is listed, and no change.
+        leaving: the files will be synced soon, so that the device may begin.
+        touched: says whether a file is there for its time alone (`Captured.touched`). It is listed, and not a
+            change.
     Raises:
         OSError; Stopped, at any entry.
-    Memory: the names of the widest directory, and the packed paths; rows of a large tree lie in a file without a name in the tree's `aside`.
+    Memory: the names of the widest directory, and the packed paths; rows of a large tree are in an unnamed
+    file in the tree's `aside`.
     """
     out = _Writer(tree.aside if isinstance(tree, DiskTree) and tree.aside else None, hashes=hashes)
     sizes, counted = [0, 0], set[int]()  # inode numbers: a tree is on one file system
@@ -217,7 +231,7 @@ def build(
         return repr((meta, sorted(xattrs.items()))).encode()
 
     def directory(path: str, cut: bool) -> bool:
-        """`cut`: nothing of `below` shows here. -> nor in it."""
+        """Add a directory. `cut`: nothing of `below` is visible here. Returns whether that holds in it too."""
         state, opaque = tree.state(path), tree.opaque(path)
         under = below.find(path) if below is not None and not (opaque or cut) else None
         quiet = under is not None and under.kind == DIRECTORY and equal(under, state)
@@ -244,7 +258,9 @@ def build(
         out.add(IndexRow(path, mark, found.meta[0], found.size, digest, found.times[1]), rest)
 
     def contents(path: str, cut: bool) -> Iterator[tuple[str, bool]]:
-        """Each directory in `path` at the place where what is in it sorts: `d` comes before `d-`, and `d/x` behind it."""
+        """Give each directory in `path` where its content sorts: `d` comes before `d-`, and `d/x` after
+        it.
+        """
         waiting: list[tuple[bytes, str, bool]] = []
         for name, kind in _in_byte_order(tree.scan(path)):
             cancel.check()
@@ -271,14 +287,16 @@ def build(
 
 
 def _in_byte_order(children: Sequence[DirectoryEntry]) -> Iterable[DirectoryEntry]:
-    """They come in order of their text, which differs only where a name is not UTF-8."""
+    """Sort entries that are in order of their text, which differs only where a name is not UTF-8."""
     if isinstance(children, Children) or all(name.isascii() for name, _ in children):
         return children
     return sorted(children, key=lambda child: byte_order(child.name))
 
 
 def known_digests(tree: Tree, indexed: Indexed) -> Known:
-    """Of the files that a clone of `tree` shares with it, at the same paths. Memory: none; each path may be asked for once, in byte order."""
+    """Give the digests of files that a clone of `tree` shares with it, at the same paths. Memory: none; each
+    path may be queried once, in byte order.
+    """
     rows = iter(indexed.rows)
     here: list[IndexRow | None] = [next(rows, None)]
 
@@ -293,13 +311,13 @@ def known_digests(tree: Tree, indexed: Indexed) -> Known:
     return known
 
 
-# ---- the file --------------------------------------------------------------------------------------------------------------------
+# ---- the file ------------------------------------------------------------------------------
 
 _ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"))
 
 
 def escaped(path: str) -> bytes:
-    """The path as it stands in a line."""
+    """Write a path as in a line."""
     raw = os.fsencode(path)
     for plain, escaped in _ESCAPES:
         if plain in raw:
@@ -308,7 +326,7 @@ def escaped(path: str) -> bytes:
 
 
 def unescaped(raw: bytes) -> bytes:
-    """The bytes of a path as it stands in a line."""
+    """Read the bytes of a path from a line."""
     if b"\\" in raw:
         parts = raw.split(b"\\\\")
         raw = b"\\".join([part.replace(b"\\t", b"\t").replace(b"\\n", b"\n") for part in parts])
@@ -337,7 +355,9 @@ def dump(indexed: Indexed) -> bytes:
 
 
 def write_new(path: str, indexed: Indexed) -> str:
-    """The index file at `path`, where nothing is, its bytes only on their way; -> its `checksum`. Raises OSError."""
+    """Write the index file at `path`, which must not exist, without waiting for the disk. Returns its
+    `checksum`. Raises OSError.
+    """
     if not isinstance(indexed.rows, _SpilledRows):
         data = dump(indexed)
         fsync.write_new(path, data, sync=False)
@@ -354,7 +374,9 @@ def write_new(path: str, indexed: Indexed) -> str:
 
 
 def checksum(data: bytes) -> str:
-    """Of an index file, as its header has it; its layer's metadata names it, so that no layer takes another's."""
+    """Give the checksum in the header of an index file; the layer's metadata names it, so that no layer takes
+    another's index.
+    """
     return data[: data.find(b"\n")].rpartition(b" ")[2].decode("ascii", "replace")
 
 
@@ -363,15 +385,15 @@ def _corrupt(source: str, what: str) -> StoreCorrupt:
 
 
 def format_of(word: bytes, source: str) -> int:
-    """The format that a header names. Raises StoreCorrupt, naming `source`, for one that is not known."""
+    """Give the format that a header names. Raises StoreCorrupt, naming `source`, for an unknown one."""
     for known in (FORMAT, PLAIN_FORMAT):
         if word == b"%d" % known:
             return known
-    raise _corrupt(source, f"format {word.decode('ascii', 'replace')} is not known, {PLAIN_FORMAT} and {FORMAT} are")
+    raise _corrupt(source, f"format {word.decode('ascii', 'replace')} is unknown; known formats are {PLAIN_FORMAT} and {FORMAT}")
 
 
 def _body(data: bytes, source: str) -> tuple[bytes, bytes]:
-    """All lines, and how many the header says there are."""
+    """Check the header. Returns all lines, and their number in the header."""
     header, _, body = data.partition(b"\n")
     words = header.split(b" ")
     if len(words) != 4 or words[0] != _MAGIC:
@@ -383,22 +405,26 @@ def _body(data: bytes, source: str) -> tuple[bytes, bytes]:
 
 
 def load(data: bytes, *, source: str) -> dict[str, IndexRecord]:
-    """path -> record, as `dump` wrote it. Raises StoreCorrupt naming `source` for anything else. Cost: 0.6 us a line."""
+    """Parse what `dump` wrote: path -> record. Raises StoreCorrupt, naming `source`, for anything else. Cost:
+    0.6 us per line.
+    """
     body, count = _body(data, source)
     lines = _LINE.findall(os.fsdecode(body))
     try:
         found = {path: _MARKS[mark] for path, mark in lines}
     except KeyError as error:
-        raise _corrupt(source, f"a line is marked {error.args[0]!r}") from None
+        raise _corrupt(source, f"a line has the unknown kind {error.args[0]!r}") from None
     if b"\\" in body:
         found = {_unescape(os.fsencode(path)) if "\\" in path else path: rec for path, rec in found.items()}
     if b"%d" % len(found) != count:
-        raise _corrupt(source, f"{len(found)} paths, the header says {count.decode('ascii', 'replace')}")
+        raise _corrupt(source, f"has {len(found)} paths, its header says {count.decode('ascii', 'replace')}")
     return found
 
 
 def load_file(path: str) -> tuple[Index, str]:
-    """The index in a file, packed where it is large, and its checksum. Raises StoreCorrupt as `load`; OSError."""
+    """Read the index in a file, packed if it is large, and its checksum. Raises StoreCorrupt as `load`;
+    OSError.
+    """
     with documents.reading(path) as file:
         header = file.readline()
         words = header.split(b" ")
@@ -415,18 +441,20 @@ def load_file(path: str) -> tuple[Index, str]:
             mark = _MARKS.get(rest[: rest.find(b"\t")].decode("ascii", "replace"))
             here = unescaped(raw)
             if mark is None or not line.endswith(b"\n") or (here <= last and count):
-                raise _corrupt(path, f"line {count + 2} is none of an index")
+                raise _corrupt(path, f"line {count + 2} is not a line of an index, or out of order")
             found.add(here, mark)
             count, last = count + 1, here
     if total.hexdigest().encode() != words[3].rstrip(b"\n"):
         raise _corrupt(path, "the checksum does not match its content")
     if count != int(words[2]):
-        raise _corrupt(path, f"{count} paths, the header says {int(words[2])}")
+        raise _corrupt(path, f"has {count} paths, its header says {int(words[2])}")
     return found, checksum(header)
 
 
 def row_of(line: bytes) -> IndexRow:
-    """A line of the file, without its end. Raises ValueError or KeyError for one that `dump` did not write."""
+    """Parse a line of the file, without its newline. Raises ValueError or KeyError for one that `dump` did
+    not write.
+    """
     path, mark, mode, size, digest = line.split(b"\t")
     return IndexRow(
         _unescape(path), _MARKS[mark.decode()], int(mode, 8), int(size), None if digest == b"-" else bytes.fromhex(digest.decode())
@@ -434,7 +462,7 @@ def row_of(line: bytes) -> IndexRow:
 
 
 def look_up(file: str, path: str) -> IndexRow | None:
-    """One path of an index file, by bisection: O(log size) reads of a line, and no checksum of the whole."""
+    """Find one path in an index file by bisection: O(log size) reads of a line, without the checksum."""
     wanted = byte_order(path)
     with open(file, "rb") as f:
         f.readline()

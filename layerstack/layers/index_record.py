@@ -1,4 +1,6 @@
-"""What a layer lists at one path, and what an index is: records are a dozen shared values, so an index costs its paths."""
+"""The record of a layer at one path. Records are a dozen shared values, so an index takes the memory of its
+paths.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,19 @@ from layerstack.tree.state import DIRECTORY, FILE, LINK, WHITEOUT
 
 
 class IndexRecord(NamedTuple):
-    """What a layer lists at one path."""
+    """The record of a layer at one path."""
 
     kind: str
     """`f`, `l`, `d` or `w` (a whiteout)."""
     quiet: bool
-    """A directory that is here only as a container: its attributes equal those below, and it is not opaque. It is no touch."""
+    """An unchanged container: a directory whose attributes equal those below, and that is not opaque; or a
+    file that is there for its time alone. Does not count as a change.
+    """
     opaque: bool
 
     @property
     def covers(self) -> bool:
-        """Does it change everything below its path without listing it?"""
+        """True when it changes everything below its path without listing it."""
         return self.kind != DIRECTORY or self.opaque
 
 
@@ -29,12 +33,12 @@ _NUMBERS = {found: number for number, found in enumerate(NUMBERED)}
 
 
 def record(kind: str, *, quiet: bool = False, opaque: bool = False) -> IndexRecord:
-    """The shared one."""
+    """Give the shared record of these values."""
     return _SHARED[kind, quiet, opaque]
 
 
 def number_of(found: IndexRecord) -> int:
-    """Its place in NUMBERED."""
+    """Give its place in NUMBERED."""
     return _NUMBERS[found]
 
 

@@ -1,6 +1,8 @@
-"""The index of a large layer: path -> record, at some ten bytes per path instead of some hundred. Found by bisection, walked in byte order.
+"""The index of a large layer: path -> record, at some ten bytes per path instead of some hundred. Searched by
+bisection, iterated in byte order.
 
-Paths stand in groups of GROUP. The first of a group is whole, of each other only what differs from the one before:
+Paths are in groups of GROUP. The first of a group is whole; each other has only what differs from the one
+before:
 
     <u16 bytes shared> <u16 bytes that follow> <these bytes>
 """
@@ -22,33 +24,37 @@ V = TypeVar("V")
 
 GROUP = 16
 SMALL = 4096
-"""An index of so many paths or fewer is a dict: it answers in a tenth of the time."""
+"""An index of at most this many paths is a dict, which is ten times as fast."""
 
 MEMO = 1024
-"""Answers that are remembered, so that the directories above each path are not looked for again and again."""
+"""Answers that are remembered, so that the directories above each path are not searched for again and
+again.
+"""
 
 _HEAD = struct.Struct("<HH")
 
 
 class Packed(Mapping[str, V], Generic[V]):
-    """Path -> one of some values. Filled once, in byte order of paths; from then on it never changes. May be read from any thread."""
+    """Path -> one of some values. Filled once, in byte order of paths; constant afterwards. May be read from
+    any thread.
+    """
 
-    def __init__(self, values: Sequence[V], marks: MutableSequence[int]) -> None:
-        """`marks` has of each path the number of its value among `values`."""
-        self._values, self._marks = values, marks
+    def __init__(self, values: Sequence[V], numbers: MutableSequence[int]) -> None:
+        """`numbers` has, for each path, the number of its value among `values`."""
+        self._values, self._numbers = values, numbers
         self._data = bytearray()
-        self._groups = array("Q")  # where each of them begins
+        self._groups = array("Q")  # offsets at which they begin
         self._last = b""
         self._near: tuple[bytes, bytes | None, dict[bytes, V]] = (
             b"\xff" * 5000,
             None,
             {},
-        )  # the last group: begin, end, what is in it
+        )  # the last group: begin, end, its entries
         self._memo: dict[bytes, V | None] = {}
 
-    def append(self, path: bytes, mark: int) -> None:
-        """The path, which sorts behind all that are there, with the number of its value."""
-        if len(self._marks) % GROUP:
+    def append(self, path: bytes, number: int) -> None:
+        """Append a path, which sorts after all others, with the number of its value."""
+        if len(self._numbers) % GROUP:
             shared = path.rfind(b"/") + 1
             while path[:shared] != self._last[:shared]:
                 shared = path.rfind(b"/", 0, shared - 1) + 1
@@ -57,27 +63,27 @@ class Packed(Mapping[str, V], Generic[V]):
             shared = 0
         self._data += _HEAD.pack(shared, len(path) - shared)
         self._data += path[shared:]
-        self._marks.append(mark)
+        self._numbers.append(number)
         self._last = path
 
     def walk(self, start: int = 0) -> Iterator[tuple[bytes, V]]:
-        """The paths from number `start` on, in byte order."""
-        data, marks, values, unpack = self._data, self._marks, self._values, _HEAD.unpack_from
-        if start >= len(marks):
+        """Iterate from path number `start` on, in byte order."""
+        data, numbers, values, unpack = self._data, self._numbers, self._values, _HEAD.unpack_from
+        if start >= len(numbers):
             return
         at, path = self._groups[start // GROUP], b""
-        for number in range(start - start % GROUP, len(marks)):
+        for number in range(start - start % GROUP, len(numbers)):
             shared, size = unpack(data, at)
             at += 4 + size
             path = path[:shared] + data[at - size : at]
             if number >= start:
-                yield path, values[marks[number]]
+                yield path, values[numbers[number]]
 
     def place(self, path: bytes) -> int:
-        """The number of the first path that does not sort before this one; how many there are when all do."""
+        """Give the number of the first path that does not sort before this one; the length when all do."""
         data, groups = self._data, self._groups
         low, high = 0, len(groups)
-        while low < high:  # the first group whose head sorts behind
+        while low < high:  # the first group whose first path sorts after `path`
             middle = (low + high) // 2
             at = groups[middle]
             if data[at + 4 : at + 4 + _HEAD.unpack_from(data, at)[1]] <= path:
@@ -92,7 +98,9 @@ class Packed(Mapping[str, V], Generic[V]):
         return number
 
     def find(self, path: bytes) -> V | None:
-        """What is listed at the path. Those that are asked one after the other are mostly neighbours, or directories that were asked before."""
+        """Give the value of the path, or None. Successive queries are mostly neighbours, or directories that
+        were queried before.
+        """
         low, high, table = self._near
         if low <= path and (high is None or path < high):
             return table.get(path)
@@ -120,7 +128,7 @@ class Packed(Mapping[str, V], Generic[V]):
         return found
 
     def below(self, path: str) -> Iterator[tuple[str, V]]:
-        """All strictly below a path, in byte order."""
+        """Iterate over everything strictly below a path, in byte order."""
         prefix = byte_order(path) + b"/" if path else b""
         for found, record in self.walk(self.place(prefix) if path else 1):
             if not found.startswith(prefix):
@@ -128,10 +136,12 @@ class Packed(Mapping[str, V], Generic[V]):
             yield os.fsdecode(found), record
 
     def children(self, path: str) -> Iterator[str]:
-        """The paths directly in a directory, in byte order. What lies deeper is passed over by bisection."""
+        """Iterate over the paths directly in a directory, in byte order. Deeper paths are skipped by
+        bisection.
+        """
         prefix = byte_order(path) + b"/" if path else b""
         number = self.place(prefix) if path else 1
-        while number < len(self._marks):
+        while number < len(self._numbers):
             inside = b""
             for found, _ in self.walk(number):
                 if not found.startswith(prefix):
@@ -143,7 +153,7 @@ class Packed(Mapping[str, V], Generic[V]):
                 number += 1
                 yield os.fsdecode(found)
             if inside:
-                number = self.place(inside + b"0")  # "0" is the byte behind "/"
+                number = self.place(inside + b"0")  # "0" is the byte after "/"
 
     @overload
     def get(self, path: str, /) -> V | None: ...
@@ -167,7 +177,7 @@ class Packed(Mapping[str, V], Generic[V]):
             yield os.fsdecode(path)
 
     def __len__(self) -> int:
-        return len(self._marks)
+        return len(self._numbers)
 
     def items(self) -> ItemsView[str, V]:
         return _Items(self)
@@ -180,12 +190,12 @@ class PackedIndex(Packed[IndexRecord]):
         super().__init__(NUMBERED, bytearray())
 
     def add(self, path: bytes, record: IndexRecord) -> None:
-        """Append the path, which sorts behind all that are there."""
+        """Append the path, which sorts after all others."""
         self.append(path, number_of(record))
 
 
 class _Items(ItemsView[str, V]):
-    """In one walk, not by a bisection for each path."""
+    """Iterate in one walk, not by a bisection for each path."""
 
     def __init__(self, index: Packed[V]) -> None:
         super().__init__(index)

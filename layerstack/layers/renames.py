@@ -1,7 +1,9 @@
-"""Where a side has what the base had at a path that this side removed: told in conflicts and notices, it decides nothing.
+"""Find the new path of an entry of the base that a side deleted at its old one: reported in conflicts and
+notices, it decides nothing.
 
-A file was renamed where a path that only this side has shows the same bytes; a directory, where its files moved together. A file that was
-edited in a renamed directory is found by that directory. What is not found is not named: bounded, and cheap enough for a report.
+A file was renamed if a path that only this side has shows the same bytes; a directory, if its files moved
+together. A file that was edited in a renamed directory is found by that directory. Renames that are not found
+are not reported: the search is bounded, and cheap enough for a report.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ from layerstack.model.paths import ancestors
 from layerstack.tree.state import DIRECTORY, FILE, State, same
 
 ADDED_MAX = 20_000
-"""Paths of a side that are looked at; with more, no rename is found."""
+"""Paths of a side that are compared; with more, no rename is found."""
 COMPARED_MAX, SAMPLED_MAX = 64, 16
-"""Files of one size that a removed one is compared with; files of a removed directory that are looked for."""
+"""Files of one size that a deleted one is compared with; files of a deleted directory that are searched
+for.
+"""
 SIZE_MAX = 64 << 20
-"""Bytes of a file that is compared."""
+"""Largest file that is compared, in bytes."""
 
 
 class Renames:
-    """What one side renamed; nothing is looked at until the first question."""
+    """Renames of one side; nothing is read before the first query."""
 
     def __init__(self, base: Chain, tree: Callable[[str], State | None], listed: Callable[[], Iterable[str]]) -> None:
         """`listed`: the paths where this side may differ from the base."""
@@ -33,7 +37,9 @@ class Renames:
         self._folders: dict[str, str | None] = {}
 
     def find(self, path: str) -> str | None:
-        """Where this side has what the base had at the path, or in whose directory it would be; None: it is not known."""
+        """Find the new path of the base's entry at `path`, or its path in a renamed directory; None:
+        unknown.
+        """
         state = self._base.find(path)
         if state is not None and state.kind != DIRECTORY:
             found = self._file(path, state)

@@ -23,7 +23,7 @@ _KINDS = {FILE: "file", DIRECTORY: "directory", LINK: "symlink"}
 
 
 class Entry(NamedTuple):
-    """What a version has at a path."""
+    """An entry of a version."""
 
     path: str
     kind: str
@@ -50,26 +50,26 @@ _DELETED, _OPAQUE, _CONTAINER, _SHOWN = "deleted", "opaque", "container", "shown
 
 
 def _raw_paths(layer: Layer) -> Iterator[bytes]:
-    """What it lists, in byte order."""
+    """Give the paths that it lists, in byte order."""
     if isinstance(layer.index, PackedIndex):
         return (raw for raw, _ in layer.index.walk())
     return iter(sorted(map(byte_order, layer.index or ())))
 
 
 class Snapshot:
-    """One version, read-only, a value: what it shows never changes. Its layers stay on disk while somebody leases it."""
+    """One version, read-only, a value that never changes. Its layers stay on disk while a lease holds it."""
 
     def __init__(self, manifest: Manifest, chain: Chain) -> None:
         self.manifest, self.chain = manifest, chain
 
     @property
     def version(self) -> int:
-        """Its number."""
+        """The number of the version."""
         return self.manifest.version
 
     @property
     def form(self) -> Form:
-        """That of its store: how overlayfs' marks are kept in its layers."""
+        """The xattr namespace that overlayfs uses in its layers."""
         return self.chain.form
 
     @property
@@ -97,7 +97,7 @@ class Snapshot:
         return Entry(path, kind, stat.S_IMODE(s.st_mode), s.st_uid, s.st_gid, s.st_size, s.st_mtime_ns, holder.id, full)
 
     def stat(self, path: str) -> Entry | None:
-        """The entry at `path` itself, or None.
+        """Give the entry at `path` itself, or None.
 
         Raises:
             InvalidPath: not a path of a tree.
@@ -116,11 +116,11 @@ class Snapshot:
         return None
 
     def list(self, path: str) -> list[Entry]:
-        """The entries of one directory, sorted by the bytes of their names.
+        """List one directory, sorted by the bytes of the names.
 
         Raises:
-            NotFound: nothing is there.
-            NotAFile: it is no directory, or a directory on the way is a symlink.
+            NotFound: the path does not exist.
+            NotAFile: it is not a directory, or a directory on the way is a symlink.
         """
         entry = self.stat(path)
         if entry is None:
@@ -136,10 +136,10 @@ class Snapshot:
         return found
 
     def read_bytes(self, path: str, limit: int | None = None) -> bytes:
-        """The bytes of a regular file, at most `limit` of them.
+        """Read a regular file, at most `limit` bytes.
 
         Raises:
-            NotFound: nothing is there.
+            NotFound: the path does not exist.
             NotAFile: a directory, a symlink, a special file, or below a symlink; details.kind says which.
         """
         entry = self.stat(path)
@@ -157,11 +157,12 @@ class Snapshot:
             return b"".join(pieces)
 
     def changed(self) -> Iterator[tuple[str, Entry | None, bool]]:
-        """Every path that the layers above the base decide, in byte order: (path, entry or None for deleted, is it an opaque directory?).
+        """Iterate over every path that the layers above the base decide, in byte order: (path, entry or None
+        for deleted, is it an opaque directory?).
 
-        A directory that is only a container, with the attributes that the base has, is listed when something in it is: what is listed lies
-        in listed directories. Opaque: the base has a directory of that name, and nothing of its content shows unless it is listed here
-        too. Paths below a deleted one are not listed.
+        An unchanged container, with the attributes of the base, is included when an entry in it is: every
+        directory of an included path is included. Opaque: the base has a directory of that name, and none of
+        its entries is visible unless it is included too. Paths below a deleted one are not included.
         """
         layers = self.chain.layers[:-1]
         if any(isinstance(layer.index, PackedIndex) for layer in layers) or sum(len(layer.index or ()) for layer in layers) > SMALL:
@@ -188,7 +189,9 @@ class Snapshot:
                 yield self._decided(path, verdict)
 
     def _changed_one_by_one(self) -> Iterator[tuple[str, Entry | None, bool]]:
-        """`changed` without a list of all paths: what is in a container is looked at when it is met, up to the first change."""
+        """`changed` without a list of all paths: the content of a container is searched when it is met, up to
+        the first change.
+        """
         last: bytes | None = None
         for raw in heapq.merge(*(_raw_paths(layer) for layer in self.chain.layers[:-1])):
             if raw == last:
@@ -199,7 +202,7 @@ class Snapshot:
                 yield found
 
     def decided(self, path: str) -> tuple[str, Entry | None, bool] | None:
-        """What `changed` says of a path that a layer above the base lists; None: nothing."""
+        """Give what `changed` says of a path that a layer above the base lists; None: it is not included."""
         verdict = self._verdict(path)
         if verdict == _CONTAINER:
             inside = itertools.chain.from_iterable(layer.under(path) for layer in self.chain.layers[:-1])
@@ -208,7 +211,7 @@ class Snapshot:
         return None if verdict is None else self._decided(path, verdict)
 
     def _verdict(self, path: str) -> str | None:
-        """What the layers above the base made of a path that one of them lists; None: nothing that shows."""
+        """Classify a path that one of the layers above the base lists; None: no visible change."""
         chain, base = self.chain, self.chain.base
         holder = chain.holder(path)
         if holder is None:
@@ -232,9 +235,10 @@ class Snapshot:
         return path, self._entry(path, holder), verdict == _OPAQUE
 
     def earlier(self, path: str) -> tuple[tuple[int, int], ...]:
-        """Size and mtime_ns of the file that each layer above the base has at `path`, newest first, without the one that this version shows.
+        """List size and mtime_ns of the file of each layer above the base at `path`, newest first, without
+        the one that this version shows.
 
-        What a squash folded is not among them.
+        Files that a squash removed are not included.
         """
         shown, found = self.chain.holder(path), tuple[tuple[int, int], ...]()
         for layer in self.chain.layers[:-1]:
@@ -246,11 +250,11 @@ class Snapshot:
         return found
 
     def in_base(self, path: str) -> Entry | None:
-        """What the base has at `path`, whether or not this version shows it."""
+        """Give the base's entry at `path`, whether or not this version shows it."""
         return None if self.chain.base.get(path) is None else self._entry(path, self.chain.base)
 
     def below_in_base(self, path: str) -> Iterator[Entry]:
-        """All that the base has below a directory of it."""
+        """Iterate over everything that the base has below one of its directories."""
         waiting = [path]
         while waiting:
             directory = waiting.pop()
@@ -264,7 +268,7 @@ class Snapshot:
         return None if self.chain.base.get(path) is None else self.chain.base.tree.state(path)
 
     def _base_shows(self, path: str) -> bool:
-        """Would the base's entry be seen at `path`, were it not for a whiteout there?"""
+        """Check whether the base's entry at `path` would be visible without a whiteout at that path."""
         if self.chain.base.get(path) is None:
             return False
         return all(self.chain.base in self.chain.directories(ancestor) for ancestor in ancestors(path)[-1:])

@@ -1,12 +1,15 @@
-"""The files of openable versions, `manifests/<version>.json`: small ones, since an older version is the end of the head's list of layers.
+"""Files of openable versions, `manifests/<version>.json`: small ones, since an older version is the end of
+the head's list of layers.
 
     {"schema_version":2,"version":V,"top":"<id of its newest layer>","sha256"}
 
-The layers of a version are those of the head that are not newer than it; `top` is the first of them, or what a squash has folded into that one
-since. A version inside a squashed block is none any more. Stores of before have a whole manifest in each file (schema 1), which is read too.
+The layers of a version are those of the head that are not newer than it; `top` is the first of them, or a
+layer that a squash has merged into that one since. A version inside a squashed run does not exist any more.
+Older stores have a whole manifest in each file (schema 1), which is read too.
 
-A publish syncs the name of the file and not its bytes, since the head's manifest says the same (ADR 0060). After a power cut it may be `lost`: the
-version is what the head says that it is, and the next open writes the file again.
+A publication syncs the name of the file and not its bytes, since the head's manifest says the same (ADR
+0060). After a power cut it may be `lost`: the version is then as the head says, and the next open writes the
+file again.
 """
 
 from __future__ import annotations
@@ -25,29 +28,33 @@ NAMED_SCHEMA = 2
 
 
 class VersionRecord(NamedTuple):
-    """What the file of a version says."""
+    """Content of the file of a version."""
 
     version: int
     top: LayerId
     """The newest layer that it had when the file was written."""
     layers: tuple[LayerRef, ...] | None
-    """All of them, newest first, where the file is one of before."""
+    """All layers, newest first, if the file is one of schema 1."""
 
 
 def dump(version: int, top: str) -> bytes:
-    """The bytes of the file of a version. An id needs no escape in JSON."""
+    """Give the bytes of the file of a version. A layer id needs no escape in JSON."""
     canonical = b'{"schema_version":%d,"top":"%s","version":%d}' % (NAMED_SCHEMA, top.encode(), version)
     digest = hashlib.sha256(canonical).hexdigest().encode()
     return b'{"schema_version":%d,"version":%d,"top":"%s","sha256":"%s"}\n' % (NAMED_SCHEMA, version, top.encode(), digest)
 
 
 def lost(data: bytes) -> bool:
-    """Is it what a power cut leaves of a file of a version whose bytes were not on the device yet? It is smaller than a block: they all are, or none is."""
+    """Check whether a power cut left the file without its bytes. It is smaller than a block: all of them are
+    lost, or none.
+    """
     return not data.strip(b"\0")
 
 
 def load(data: bytes, *, source: str) -> VersionRecord:
-    """What the file of a version says. Raises StoreCorrupt, naming `source`, for bytes that neither `dump` nor `Manifest.dump` wrote."""
+    """Parse the file of a version. Raises StoreCorrupt, naming `source`, for bytes that neither `dump` nor
+    `Manifest.dump` wrote.
+    """
     try:
         value: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -63,13 +70,14 @@ def load(data: bytes, *, source: str) -> VersionRecord:
     if type(version) is not int or version < FIRST_VERSION or not is_layer_id(top):
         raise StoreCorrupt(f"{source}: names version {version!r} and layer {top!r}", details={"file": source})
     if dump(version, top) != data:
-        text = f"{source}: the checksum does not match its content, or these are not the bytes that were written"
+        text = f"{source}: the checksum does not match its content, or the spelling of the JSON differs from what was written"
         raise StoreCorrupt(text, details={"file": source})
     return VersionRecord(version, LayerId(top), None)
 
 
 def place(layers: Sequence[Layer], version: int) -> int | None:
-    """Where the layers of a version begin among those of a stack, newest first; None: the version lies inside a squashed block.
+    """Find where the layers of a version begin among those of a stack, newest first; None: the version is
+    inside a squashed run.
 
     Cost: a bisection.
     """

@@ -1,7 +1,9 @@
-"""What a path is to a tool that builds by time: an input, which a person or an agent wrote, or an output, which was made from inputs.
+"""Roles of paths for tools that build by comparing times: an input, which a person or an agent wrote, or an
+output, which was made from inputs.
 
-An input is a file that is not ignored, or one that is ignored and was last written by `file_write` or `file_edit`, or is named by the
-patterns of `runtime.layerstack.inputs`. Any other ignored file, and an ignored directory, is an output.
+An input is a file that is not ignored, or an ignored one that was last written by `file_write` or
+`file_edit`, or that the patterns of `runtime.layerstack.inputs` name. Any other ignored file, and an ignored
+directory, is an output.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ INPUTS = (".env*", "*.local")
 
 
 def patterns(lines: Collection[str]) -> RuleSet | None:
-    """What `Roles.inputs` takes. Raises `RulesRefused` as a `.gitignore` with these lines does."""
+    """Parse patterns for `Roles.inputs`. Raises `RulesRefused` as a `.gitignore` with these lines does."""
     return parse(os.fsencode("\n".join(lines)))
 
 
@@ -31,12 +33,12 @@ class Roles(NamedTuple):
     """Files that were last written by `file_write` or `file_edit`."""
 
     def by_hand(self, path: str) -> bool:
-        """Is the file, if it is ignored, an input all the same?"""
+        """Check whether the file counts as an input even if it is ignored."""
         return path in self.written or named(self.inputs, path)
 
     def is_output(self, path: str, directory: bool = False) -> bool:
         return bool(path) and self.ignored(path, directory) and (directory or not self.by_hand(path))
 
     def is_input(self, path: str) -> bool:
-        """Of a file."""
+        """Check whether the file is an input."""
         return not self.is_output(path)

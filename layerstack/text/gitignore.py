@@ -1,7 +1,10 @@
-"""Which paths the `.gitignore` files of one tree ignore, exactly as git decides it on Linux: by bytes, by `wildmatch`, nested files included.
+"""Decide which paths the `.gitignore` files of one tree ignore, exactly as git does on Linux: by bytes, by
+`wildmatch`, nested files included.
 
-The last rule of a file that matches wins, a deeper file beats a shallower one, and an ignored directory seals what is below it, so that no
-`!` rule brings a child back. A file beyond the limits below has no rules: its paths count as source, which a publish checks for conflicts.
+The last rule of a file that matches wins, a deeper file beats a shallower one, and everything below an
+ignored directory is ignored, so that no `!` rule includes a child again. A file beyond the limits below has
+no rules: its paths count as source, which a publication checks for conflicts. Source: gitignore(5), dir.c and
+wildmatch.c of git.
 """
 
 from __future__ import annotations
@@ -20,19 +23,27 @@ from layerstack.text.wildmatch import SPECIAL, Pattern, compile_pattern
 FILE_MAX = 256 << 10
 """Bytes of a `.gitignore`; a larger one has no rules."""
 WILDCARDS_MAX = 32 << 10
-"""Bytes of all patterns of a file that have a wildcard; a file with more has no rules. Each of them is tried for each path."""
+"""Bytes of all patterns of a file that have a wildcard; a file with more has no rules. Each pattern is tried
+for each path.
+"""
 RUNS_MAX = 512
-"""Patterns of a file with `**` in their middle, which take longest; `**/name` and `dir/**` are none of them."""
+"""Patterns of a file with `**` in their middle, which take longest; `**/name` and `dir/**` do not count."""
 NAME_CHUNK, WHOLE_CHUNK = 4 << 10, 2 << 10
-"""Bytes of the expressions that are joined into one: a call of it holds the interpreter for some milliseconds at most."""
+"""Bytes of the expressions that are joined into one: one match holds the interpreter for some milliseconds at
+most.
+"""
 KEPT_BYTES = 16 << 20
-"""Memory for parsed files, of one tree and of the process: beyond it they are forgotten, and parsed again when a path asks."""
+"""Memory for parsed files, per tree and per process: above it they are dropped, and parsed again on
+demand.
+"""
 _RULE_BYTES, _DIRECTORY_BYTES = 300, 250
 _NO_RULE = 1 << 30
 
 
 class IgnoreRule(NamedTuple):
-    """One line with a wildcard. `whole` rules look at the path below the file's directory, the others at the last name only."""
+    """One line with a wildcard. A `whole` rule is matched against the path below the file's directory, any
+    other against the last name only.
+    """
 
     rank: int
     pattern: Pattern
@@ -44,17 +55,17 @@ class RuleSet(NamedTuple):
     """The rules of one file. Ranks count from the last line, and the lowest that matches decides."""
 
     negated: tuple[bool, ...]
-    """By rank."""
+    """One value for each rank."""
     names: dict[bytes, tuple[int, int]]
     paths: dict[bytes, tuple[int, int]]
     """Lines without wildcards: the rank for a file and for a directory, `_NO_RULE` where none holds."""
     wildcards: tuple[IgnoreRule, ...]
     """The other lines, by rank."""
     runs: tuple[IgnoreRule, ...]
-    """Those of them that no joined expression covers."""
+    """Wildcard lines that no joined expression contains."""
     any_name: tuple[re.Pattern[bytes], ...]
     any_whole: tuple[re.Pattern[bytes], ...]
-    """Joined expressions: whether any of the other wildcards can match."""
+    """Joined expressions: one of them matches when any of the other wildcard lines can match."""
     weight: int
     """Estimated bytes of memory."""
 
@@ -64,11 +75,12 @@ class RulesRefused(ValueError):
 
 
 class IgnoreRules:
-    """The rules of one tree. Thread-safe; a file is asked for when a path below its directory is, and parsed once per content.
+    """The rules of one tree. Thread-safe; a file is read for the first path below its directory, and parsed
+    once per content.
 
     Args:
-        read: the bytes of a path such as `sub/.gitignore`, more than FILE_MAX only to show that there are more; None when it is absent or
-            no regular file (git follows no symlink there).
+        read: gives the bytes of a path such as `sub/.gitignore`, at least one more than FILE_MAX of a larger
+            file; None when it is absent or not a regular file (git does not follow a symlink there).
     """
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
@@ -80,10 +92,10 @@ class IgnoreRules:
         """Files beyond the limits that were met, at most 100 of them, and why."""
 
     def ignored(self, path: str, is_dir: bool) -> bool:
-        """Whether git would ignore `path`, were it untracked. The root is never ignored.
+        """Check whether git would ignore `path` if it were untracked. The root is never ignored.
 
-        Cost: a look-up and one or two regular expressions per `.gitignore` on the way up, one more per pattern with `**` inside; the first
-        time in a directory the same for the directory.
+        Cost: a look-up and one or two regular expressions per `.gitignore` on the way up, one more per
+        pattern with `**` inside; the same once for each new directory.
         """
         if not path:
             return False
@@ -97,7 +109,9 @@ class IgnoreRules:
         return _decide(path, False, above.files)
 
     def _directory(self, path: str) -> _IgnoreDirectory:
-        """What is known of a directory, asked from the top: an ignored one seals all that is below."""
+        """Find the rules of a directory, from the top down: everything below an ignored directory is
+        ignored.
+        """
         unknown: list[str] = []
         found = self._known.get(path)
         while found is None:
@@ -108,14 +122,14 @@ class IgnoreRules:
             path = parent(path)
             found = self._known.get(path)
         for at in reversed(unknown):
-            found = self._looked_into(at, found)
+            found = self._read_directory(at, found)
             if self.weight > KEPT_BYTES:
                 self._known = {}
                 self.weight = 0
             self._known[at] = found
         return found
 
-    def _looked_into(self, at: str, above: _IgnoreDirectory) -> _IgnoreDirectory:
+    def _read_directory(self, at: str, above: _IgnoreDirectory) -> _IgnoreDirectory:
         self.weight += _DIRECTORY_BYTES
         if above.sealed or (at and _decide(at, True, above.files)):
             return _SEALED
@@ -134,7 +148,9 @@ class IgnoreRules:
 
 
 class _IgnoreDirectory(NamedTuple):
-    """Is a directory ignored; and, if not, the files whose rules hold in it, its own first: (bytes of a path that are above it, rules)."""
+    """A directory that is ignored; or the files whose rules apply in it, its own first: (bytes of a path
+    above the file, its rules).
+    """
 
     sealed: bool
     files: tuple[tuple[int, RuleSet], ...]
@@ -144,7 +160,7 @@ _SEALED = _IgnoreDirectory(True, ())
 
 
 def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> bool:
-    """By the first of the files that has a rule for the path."""
+    """Decide by the first of the files that has a rule for the path."""
     raw = os.fsencode(path)
     name = raw[raw.rfind(b"/") + 1 :]
     for above, rules in files:
@@ -155,13 +171,15 @@ def _decide(path: str, is_dir: bool, files: tuple[tuple[int, RuleSet], ...]) -> 
 
 
 def named(rules: RuleSet | None, path: str) -> bool:
-    """Do the lines, taken as those of a `.gitignore` at the root, name this very file? Directories above it are not asked for."""
+    """Check whether the lines, read as a `.gitignore` at the root, name this very file; rules for directories
+    above it do not count.
+    """
     raw = os.fsencode(path)
     return rules is not None and _verdict(rules, raw[raw.rfind(b"/") + 1 :], raw, False) is True
 
 
 def _verdict(found: RuleSet, name: bytes, below: bytes, is_dir: bool) -> bool | None:
-    """True or False by the last rule that matches, None when no rule of this file does."""
+    """Give True or False by the last rule that matches, None when no rule of this file does."""
     best = _NO_RULE
     if (ranks := found.names.get(name)) is not None:
         best = ranks[is_dir]
@@ -189,7 +207,7 @@ def _verdict(found: RuleSet, name: bytes, below: bytes, is_dir: bool) -> bool | 
 
 
 class _Parsed:
-    """Parsed files by the digest of their content, the least recently used go first."""
+    """Parsed files by the digest of their content; the least recently used are dropped first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -217,7 +235,7 @@ _parsed = _Parsed()
 
 
 def parse(data: bytes) -> RuleSet | None:
-    """The rules of one file; None when there are none, or when it is not UTF-8.
+    """Parse one file; None when it has no rules, or when it is not UTF-8.
 
     Raises:
         RulesRefused: it is larger than FILE_MAX, or has more wildcards than WILDCARDS_MAX.
@@ -272,7 +290,7 @@ def _parse(data: bytes) -> RuleSet | None:
 
 
 def _joined(sources: list[bytes], chunk: int) -> tuple[re.Pattern[bytes], ...]:
-    """Expressions that match what any of `sources` does, of about `chunk` bytes each."""
+    """Join expressions by `|` into ones of about `chunk` bytes each."""
     out: list[re.Pattern[bytes]] = []
     at = 0
     while at < len(sources):
@@ -293,7 +311,7 @@ class _Line(NamedTuple):
 
 
 def _line(line: bytes) -> _Line | None:
-    """What a line says; None for a comment or a blank line."""
+    """Parse a line; None for a comment or a blank line."""
     if not line or line.startswith(b"#"):
         return None
     pattern = _without_trailing_spaces(line.removesuffix(b"\r").partition(b"\0")[0])
@@ -307,7 +325,7 @@ def _line(line: bytes) -> _Line | None:
 
 
 def _without_trailing_spaces(line: bytes) -> bytes:
-    """Cut the spaces at the end but those behind a backslash."""
+    """Cut the spaces at the end, except those after a backslash."""
     end = at = 0
     while at < len(line):
         if line[at] == 0x5C:

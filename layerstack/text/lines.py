@@ -1,8 +1,7 @@
-"""Texts as lines, and which lines of one became which of another: pure, memory linear in the text, work bounded by a budget.
+"""Texts as lines, and the difference between two texts: pure, memory linear in the text, work bounded by a budget.
 
-A line ends at LF only: CR belongs to its line and a missing last newline to the last one, so both survive. Nothing is decoded.
-`diff` trims the common prefix and suffix; where the lines that both sides have stand in one order it pairs them all; else it anchors on lines
-that occur once on both sides, runs Myers on small gaps and on what is left under the budget, and calls a gap 'replaced' when the budget is gone.
+A line ends at LF only: CR belongs to its line and a missing last newline to the last one, so both survive.
+Nothing is decoded. The rules by which lines are paired are in `diff`.
 """
 
 from __future__ import annotations
@@ -18,16 +17,18 @@ from typing import NamedTuple
 from layerstack.text.myers import BUDGET, Budget, shortest
 
 TEXT_MAX = 8 << 20
-"""Bytes above which a file is not looked at by lines, but counts as binary."""
+"""Bytes above which a file counts as binary, and is not compared by lines."""
 
 SCANNED = 1 << 20
 """Bytes of a text that are cut into lines at a time."""
 GRAM = 8
-"""Where single lines repeat, runs of so many lines are tried as anchors."""
+"""Lines of a run that serves as an anchor where single lines repeat."""
 SMALL = 1 << 14
-"""Product of the lines of both sides up to which a gap gets the shortest script outright, while half of the budget is left."""
+"""Product of the numbers of lines up to which a gap gets the shortest script, while half of the budget is left."""
 
 Numbers = Sequence[int]
+Match = tuple[int, int, int]
+"""(line of a, line of b, number of lines): equal lines that are paired."""
 
 
 class Region(NamedTuple):
@@ -40,17 +41,17 @@ class Region(NamedTuple):
 
 
 def is_text(data: bytes) -> bool:
-    """Text is what holds no NUL byte; no encoding is asked for."""
+    """Check whether data is text: it contains no NUL byte. Its encoding does not matter."""
     return b"\0" not in data
 
 
 def numbering() -> defaultdict[bytes, int]:
-    """A new number for each line that it is asked about first."""
+    """Make a table that gives each line a number at its first look-up."""
     return defaultdict(itertools.count().__next__)
 
 
 def number_lines(data: bytes, ids: defaultdict[bytes, int]) -> array[int]:
-    """A number for each line: equal lines, equal numbers."""
+    """Give a number for each line: equal lines, equal numbers."""
     numbers = array("I")
     for _, lines in _pieces(data):
         numbers.extend(map(ids.__getitem__, lines))
@@ -58,7 +59,7 @@ def number_lines(data: bytes, ids: defaultdict[bytes, int]) -> array[int]:
 
 
 def scan_lines(data: bytes, ids: defaultdict[bytes, int]) -> tuple[array[int], array[int]]:
-    """(numbers, starts): as `number_lines`, and where each line begins, with the end of the text last."""
+    """Give (numbers, starts): as `number_lines`, and the offset of each line, with the end of the text last."""
     numbers, starts = array("I"), array("Q")
     for at, lines in _pieces(data):
         starts.extend(itertools.accumulate([len(line) + 1 for line in lines], initial=at))
@@ -69,74 +70,115 @@ def scan_lines(data: bytes, ids: defaultdict[bytes, int]) -> tuple[array[int], a
 
 
 def _pieces(data: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """The lines of a text without their newline, a piece at a time, and where in it the piece begins."""
+    """Give (offset, lines without their newline) of a text, piece by piece."""
     at, size = 0, len(data)
     while at < size:
         end = data.find(b"\n", min(at + SCANNED, size - 1)) + 1 or size
         lines = data[at:end].split(b"\n")
         if last := lines.pop():
-            lines.append(last + b"\0")  # without its newline it is another line, and no text holds a NUL
+            lines.append(last + b"\0")  # a line without newline differs from one with it; a text has no NUL
         yield at, lines
         at = end
 
 
 def diff(a: array[int], b: array[int], budget: Budget | None = None) -> list[Region]:
-    """Changed regions from a to b, ascending, never touching each other; pure insertions and deletions as far down as they go.
+    """List the changed regions from a to b, ascending, never touching each other.
+
+    A gap, at first the whole of both texts, is handled by the first rule that applies:
+
+    1. Equal lines at its start and end are matched (`_trim`). An empty side, or a spent budget, ends it.
+    2. Up to SMALL, while half of the budget is left: the shortest edit script (`_shortest`).
+    3. The lines that both sides have are in one order: all are matched (`_in_one_order`).
+    4. Anchors divide it into smaller gaps (`_divide`).
+    5. Else the shortest edit script, as far as the budget goes.
+
+    Lines without a match are changed. At the end pure insertions and deletions move down as far as they can.
 
     Args:
-        budget: BUDGET steps of its own when None; what is spent goes off the given one.
+        budget: BUDGET steps of its own when None; the steps that are used are subtracted from a given one.
     """
     budget = Budget(BUDGET) if budget is None else budget
-    match: list[tuple[int, int, int]] = []  # (line of a, line of b, how many), ascending
-    todo: list[tuple[int, int, int] | Region] = [Region(0, len(a), 0, len(b))]
+    matches: list[Match] = []  # ascending
+    todo: list[Match | Region] = [Region(0, len(a), 0, len(b))]
     while todo:
         item = todo.pop()
         if not isinstance(item, Region):
-            match.append(item)
+            matches.append(item)
             continue
         gap, before, after = _trim(a, b, item)
         if before[2]:
-            match.append(before)
+            matches.append(before)
         if after[2]:
             todo.append(after)
-        alo, ahi, blo, bhi = gap
-        if alo == ahi or blo == bhi or not budget.spend((ahi - alo + bhi - blo) >> 4):
+        size_a, size_b = gap.ahi - gap.alo, gap.bhi - gap.blo
+        if not size_a or not size_b or not budget.spend((size_a + size_b) >> 4):
             continue
-        small = (ahi - alo) * (bhi - blo) <= SMALL and budget.steps > BUDGET // 2
-        if not small and (forced := _forced(a, b, gap)) is not None:
-            match.extend(forced)
-            continue
-        pairs, alone = [] if small else _anchors(a, b, gap), True
-        if not small and not pairs and min(ahi - alo, bhi - blo) > 4 * GRAM:  # lines repeat, but runs of GRAM lines hardly do
-            runs = _anchors(_grams(a, alo, ahi), _grams(b, blo, bhi), Region(0, ahi - alo - GRAM, 0, bhi - blo - GRAM))
-            pairs, alone = [(alo + i, blo + j) for i, j in runs if a[alo + i] == b[blo + j]], False
-        if pairs:
-            parts: list[tuple[int, int, int] | Region] = []
-            at_a, at_b, n = alo, blo, 0
-            while n < len(pairs):
-                i, j = pairs[n]
-                if at_a < i or at_b < j:
-                    parts.append(Region(at_a, i, at_b, j))
-                # Equal lines behind an anchor would be trimmed off the next gap. They lead over any anchor of one line, which has one place.
-                run = _common(a, b, i, j, min(ahi - i, bhi - j)) if alone else 1
-                parts.append((i, j, run))
-                at_a, at_b = i + run, j + run
-                n = bisect_left(pairs, (at_a, 0), n + 1)
-            if at_a < ahi or at_b < bhi:
-                parts.append(Region(at_a, ahi, at_b, bhi))
-            todo.extend(reversed(parts))
-            continue
-        in_a, in_b = set(a[alo:ahi]), set(b[blo:bhi])  # lines that the other side does not have cannot match
-        some_a = [i for i in range(alo, ahi) if a[i] in in_b]
-        some_b = [j for j in range(blo, bhi) if b[j] in in_a]
-        if some_a:
-            found = shortest([a[i] for i in some_a], [b[j] for j in some_b], budget)
-            match.extend((some_a[x], some_b[y], 1) for x, y in found)
-    return _slide(a, b, _regions(match, len(a), len(b)))
+        if size_a * size_b > SMALL or budget.steps <= BUDGET // 2:
+            if (ordered := _in_one_order(a, b, gap)) is not None:
+                matches.extend(ordered)
+                continue
+            if parts := _divide(a, b, gap):
+                todo.extend(reversed(parts))
+                continue
+        matches.extend(_shortest(a, b, gap, budget))
+    return _slide(a, b, _regions(matches, len(a), len(b)))
 
 
-def _trim(a: Numbers, b: Numbers, gap: Region) -> tuple[Region, tuple[int, int, int], tuple[int, int, int]]:
-    """The gap without its common prefix and suffix, and these two."""
+def _divide(a: array[int], b: array[int], gap: Region) -> list[Match | Region]:
+    """Divide a gap at its anchors: matches and smaller gaps, ascending; empty when it has no anchors.
+
+    Anchors are lines that occur once on both sides. Where lines repeat too often for that, they are runs of
+    GRAM lines that occur once on both sides, in gaps that are long enough for some of them.
+    """
+    alo, ahi, blo, bhi = gap
+    if pairs := _anchors(a, b, gap):
+        return _at_anchors(a, b, gap, pairs, extended=True)
+    if min(ahi - alo, bhi - blo) <= 4 * GRAM:
+        return []
+    runs = _anchors(_grams(a, alo, ahi), _grams(b, blo, bhi), Region(0, ahi - alo - GRAM, 0, bhi - blo - GRAM))
+    # only the first line of each run is matched; runs of equal hash may differ
+    return _at_anchors(a, b, gap, [(alo + i, blo + j) for i, j in runs if a[alo + i] == b[blo + j]], extended=False)
+
+
+def _at_anchors(a: Numbers, b: Numbers, gap: Region, pairs: list[tuple[int, int]], *, extended: bool) -> list[Match | Region]:
+    """Give the matches of the anchors `pairs` and the gaps between them, ascending; empty without anchors.
+
+    Args:
+        extended: equal lines after an anchor join its match, as trimming the next gap would match them anyway.
+            A further anchor among them is part of that match: its line has one place on each side.
+    """
+    if not pairs:
+        return []
+    alo, ahi, blo, bhi = gap
+    parts: list[Match | Region] = []
+    at_a, at_b, n = alo, blo, 0
+    while n < len(pairs):
+        i, j = pairs[n]
+        if at_a < i or at_b < j:
+            parts.append(Region(at_a, i, at_b, j))
+        run = _common(a, b, i, j, min(ahi - i, bhi - j)) if extended else 1
+        parts.append((i, j, run))
+        at_a, at_b = i + run, j + run
+        n = bisect_left(pairs, (at_a, 0), n + 1)
+    if at_a < ahi or at_b < bhi:
+        parts.append(Region(at_a, ahi, at_b, bhi))
+    return parts
+
+
+def _shortest(a: array[int], b: array[int], gap: Region, budget: Budget) -> list[Match]:
+    """Match the lines of a gap along a shortest edit script. Lines that only one side has cannot match, and are left out."""
+    alo, ahi, blo, bhi = gap
+    in_a, in_b = set(a[alo:ahi]), set(b[blo:bhi])
+    some_a = [i for i in range(alo, ahi) if a[i] in in_b]
+    some_b = [j for j in range(blo, bhi) if b[j] in in_a]
+    if not some_a:
+        return []
+    found = shortest([a[i] for i in some_a], [b[j] for j in some_b], budget)
+    return [(some_a[x], some_b[y], 1) for x, y in found]
+
+
+def _trim(a: Numbers, b: Numbers, gap: Region) -> tuple[Region, Match, Match]:
+    """Give the gap without its common prefix and suffix, and the matches of these two."""
     alo, ahi, blo, bhi = gap
     n = _common(a, b, alo, blo, min(ahi - alo, bhi - blo))
     before = (alo, blo, n)
@@ -146,7 +188,7 @@ def _trim(a: Numbers, b: Numbers, gap: Region) -> tuple[Region, tuple[int, int, 
 
 
 def _common(a: Numbers, b: Numbers, i: int, j: int, most: int) -> int:
-    """How many lines, at most so many, are equal from lines i and j on; found by slices, each of which is compared at once."""
+    """Count the equal lines from lines i and j on, at most `most`; by slices, each of which is compared at once."""
     if not most or a[i] != b[j]:
         return 0
     done, step = 1, 16
@@ -163,7 +205,7 @@ def _common(a: Numbers, b: Numbers, i: int, j: int, most: int) -> int:
 
 
 def _common_end(a: Numbers, b: Numbers, i: int, j: int, most: int) -> int:
-    """The same backwards from before lines i and j."""
+    """Count the equal lines backwards from before lines i and j, as `_common`."""
     if not most or a[i - 1] != b[j - 1]:
         return 0
     done, step = 1, 16
@@ -179,11 +221,11 @@ def _common_end(a: Numbers, b: Numbers, i: int, j: int, most: int) -> int:
     return done
 
 
-def _regions(match: list[tuple[int, int, int]], size_a: int, size_b: int) -> list[Region]:
-    """What lies between the matches."""
+def _regions(matches: list[Match], size_a: int, size_b: int) -> list[Region]:
+    """Give the regions between the matches."""
     out: list[Region] = []
     at_a = at_b = 0
-    for i, j, n in match:
+    for i, j, n in matches:
         if i > at_a or j > at_b:
             out.append(Region(at_a, i, at_b, j))
         at_a, at_b = i + n, j + n
@@ -192,9 +234,11 @@ def _regions(match: list[tuple[int, int, int]], size_a: int, size_b: int) -> lis
     return out
 
 
-def _forced(a: array[int], b: array[int], gap: Region) -> list[tuple[int, int, int]] | None:
-    """The matches of a gap in which the lines that both sides have stand in one order: there is no other way to pair all of them. None: they
-    do not, lines moved or came to be repeated. Texts whose neighbours differ by edits alone cost a few set operations.
+def _in_one_order(a: array[int], b: array[int], gap: Region) -> list[Match] | None:
+    """Match all lines that both sides of a gap have, when they are in one order on both; else None.
+
+    There is no other way to match all of them. None means that lines moved or are repeated differently. Texts
+    that differ by edits alone cost a few set operations.
     """
     alo, ahi, blo, bhi = gap
     of_a, of_b = a[alo:ahi], b[blo:bhi]
@@ -207,8 +251,8 @@ def _forced(a: array[int], b: array[int], gap: Region) -> list[tuple[int, int, i
         return None
     left_a.append(len(of_a))
     left_b.append(len(of_b))
-    out: list[tuple[int, int, int]] = []
-    m = n = done = 0  # of the lines that only one side has, those passed; of the others, those matched
+    out: list[Match] = []
+    m = n = done = 0  # lines passed that only one side has, on each side; common lines matched
     while done < common:
         while left_a[m] - m == done:
             m += 1
@@ -223,7 +267,7 @@ def _forced(a: array[int], b: array[int], gap: Region) -> list[tuple[int, int, i
 
 
 def _anchors(a: Numbers, b: Numbers, gap: Region) -> list[tuple[int, int]]:
-    """Pairs of lines that occur exactly once on both sides of the gap: the longest run of them that rises on both sides."""
+    """Pair lines that occur exactly once on both sides of the gap: the longest sequence that ascends on both sides."""
     of_a, of_b = a[gap.alo : gap.ahi], b[gap.blo : gap.bhi]
     once = {x for x, n in Counter(of_a).items() if n == 1} & {x for x, n in Counter(of_b).items() if n == 1}
     if not once:
@@ -258,9 +302,9 @@ def _grams(a: array[int], lo: int, hi: int) -> list[int]:
 
 
 def _slide(a: Numbers, b: Numbers, regions: list[Region]) -> list[Region]:
-    """Move pure insertions and deletions as far down as they go, joining regions that then touch.
+    """Move pure insertions and deletions down as far as they can, joining regions that then touch.
 
-    One form for one change, so that the same change made on both sides is recognised as the same.
+    This gives one form to one change, so that the same change on both sides is recognised as the same.
     """
     out: list[Region] = []
     for region in reversed(regions):

@@ -1,6 +1,7 @@
-"""Three-way merge of one text by lines: pure, memory linear in the text.
+"""Merge three versions of one text by lines. Pure; memory is linear in the text.
 
-The regions of two diffs that overlap or touch are grouped, as git does; where both sides changed a group otherwise, it is a hunk.
+Regions of the two diffs that overlap or touch are grouped, as git does; a group that both sides changed
+differently is a hunk.
 """
 
 from __future__ import annotations
@@ -15,24 +16,28 @@ _FAR = 1 << 60
 
 
 class Merged(NamedTuple):
-    """Clean: the text and no hunks. Conflict: None and every hunk, in order. Conflict markers are never written."""
+    """Clean: the text and no hunks. Conflict: None and every hunk, in order. Conflict markers are never
+    written.
+    """
 
     content: bytes | None
     hunks: tuple[Hunk, ...]
 
 
 def merge(base: bytes, ours: bytes, theirs: bytes, *, adjacent: bool = False) -> Merged:
-    """Merge what two sides made of `base`.
+    """Merge two changed versions of `base`.
 
-    Edits of both sides that overlap or touch are a hunk unless their text is equal over the whole group. Symmetric: swapping the sides
-    changes no text. All three are text (`is_text`) of at most TEXT_MAX bytes; the caller has checked.
+    Edits of both sides that overlap or touch are a hunk unless their text is equal over the whole group.
+    Symmetric: swapping the sides changes no text. All three are text (`is_text`) of at most TEXT_MAX bytes;
+    the caller has checked.
 
     Args:
-        adjacent: edits that only touch are no hunk, unless they begin at one line.
+        adjacent: edits that only touch are not a hunk, unless they begin at one line.
     Returns:
-        Merged; a hunk's ranges are (first line, from 1; number of lines), and a range of no lines stands before the line that it names.
+        Merged; a hunk's ranges are (first line, from 1; number of lines), and a range of 0 lines is before
+            the line that it names.
     Cost: O(lines) memory, each distinct line kept once; O(lines) time plus at most 2 * BUDGET steps.
-    Source: git-merge-file(1), whose rules these are; differences are other alignments of lines that repeat.
+    Source: git-merge-file(1), whose rules these are; only repeated lines may be aligned differently.
     """
     if ours == theirs or base == theirs:
         return Merged(ours, ())
@@ -46,13 +51,13 @@ def merge(base: bytes, ours: bytes, theirs: bytes, *, adjacent: bool = False) ->
     in_ours, in_theirs = diff(base_lines, our_lines), diff(base_lines, their_lines)
     out: list[bytes] = []
     hunks: list[Hunk] = []
-    done = i = j = 0  # lines of base that are dealt with; next region of each side
+    done = i = j = 0  # lines of base that are done; next region of each side
     our_shift = their_shift = 0  # where line `done` of base is in ours and in theirs, minus done
     while i < len(in_ours) or j < len(in_theirs):
         first_i, first_j = i, j
         lo = min(in_ours[i].alo if i < len(in_ours) else _FAR, in_theirs[j].alo if j < len(in_theirs) else _FAR)
         hi = -1
-        while True:  # regions that overlap or touch belong together
+        while True:  # regions that overlap or touch form one group
             if i < len(in_ours) and _joins(in_ours[i], lo, hi, adjacent):
                 hi = max(hi, in_ours[i].ahi)
                 i += 1

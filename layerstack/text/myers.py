@@ -1,18 +1,20 @@
-"""The shortest way from one sequence of numbers to another, by Myers' algorithm, under a budget: what is too far apart has none."""
+"""Find the shortest edit script between two sequences of numbers by Myers' algorithm, under a budget;
+sequences too far apart get none.
+"""
 
 from __future__ import annotations
 
 BUDGET = 400_000
 """Inner steps of Myers' algorithm for one diff: about 0.2 s of pure Python."""
 MAX_DISTANCE = 600
-"""Edit distance of one gap, above which it is replaced."""
+"""Edit distance of one gap above which it counts as replaced."""
 
 _FAR = 1 << 60
 """Further than any sequence is long."""
 
 
 class Budget:
-    """What one diff, or several that share it, may still spend."""
+    """Steps that one diff, or several that share it, may still spend."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -23,7 +25,8 @@ class Budget:
 
 
 def shortest(a: list[int], b: list[int], budget: Budget) -> list[tuple[int, int]]:
-    """Matched pairs of two short sequences, on that shortest way which git takes too. A part that is over MAX_DISTANCE or the budget has none.
+    """Match two short sequences along a shortest script, the one that git chooses too. A part beyond
+    MAX_DISTANCE or the budget has no pairs.
 
     Source: Myers, "An O(ND) difference algorithm and its variations", 1986, section 4b; memory is linear.
     """
@@ -54,10 +57,11 @@ def shortest(a: list[int], b: list[int], budget: Budget) -> list[tuple[int, int]
 def _middle(
     a: list[int], b: list[int], box: tuple[int, int, int, int], ahead: list[int], back: list[int], zero: int, budget: Budget
 ) -> tuple[int, int] | None:
-    """Where a shortest way through the box passes its middle, None beyond MAX_DISTANCE or the budget.
+    """Find the middle of a shortest path through the box; None beyond MAX_DISTANCE or the budget.
 
     Args:
-        ahead, back: scratch: how far the ways from either end come on each diagonal; diagonal 0 is at `zero`.
+        ahead, back: work arrays: how far the paths from either end reach on each diagonal; diagonal 0 is at
+            `zero`.
     """
     alo, ahi, blo, bhi = box
     lowest, highest = alo - bhi, ahi - blo
@@ -95,7 +99,7 @@ def _middle(
 
 
 def _widen(reach: list[int], zero: int, lo: int, hi: int, lowest: int, highest: int, never: int) -> tuple[int, int]:
-    """The diagonals of the next step: one more at each end, one less where the box ends."""
+    """Give the diagonals of the next step: one more at each end, one less where the box ends."""
     if lo > lowest:
         lo -= 1
         reach[zero + lo - 1] = never

@@ -1,8 +1,9 @@
-"""Patterns of `.gitignore`: git's wildmatch over bytes, in time that grows with the pattern times the path.
+"""Patterns of `.gitignore`: git's wildmatch over bytes, in time proportional to the pattern times the path.
 
-A pattern without `**` is one regular expression. One with `**` is a row of segments, whole names that stand next to each other, with gaps
-between them; each segment is placed at the first name where it fits. A later place never allows more, so no choice is taken back and any
-number of `**` costs one pass over the path.
+A pattern without `**` is one regular expression. One with `**` is a row of segments, runs of adjacent whole
+names, with gaps between them; each segment is placed at the first name where it fits. A later place never
+allows more, so no choice is taken back, and any number of `**` costs one pass over the path. Source:
+wildmatch.c of git.
 """
 
 from __future__ import annotations
@@ -30,26 +31,30 @@ _CLASSES = {
 _SLASH = b"/"
 _NAMES = b"**/"
 _SOME_NAMES = b"**"
-"""Tokens beside expressions of bytes within one name: a slash; any number of names, each with its slash; one name or more."""
+"""Tokens beside expressions of bytes within one name: a slash; any number of names, each with its slash; one
+name or more.
+"""
 
 
 class Segment(NamedTuple):
-    """Names that stand next to each other: an expression over `width` names and the slashes between them."""
+    """Adjacent names: an expression over `width` names and the slashes between them."""
 
     expression: re.Pattern[bytes]
     anywhere: re.Pattern[bytes]
-    """The same for a search, where it begins and ends with whole names."""
+    """The same expression for a search; it matches only at boundaries of names."""
     width: int
 
 
 class Gaps(NamedTuple):
-    """A pattern with `**`: its segments, and the least number of names before each of them and behind the last; -1: no gap there."""
+    """A pattern with `**`: its segments, and the least number of names before each segment and after the
+    last; -1: no gap.
+    """
 
     segments: tuple[Segment, ...]
     gaps: tuple[int, ...]
 
     def fullmatch(self, path: bytes) -> bool:
-        """Whether the pattern matches all of `path`, which begins with a name and ends with one.
+        """Check whether the pattern matches all of `path`, which begins and ends with a name.
 
         Cost: one search of the path per segment.
         """
@@ -84,16 +89,16 @@ class Gaps(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A pattern in the form that matches: `literal` is the one path that it names, else one of `matchers` has to match."""
+    """A compiled pattern: `literal` is the one path that it names, else one of `matchers` has to match."""
 
     matchers: tuple[re.Pattern[bytes] | Gaps, ...] = ()
     literal: bytes | None = None
     name_only: bool = False
-    """It has a slash and looks at the last name all the same: `**/name`."""
+    """True for a pattern that has a slash and is still matched against the last name only: `**/name`."""
 
     @property
     def source(self) -> bytes | None:
-        """The expression, when the pattern is a single one."""
+        """The expression, when the pattern is a single one; else None."""
         first = self.matchers[0] if len(self.matchers) == 1 else None
         return first.pattern if isinstance(first, re.Pattern) else None
 
@@ -102,7 +107,7 @@ class Pattern(NamedTuple):
 
 
 def compile_pattern(pattern: bytes, *, whole: bool) -> Pattern | None:
-    """A wildmatch pattern in the form that matches; None when it can match nothing.
+    """Compile a wildmatch pattern; None when it can match nothing.
 
     Args:
         whole: it is compared with a path, not with a name: only then `**` differs from `*`.
@@ -124,8 +129,11 @@ def compile_pattern(pattern: bytes, *, whole: bool) -> Pattern | None:
 
 
 def _aligned(tokens: list[bytes]) -> list[list[bytes]]:
-    """The same with each `**` a run of whole names. `text**`, which git takes for a run when nothing special stands before it, becomes two
-    patterns: the run ends within the name that begins with `text`, or it goes on in the next one."""
+    """Rewrite tokens so that each `**` is a run of whole names.
+
+    `text**`, which git takes for a run when nothing special is before it, becomes two patterns: the run ends
+    within the name that begins with `text`, or continues in the next one.
+    """
     at = next(n for n, token in enumerate(tokens) if token in (_NAMES, _SOME_NAMES))
     if at == 0 or tokens[at - 1] in (_SLASH, _NAMES):
         return [tokens]
@@ -172,11 +180,12 @@ def _row(tokens: list[bytes]) -> Gaps:
 
 
 def _tokens(pattern: bytes, whole: bool) -> list[bytes] | None:
-    """Expressions, slashes and runs of names; None for a malformed pattern.
+    """Split a pattern into expressions, slashes and runs of names; None for a malformed pattern.
 
-    `**` is a run only where slashes or the ends of the pattern are on both sides of it (git compares the part before the first special
-    character apart, so behind that part counts as the start as well); any other run of stars is one star, which stops at a slash.
-    A star with the text behind it is atomic unless it ends its name, so that stars do not multiply.
+    `**` is a run only where slashes or the ends of the pattern are on both sides of it (git compares the part
+    before the first special character separately, so the place after that part counts as a start as well);
+    any other run of stars is one star, which stops at a slash. A star with the text after it is atomic unless
+    it ends its name, so that stars do not multiply.
     """
     first = next((n for n, c in enumerate(pattern) if c in SPECIAL), len(pattern))
     out: list[bytes] = []
@@ -184,7 +193,9 @@ def _tokens(pattern: bytes, whole: bool) -> list[bytes] | None:
     text: list[bytes] = []  # expressions of one byte each since the last star or slash
 
     def close(last: bool) -> None:
-        """Write the open star with its text; `last`: a slash or the end follows, so the text must be the name's own end."""
+        """Write the open star with its text; `last`: a slash or the end follows, so that the text must end
+        its name.
+        """
         nonlocal star
         joined = b"".join(text)
         if star:
@@ -244,7 +255,9 @@ def _tokens(pattern: bytes, whole: bool) -> list[bytes] | None:
 
 
 def _bracket(pattern: bytes, at: int) -> tuple[bytes, int] | None:
-    """The set that begins at `at`, as an expression of one byte that is never a slash, and where it ends; None if it is malformed."""
+    """Parse the set that begins at `at`: an expression of one byte that is never a slash, and where it ends;
+    None if it is malformed.
+    """
 
     def byte(index: int) -> int:
         return pattern[index] if index < len(pattern) else 0

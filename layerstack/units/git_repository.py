@@ -1,9 +1,14 @@
-"""What both sides of a publication may change in one git repository, and still have a repository.
+"""Rule for two sides that both changed one git repository: when their union is still a repository.
 
-Loose objects and packs are only added; each ref with its log, each worktree with its own files, and the main worktree's files (HEAD, index,
-packed-refs and the like) are *cells*. Two sides are united when no cell was changed by both in different ways, no object was taken away
-while the other side changed the repository (it may count on that object), the refs of the result are the merge of both sides' refs, loose and packed
-together, and each HEAD still shows the commit that its worktree's index belongs to. Git gives no other guarantee. ADR 0046.
+Loose objects and packs are only added. Each ref with its log, each worktree with its own files, and the main
+worktree's files (HEAD, index, packed-refs and the like) are *cells*. Two sides can be united when
+
+- no cell was changed by both in different ways,
+- no object was deleted while the other side changed the repository (it may need that object),
+- the refs of the result are the merge of both sides' refs, loose and packed together, and
+- each HEAD still shows the commit that its worktree's index belongs to.
+
+Git guarantees no more than this. ADR 0046.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from layerstack.tree.state import DIRECTORY, FILE, State
 Find = Callable[[str], State | None]
 
 NEEDLES = (".git/", ".git\n", "objects/", "refs/", "HEAD\n", "packed-refs\n")
-"""One of them is in `<path>LF` of each path that `roots_of` has a root for."""
+"""At least one of these is in `<path>LF` of each path for which `roots_of` gives a root."""
 _OWN = frozenset(
     (
         "objects",
@@ -35,13 +40,13 @@ _OWN = frozenset(
         "FETCH_HEAD",
     )
 )
-"""Names in a repository, by which that of a submodule is told from the directories that lead to it."""
+"""Names in a repository, which distinguish a submodule's repository from the directories that lead to it."""
 _HAND = frozenset(("config", "description", "info/exclude", "info/attributes"))
-"""Texts that people write: the decision table's, as any text."""
+"""Texts that people write: the decision table decides them as any text."""
 _ALONE = frozenset(
     ("FETCH_HEAD", "gitk.cache", "gc.log", "objects/info/packs", "objects/info/commit-graph", "objects/pack/multi-pack-index")
 )
-"""Files that nothing else depends on."""
+"""Files on which no other file depends."""
 _OF_MAIN = frozenset(("bisect", "worktree", "rewritten"))
 PACKED_MAX = 32 << 20
 """Bytes of packed-refs that are read."""
@@ -55,13 +60,15 @@ Cell = tuple[str, str]
 _BARE = frozenset(("objects", "refs"))
 _BARE_FILES = frozenset(("HEAD", "packed-refs"))
 _BESIDE = _OWN - _BARE - _BARE_FILES - {"hooks", "config", "info"}
-"""In a bare repository, what neither its name nor a place in objects or refs tells: its worktrees, indexes and logs."""
+"""Names in a bare repository outside of objects and refs: its worktrees, indexes and logs."""
 
 
 def roots_of(path: str) -> tuple[str, ...]:
-    """The repositories that a path of such a name may belong to, outermost first: the last `.git`; a submodule in it; else whatever may be a bare
-    one. A bare repository may lie below a directory called `objects`, a submodule be called `lib/refs`: names alone do not tell, so each place
-    is answered where one may be.
+    """List the repositories that a path of such a name may belong to, outermost first: the last `.git`; a
+    submodule in it; else every candidate for a bare one.
+
+    A bare repository may be below a directory called `objects`, and a submodule may be called `lib/refs`:
+    names alone do not decide, so each possible root is listed.
     """
     above, _, name = path.rpartition("/")
     if name == ".git":
@@ -78,7 +85,9 @@ def roots_of(path: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _places(folder: str) -> tuple[str | None, tuple[str, ...]]:
-    """What the names down to a directory tell: the last `.git`, and where a submodule of it, or a bare repository, may be."""
+    """Read the names down to a directory: the last `.git`, and the possible roots of a submodule of it or of
+    a bare repository.
+    """
     names = folder.split("/")
     at = next((n for n in reversed(range(len(names))) if names[n] == ".git"), None)
     if at is None:
@@ -90,7 +99,7 @@ def _places(folder: str) -> tuple[str | None, tuple[str, ...]]:
 
 
 def holds(root: str, path: str) -> bool:
-    """Whether the path is a member of a repository at `root`, if there is one."""
+    """Check whether the path is a member of a repository at `root`, if there is one."""
     if path == root:
         return True
     if not path.startswith(root + "/") or cell(below := path[len(root) + 1 :]) is None:
@@ -101,7 +110,7 @@ def holds(root: str, path: str) -> bool:
 
 
 def cell(below: str) -> Cell | None:
-    """The cell of a path below the repository's root; None: it is no member."""
+    """Give the cell of a path below the repository's root; None: it is not a member."""
     names = below.split("/")
     if below in _HAND or names[0] in ("hooks", "lfs", "rr-cache"):
         return None
@@ -121,7 +130,9 @@ def cell(below: str) -> Cell | None:
 
 
 def is_repository(root: str, tree: Find) -> bool:
-    """Whether the tree has one there. Where no `.git` says so, HEAD has to hold what git would write."""
+    """Check whether the tree has a repository at `root`. Without a `.git` in the path, HEAD must contain what
+    git would write.
+    """
     head = tree(f"{root}/HEAD")
     if head is None or head.kind != FILE:
         return False
@@ -131,7 +142,7 @@ def is_repository(root: str, tree: Find) -> bool:
 
 
 def commit_of(root: str, tree: Find) -> str | None:
-    """The commit that is checked out, in hex; None before the first."""
+    """Give the commit that is checked out, in hex; None before the first."""
     head = _text(tree(f"{root}/HEAD"))
     if head is not None and head.startswith(b"ref: "):
         head = _Refs(root, tree).get(head[5:].decode(errors="surrogateescape"))
@@ -139,15 +150,15 @@ def commit_of(root: str, tree: Find) -> str | None:
 
 
 def united(root: str, ours: Collection[str], theirs: Collection[str], unlike: Collection[str], base: Find, own: Find, head: Find) -> bool:
-    """Whether the union of what both sides changed is a repository again.
+    """Check whether the union of both sides' changes is a repository.
 
     Args:
         ours, theirs: members that each side changed.
-        unlike: paths that are different in the two.
+        unlike: paths that differ between the two.
     """
     sides = ({path: _cell(root, path) for path in ours}, {path: _cell(root, path) for path in theirs})
     if any(found is None for side in sides for found in side.values()):
-        return False  # the repository itself
+        return False  # the directory of the repository itself changed
     both = set(sides[0].values()) & set(sides[1].values()) - {OBJECTS}
     if any(path in unlike and (found in both or path in sides[1 - n]) for n, side in enumerate(sides) for path, found in side.items()):
         return False
@@ -198,7 +209,7 @@ class _Refs:
         self.too_large = self._file is not None and self._file.size > PACKED_MAX
 
     def get(self, name: str) -> bytes | None:
-        """What the ref holds: an id in hex, or `ref: ` and another name."""
+        """Read a ref: an id in hex, or `ref: ` and another name."""
         loose = _text(self._tree(f"{self._root}/{name}"))
         if loose is not None:
             return loose

@@ -1,4 +1,6 @@
-"""Find the units that a publication bears on, where both sides may have changed one, and let `units` decide each."""
+"""Find the units that a publication concerns where both sides may have changed one, and let `units` decide
+each.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from layerstack.units.units import BUILT_IN, SQLITE, Candidates, Decided, Kind, 
 
 
 def named_by(layer: Layer, kinds: Sequence[Kind]) -> frozenset[Unit]:
-    """The units that the paths of a layer may be members of; found once per layer."""
+    """Find the units that the paths of a layer may be members of; done once per layer."""
     known = layer.named_units
     if known is None or known[0] is not kinds:
         known = layer.named_units = kinds, named_in(layer.index or {}, kinds)
@@ -21,11 +23,12 @@ def named_by(layer: Layer, kinds: Sequence[Kind]) -> frozenset[Unit]:
 
 
 def decided_units(own: Layer, newer: Sequence[Layer], base: Chain, kinds: Sequence[Kind], sides: Callable[[], Sides]) -> list[Decided]:
-    """The units that one side's publication of a part would tear, each with what becomes of it.
+    """Decide the units of which one side's publication would mix in a part.
 
     Args:
-        own: the sealed work. newer: the layers of the head since `base`.
-    Cost: a search of the names, once per layer; the rest only where something looks like a member.
+        own: the captured work.
+        newer: the layers of the head since `base`.
+    Cost: a search of the names, once per layer; the rest only where a name may be that of a member.
     """
     named = named_in(own.index or {}, kinds).union(*(named_by(layer, kinds) for layer in newer))
     if not named:
@@ -50,7 +53,9 @@ def _candidates(unit: Unit, own: Layer, newer: Sequence[Layer], base: Chain) -> 
 
 
 def _hidden(layer: Layer, root: str, base: Chain) -> Iterator[str]:
-    """What the base has at or below a path and the layer took away without listing it: with a directory."""
+    """List the paths of the base at or below `root` that the layer deleted without listing them: with a
+    directory.
+    """
     above = any((rec := layer.get(path)) is not None and rec.covers for path in (*ancestors(root), root))
     for path in [root] if above else [path for path in layer.under(root) if (rec := layer.get(path)) is not None and rec.covers]:
         found = base.find(path)
@@ -59,13 +64,17 @@ def _hidden(layer: Layer, root: str, base: Chain) -> Iterator[str]:
 
 
 def _listed(layer: Layer, root: str) -> tuple[set[str], set[str]]:
-    """What a layer has at and below a path, and which of these are directories that were made again; containers are left out."""
+    """List the paths of a layer at and below `root`, unchanged containers left out, and those of them that
+    are directories deleted and made again.
+    """
     paths = {path for path in (root, *layer.under(root)) if (rec := layer.get(path)) is not None and not rec.quiet}
     return paths, {path for path in paths if (rec := layer.get(path)) is not None and rec.kind == DIRECTORY and rec.opaque}
 
 
 def meet(own: Iterable[Index], newer: Sequence[Layer], kinds: Sequence[Kind]) -> bool:
-    """May a newer layer bear on a unit that the work bears on, though they have no path in common? False is certain."""
+    """Check whether a newer layer may concern a unit that the work concerns, though they have no path in
+    common. False is certain.
+    """
     for index in own:
         named = named_in(index, kinds)
         for layer in newer:
@@ -80,13 +89,16 @@ def meet(own: Iterable[Index], newer: Sequence[Layer], kinds: Sequence[Kind]) ->
 
 
 def decided_database(path: str, sides: Sides) -> Decided | None:
-    """What becomes of a database whose file is at the path, where the files beside it are in the base alone: one side removed their directory, so
-    no layer has a name that tells."""
+    """Decide the database whose file is at the path when its other files exist in the base alone: one side
+    deleted their directory, so that no layer lists their names.
+    """
     return decide(Unit(SQLITE, path), Candidates(()), sides)
 
 
 def unit_at(path: str, kinds: Sequence[Kind], sides: Sides) -> Unit | None:
-    """The unit that the path is a member of, if it is one in any of the trees; also of a database file alone, which no name tells."""
+    """Find the unit that the path is a member of in any of the trees; also for a database file alone, which
+    no name shows.
+    """
     for unit in units_of(path, (*kinds, *BUILT_IN)):
         if unit.holds(path) and unit.kind.is_there(unit.root, sides.trees):
             few = unit.kind.members(unit.root) or ()

@@ -1,14 +1,17 @@
-"""Units: paths that are one value to the program that writes them. Which there are, and what becomes of one that both sides changed, is said
-here (ADR 0046); pure but for what the states read.
+"""Units: paths that are one value to the program that writes them. This module decides what becomes of a unit
+that both sides changed (ADR 0046); pure apart from reads of states.
 
-- A side *changed* a unit when a member has another content, kind or presence than in the base. Attributes alone change no unit, and neither
-  does a *helper*: a lock, a cache or a log that its program makes again from the other members.
+- A side *changed* a unit when a member has another content, kind or presence than in the base. A change of
+  attributes alone does not count, and neither does one of a *helper*: a lock, a cache or a log that its
+  program makes again from the other members.
 - Changed by one side: that side's unit as a whole, helpers included.
-- Changed by both, and all members that are no helpers are alike: nothing to decide.
-- Changed by both, differently: one conflict of class `unit` at the unit's root, in place of all that the decision table says of its members.
-  Where all changed members are ignored, the unit of the last writer, as a whole; below a derived directory that of the head, and so below one
-  with a tag where all changed members are ignored.
-  A git repository is on no ignored route, and has a rule of its own (`git_unit`).
+- Changed by both, and all members but helpers are alike: nothing to decide.
+- Changed by both, differently: one conflict of class `unit` at the unit's root replaces all that the decision
+  table says of its members. Where all changed members are ignored, the unit of the last writer is taken as a
+  whole; below a derived directory that of the head, and likewise below one with a tag where all changed
+  members are ignored.
+
+A git repository is never classified as ignored, and has a rule of its own (`git_repository`).
 """
 
 from __future__ import annotations
@@ -27,37 +30,37 @@ from layerstack.tree.state import DIRECTORY, FILE, State, same
 from layerstack.units import git_repository
 
 Find = Callable[[str], State | None]
-"""A tree: what it has at a path."""
+"""A tree: gives the state at a path, None where it has no entry."""
 
 
 class Kind(abc.ABC):
-    """One sort of unit."""
+    """One kind of unit."""
 
     name: str = ""
 
     @abc.abstractmethod
     def roots_of(self, path: str) -> Sequence[str]:
-        """The roots of the units that a path of such a name may be a member of; nearly always none or one."""
+        """List the roots of the units that a path of such a name may be a member of; nearly always 0 or 1."""
 
     @abc.abstractmethod
     def holds(self, root: str, path: str) -> bool:
-        """Whether the path is a member of the unit at `root`."""
+        """Check whether the path is a member of the unit at `root`."""
 
     def helps(self, root: str, path: str) -> bool:
-        """Whether the member is a helper."""
+        """Check whether the member is a helper."""
         return False
 
     def members(self, root: str) -> Sequence[str] | None:
-        """All paths that can be members, where these are few; None: what lies below the root."""
+        """List all paths that can be members, where these are few; None: any path below the root."""
         return None
 
     @abc.abstractmethod
     def is_there(self, root: str, trees: Sequence[Find]) -> bool:
-        """Whether one of the trees has such a unit there."""
+        """Check whether one of the trees has such a unit at `root`."""
 
 
 class Unit(NamedTuple):
-    """A unit by its sort and its root: a file, or the directory of its members."""
+    """A unit by its kind and its root: a file, or the directory of its members."""
 
     kind: Kind
     root: str
@@ -67,12 +70,14 @@ class Unit(NamedTuple):
 
 
 def _head(state: State | None, size: int) -> bytes | None:
-    """The first bytes of a file; None for what is none."""
+    """Read the first bytes of a file; None for anything else."""
     return state.data(size) if state is not None and state.kind == FILE else None
 
 
 class _Sqlite(Kind):
-    """A database file X, which begins with SQLite's header or is empty, with X-wal, X-journal and the helper X-shm."""
+    """A database file X, which is empty or begins with SQLite's header, with X-wal, X-journal and the helper
+    X-shm. Source: sqlite.org/tempfiles.html.
+    """
 
     name = "sqlite"
     HEADER = b"SQLite format 3\0"
@@ -98,7 +103,7 @@ class _Sqlite(Kind):
         return self.HEADER in found or (bool(found) and not any(found))
 
     def begins(self, path: str, trees: Sequence[Find]) -> bool:
-        """Whether one of the trees has a database there that is not empty, and none a directory."""
+        """Check whether one of the trees has a database there that is not empty, and none has a directory."""
         states = [tree(path) for tree in trees]
         return all(state is None or state.kind != DIRECTORY for state in states) and any(
             _head(state, 16) == self.HEADER for state in states
@@ -106,7 +111,7 @@ class _Sqlite(Kind):
 
 
 class _Lmdb(Kind):
-    """A directory with data.mdb, and the helper lock.mdb, which is made again by the first that opens it."""
+    """A directory with data.mdb, and the helper lock.mdb, which the next process that opens it makes again."""
 
     name = "lmdb"
     MAGIC = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")
@@ -129,7 +134,9 @@ class _Lmdb(Kind):
 
 
 class _LevelDb(Kind):
-    """A directory whose CURRENT names a MANIFEST-* that is there, of LevelDB or RocksDB, with the files that they write."""
+    """A directory whose CURRENT names an existing MANIFEST-*, of LevelDB or RocksDB, with the files that they
+    write.
+    """
 
     name = "leveldb"
     NAMES = re.compile(r"CURRENT|MANIFEST-\d+|IDENTITY|LOCK|LOG(\.old.*)?|OPTIONS-\d+|\d+\.(log|ldb|sst|blob|dbtmp)")
@@ -154,7 +161,9 @@ class _LevelDb(Kind):
 
 
 class _Git(Kind):
-    """A repository's own directory: `.git`, those of its submodules, a bare one. What people write in it by hand is no member."""
+    """A git directory: `.git`, those of its submodules, a bare repository. Files that people edit in it by
+    hand are not members.
+    """
 
     name = "git"
 
@@ -169,10 +178,12 @@ class _Git(Kind):
 
 
 class NamedUnits(Kind):
-    """What `runtime.layerstack.units` names: directories that match `root`, with the paths below them that one of `members` matches.
+    """Units of `runtime.layerstack.units`: directories that match `root`, with the paths below them that one
+    of `members` matches.
 
-    A path has one root, the outermost. Of the directories above it that match `root` the outermost `ROOTS_MAX` and as many of the innermost are
-    looked at, each with every member: a path may have two thousand. A directory is compared with `root` once while paths come in their order.
+    A path has one root, the outermost. Of the directories above it that match `root` the outermost
+    `ROOTS_MAX` and as many of the innermost are tried, each with every member: a path may have two thousand
+    directories. A directory is compared with `root` once while paths come in order.
     """
 
     ROOTS_MAX = 16
@@ -181,7 +192,9 @@ class NamedUnits(Kind):
         self.name = name
         self._root, self._members = _Glob(root), tuple(map(_Glob, members))
         self._last: tuple[str, tuple[int, ...]] | None = None
-        """A directory and the lengths of what matches of it and of those above; one value, since threads share it."""
+        """A directory, and the lengths of those at and above it that match; one value, since threads share
+        it.
+        """
 
     def roots_of(self, path: str) -> Sequence[str]:
         if not path:
@@ -192,7 +205,7 @@ class NamedUnits(Kind):
         return next(((path[:size],) for size in sizes if self.holds(path[:size], path)), ())
 
     def _matching(self, folder: str) -> tuple[int, ...]:
-        """The lengths of the directories that match `root`, down to this one, topmost first."""
+        """List the lengths of the directories that match `root`, down to this one, topmost first."""
         last = self._last
         if last is not None and last[0] == folder:
             return last[1]
@@ -232,14 +245,15 @@ SQLITE = _Sqlite()
 BUILT_IN: tuple[Kind, ...] = (_Git(), _Lmdb(), _LevelDb(), SQLITE)
 
 _NEEDLES = ("-wal\n", "-shm\n", "-journal\n", ".mdb\n", "CURRENT\n", "MANIFEST-", ".log\n", ".ldb\n", ".sst\n", *git_repository.NEEDLES)
-"""One of them is in `<path>LF` of each path that a built-in kind has a root for."""
+"""At least one of these is in `<path>LF` of each path for which a built-in kind gives a root."""
 _BATCH = 4096
 
 
 def named_in(index: Index, kinds: Sequence[Kind] = ()) -> frozenset[Unit]:
-    """The units that the listed paths may be members of, by their names alone; `kinds` beside those built in.
+    """Find the units that the listed paths may be members of, by their names alone; `kinds` beside those
+    built in.
 
-    Cost: a search of the joined names, where none looks like a member and no `kinds` are given.
+    Cost: a search of the joined names, where no name may be that of a member and no `kinds` are given.
     """
     paths: Iterator[str] = iter(index)
     found: set[Unit] = set()
@@ -252,14 +266,16 @@ def named_in(index: Index, kinds: Sequence[Kind] = ()) -> frozenset[Unit]:
 
 
 def units_of(path: str, kinds: Iterable[Kind]) -> Iterator[Unit]:
-    """The units that a path of such a name may be a member of."""
+    """List the units that a path of such a name may be a member of."""
     for kind in kinds:
         for root in kind.roots_of(path):
             yield Unit(kind, root)
 
 
 def held_by(units: Iterable[Unit]) -> Callable[[str], bool]:
-    """Whether a path is a member of one of them. Cost of a path: its depth, however many there are."""
+    """Give a function that checks whether a path is a member of one of the units. Cost of a path: its depth,
+    however many units there are.
+    """
     few, wide = set[str](), dict[str, list[Unit]]()
     for unit in units:
         members = unit.kind.members(unit.root)
@@ -270,34 +286,36 @@ def held_by(units: Iterable[Unit]) -> Callable[[str], bool]:
     return lambda path: path in few or any(unit.holds(path) for at in (*ancestors(path), path) for unit in wide.get(at, ()))
 
 
-# ---- what becomes of one
+# ---- the decision
 
 CONFLICT, OURS, HEAD = "conflict", "ours", "head"
 
 
 class Decided(NamedTuple):
-    """A unit about which there is something to decide, and whose it is: `conflict`, or `ours` or `head` as a whole."""
+    """A unit with something to decide, and the side that it is taken from: `conflict`, or `ours` or `head` as
+    a whole.
+    """
 
     unit: Unit
     whose: str
     changed: tuple[str, ...]
-    """Members that one side changed, or both, in byte order."""
+    """Members that one side or both changed, in byte order."""
     forced: frozenset[str] = frozenset()
-    """Members, helpers included, that are to be as in the tree whose it is, whatever the table says."""
+    """Members, helpers included, that are taken from that side, whatever the decision table says."""
     replaced: bool = False
-    """Did both change it, so that one side's is lost?"""
+    """True when both sides changed it, so that one side's change is lost."""
 
 
 class Sides(NamedTuple):
-    """What a publication knows of the three trees."""
+    """The three trees of a publication, and what is known about them."""
 
     base: Find
     ours: Find
     head: Find
     unmoved: Callable[[str], bool]
-    """Have base and head one entry there? True is certain."""
+    """Says whether base and head share one entry at the path. True is certain."""
     loose: Callable[[str], bool]
-    """Is the path on the ignored route?"""
+    """Says whether the path is ignored."""
     derived: Callable[[str, bool], bool]
     """(path, is all that changed at and below it ignored?) -> is it in a derived directory?"""
 
@@ -307,7 +325,7 @@ class Sides(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Where a side may differ from the base, at and below a unit's root."""
+    """Paths at and below a unit's root where a side may differ from the base."""
 
     paths: Collection[str]
     made_again_ours: Collection[str] = ()
@@ -316,12 +334,12 @@ class Candidates(NamedTuple):
 
 
 def differs(x: State | None, y: State | None) -> bool:
-    """Another content, kind or presence; attributes aside."""
+    """Compare content, kind and presence, not attributes."""
     return x is not y if x is None or y is None else not same(x, y)
 
 
 def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
-    """What becomes of a unit; None: the decision table has the last word on its members."""
+    """Decide a unit; None: the decision table decides its members."""
     kind, root = unit
     if not kind.is_there(root, sides.trees):
         return None
@@ -335,7 +353,7 @@ def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
             if few:
                 return None
             folders.add(path)
-        if b is None:  # a directory that a side adds is no change: what is in it may be one
+        if b is None:  # a directory that a side adds is not a change: its entries may be
             o, h = (None if state is not None and state.kind == DIRECTORY else state for state in (o, h))
         again = path in at.made_again_ours, path in at.made_again_theirs
         if again[0] or differs(b, o):
@@ -344,7 +362,7 @@ def decide(unit: Unit, at: Candidates, sides: Sides) -> Decided | None:
             theirs.add(path)
         if any(again) or differs(o, h):
             unlike.add(path)
-    helpers = {path for path in ours | theirs if path not in folders and kind.helps(root, path)}  # in a directory may be anything
+    helpers = {path for path in ours | theirs if path not in folders and kind.helps(root, path)}  # a directory may contain anything
     own, other = ours - helpers, theirs - helpers
     changed = tuple(sorted(own | other, key=byte_order))
     if not (own and other and (own | other) & unlike):
