@@ -1,4 +1,4 @@
-"""Texts as lines, and the difference between two texts: pure, memory linear in the text, work bounded by a budget.
+"""Texts as lines, and the difference of two texts: pure, memory linear in the text, work bounded by a budget.
 
 A line ends at LF only: CR belongs to its line and a missing last newline to the last one, so both survive.
 Nothing is decoded. The rules by which lines are paired are in `diff`.
