@@ -1,7 +1,9 @@
 """POSIX tar headers with pax records, as bytes: encoded the same way by every Python, decoded strictly. Pure.
 
-Names are bytes. A name that fits stands in the header as it is; any other goes to a `path` record, with `hdrcharset=BINARY` when it is
-no UTF-8. What tar has no type for (`EOS.kind` = whiteout, opaque) is a record too, so that no name has a meaning.
+Names are bytes. A name that fits is in the header; any other is in a `path` record, with `hdrcharset=BINARY`
+unless it is UTF-8. Whiteouts and opaque directories, for which tar has no type, are a pax record
+(`EOS.kind`): no file name is reserved. Source: POSIX.1-2017, pax, "ustar Interchange Format", "pax Extended
+Header".
 """
 
 from __future__ import annotations
@@ -43,11 +45,13 @@ _BILLION = 1_000_000_000
 
 
 class Malformed(ValueError):
-    """These bytes are no header that we would write."""
+    """Bytes that are not a header that `encode` would write."""
 
 
 class Header(NamedTuple):
-    """One entry without its content. `size` bytes of content follow, padded to whole blocks; only a file has any."""
+    """One entry without its content. `size` bytes of content follow, padded to whole blocks; only a file has
+    any.
+    """
 
     path: bytes
     type: bytes
@@ -56,21 +60,29 @@ class Header(NamedTuple):
     mtime_ns: int = 0
     target: bytes = b""
     kind: bytes = b""
-    """`whiteout` or `base` on an empty file, `opaque` on a directory, `run` on several entries that come as one file, else empty."""
+    """`whiteout` or `base` on an empty file, `opaque` on a directory, `run` on several entries in one file,
+    else empty.
+    """
     xattrs: Mapping[bytes, bytes] = {}
     sha256: bytes = b""
     """The digest of a file's content, 64 hex digits; or empty."""
     earlier: bytes = b""
     """`SIZE:MTIME_NS`, with spaces between, of the files that older layers have there; or empty."""
     sparse: int = 0
-    """The size of a file with holes: what follows is `sparse_map` and the bytes that it names, `size` bytes of both. 0: it has none."""
+    """Size of a file with holes: `sparse_map` and the data that it lists follow, `size` bytes together. 0: no
+    holes.
+    """
     of_base: bytes = b""
-    """Of kind `base`: `d`, `f:SIZE:MTIME_NS:SHA256` or `l:SHA256 of the target`: what the base has there."""
+    """For kind `base`: `d`, `f:SIZE:MTIME_NS:SHA256` or `l:SHA256 of the target`: the base's entry at the
+    path.
+    """
     table: int = 0
-    """Of kind `run`: how many bytes of the content are rows (`layerstack.model.run_table`); the others are those of the files."""
+    """For kind `run`: the number of bytes of the content that are rows (`layerstack.model.run_table`); the
+    files' bytes follow.
+    """
 
     output: bool = False
-    """Is the file an output of builds (`layerstack.text.build_roles`)? Said only to those who ask for it."""
+    """True for an output of builds (`layerstack.text.build_roles`); set only on request."""
 
     @property
     def length(self) -> int:
@@ -79,24 +91,26 @@ class Header(NamedTuple):
 
 
 def padding(size: int) -> bytes:
-    """The zero bytes after `size` bytes of content."""
+    """Give the zero bytes after `size` bytes of content."""
     return bytes(-size % BLOCK)
 
 
 def sparse_map(ranges: Sequence[tuple[int, int]], length: int) -> bytes:
-    """Where the data of a file of `length` bytes lies, as (offset, size): decimal lines, padded to a block. Source: GNU tar, "PAX Format, Version 1.0"."""
-    told = list(ranges)
-    if not told or sum(told[-1]) < length:
-        told.append((length, 0))
-    lines = b"%d\n" % len(told) + b"".join(b"%d\n%d\n" % one for one in told)
+    """List the data of a file of `length` bytes as (offset, size): decimal lines, padded to a block. Source:
+    GNU tar, "PAX Format, Version 1.0".
+    """
+    listed = list(ranges)
+    if not listed or sum(listed[-1]) < length:
+        listed.append((length, 0))
+    lines = b"%d\n" % len(listed) + b"".join(b"%d\n%d\n" % one for one in listed)
     return lines + padding(len(lines))
 
 
 def encode(header: Header, *, gnu: bool = False) -> bytes:
-    """The header's blocks, pax records first where it needs any; owner and group are 0 without names.
+    """Encode a header as blocks, pax records first where it needs any; owner and group are 0 without names.
 
     Args:
-        gnu: a file with holes is marked as GNU tar marks it, which other programs read, and not as our own streams do.
+        gnu: write holes in GNU tar's records, which other programs read, instead of those of our own streams.
     """
     records: dict[bytes, bytes] = {}
     name = header.path + (b"/" if header.type == DIRECTORY else b"")
@@ -142,7 +156,9 @@ def _records_block(size: int) -> bytes:
 
 
 def encode_file(path: bytes, mode: int, size: int, mtime_ns: int) -> bytes:
-    """As `encode` of a file that has nothing but these; in a third of the time where its name is short."""
+    """Encode a file that has nothing but these values, in a third of the time of `encode` if its name is
+    short.
+    """
     seconds, rest = divmod(mtime_ns, _BILLION)
     if len(path) > 100 or not 0 <= seconds <= _MAX_OCTAL_11 or size > _MAX_OCTAL_11:
         return encode(Header(path, FILE, mode, size, mtime_ns))
@@ -194,11 +210,15 @@ def _ustar(name: bytes, kind: bytes, mode: int, size: int, seconds: int, target:
 
 _FILE_TAIL = (b"\0" * 100 + b"ustar\x0000").ljust(BLOCK - 157, b"\0")
 _FILE_REST = 8 * 32 + ord("0") + sum(_FILE_TAIL)
-"""What the fields behind the check sum, and the sum's own place, add to it. The sum of a header with a name of 100 bytes fits into 16 bits."""
+"""Bytes that the fields after the checksum, and the checksum's own field, add to it. The sum of a header with
+a name of 100 bytes fits into 16 bits.
+"""
 
 
 def is_ours(block: bytes) -> bool:
-    """Tell if `encode` wrote this header, of an entry or of records; other programs leave owners, names and numbers in other forms."""
+    """Check whether `encode` wrote this header, of an entry or of records; other programs write owners, names
+    and numbers in other forms.
+    """
     if len(block) != BLOCK:
         return False
     try:
@@ -212,7 +232,9 @@ def is_ours(block: bytes) -> bool:
 
 
 class PaxDecoder:
-    """Headers out of blocks: feed each header block, and after `needs` > 0 the so many bytes of records (padding included) that follow."""
+    """Decode headers: feed each header block, and while `needs` > 0 that many bytes of records (padding
+    included) after it.
+    """
 
     def __init__(self) -> None:
         self._records: dict[bytes, bytes] | None = None
@@ -220,25 +242,26 @@ class PaxDecoder:
         self.needs = 0
 
     def block(self, block: bytes) -> Header | None:
-        """The entry of a header block; None when it announces records, or is the end mark (`at_end`).
+        """Decode the entry of a header block; None when it announces records, or is the end of the archive.
 
         Raises:
-            Malformed: a wrong check sum, a type or a number that we do not write, records for nothing.
+            Malformed: a wrong checksum, a type or a number that `encode` does not write, records without an
+                entry.
         """
         if block == ZERO:
             if self._records is not None:
-                raise Malformed("records for no entry")
+                raise Malformed("pax records without an entry after them")
             return None
         if len(block) != BLOCK or block[257:263] != b"ustar\0":
-            raise Malformed("no ustar header")
+            raise Malformed("not a ustar header")
         if _octal(block[148:156]) != sum(block) - sum(block[148:156]) + 256:
-            raise Malformed("a header's check sum is wrong")
+            raise Malformed("the checksum of a header does not match")
         kind, size = block[156:157], _octal(block[124:136])
         if kind == _EXTENDED:
             if self._records is not None:
-                raise Malformed("two sets of records for one entry")
+                raise Malformed("two sets of pax records for one entry")
             if size > MAX_RECORDS:
-                raise Malformed(f"{size} bytes of records for one entry, at most {MAX_RECORDS} are taken")
+                raise Malformed(f"{size} bytes of pax records for one entry, at most {MAX_RECORDS} are accepted")
             self._size, self.needs = size, size + -size % BLOCK
             self._records = {}
             return None
@@ -263,36 +286,36 @@ class PaxDecoder:
         ):
             raise Malformed(f"entry of unknown kind {tag!r}")
         if size and kind != FILE:
-            raise Malformed("content of an entry that has none")
+            raise Malformed(f"{size} bytes of content for an entry that is not a file")
         digest = records.get(SHA256, b"")
         if digest and (len(digest) != 64 or digest.strip(b"0123456789abcdef") or kind != FILE or tag):
-            raise Malformed("a digest that is none, or of what has no content")
+            raise Malformed("EOS.sha256 is not 64 hex digits, or its entry has no content")
         earlier = records.get(EARLIER, b"")
         if earlier.strip(b"0123456789:- ") or (earlier and kind not in (FILE, HARD_LINK)):
-            raise Malformed("earlier files that are none, or of what is no file")
+            raise Malformed("EOS.earlier is malformed, or its entry is not a file")
         sparse = _decimal(records[SPARSE]) if SPARSE in records else 0
         if SPARSE in records and (kind != FILE or tag or not 0 < sparse < 1 << 63 or size < BLOCK):
-            raise Malformed("holes of what has none")
+            raise Malformed("EOS.sparse is out of range, or its entry cannot have holes")
         of_base = records.get(OF_BASE, b"")
         if (tag == BASE) != bool(of_base) or (of_base and not _is_state(of_base)):
-            raise Malformed("a state of the base that is none, or of what has none")
+            raise Malformed("EOS.base is malformed, missing, or on an entry of another kind")
         table = _decimal(records[RUN_OF]) if RUN_OF in records else 0
         if (tag == RUN) != bool(table) or table > size:
-            raise Malformed("rows of what has none")
+            raise Malformed("EOS.run is out of range, missing, or on an entry of another kind")
         xattrs = {key[len(XATTR) :]: value for key, value in records.items() if key.startswith(XATTR)}
         if kind == DIRECTORY:
             name = name[:-1] if name.endswith(b"/") else name
         mode = _octal(block[100:108]) & 0o7777
         output = records.get(OUTPUT, b"")
         if output and (output != b"1" or tag or kind not in (FILE, HARD_LINK)):
-            raise Malformed("an output that is none, or no file")
+            raise Malformed("EOS.output is not 1, or its entry is not a file")
         return Header(name, kind, mode, size, mtime_ns, target, tag, xattrs, digest, earlier, sparse, of_base, table, bool(output))
 
     def records(self, data: bytes) -> None:
-        """The records that the last block announced.
+        """Decode the records that the last block announced.
 
         Raises:
-            Malformed: they are no pax records.
+            Malformed: they are not pax records.
         """
         self.needs = 0
         found: dict[bytes, bytes] = {}
@@ -327,13 +350,13 @@ def _octal(field: bytes) -> int:
     if not digits:
         return 0
     if digits.strip(b"01234567"):
-        raise Malformed(f"no octal number: {field!r}")
+        raise Malformed(f"not an octal number: {field!r}")
     return int(digits, 8)
 
 
 def _decimal(text: bytes) -> int:
     if not text or len(text) > 20 or text.strip(b"0123456789"):
-        raise Malformed(f"no number: {text[:40]!r}")
+        raise Malformed(f"not a decimal number: {text[:40]!r}")
     return int(text)
 
 

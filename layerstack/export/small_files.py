@@ -1,4 +1,6 @@
-"""Collect the neighbouring small files and directories of an export into runs (`run_table`), from the indexes of the layers."""
+"""Collect neighbouring small files and directories of an export into runs (`run_table`), from the indexes of
+the layers.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ _LINE = re.compile(rb"([^\t\n]*)\t([flwd][qo]?)\t[0-7]+\t([0-9]+)\t([0-9a-f]+|-)
 _READ = 1 << 18
 
 Decided = tuple[str, Entry | None, bool]
-"""What `Snapshot.changed` gives."""
+"""An item of `Snapshot.changed`."""
 _Row = tuple[bytes, int, bytes, bytes, bytes]
-"""Path, rank of its layer, mark, size, digest, as they stand in the layer's index."""
+"""Path, rank of its layer, kind, size, digest, as in the layer's index."""
 
 
 class FileRun(NamedTuple):
-    """Entries that are sent together."""
+    """Entries that are sent as one."""
 
     files: int
     directories: int
@@ -49,10 +51,11 @@ class _Filling:
 
 
 def changed(version: Snapshot, root: str) -> Iterator[Decided | FileRun]:
-    """As `Snapshot.changed` of a published version, with runs in the place of the entries that can be in one.
+    """Give `Snapshot.changed` of a published version with runs in place of the entries that a run can
+    contain.
 
     Args:
-        root: of the store: the index files are read from their start to their end.
+        root: of the store, whose index files are read from start to end.
     """
     chain = version.chain
     layers = chain.layers[:-1]
@@ -103,7 +106,9 @@ def _root(layer: Layer) -> bytes:
 
 
 def _file(place: bytes, path: bytes, size: int, digest: bytes) -> tuple[bytes, bytes] | None:
-    """The row and the bytes of a file; None: it is none for a run, or not as its index says, and is looked at by itself."""
+    """Make the row and read the bytes of a file; None: a run cannot contain it, or it differs from its index,
+    and it is sent by itself.
+    """
     fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
@@ -119,7 +124,7 @@ def _file(place: bytes, path: bytes, size: int, digest: bytes) -> tuple[bytes, b
 
 
 def _rows(path: str, rank: int) -> Iterator[_Row]:
-    """The lines of an index file. Memory: a piece of it."""
+    """Read the lines of an index file. Memory: a piece of it."""
     with open(path, "rb", 0) as file:
         rest = file.read(_READ)
         rest = rest[rest.find(b"\n") + 1 :]

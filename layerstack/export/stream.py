@@ -1,18 +1,29 @@
-"""Write a version out: the folded delta above the base as one stream of bytes, which is a pure function of the version.
+"""Export a version: the flattened changes above the base as one stream of bytes, which is a pure function of
+the version.
 
     header    one JSON line: {"format", "manifest_version", "root_hash", "layers_exported", ...}
-    frames    u32 big-endian length and so many bytes; joined they are a pax tar (layerstack.export.pax) in byte order of paths
+    frames    u32 big-endian length and that many bytes; joined they are a pax tar (layerstack.export.pax)
+              in byte order of paths
     end       a frame of length 0
-    trailer   one JSON line: {"entries", "files", "symlinks", ..., "tar_bytes", "content_bytes", "sha256"}, or {"error": ...}
+    trailer   one JSON line: {"entries", "files", "symlinks", ..., "tar_bytes", "content_bytes", "sha256"},
+              or {"error": ...}
 
-In format 2 each file has its SHA-256 in the record `EOS.sha256`, as it was when it was published, and the trailer's is that of the tar without
-the content of files: nothing of them is read to be hashed, and large ones go from the file to the socket by sendfile(2). Format 1 hashes all.
-Format 4 is format 3 with runs of small plain files (`layerstack.model.run_table`), for who has nothing to compare them with.
-Format 3 is format 2 with holes: digests are those of `layerstack.kernel.content`, which are the SHA-256 of the bytes where there are no 64 KiB of zeros, and
-a file with holes (`EOS.sparse`, its size) has a map in front of its data, in the form of GNU tar 1.0.
+Format 1: the trailer's SHA-256 is that of the whole tar.
 
-Every directory that an entry lies in comes before it. Nothing of the base crosses, no special file exists in a layer. Deletions and
-opaque directories are typed by `EOS.kind`; second names of one file of the delta are hard links to its first name.
+Format 2: each file has its SHA-256, from when it was published, in the record `EOS.sha256`, and the trailer's
+is that of the tar without the content of files: no content is read to be hashed, and large files go to the
+socket by sendfile(2).
+
+Format 3 is format 2 with holes: digests are those of `layerstack.kernel.content`, which are the SHA-256 of
+the bytes of a file without 64 KiB of zeros, and a file with holes (`EOS.sparse`, its size) has a map in front
+of its data, in the form of GNU tar 1.0.
+
+Format 4 is format 3 with runs of small plain files (`layerstack.model.run_table`), for a receiver that has
+nothing to compare them with.
+
+Every directory of an entry comes before it. Entries of the base are not sent, and layers contain no special
+files. Deletions and opaque directories are typed by `EOS.kind`; further names of one file are hard links to
+its first name.
 """
 
 from __future__ import annotations
@@ -37,13 +48,15 @@ from layerstack.model.manifest import Manifest
 FORMAT, FORMAT_OF_DIGESTS, FORMAT_OF_HOLES, FORMAT_OF_RUNS = 1, 2, 3, 4
 FRAME_BYTES = 1 << 20
 RANGE_BYTES, RANGE_MAX = 1 << 18, 1 << 24
-"""From format 2 on a file of so many bytes is not read here but given as ranges, and how long one of them is at most."""
+"""From format 2 on, the size from which on a file is not read here but given as ranges; and the largest
+range.
+"""
 
 _KEPT_PARENTS = 4096
 
 
 class EntryLike(Protocol):
-    """What a path is in a version, as the store's `EntryLike` tells it."""
+    """An entry of a version, as `Snapshot` gives it."""
 
     @property
     def path(self) -> str: ...
@@ -62,7 +75,7 @@ class EntryLike(Protocol):
 
 
 Digests = Callable[[str, str], bytes | None]
-"""(layer, path) -> SHA-256 of that file's content, or None where it is not known; asked in byte order of paths."""
+"""(layer, path) -> SHA-256 of that file's content, or None where unknown; called in byte order of paths."""
 
 
 Outputs = Callable[[str, str], bool]
@@ -70,11 +83,11 @@ Outputs = Callable[[str, str], bool]
 
 
 Earlier = Callable[[str], Sequence[tuple[int, int]]]
-"""path -> size and mtime_ns of the files that older layers have there, as `Snapshot.earlier` tells it."""
+"""path -> size and mtime_ns of the files that older layers have there, see `Snapshot.earlier`."""
 
 
 class FileRange(NamedTuple):
-    """Bytes of an open file that come next; the descriptor is good until the next piece is asked for."""
+    """The next bytes, in an open file; the descriptor is valid until the next piece is requested."""
 
     fd: int
     offset: int
@@ -95,12 +108,14 @@ class VersionLike(Protocol):
 
 
 class ExportEntry(NamedTuple):
-    """One path that the delta decides. `real_path` is where a file's bytes lie; None for anything else and for a hard link."""
+    """One changed path. `real_path` is where a file's bytes are; None for anything else and for a hard
+    link.
+    """
 
     header: pax.Header
     real_path: str | None
     ranges: Sequence[tuple[int, int]] | None = None
-    """Of a file that is sent with its holes: (offset, size) of its data."""
+    """For a file that is sent with its holes: (offset, size) of its data."""
     run: FileRun | None = None
     """Several entries in one."""
 
@@ -115,13 +130,14 @@ def fold(
     changed: Iterator[Decided | FileRun] | None = None,
     outputs: Outputs | None = None,
 ) -> Iterator[ExportEntry]:
-    """The delta above the base in byte order of paths, one winner per path; a deletion only where its directory still is one.
+    """Give the changes above the base in byte order of paths, one entry per path; a deletion only where its
+    directory still exists.
 
     Args:
         changed: `version.changed()`, with runs in it.
     Memory: a few thousand paths, and one name for each file that has several.
     Raises:
-        StoreCorrupt: the root is opaque, or a layer holds what no layer may hold.
+        StoreCorrupt: the root is opaque, or a layer contains a special file.
     """
     first_names: dict[tuple[int, int], bytes] = {}
     parents: dict[str, bool] = {"": True}
@@ -183,13 +199,13 @@ def fold(
                 header = header._replace(output=True)
             yield ExportEntry(header, entry.real_path, ranges)
         else:
-            raise StoreCorrupt(f"a layer holds a special file at {path}", details={"path": path})
+            raise StoreCorrupt(f"a layer contains a FIFO, socket or device at {path}", details={"path": path})
 
 
 def _digest(entry: EntryLike, path: str, digests: Digests, *, plain: bool) -> bytes:
-    """Of a file, from the index where that has it."""
+    """Give the digest of a file, from the index if it has it."""
     if plain and entry.size >= content.BLOCK:
-        return content.digest_at(entry.real_path, plain=True)  # for a gateway that is older than the second form
+        return content.digest_at(entry.real_path, plain=True)  # for a gateway from before the second kind of digest
     return digests(entry.layer_id, path) or content.digest_at(entry.real_path)
 
 
@@ -202,10 +218,11 @@ def _ranges(path: str) -> list[tuple[int, int]] | None:
 
 
 def states_of_base(version: VersionLike) -> Iterator[ExportEntry]:
-    """What the base has where the delta decides, and below the directories that it hides: for a host that has no copy of the base.
+    """Give the base's entries at changed paths, and below directories that changes hide: for a host without a
+    copy of the base.
 
-    One entry of kind `base` for each path, in no order, a path perhaps twice; nothing for a path that the base does not have.
-    Cost: every regular file among them is read.
+    One entry of kind `base` for each path, in no order, a path perhaps twice; none for a path that the base
+    does not have. Cost: every regular file among them is read.
     """
     for path, entry, opaque in version.changed():
         was = version.in_base(path) if path else None
@@ -225,12 +242,12 @@ def _state_of_base(entry: Any) -> ExportEntry:
     elif entry.kind == "file":
         state = b"f:%d:%d:%s" % (entry.size, entry.mtime_ns, content.digest_at(entry.real_path).hex().encode())
     else:
-        raise StoreCorrupt(f"the base holds a special file at {entry.path}", details={"path": entry.path})
+        raise StoreCorrupt(f"the base contains a FIFO, socket or device at {entry.path}", details={"path": entry.path})
     return ExportEntry(pax.Header(os.fsencode(entry.path), pax.FILE, 0o644, kind=pax.BASE, of_base=state), None)
 
 
 def _xattrs(path: str, form: Form) -> dict[bytes, bytes]:
-    """The `user.` attributes that a session sees, by the names that it sees."""
+    """Read the `user.` attributes that a session sees, under the names that it sees."""
     out: dict[bytes, bytes] = {}
     try:
         names = os.listxattr(path, follow_symlinks=False)
@@ -258,7 +275,7 @@ _NUMBERS: tuple[str, ...] = (
 
 
 class _Count:
-    """What the trailer says."""
+    """Numbers and digest of the trailer."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = dict.fromkeys(_NUMBERS, 0)
@@ -283,10 +300,11 @@ class _Count:
 
 
 def tar(entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: bool = True) -> Iterator[bytes | FileRange]:
-    """The pax tar of `entries` in pieces of at most FRAME_BYTES; small entries share a piece.
+    """Write the pax tar of `entries` in pieces of at most FRAME_BYTES; small entries share a piece.
 
     Args:
-        whole: the digest of `count` is that of all bytes. Else it leaves out the content of files, and large ones are given as ranges.
+        whole: the digest of `count` is that of all bytes. Else it leaves out the content of files, and large
+            files are given as ranges.
     Raises:
         StoreCorrupt: a file is shorter or longer than its entry says. Layers do not change.
     """
@@ -302,7 +320,7 @@ def tar(entries: Iterator[ExportEntry], count: _Count | None = None, *, whole: b
         return data
 
     def frame(data: bytes) -> None:
-        """Bytes of the tar that are no content."""
+        """Add bytes of the tar that are not content."""
         nonlocal waiting
         waiting += data
         if not whole:
@@ -372,20 +390,24 @@ def stream(
     root: str | None = None,
     outputs: Outputs | None = None,
 ) -> Iterator[bytes | FileRange]:
-    """The whole export of `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
+    """Export `version` from byte `offset` of its tar on, in pieces to be sent one after the other.
 
     Args:
-        live_workspace_sessions: named in the first line when there are any: their private work is not part of a version.
-        offset: bytes of the tar that the other side has; they are made and hashed again, but not sent.
-        digests: those of files; with them it is format 2, without format 1.
-        holes: with digests: it is format 3.
-        root: of the store, with holes, and without xattrs and earlier: small plain files come in runs; it is format 4.
-        earlier: what older layers have; each file and deletion then says so in the record `EOS.earlier`, for who compares.
-        outputs: which files are outputs of builds; each of them then says so in the record `EOS.output`.
-        base: before all else, what the base has where the delta decides (`states_of_base`).
+        live_workspace_sessions: sessions named in the first line: their unpublished work is not part of a
+            version.
+        offset: bytes of the tar that the receiver has; they are made and hashed again, but not sent.
+        digests: those of files; with them the format is 2, without them 1.
+        holes: with digests: the format is 3.
+        root: of the store; with holes, and without xattrs and earlier, small plain files come in runs: the
+            format is 4.
+        earlier: what older layers have; each file and deletion then has it in the record `EOS.earlier`, for a
+            receiver that compares.
+        outputs: says which files are outputs of builds; each of them then has the record `EOS.output`.
+        base: first send the base's entries at changed paths (`states_of_base`).
     Yields:
-        Byte strings of any length, from format 2 on also ranges of files. A refusal of the disk or of the store in the middle ends the frames and becomes the trailer's `error`,
-        so that the other side never takes a part for the whole.
+        Byte strings of any length, from format 2 on also ranges of files. An error of the disk or the store
+            ends the frames and becomes the trailer's `error`, so that the receiver never takes a part for the
+            whole.
     """
     manifest = version.manifest
     runs = root is not None and holes and digests is not None and earlier is None and not xattrs and isinstance(version, Snapshot)
@@ -441,7 +463,7 @@ def stream(
         if skip:
             details = {"reason": "bad_offset", "offset": offset}
             trailer = {
-                "error": {"kind": "invalid_request", "message": f"offset {offset} is behind the end of the stream", "details": details}
+                "error": {"kind": "invalid_request", "message": f"offset {offset} is past the end of the stream", "details": details}
             }
         else:
             trailer = count.to_json()

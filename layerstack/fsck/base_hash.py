@@ -1,4 +1,6 @@
-"""The hash of a base, as the store was told it when it was made: over kind, path, permission bits, size, content and attributes of all entries."""
+"""The hash of a base, as recorded when the store was made: over kind, path, permission bits, size, content
+and attributes of all entries.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from layerstack.kernel import base_xattrs, content
 
 
 def tree_hash(root: str, failed: Callable[[OSError], None], *, plain: bool = False) -> Generator[None, None, str]:
-    """SHA-256 in hex of the tree at `root`, every file read; `failed` is told what cannot be read. Yields after each entry.
+    """Give the SHA-256 in hex of the tree at `root`, every file read. Yields after each entry.
 
     Args:
-        plain: by the SHA-256 of the bytes of each file, as bases were hashed before `content` had a second form.
+        failed: called with each error of reading.
+        plain: by the SHA-256 of the bytes of each file, as bases were hashed before `content` had a second
+            kind of digest.
     """
     top, total = os.fsencode(root), hashlib.sha256()
 
@@ -35,8 +39,8 @@ def tree_hash(root: str, failed: Callable[[OSError], None], *, plain: bool = Fal
             elif stat.S_ISLNK(status.st_mode):
                 total.update(b"symlink\0%s\0%s\0" % (name, os.readlink(full)))
             elif stat.S_ISREG(status.st_mode):
-                told = content.digest_at(full, plain=plain).hex().encode()
-                total.update(b"file\0%s\0%o\0%d\0%s\0%s" % (name, bits, status.st_size, told, more))
+                digest = content.digest_at(full, plain=plain).hex().encode()
+                total.update(b"file\0%s\0%o\0%d\0%s\0%s" % (name, bits, status.st_size, digest, more))
         except OSError as error:
             failed(error)
     return total.hexdigest()

@@ -1,10 +1,11 @@
-"""Is everything in a store what was written there? Every layer against its digest, every document against its checksum and against each other.
+"""Check a store: every layer against its digest, every record against its checksum and against the others.
 
-    for damage in check("/var/lib/stack"):    # a store that nobody has open
+    for damage in check("/var/lib/stack"):    # a store that no process has open
         print(damage.file, damage.what, damage.found_by)
 
-Nothing is repaired and nothing is written, not even the lock file. A store that is open is looked at by the process that has it:
-`Store.checking`. What the next open puts in order by itself, and what could not be looked at, is no damage: those are `Check.notes`.
+Nothing is repaired and nothing is written, not even the lock file. An open store is checked by the process
+that has it open: `Store.checking`. Leftovers that the next open removes, and parts that could not be read,
+are not damage: they are `Check.notes`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from layerstack.fsck.parts import CheckContext, Counts, Damage, Note
 __all__ = ["ORDER", "Check", "Counts", "Damage", "Note", "check", "offline"]
 
 ORDER = ("store", "base", "pins", "layer", "draft", "session", "leases", "staging")
-"""The parts of a check, in this order: each is one word, those of layers, drafts and sessions with the name after a blank."""
+"""Parts of a check, in this order: one word each, those of layers, drafts and sessions with the name after a
+space.
+"""
 
 
 class Check(CheckContext):
-    """One look at a store, part by part. Not for callers: `check`, `offline` and `Store.checking` make it.
+    """One check of a store, part by part; made by `check`, `offline` and `Store.checking`.
 
-    Damage comes as it is found; `notes` and `counts` grow meanwhile.
+    Damage is reported as it is found; `notes` and `counts` grow during the check.
     """
 
     def __iter__(self) -> Iterator[Damage]:
@@ -36,7 +39,7 @@ class Check(CheckContext):
                     yield found
 
     def parts(self, after: str | None = None) -> list[str]:
-        """What there is to look at, or what is left after a part that was looked at."""
+        """List the parts to check, or those after a part that was checked."""
         found = ["store", "base", "pins", *(f"layer {name}" for name in self.layers())]
         found += [f"draft {name}" for name in self.names("drafts")] + [f"session {name}" for name in self.names("sessions")]
         found += ["leases"] if self.store is not None else ["staging"]
@@ -44,7 +47,7 @@ class Check(CheckContext):
         return found if after is None else [part for part in found if _place(part) > _place(after)]
 
     def of(self, part: str) -> Iterator[Damage | None]:
-        """The damage in one part; None now and then, so that whoever iterates can look at the clock."""
+        """Check one part. Gives None at intervals, so that the caller can measure time."""
         what, _, name = part.partition(" ")
         try:
             if what == "layer":
@@ -54,16 +57,16 @@ class Check(CheckContext):
             elif what == "base":
                 yield from trees.base(self)
             else:
-                looks: dict[str, Callable[[], Iterator[Damage]]] = {
+                checks: dict[str, Callable[[], Iterator[Damage]]] = {
                     "store": lambda: documents.top(self),
                     "pins": lambda: documents.pins(self),
                     "session": lambda: documents.session(self, name),
                     "leases": lambda: documents.leases(self),
                     "staging": lambda: documents.staging(self),
                 }
-                yield from self.settled(looks[what])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a checksum is right, and the values are nobody's
-            yield Damage(_FOLDERS.get(what, "{0}").format(name), f"has documents with values of another kind ({error!r})", "its content")
+                yield from self.settled(checks[what])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # the checksum matches, but a value has the wrong type
+            yield Damage(_FOLDERS.get(what, "{0}").format(name), f"has a record with a value of the wrong type ({error!r})", "its content")
 
 
 _FOLDERS = {"layer": "layers/{0}", "draft": "drafts/{0}", "session": "sessions/{0}", "store": ".", "pins": "pins", "base": "base"}
@@ -76,21 +79,25 @@ def _place(part: str) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def offline(root: str, *, base: bool = False, base_dir: str | None = None) -> Generator[Check]:
-    """A check of a store that no process has open, and that none can open meanwhile.
+    """Check a store that no process has open, and keep it closed for the length of the block.
 
     Raises:
-        StoreCorrupt: no store is here. StoreBusy: a process has it open. OSError: this user may not look.
+        StoreCorrupt: the directory is not a store.
+        StoreBusy: a process has it open.
+        OSError: this user may not read it.
     """
     import fcntl
 
     os.stat(root)
     if not os.path.lexists(f"{root}/workspace.json") and not os.path.lexists(f"{root}/manifest.json"):
-        raise StoreCorrupt(f"{root}: no store is here", details={"file": f"{root}/workspace.json"})
+        raise StoreCorrupt(
+            f"{root}: not a store: it has neither workspace.json nor manifest.json", details={"file": f"{root}/workspace.json"}
+        )
     with contextlib.ExitStack() as stack:
         try:
             fd = os.open(f"{root}/.storage-writer.lock", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            pass  # nobody ever opened it
+            pass  # never opened
         else:
             stack.callback(os.close, fd)
             try:
@@ -101,13 +108,14 @@ def offline(root: str, *, base: bool = False, base_dir: str | None = None) -> Ge
 
 
 def check(root: str, *, base: bool = False) -> Iterator[Damage]:
-    """Everything that is damaged in a store that no process has open; nothing is changed.
+    """Report all damage of a store that no process has open; nothing is changed.
 
     Args:
         base: read the base too.
     Raises:
-        StoreCorrupt: no store is here. StoreBusy: a process has it open.
+        StoreCorrupt: the directory is not a store.
+        StoreBusy: a process has it open.
     Cost: every byte of every layer is read once; memory is that of the widest directory.
     """
-    with offline(root, base=base) as looking:
-        yield from looking
+    with offline(root, base=base) as running:
+        yield from running

@@ -1,4 +1,6 @@
-"""The documents of a store against their checksums and against each other: what names what, and is it there."""
+"""Check the records of a store against their checksums and against each other: each name refers to something
+that exists.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from layerstack.model.manifest import BASE_ID, Manifest, reference
 
 NAMES = {"manifests", "layers", "base", ".layer-metadata", "sessions", "drafts", "pins", "staging"}
 FILES = {"manifest.json", "workspace.json", ".storage-writer.lock", "command-counter.json"}
-"""The last one is the agent's: which numbers its commands have had."""
+"""The last one belongs to the agent: the numbers that its commands had."""
 
 
 def top(look: CheckContext) -> Iterator[Damage]:
-    """The files of the store itself, its manifests, and what else lies there."""
+    """Check the files of the store itself, its manifests, and unknown files beside them."""
     try:
         body = look.document("workspace.json")
         if str(body.get("form")) not in FORMS:
-            yield Damage("workspace.json", f"form {body.get('form')!r} is not known", "its content")
+            yield Damage("workspace.json", f"form {body.get('form')!r} is unknown", "its content")
     except (StoreCorrupt, OSError) as error:
         yield from look.corrupt(error, "workspace.json")
     head: Manifest | None = None
@@ -34,7 +36,7 @@ def top(look: CheckContext) -> Iterator[Damage]:
         if name.startswith(".") and name.endswith(".tmp"):
             look.note("left_over", name, "half-written; the next open removes it")
         elif name not in NAMES | FILES:
-            look.note("unknown", name, "nothing of this version made it")
+            look.note("unknown", name, "not a file that this version makes")
     for name in sorted(NAMES - {"pins"}):
         if not os.path.isdir(f"{look.root}/{name}"):
             yield Damage(name, "is missing", "its name")
@@ -47,7 +49,7 @@ def _versions(look: CheckContext, head: Manifest | None) -> Iterator[Damage]:
     for name in look.names("manifests"):
         file, (stem, _, suffix) = f"manifests/{name}", name.partition(".")
         if not stem.isdecimal() or suffix != "json":
-            look.note("left_over" if name.endswith(".tmp") else "unknown", file, "no manifest of a version")
+            look.note("left_over" if name.endswith(".tmp") else "unknown", file, "not the manifest of a version")
             continue
         if head is not None and int(stem) > head.version:
             look.note("left_over", file, "of a version that never became the head; the next open removes it")
@@ -60,17 +62,17 @@ def _versions(look: CheckContext, head: Manifest | None) -> Iterator[Damage]:
             continue
         if found is None:
             seen_head = seen_head or (head is not None and int(stem) == head.version)
-            look.note("left_over", file, "its bytes were lost in a power cut; the next open writes them again, as manifest.json has them")
+            look.note("left_over", file, "its bytes were lost in a power cut; the next open writes them again, from manifest.json")
             continue
         if found.version != int(stem):
-            yield Damage(file, f"is of version {found.version}", "its name")
+            yield Damage(file, f"belongs to version {found.version}", "its name")
         if head is not None and found.version == head.version:
             seen_head = True
             if found.top != head.layers[0].layer_id or found.layers not in (None, head.layers):
                 yield Damage(file, "names other layers than manifest.json, of the same version", "comparing the two")
                 continue
         if any(int(about["first_version"]) <= int(stem) < int(about["version"]) for about in blocks):
-            look.note("left_over", file, "of a version inside a squashed block; the next open removes it")
+            look.note("left_over", file, "of a version inside a squashed run of layers; the next open removes it")
             continue
         layer_ids = [found.top] if found.layers is None else [layer.layer_id for layer in found.layers]
         for layer_id in layer_ids:
@@ -92,18 +94,18 @@ def _metadata(look: CheckContext) -> Iterator[Damage]:
     for name in look.names(".layer-metadata"):
         stem, suffix = os.path.splitext(name)
         if suffix not in (".json", ".index", ".digest", ".blame"):
-            look.note("unknown", f".layer-metadata/{name}", "nothing of this version made it")
+            look.note("unknown", f".layer-metadata/{name}", "not a file that this version makes")
         elif stem not in there and (look.head is None or stem not in look.head.layer_ids):
-            look.note("left_over", f".layer-metadata/{name}", "of a layer that is not there; the next open removes it")
+            look.note("left_over", f".layer-metadata/{name}", "of a layer that does not exist; the next open removes it")
     yield from ()
 
 
 def pins(look: CheckContext) -> Iterator[Damage]:
-    """Each pin, and the version that it names."""
+    """Check each pin, and the version that it names."""
     for name in look.names("pins"):
         file, (stem, _, suffix) = f"pins/{name}", name.partition(".")
         if not stem.isdecimal() or suffix != "json":
-            look.note("left_over" if name.endswith(".tmp") else "unknown", file, "no pin")
+            look.note("left_over" if name.endswith(".tmp") else "unknown", file, "not a pin")
             continue
         try:
             body = look.document(file)
@@ -113,14 +115,14 @@ def pins(look: CheckContext) -> Iterator[Damage]:
         if body.get("version") != int(stem):
             yield Damage(file, f"pins version {body.get('version')}", "its name")
         elif not os.path.exists(f"{look.root}/manifests/{stem}.json"):
-            yield Damage(file, f"pins version {stem}, which is gone", "the manifests")
+            yield Damage(file, f"pins version {stem}, which does not exist", "the manifests")
 
 
 def session(look: CheckContext, name: str) -> Iterator[Damage]:
-    """One session's document, and what it stands on."""
+    """Check one session's record, and the version and draft that it is based on."""
     folder = f"sessions/{name}"
     if not os.path.lexists(f"{look.root}/{folder}"):
-        return  # it ended meanwhile
+        return  # it ended since it was listed
     try:
         body = look.document(f"{folder}/session.json")
     except (StoreCorrupt, OSError) as error:
@@ -131,26 +133,26 @@ def session(look: CheckContext, name: str) -> Iterator[Damage]:
         return
     version, head = body.get("base_version"), look.head
     if head is not None and (not isinstance(version, int) or version > head.version):
-        yield Damage(f"{folder}/session.json", f"stands on version {version}, the head is {head.version}", "the manifest")
+        yield Damage(f"{folder}/session.json", f"is based on version {version}, the head is {head.version}", "the manifest")
     draft_id = body.get("draft_id")
     if draft_id is not None and not body.get("rebased") and not os.path.isdir(f"{look.root}/drafts/{draft_id}/layer"):
-        yield Damage(f"{folder}/session.json", f"stands on {draft_id}, which is gone", "the drafts")
-    look.note("left_over", folder, "work of a process that is gone; the next open makes a draft of it, unless it was published")
+        yield Damage(f"{folder}/session.json", f"is based on {draft_id}, which does not exist", "the drafts")
+    look.note("left_over", folder, "work of a process that has ended; the next open makes a draft of it, unless it was published")
 
 
 def leases(look: CheckContext) -> Iterator[Damage]:
-    """What this process holds is there."""
+    """Check that the layers under leases of this process exist."""
     assert look.store is not None
     told = set[str]()
     for lease in look.store.leases.all():
         for layer_id in lease.layer_ids:
             if layer_id not in told and layer_id != BASE_ID and not os.path.isdir(f"{look.root}/layers/{layer_id}"):
                 told.add(layer_id)
-                yield Damage(f"layers/{layer_id}", f"is missing; {lease.holder} stands on it", "the leases")
+                yield Damage(f"layers/{layer_id}", f"is missing; the lease of {lease.holder} names it", "the leases")
 
 
 def staging(look: CheckContext) -> Iterator[Damage]:
-    """What is left there."""
+    """Report leftovers."""
     for name in look.names("staging"):
-        look.note("left_over", f"staging/{name}", "of an operation that did not end; the next open removes it")
+        look.note("left_over", f"staging/{name}", "of an operation that did not finish; the next open removes it")
     yield from ()

@@ -1,7 +1,8 @@
-"""One tree of a layer or a draft against what was written down about it: its index, its digest, and what may be in such a tree at all.
+"""Check one tree of a layer or a draft against its index, its digest, and the rules for entries of such a
+tree.
 
-The tree is walked in byte order of whole paths, the order of the index and of the digest, so that all three go by side by side: memory is
-that of the widest directory.
+The tree is walked in byte order of whole paths, the order of the index and of the digest, so that all three
+are read in parallel: memory is that of the widest directory.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class TreeEntry(NamedTuple):
     digest: bytes | None
     """SHA-256 of a file's bytes or of a symlink's target."""
     line: bytes
-    """What the digest of the layer covers of it, the path aside."""
+    """The bytes that the digest of the layer includes for it, without the path."""
 
 
 class TreeFindings(NamedTuple):
-    """What was read of a tree."""
+    """Result of reading a tree."""
 
     digest: str
     entries: int
@@ -47,9 +48,11 @@ class TreeFindings(NamedTuple):
 
 
 def in_byte_order(root: bytes, failed: Callable[[bytes, OSError], None]) -> Iterator[bytes]:
-    """Every path of the tree, the root first as `b""`, in the order of their bytes; `failed` is told directories that cannot be listed.
+    """Give every path of the tree, the root first as `b""`, in the order of their bytes; `failed` is called
+    for directories that cannot be listed.
 
-    All paths below `d` begin with `d/`, so they lie together, at the place where that prefix sorts among the names beside `d`.
+    All paths below `d` begin with `d/`, so they are adjacent, where that prefix sorts among the names beside
+    `d`.
     """
 
     def here(path: bytes) -> Iterator[tuple[bytes, bool]]:
@@ -80,7 +83,9 @@ def in_byte_order(root: bytes, failed: Callable[[bytes, OSError], None]) -> Iter
 
 
 def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = False) -> TreeEntry:
-    """Look at one entry and read it whole. What must not be in a layer is said; `plain` as in `compare`. Raises OSError."""
+    """Read one entry completely. Entries that a layer must not contain are reported; `plain` as in `compare`.
+    Raises OSError.
+    """
     full = os.fsdecode(root + b"/" + path if path else root)
     shown = os.fsdecode(path)
     status = os.lstat(full)
@@ -88,7 +93,7 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = 
     if kind == SPECIAL:
         if is_whiteout(status):
             return TreeEntry(path, WHITEOUT, 0, 0, False, None, b"w")
-        say(shown, "is a FIFO, socket or device, which no layer holds", "its kind")
+        say(shown, "is a FIFO, socket or device, which a layer never contains", "its kind")
         return TreeEntry(path, SPECIAL, 0, 0, False, None, b"s")
     xattrs: dict[str, bytes] = {}
     for name in list_xattrs(full):
@@ -97,13 +102,13 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = 
         if (shown_name := form.shown(name)) is not None:
             xattrs[shown_name] = os.getxattr(full, name, follow_symlinks=False)
         elif name in (form.redirect, form.metacopy) or (name == form.whiteout and kind == FILE and not status.st_size):
-            say(shown, f"carries {name}, which no layer does", "its xattrs")
+            say(shown, f"has the xattr {name}, which a layer never has", "its xattrs")
     meta = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
     about = repr((meta, sorted(xattrs.items()))).encode()
     if kind == DIRECTORY:
         mark = get_mark(full, form.opaque)
         if mark not in (None, b"y"):
-            say(shown, f"its mark {form.opaque} is {mark!r}, and only y is written", "its xattrs")
+            say(shown, f"its xattr {form.opaque} is {mark!r}, and only y is written", "its xattrs")
         opaque = mark == b"y"
         return TreeEntry(path, kind, meta[0], 0, opaque, None, (b"o" if opaque else b"d") + about)
     if kind == LINK:
@@ -114,10 +119,12 @@ def read_entry(root: bytes, path: bytes, form: Form, say: Say, *, plain: bool = 
 
 
 def check_index(path: str) -> str:
-    """The checksum in the header of an index file that is whole and in order; its lines are then read by `rows`.
+    """Check an index file from start to end, and give the checksum in its header; `rows` then reads its
+    lines.
 
     Raises:
-        StoreCorrupt: naming it. OSError.
+        StoreCorrupt: naming it.
+        OSError.
     """
 
     def wrong(what: str) -> StoreCorrupt:
@@ -136,38 +143,44 @@ def check_index(path: str) -> str:
     if total.hexdigest().encode() != words[3] or not last.endswith(b"\n"):
         raise wrong("the checksum does not match its content")
     if b"%d" % count != words[2]:
-        raise wrong(f"{count} paths, the header says {words[2].decode('ascii', 'replace')}")
+        raise wrong(f"has {count} paths, its header says {words[2].decode('ascii', 'replace')}")
     return words[3].decode()
 
 
 def is_plain(path: str) -> bool:
-    """Whether the digests in a checked index file are the SHA-256 of the bytes whatever these are: it is older than `content`'s second form."""
+    """Check whether the digests in a checked index file are plain SHA-256: it is older than `content`'s
+    second kind of digest.
+    """
     with open(path, "rb") as file:
         return format_of(file.readline().split(b" ")[1], path) == PLAIN_FORMAT
 
 
 def rows(path: str) -> Iterator[IndexRow]:
-    """The lines of an index file that `check_index` found whole. Raises StoreCorrupt for one that is no row."""
+    """Read the lines of an index file that `check_index` accepted. Raises StoreCorrupt for one that is not a
+    row.
+    """
     with open(path, "rb") as file:
         file.readline()
         for line in file:
             try:
                 yield row_of(line.rstrip(b"\n"))
             except (ValueError, KeyError) as error:
-                raise StoreCorrupt(f"{path}: a line is no row ({error})", details={"file": path}) from None
+                raise StoreCorrupt(f"{path}: a line is not a row of an index ({error})", details={"file": path}) from None
 
 
 def compare(
     root: str, form: Form, listed: Iterator[IndexRow] | None, say: Say, blind: Callable[[str], None], *, plain: bool = False
 ) -> Generator[None, None, TreeFindings | None]:
-    """Walk a tree, saying what is wrong with it; yields now and then, so that somebody can look at the clock.
+    """Walk a tree, reporting each difference; yields at intervals, so that the caller can measure time.
 
     Args:
-        listed: the rows of its index; None: there is none to compare with.
-        plain: digests are the SHA-256 of the bytes, as in what was written before `content` had a second form.
-        blind: told a path that this process may not read; without the powers to look at everything nothing can be said of the whole.
+        listed: the rows of its index; None: it has none to compare with.
+        plain: digests are the SHA-256 of the bytes, as in files from before `content` had a second kind of
+            digest.
+        blind: called with a path that this process may not read; nothing can then be said about the whole
+            tree.
     Returns:
-        What was read, or None when not all of it could be.
+        The findings, or None when some of the tree could not be read.
     """
     top, total = os.fsencode(root), hashlib.sha256()
     count, size, whole = 0, 0, True
@@ -184,7 +197,7 @@ def compare(
     for path in in_byte_order(top, failed):
         yield
         while row is not None and listed is not None and os.fsencode(row.path) < path:
-            if whole:  # else it may lie in what could not be listed
+            if whole:  # else it may be in a directory that could not be listed
                 say(row.path, "is gone, the index lists it", "the index")
             row = next(listed, None)
         here = row if row is not None and os.fsencode(row.path) == path else None

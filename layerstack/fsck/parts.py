@@ -1,4 +1,4 @@
-"""What every part of a check shares: where the store is, what was read of it already, how damage and notes are told."""
+"""State that all parts of a check share: the place of the store, what was read already, damage and notes."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ if TYPE_CHECKING:
 
 
 class Damage(NamedTuple):
-    """One thing that is not as it was written."""
+    """One difference between the store and what was written."""
 
     file: str
     """Relative to the store."""
     what: str
-    """What is wrong with it: follows the name of the file in a sentence."""
+    """What is wrong, as a predicate after the name of the file."""
     found_by: str
     """`checksum`, `digest`, …: how it was found."""
 
 
 class Note(NamedTuple):
-    """What is no damage, and should be known."""
+    """A finding that is not damage."""
 
     kind: str
-    """`left_over`: the next open puts it in order. `not_checked`: and `what` says why. `unknown`: nothing of this version made it."""
+    """`left_over`: the next open removes or completes it. `not_checked`: `what` says why. `unknown`: this
+    version does not make such a file.
+    """
     file: str
     what: str
 
 
 class Counts(NamedTuple):
-    """How much was looked at."""
+    """Numbers of checked layers, entries and bytes."""
 
     layers: int = 0
     entries: int = 0
@@ -47,25 +49,27 @@ class Counts(NamedTuple):
 
 
 class CheckContext:
-    """One look at a store; `notes` and `counts` grow meanwhile."""
+    """One check of a store; `notes` and `counts` grow during it."""
 
     def __init__(
         self, root: str, *, base: bool = False, base_dir: str | None = None, store: Store | None = None, layers: Iterable[str] = ()
     ) -> None:
-        """
+        """Start a check.
+
         Args:
             base: read the base too, and compare it with the hash that the store was made with.
-            base_dir: where the base lies, if not in the store: the folder with B000001-base in it.
-            store: it is open in this process. What looks wrong is looked at again under its lock, so that no change under way is called damage;
-                what looks left over is somebody's work in hand, and not told.
-            layers: those that the caller has a lease on, of an open store.
+            base_dir: the directory that contains B000001-base, if not the store.
+            store: it is open in this process. Findings are checked again under its lock, so that a change in
+                progress is not reported as damage; leftovers are not reported: an operation in progress may
+                own them.
+            layers: those on which the caller has a lease, in an open store.
         """
         self.root, self.base, self.base_dir, self.store = root, base, base_dir or f"{root}/base", store
         self.leased = frozenset(layers)
         self.notes: list[Note] = []
         self.counts = Counts()
         self.body: dict[str, Any] = {}
-        """Of workspace.json; empty when that cannot be read."""
+        """Body of workspace.json; empty when that cannot be read."""
         self.head: Manifest | None = None
         with contextlib.suppress(StoreCorrupt, OSError):
             self.body = self.document("workspace.json")
@@ -75,7 +79,9 @@ class CheckContext:
         self._abouts: dict[str, dict[str, Any]] = {}
 
     def settled(self, look: Callable[[], Iterator[Damage]]) -> list[Damage]:
-        """What is found; in an open store, what is still found while nobody changes anything."""
+        """Give the findings of a check; in an open store, those that remain while the lock keeps everything
+        still.
+        """
         known = len(self.notes)
         found = list(look())
         if found and self.store is not None:
@@ -87,7 +93,7 @@ class CheckContext:
         return found
 
     def corrupt(self, error: StoreCorrupt | OSError, name: str) -> Iterator[Damage]:
-        """What a reader raised about the file `name`."""
+        """Report the error of a reader about the file `name`."""
         if isinstance(error, StoreCorrupt):
             file = str(error.details.get("file", ""))
             what = error.message.removeprefix(f"{file}: ")
@@ -99,25 +105,29 @@ class CheckContext:
             yield Damage(name, f"cannot be read: {error.strerror}", "reading it")
 
     def note(self, kind: str, file: str, what: str) -> None:
-        """Take down what is no damage. Of an open store what is left over is not told: it is somebody's work of this moment."""
+        """Record a note. `left_over` is dropped for an open store: an operation in progress may own the
+        file.
+        """
         if kind != "left_over" or self.store is None:
             self.notes.append(Note(kind, file, what))
 
     def names(self, folder: str) -> list[str]:
-        """Sorted; none where there is no such folder."""
+        """List a folder, sorted; empty when it does not exist."""
         try:
             return sorted(os.listdir(f"{self.root}/{folder}"))
         except OSError:
             return []
 
     def layers(self) -> list[str]:
-        """The layers to look at: all that lie there or that the head names; of an open store those that the caller keeps."""
+        """List the layers to check: all on disk and all that the head names; in an open store those that the
+        caller holds.
+        """
         if self.store is not None:
             return sorted(self.leased - {BASE_ID})
         return sorted({*self.names("layers"), *(self.head.layer_ids if self.head is not None else ())} - {BASE_ID})
 
     def manifest(self, name: str) -> Manifest:
-        """The manifest at a path below the store. Raises StoreCorrupt, OSError."""
+        """Read the manifest at a path below the store. Raises StoreCorrupt, OSError."""
         path = f"{self.root}/{name}"
         try:
             return Manifest.load(records.content(path), source=path)
@@ -125,7 +135,9 @@ class CheckContext:
             raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 
     def version(self, name: str) -> version_files.VersionRecord | None:
-        """The file of a version at a path below the store; None: it was lost. Raises StoreCorrupt, OSError."""
+        """Read the file of a version at a path below the store; None: it was lost. Raises StoreCorrupt,
+        OSError.
+        """
         path = f"{self.root}/{name}"
         try:
             data = records.content(path)
@@ -134,11 +146,11 @@ class CheckContext:
             raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 
     def document(self, name: str) -> dict[str, Any]:
-        """The body of the document at a path below the store. Raises StoreCorrupt, OSError."""
+        """Read the record at a path below the store. Raises StoreCorrupt, OSError."""
         return records.read(f"{self.root}/{name}")
 
     def about(self, layer_id: str) -> dict[str, Any] | None:
-        """A layer's metadata, None for the base and where it cannot be read."""
+        """Read a layer's metadata; None for the base and where it cannot be read."""
         if layer_id not in self._abouts:
             with contextlib.suppress(StoreCorrupt, OSError):
                 if layer_id != BASE_ID:
@@ -146,9 +158,11 @@ class CheckContext:
         return self._abouts.get(layer_id)
 
     def other_layers(self, version: int, layer_ids: Iterable[str]) -> bool:
-        """Do these layers make another tree than the version has, as the head tells it? A block and the layers that it is made of make the same.
+        """Check whether these layers make another tree than the version has, according to the head. A
+        squashed layer equals the layers that it replaced.
 
-        False where it cannot be told: the version is above the head, or the metadata of a block cannot be read.
+        False where it cannot be decided: the version is above the head, or the metadata of a squashed layer
+        cannot be read.
         """
         if self.head is None or version > self.head.version:
             return False
@@ -156,7 +170,9 @@ class CheckContext:
         return now is not None and then is not None and [one for one in now if one[0] <= version] != then
 
     def another_top(self, version: int, layer_id: str) -> bool:
-        """Is the layer, or what it is made of, another one than the newest of the version? False where it cannot be told."""
+        """Check whether the layer, or the newest that it replaced, differs from the newest of the version.
+        False where it cannot be decided.
+        """
         if self.head is None or version > self.head.version:
             return False
         now, then = self._published(self.head.layer_ids), self._published([layer_id])
@@ -165,7 +181,7 @@ class CheckContext:
         return [one for one in now if one[0] <= version][:1] != then[:1]
 
     def _published(self, layer_ids: Iterable[str]) -> list[tuple[int, str]] | None:
-        """The publications in these layers, newest first, each with its version; the base aside."""
+        """List the publications in these layers, newest first, each with its version; without the base."""
         found: list[tuple[int, str]] = []
         for layer_id in layer_ids:
             if layer_id.startswith("S"):

@@ -1,4 +1,6 @@
-"""The trees of a store against what was written down about them: layers, drafts and, when that is asked for, the base."""
+"""Check the trees of a store against the data recorded about them: layers, drafts and, on request, the
+base.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,25 @@ from layerstack.model.manifest import BASE_ID, squashed_id
 from layerstack.recovery.gc import owner_of
 
 PER_TREE = 100
-"""So many lines about one tree; the last one counts the rest."""
+"""Most damage that is reported about one tree; one more line counts the rest."""
 
 
 def layer(look: CheckContext, layer_id: str) -> Iterator[Damage | None]:
-    """One layer with all its files; None after each entry."""
+    """Check one layer with all its files; gives None after each entry."""
     folder, stem = f"layers/{layer_id}", f".layer-metadata/{layer_id}"
     if os.path.islink(f"{look.root}/{folder}"):
         yield Damage(folder, "is a symlink", "its kind")
         return
     if not os.path.isdir(f"{look.root}/{folder}"):
-        return  # whoever names it says so
+        return  # reported where it is named
     if not _is_named(look, layer_id):
         try:
             home = owner_of(look.root, layer_id)
         except (StoreCorrupt, OSError, KeyError):
-            home = ""  # an open keeps it too: it may be the only copy of work
+            home = ""  # an open keeps it too: it may be the only copy of the work
         if home is None:
             look.note("left_over", folder, "no manifest and no draft names it; the next open removes it")
-            return  # a removal that was cut off leaves a part of it
+            return  # an interrupted removal leaves a part of it
         look.note("left_over", folder, "no manifest and no draft names it; the next open gives it back to its session, or keeps it")
     about: dict[str, Any] | None = None
     index: str | None = None
@@ -48,7 +50,7 @@ def layer(look: CheckContext, layer_id: str) -> Iterator[Damage | None]:
     try:
         checksum = one_tree.check_index(f"{look.root}/{stem}.index")
         if about is not None and about.get("index_sha256", checksum) != checksum:
-            yield Damage(f"{stem}.index", "is whole, and the index of another layer", "its checksum in the layer's metadata")
+            yield Damage(f"{stem}.index", "is intact, but the index of another layer", "its checksum in the layer's metadata")
         else:
             index = f"{look.root}/{stem}.index"
     except FileNotFoundError:
@@ -61,7 +63,7 @@ def layer(look: CheckContext, layer_id: str) -> Iterator[Damage | None]:
 
 
 def _identity(look: CheckContext, layer_id: str, about: dict[str, Any], stem: str) -> Iterator[Damage]:
-    """Do the small files belong to that layer?"""
+    """Check that the small files belong to that layer."""
     try:
         squashed = layer_id.startswith("S")
         mark = squashed_id(0, about["digest"], about["replaced"])[-8:] if squashed else str(about["digest"])[:8]
@@ -83,7 +85,7 @@ def _identity(look: CheckContext, layer_id: str, about: dict[str, Any], stem: st
 
 
 def _blame(look: CheckContext, name: str, about: dict[str, Any]) -> Iterator[Damage]:
-    """What a squashed layer remembers."""
+    """Check the file of owners of a squashed layer."""
     path = f"{look.root}/{name}"
     if not os.path.lexists(path):
         yield Damage(name, "missing", "its name")
@@ -91,11 +93,11 @@ def _blame(look: CheckContext, name: str, about: dict[str, Any]) -> Iterator[Dam
     blame_file.load(path)
     checksum = blame_file.checksum(path)
     if about.get("blame_sha256", checksum) != checksum:
-        yield Damage(name, "is whole, and of another layer", "its checksum in the layer's metadata")
+        yield Damage(name, "is intact, but belongs to another layer", "its checksum in the layer's metadata")
 
 
 def _is_named(look: CheckContext, layer_id: str) -> bool:
-    """Does the head, a version or a draft name it? One that cannot be read may."""
+    """Check whether the head, a version or a draft names the layer; True where one cannot be read."""
     if look.head is None or layer_id in look.head.layer_ids or look.store is not None:
         return True
     numbered = [name for name in look.names("manifests") if name.endswith(".json") and name[:-5].isdecimal()]
@@ -113,13 +115,13 @@ def _names(version: VersionRecord | None, layer_id: str) -> bool:
 
 
 def draft(look: CheckContext, name: str) -> Iterator[Damage | None]:
-    """One draft: its document, the layers that it names, its tree."""
+    """Check one draft: its record, the layers that it names, its tree."""
     folder, body = f"drafts/{name}", dict[str, Any]()
 
     def document() -> Iterator[Damage]:
         body.clear()
         if not os.path.isdir(f"{look.root}/{folder}/layer"):
-            look.note("left_over", folder, "the start of a draft whose work never arrived; the next open removes it")
+            look.note("left_over", folder, "the start of a draft whose work was never moved in; the next open removes it")
             return
         try:
             body.update(look.document(f"{folder}/draft.json"))
@@ -133,7 +135,7 @@ def draft(look: CheckContext, name: str) -> Iterator[Damage | None]:
                 yield Damage(f"layers/{layer_id}", f"is missing; {folder}/draft.json names it", "the draft")
         version = body.get("base_version")
         if look.head is not None and (not isinstance(version, int) or version > look.head.version):
-            yield Damage(f"{folder}/draft.json", f"stands on version {version}, the head is {look.head.version}", "the manifest")
+            yield Damage(f"{folder}/draft.json", f"is based on version {version}, the head is {look.head.version}", "the manifest")
         elif isinstance(version, int) and look.other_layers(version, body.get("layer_ids", ())):
             yield Damage(f"{folder}/draft.json", f"names other layers than version {version} has", "comparing it with manifest.json")
 
@@ -141,19 +143,23 @@ def draft(look: CheckContext, name: str) -> Iterator[Damage | None]:
     if body:
         plain = body.get("content", PLAIN_FORMAT) == PLAIN_FORMAT
         for found in _tree(look, f"{folder}/layer", None, body.get("digest") or None, body.get("bytes"), plain=plain):
-            if found is None or look.store is None or os.path.isdir(f"{look.root}/{folder}/layer"):  # it may be discarded meanwhile
+            if (
+                found is None or look.store is None or os.path.isdir(f"{look.root}/{folder}/layer")
+            ):  # else it was discarded during the check
                 yield found
 
 
 def _tree(
     look: CheckContext, folder: str, index: str | None, digest: str | None, size: int | None = None, *, plain: bool = False
 ) -> Iterator[Damage | None]:
-    """A tree against its index and its digest, or against what is known of it; `plain`: without an index, as in `fsck_tree.compare`."""
+    """Check a tree against its index and its digest, or against its recorded size; `plain`: without an index,
+    as in `one_tree.compare`.
+    """
     if look.form is None:
-        look.note("not_checked", folder, "the form of the marks is not known: workspace.json cannot be read")
+        look.note("not_checked", folder, "its xattr namespace is unknown: workspace.json cannot be read")
         return
     if look.form.name == "trusted" and os.geteuid() != 0:
-        look.note("not_checked", folder, f"only root sees {look.form.namespace}*")
+        look.note("not_checked", folder, f"only root can read {look.form.namespace}*")
         return
     found: list[Damage] = []
     said = 0
@@ -185,7 +191,7 @@ def _tree(
         yield None
     yield from found
     if said > PER_TREE:
-        yield Damage(folder, f"has {said - PER_TREE} more that are not listed here", "the index")
+        yield Damage(folder, f"has {said - PER_TREE} more differences that are not listed here", "the index")
     if seen is None:
         return
     look.counts = look.counts._replace(entries=look.counts.entries + seen.entries, bytes=look.counts.bytes + seen.bytes)
@@ -196,7 +202,7 @@ def _tree(
 
 
 def base(look: CheckContext) -> Iterator[Damage | None]:
-    """The base: there, and if asked for, the one that the store was made with."""
+    """Check that the base exists and, on request, that it is the one that the store was made with."""
     path = f"{look.base_dir}/{BASE_ID}"
     if not os.path.isdir(path):
         if look.store is None and not look.names("base"):
@@ -205,7 +211,7 @@ def base(look: CheckContext) -> Iterator[Damage | None]:
             yield Damage(f"base/{BASE_ID}", "is missing", "its name")
         return
     if not look.base:
-        look.note("not_checked", f"base/{BASE_ID}", "every file of it would have to be read: ask for it")
+        look.note("not_checked", f"base/{BASE_ID}", "checking it reads every file of it: only on request")
         return
     told: list[Damage] = []
     blind: list[str] = []

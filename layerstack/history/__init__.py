@@ -1,4 +1,4 @@
-"""Look back: versions, patches, blame, pins.
+"""History: versions, differences, patches, blame, pins.
 
 Imports `session` and what is below it.
 """

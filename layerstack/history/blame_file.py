@@ -1,6 +1,8 @@
-"""Owners of lines as values, and the file in which a squashed layer keeps them: for each path its owner, or its ranges.
+"""Owners of lines as values, and the file in which a squashed layer stores them: for each path its owner, or
+its ranges.
 
-A document of JSON up to SMALL paths. Above, lines in byte order of paths, so that both ends hold one at a time:
+A JSON record up to SMALL paths. Above, lines in byte order of paths, so that writer and reader have one in
+memory at a time:
 
     eos-blame 2 <count of paths> <SHA-256 of all lines below>
     <path, escaped as in an index> TAB <number of its owner, or [[count of lines, number], ...]>
@@ -33,19 +35,21 @@ class Range(NamedTuple):
     """Neighbouring lines of one owner."""
 
     start_line: int
-    """From 1."""
+    """Counted from 1."""
     line_count: int
     owner: str
-    """As the layer's metadata has it: `workspace_session:<id>`, `operation:<request_id>`; or `original`, `unknown`."""
+    """The author as in the layer's metadata: `workspace_session:<id>`, `operation:<request_id>`; or
+    `original`, `unknown`.
+    """
 
 
 Answer = tuple[Range, ...]
 Folded = Answer | str
-"""What a squashed layer remembers of a path: who wrote its text, or every line's owner."""
+"""The entry of a squashed layer for a path: the author of its text, or the owner of each line."""
 
 
 def dump(ranges: dict[str, Folded]) -> bytes:
-    """The bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each range."""
+    """Give the bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each range."""
     owners = sorted({owner for told in ranges.values() for owner in ([told] if isinstance(told, str) else [r.owner for r in told])})
     number = {owner: n for n, owner in enumerate(owners)}
     rows: dict[str, int | list[list[int]]] = {}
@@ -56,14 +60,15 @@ def dump(ranges: dict[str, Folded]) -> bytes:
 
 
 def write_new(path: str, ranges: Iterable[tuple[str, Folded]], *, aside: str) -> str:
-    """The file at `path`, where nothing is, its bytes only on their way; -> its SHA-256 in hex.
+    """Write the file at `path`, which must not exist, without waiting for the disk. Returns its SHA-256 in
+    hex.
 
     Args:
         ranges: in byte order of paths.
-        aside: a directory of the same file system, for a file without a name.
+        aside: a directory of the same file system, for an unnamed file.
     Raises:
         OSError.
-    Memory: SMALL of them; the distinct owners.
+    Memory: SMALL entries; the distinct owners.
     """
     rest = iter(ranges)
     few = dict(itertools.islice(rest, SMALL + 1))
@@ -95,7 +100,7 @@ def write_new(path: str, ranges: Iterable[tuple[str, Folded]], *, aside: str) ->
 
 
 def checksum(path: str) -> str:
-    """The SHA-256 of a whole file, in hex, as its layer's metadata names it. Raises StoreCorrupt; OSError."""
+    """Give the SHA-256 of a whole file, in hex, which its layer's metadata names. Raises StoreCorrupt; OSError."""
     with records.reading(path) as file:
         total = hashlib.sha256()
         while piece := file.read(1 << 18):
@@ -112,7 +117,7 @@ def _header(count: int, total: str) -> bytes:
 
 
 class _Told(Packed[Folded]):
-    """Of many paths: owners and ranges that are the same are there once."""
+    """Entries of many paths; equal ones are stored once."""
 
     def __init__(self) -> None:
         self.told: list[Folded] = []
@@ -120,7 +125,7 @@ class _Told(Packed[Folded]):
 
 
 def load(path: str) -> Mapping[str, Folded]:
-    """What `write_new` was given, packed where it is much. Raises StoreCorrupt, naming the file; OSError."""
+    """Load what `write_new` wrote, packed if it is large. Raises StoreCorrupt, naming the file; OSError."""
     try:
         with records.reading(path) as file:
             header = file.readline()
@@ -130,7 +135,7 @@ def load(path: str) -> Mapping[str, Folded]:
         raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
     body = records.read(path)
     if not isinstance(body.get("owners"), list) or not isinstance(body.get("paths"), dict):
-        raise StoreCorrupt(f"{path}: is another document", details={"file": path})
+        raise StoreCorrupt(f"{path}: is not a record of owners", details={"file": path})
     owners: list[str] = body["owners"]
     found: dict[str, Folded] = {}
     for name, rows in body["paths"].items():
@@ -162,16 +167,16 @@ def _load_large(header: bytes, file: IO[bytes], path: str) -> Mapping[str, Folde
         raw, _, mark = line.partition(b"\t")
         here = unescaped(raw)
         if not mark.endswith(b"\n") or (before is not None and here <= before):
-            raise wrong("a line is none of its kind")
+            raise wrong("a line is malformed or out of order")
         found.append(here, numbers.setdefault(mark, len(numbers)))
         before = here
     last = file.read()
     total.update(last)
     if _header(count, total.hexdigest()) != header:
-        raise wrong(f"its header is not that of format {LARGE_FORMAT} over {count} lines, or the checksum does not match its content")
+        raise wrong(f"the header is not that of format {LARGE_FORMAT} for {count} lines, or the checksum does not match")
     try:
         owners: list[str] = json.loads(last)
     except ValueError:  # the count is too small
-        raise wrong("its last line is no list of owners") from None
+        raise wrong("the last line is not a list of owners") from None
     found.told.extend(_told(json.loads(mark), owners) for mark in numbers)
     return found

@@ -1,4 +1,6 @@
-"""The change of one path as a patch that patch(1) and git-apply(1) take: unified, three lines of context, git's header. Pure."""
+"""The change of one path as a patch for patch(1) and git-apply(1): unified, three lines of context, git's
+header. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from layerstack.tree.state import FILE, LINK, State
 
 CONTEXT = 3
 PATCH_LIMIT = 64 << 10
-"""Bytes of one patch, if the caller says nothing else."""
+"""Default limit of one patch, in bytes."""
 
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 
@@ -20,14 +22,15 @@ class Patch(NamedTuple):
 
     data: bytes
     truncated: bool
-    """Hunks are missing at its end; those that are there apply."""
+    """True when hunks are missing at its end; those that it has apply."""
 
 
 def patch(path: str, old: State | None, new: State | None, *, limit: int = PATCH_LIMIT) -> Patch | None:
-    """The patch that makes `new` out of `old`; None where that takes more than lines: a directory, a file with NUL bytes, one above TEXT_MAX.
+    """Make the patch from `old` to `new`; None where lines cannot express it: a directory, a file with NUL
+    bytes, one above TEXT_MAX.
 
-    A file whose attributes alone changed has a header without hunks, which may say nothing (owner, xattrs).
-    Cost: that of one diff; content is read.
+    A file of which only attributes changed has a header without hunks, which may be incomplete (owner,
+    xattrs). Cost: that of one diff; content is read.
     """
     before = old if old is not None and old.kind in (FILE, LINK) else None
     after = new if new is not None and new.kind in (FILE, LINK) else None
@@ -76,14 +79,14 @@ _ESCAPES = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f",
 
 
 def _quoted(name: bytes) -> bytes:
-    """A file name as git writes it: in quotes, with escapes, where it is not plain ASCII."""
+    """Write a file name as git does: in quotes, with escapes, unless it is plain ASCII. Source: core.quotePath."""
     if all(0x20 <= c < 0x7F and c not in _ESCAPES for c in name):
         return name
     return b'"' + b"".join(_ESCAPES.get(c) or (bytes((c,)) if 0x20 <= c < 0x7F else b"\\%03o" % c) for c in name) + b'"'
 
 
 def _hunks(old: bytes, new: bytes, limit: int) -> tuple[list[bytes], bool]:
-    """(hunks that fit into `limit` bytes, were some cut?)."""
+    """Give (hunks that fit into `limit` bytes, whether some were left out)."""
     ids = numbering()
     a, a_at = scan_lines(old, ids)
     b, b_at = scan_lines(new, ids)

@@ -338,7 +338,7 @@ def test_a_version_or_a_draft_that_names_layers_of_another_tree_is_named_and_one
         else:
             wrong = records.dump({**records.read(f"{stack.root}/{name}"), "layer_ids": [newest, BASE_ID]})
             put(f"{stack.root}/{name}", records.dump({**records.read(f"{stack.root}/{name}"), "base_version": 99}))
-            assert found(stack.root) == {name: f"stands on version 99, the head is {last + 1}"}
+            assert found(stack.root) == {name: f"is based on version 99, the head is {last + 1}"}
         put(f"{stack.root}/{name}", wrong)
         told = found(stack.root)
         assert list(told) == [name] and told[name].startswith("names other layers than version"), told
