@@ -84,7 +84,7 @@ def test_the_copy_holds_bytes_modes_times_symlinks_and_hard_links(workspace: Pat
 def test_an_unchanged_workspace_is_found_without_reading_a_file(workspace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = base.prepare(str(workspace), str(cache))
     monkeypatch.setattr(tree_index, "RACY_NS", 0)  # the files were made a moment ago
-    monkeypatch.setattr(base, "_Copy", lambda *_: pytest.fail("a copy was begun"))
+    monkeypatch.setattr(base, "_BaseCopy", lambda *_: pytest.fail("a copy was begun"))
     again = base.prepare(str(workspace), str(cache))
     assert again == first._replace(reused=True)
 
