@@ -1,11 +1,11 @@
-# `make demo` and `make test` are all that a newcomer types. Each makes .venv first; where the checkout cannot be written, or EOS_VENV names a
-# folder, that is elsewhere (.ci/venv).
+# A newcomer needs `make demo` and `make test`. Each makes .venv first; if the checkout cannot be written, or EOS_VENV names a
+# folder, the environment is elsewhere (.ci/venv).
 
 SHELL := /bin/sh
 PY = "$(shell .ci/venv where dev)/bin/python"
 DEPENDS := pyproject.toml requirements.lock .ci/venv
 
-# A tree that cannot be written: leave it as it is, keep the caches beside the environment, or where somebody else made that, in a folder that is new each time.
+# Leave a read-only tree as it is: keep the caches beside the environment, or, if another user made that, in a new temporary folder.
 ifneq ($(shell test -w . && echo yes),yes)
 CACHES := $(shell .ci/venv caches)
 export RUFF_CACHE_DIR := $(CACHES)/ruff
@@ -15,12 +15,12 @@ export PYTHONPYCACHEPREFIX := $(CACHES)/bytecode
 export PYTEST_ADDOPTS := -o cache_dir=$(CACHES)/pytest
 endif
 
-# The tests start thousands of processes: each would compile our sources anew.
+# The tests start thousands of processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint docs bench soak mutants bare vm lock
 
-# Whether an environment elsewhere is whole, .ci/venv knows and make does not.
+# .ci/venv checks whether an environment elsewhere is complete; make cannot.
 ifneq ($(EOS_VENV),)
 .PHONY: .venv/runtime.stamp .venv/dev.stamp
 endif

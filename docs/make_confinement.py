@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -86,11 +87,18 @@ def page(results: Mapping[str, Mapping[str, str]]) -> str:
     return "\n".join(_lines(results)) + "\n"
 
 
+def _prose(text: str) -> str:
+    """A paragraph in lines of at most 110 characters; comments and headings as they are."""
+    if text.startswith(("#", "<!--")):
+        return text
+    return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False)
+
+
 def _lines(results: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     counts = {"calls": len(escapes.CALLS), "ways": len(escapes.ESCAPES), "works": len(escapes.ALLOWED), "guards": len(guards.ROWS)}
-    yield HEAD.format(kinds=len(escapes.KINDS), not_tried=NOT_TRIED, **counts)
+    yield "\n\n".join(map(_prose, HEAD.format(kinds=len(escapes.KINDS), not_tried=NOT_TRIED, **counts).split("\n\n")))
     for title, (said, rows) in SECTIONS.items():
-        yield f"## {title}\n\n{said}\n"
+        yield f"## {title}\n\n{_prose(said)}\n"
         yield f"| | ✓ | {' | '.join(escapes.KINDS.values())} | why |"
         yield f"|---|---|{'---|' * len(escapes.KINDS)}---|"
         for name, row in rows.items():
@@ -100,7 +108,7 @@ def _lines(results: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         yield ""
     yield "## Beside sessions\n\nWhat guards sandboxes of either provider, tried on two of one.\n"
     for group, said in guards.SAID.items():
-        yield f"### {group}\n\n{said}\n"
+        yield f"### {group}\n\n{_prose(said)}\n"
         yield f"| | {' | '.join(guards.PROVIDERS.values())} | why |"
         yield f"|---|{'---|' * len(guards.PROVIDERS)}---|"
         for name, guard in guards.ROWS.items():

@@ -30,7 +30,7 @@ def page() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield HEAD
+    yield "\n\n".join(part if part.startswith(("#", "<!--")) else _prose(part.replace("\n", " ")) for part in HEAD.split("\n\n")) + "\n"
     yield "| operation | summary | MCP sets | effect |"
     yield "|---|---|---|---|"
     for operations in catalog.DOMAINS.values():

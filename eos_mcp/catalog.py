@@ -265,7 +265,7 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Show one sandbox's record",
-        "Show one sandbox's record: state, workspace directory, endpoints, base. It is no proof of health.",
+        "Show one sandbox's record: state, workspace directory, endpoints, base. It does not check health.",
         (_SANDBOX,),
         scope="system",
         owner="manager",
@@ -299,7 +299,7 @@ MANAGER: tuple[Operation, ...] = (
         when_to_use=(
             "For storage upkeep by an operator; it changes the active layer manifest.",
             "The sandbox commits equivalent flat layers and reports what is reclaimed and what a session still leases until it ends.",
-            "A sandbox too old to squash answers operation_failed and has to be created anew.",
+            "A sandbox too old to squash answers operation_failed and must be created again.",
         ),
         result=(
             ResultField("manifest_version", "integer"),
@@ -474,7 +474,7 @@ MANAGER: tuple[Operation, ...] = (
         "management",
         "Remove what no sandbox uses",
         "List what this gateway's sandboxes left behind and none uses any more: shared volumes of its own making, copies of workspaces, runtimes. "
-        "With dry_run=false remove it. The next create_sandbox makes anew what it needs.",
+        "With dry_run=false remove it. The next create_sandbox makes what it needs again.",
         (Argument("dry_run", "boolean", help="false: remove it.", default=True),),
         scope="system",
         owner="manager",
