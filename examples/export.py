@@ -1,4 +1,4 @@
-"""What was published comes out of the sandbox as a delta: onto a directory, and as an archive.
+"""Export published changes as a delta: onto a directory, and as an archive.
 
 python examples/export.py [IMAGE]
 """

@@ -1,4 +1,4 @@
-"""The same over MCP: a client starts `eos-mcp`, lists its tools, and runs a command in a sandbox.
+"""Use a sandbox over MCP: a client starts `eos-mcp`, lists its tools, and runs a command in a sandbox.
 
 python examples/mcp_client.py [IMAGE]
 """

@@ -1,4 +1,4 @@
-"""One workspace session from start to publish: what it writes is private until it is published.
+"""Run one workspace session from start to publish: its writes are private until then.
 
     python examples/one_session.py [IMAGE]
 

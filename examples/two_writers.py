@@ -1,4 +1,4 @@
-"""Two one-shot commands change the same line: one is published, the other is rejected as a whole and kept as a draft.
+"""Change one line by two commands at once: one is published, the other is rejected and kept as a draft.
 
 python examples/two_writers.py [IMAGE]
 """

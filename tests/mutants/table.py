@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "layerstack/layers/capture.py",
         "        if retime:\n            tree.set_times(path, state.times)\n        del",
         "        del",
-        "directories that sealing changed have the time of the sealing",
+        "directories that capture changed have the time of the capture",
     ),
     Mutant(
         "s18",
