@@ -32,7 +32,7 @@ def squash(place: Place) -> Iterator[Row]:
         ours: list[float] = []
         beside: list[float] = []
         for n in range(runs + 1):
-            stack.store.pins.pin(stack.store.head.version)
+            stack.store.pin_version(stack.store.head.version)
             for layer in range(FOLDED_LAYERS):
                 upper = stack.store.open_upper(f"fold{n}-{layer}", origin="benchmark")
                 for at in range(files // FOLDED_LAYERS):
@@ -87,7 +87,7 @@ def blame(place: Place) -> Iterator[Row]:
     beside: list[float] = []
     shown: list[str] = []
     for n in range(8):
-        stack.store.blames = Cache()
+        stack.store.blames = Cache(stack.root)
         ms, second = timed(lambda: stack.store.blame("text")), timed(lambda: stack.store.blame("text"))
         other = timed(lambda: shown.append(run([*git, "blame", "--line-porcelain", "text"])))
         if n:

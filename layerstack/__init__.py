@@ -16,17 +16,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from layerstack.core.gc_roots import Pin
     from layerstack.errors import LayerStackError, PublishRejected
     from layerstack.fsck.check import Check, Damage, check
     from layerstack.history.blame_file import Range
-    from layerstack.history.pins import Pin
     from layerstack.history.versions import Change, Version
     from layerstack.kernel.xattrs import TRUSTED, USER, Form
     from layerstack.layers.snapshot import Entry, Snapshot
     from layerstack.model.conflict import Conflict, Fingerprint, Hunk, Notice, TheirsLayer
     from layerstack.model.manifest import LayerId, LayerRef, Manifest
     from layerstack.publish.drafts import Draft
-    from layerstack.publish.publish import Preview, Published
+    from layerstack.publish.outcome import Preview, Published
     from layerstack.session.upper import Upper
     from layerstack.store import Store
 
@@ -75,10 +75,10 @@ _WHERE = {
     "LayerStackError": "layerstack.errors",
     "Manifest": "layerstack.model.manifest",
     "Notice": "layerstack.model.conflict",
-    "Pin": "layerstack.history.pins",
-    "Preview": "layerstack.publish.publish",
+    "Pin": "layerstack.core.gc_roots",
+    "Preview": "layerstack.publish.outcome",
     "PublishRejected": "layerstack.errors",
-    "Published": "layerstack.publish.publish",
+    "Published": "layerstack.publish.outcome",
     "Range": "layerstack.history.blame_file",
     "Snapshot": "layerstack.layers.snapshot",
     "Store": "layerstack.store",

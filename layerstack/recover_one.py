@@ -16,7 +16,7 @@ from layerstack.model.lease import Lease
 from layerstack.model.manifest import LayerId, Manifest, reference
 from layerstack.publish.drafts import Draft
 from layerstack.recovery import opening
-from layerstack.recovery.reopen import dead_upper
+from layerstack.recovery.dead_upper import dead_upper
 from layerstack.store import PATH_DEPTH_MAX, Store
 from layerstack.tree.staging import Staging
 

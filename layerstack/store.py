@@ -24,31 +24,34 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, TypeVar
 
-from layerstack.core import stats
+from layerstack import stats
+from layerstack.core.gc_roots import Pin
 from layerstack.core.stack import Stack
-from layerstack.errors import Invalid
 from layerstack.fsck.check import Check
+from layerstack.history import pins
 from layerstack.history.blame import Cache as BlameCache
 from layerstack.history.blame import blame
 from layerstack.history.blame_file import Answer as Blame
-from layerstack.history.pins import Pins
 from layerstack.kernel.fsync import Step, no_step
 from layerstack.kernel.xattrs import Form
-from layerstack.layers.delta import Deltas
-from layerstack.publish.decide import DEFAULT, PublishRules
-from layerstack.publish.draft_refs import DraftBook
+from layerstack.publish import draft_refs
 from layerstack.publish.drafts import Draft
-from layerstack.publish.publish import Author, Preview, Published
-from layerstack.publish.quota import Quota
+from layerstack.publish.outcome import Preview, Published
+from layerstack.publish.publish import Author
 from layerstack.recovery import gc, opening, purge, reopen
 from layerstack.recovery.dead_sessions import Dead
-from layerstack.session import rebase, start, update
+from layerstack.session import path_changes, start, update
+from layerstack.session.folder import SessionIdentity
+from layerstack.session.path_changes import Reshaped
 from layerstack.session.rollback import rollback
-from layerstack.session.upper import SessionIdentity, Upper
+from layerstack.session.upper import Upper
 from layerstack.squash import finish, squash
+from layerstack.squash.auto_squash import AutoSquash
 from layerstack.squash.squash import Squashed
+
+T = TypeVar("T")
 
 PATH_DEPTH_MAX = 2_048
 """Names that fit into PATH_MAX; trees are walked by recursion."""
@@ -59,7 +62,7 @@ class Store(Stack):
 
     def __init__(self, root: str, form: Form, workspace: dict[str, Any], lock_fd: int, step: Step) -> None:
         """Not for callers: `open` is."""
-        super().__init__(root, form, step)
+        super().__init__(root, form, step, lock_fd)
         self.workspace = workspace
         self.recovered: tuple[Draft, ...] = ()
         self.unrecovered: tuple[tuple[str, str], ...] = ()
@@ -67,11 +70,8 @@ class Store(Stack):
         self.behind: list[Callable[[], None]] = []
         """Of an open without recovery: removals that are left for somebody who has time."""
         self.update_lock = threading.Lock()
-        self.squash_lock = threading.Lock()
-        self.rules: PublishRules = DEFAULT
-        self.blames, self.deltas, self.pins, self.draft_book, self.quota = BlameCache(), Deltas(), Pins(self), DraftBook(self), Quota(self)
-        self.dead = Dead(self)
-        self._lock_fd = lock_fd
+        """Held by writers without a session, which take turns."""
+        self.blames, self.auto_squash, self.dead = BlameCache(root), AutoSquash(self), Dead(self)
 
     # ---- create, open, close
 
@@ -106,34 +106,17 @@ class Store(Stack):
             store = Store(root, form, workspace, fd, step)
             opening.check_form(root, form)
             store.become(reopen.load_all(store))
-            store.pins.load()
+            pins.load(store)
             if not recover:
                 store.scrap.later = store.behind.append
-            reopen.find_dead(store)
+            reopen.find_dead(store, store.dead)
             store.scrap.later = None
             if recover:
-                store.recovered, store.unrecovered = reopen.recover(store)
+                store.recovered, store.unrecovered = reopen.recover(store.dead)
         except BaseException:
             os.close(fd)
             raise
         return store
-
-    def close(self) -> None:
-        """Let another process open the store. Live uppers stay on disk: the next open makes drafts of them."""
-        with self.lock:
-            if self._lock_fd >= 0:
-                os.close(self._lock_fd)
-                self._lock_fd = -1
-
-    @property
-    def lock_fd(self) -> int:
-        """What holds the store: a child that inherits it holds it too."""
-        return self._lock_fd
-
-    def check_open(self) -> None:
-        """Nothing may be written once another process may have the store: raises Invalid (reason store_closed) after `close`."""
-        if self._lock_fd < 0:
-            raise Invalid(f"{self.root}: the store was closed", reason="store_closed", details={"store": self.root})
 
     # ---- sessions
 
@@ -163,7 +146,14 @@ class Store(Stack):
         self.check_open()
         rebased = draft_id is not None and draft_base == "head"
         identity = SessionIdentity(session_id, origin, agent, request_id, draft_id, os.urandom(8).hex(), rebased)
-        return rebase.open_rebased(self, identity) if rebased else start.open_upper(self, identity, version)
+        return start.open_rebased(self, identity) if rebased else start.open_upper(self, identity, version)
+
+    def publish(self, upper: Upper, *, owner: str, request_id: str, agent: str | None = None) -> Published:
+        """Publish a session's work, as `Upper.publish`; squash first where `auto_squash` says so."""
+        with upper.exclusive():
+            if upper.is_published:
+                return upper.publish(owner=owner, request_id=request_id, agent=agent)
+            return self.auto_squash.with_room(lambda: upper.publish(owner=owner, request_id=request_id, agent=agent))
 
     def give_up_session(self, session_id: str) -> None:
         """Delete a dead session that waits to become a draft or is set apart, with its work: a way to settle it. Durable on return.
@@ -173,17 +163,17 @@ class Store(Stack):
             StoreBusy: something still writes into its upperdir.
             OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of that failed.
         """
-        purge.give_up(self, session_id)
+        purge.give_up(self, self.dead, session_id)
 
     # ---- drafts
 
     def drafts(self) -> list[Draft]:
         """Every draft, oldest first."""
-        return self.draft_book.all()
+        return draft_refs.all_of(self)
 
     def draft(self, draft_id: str) -> Draft:
         """One draft. Raises NotFound (reason draft_not_found)."""
-        return self.draft_book.get(draft_id)
+        return draft_refs.get(self, draft_id)
 
     def discard_draft(self, draft_id: str) -> int:
         """Delete a draft; returns its bytes. Durable on return: no power cut brings it back.
@@ -193,11 +183,11 @@ class Store(Stack):
             Busy: a session, a preview or a comparison stands on it (draft_in_use).
             OSError: it could not be moved away, and is there as it was; or it is gone, and only the sync of that failed.
         """
-        return self.draft_book.discard(draft_id)
+        return draft_refs.discard(self, draft_id)
 
     def preview_draft(self, draft_id: str) -> Preview:
         """What publishing the draft as it is would do against the head of now. Raises NotFound."""
-        return self.draft_book.preview(draft_id)
+        return draft_refs.preview(self, draft_id)
 
     # ---- sessionless writes
 
@@ -221,13 +211,45 @@ class Store(Stack):
         Raises:
             NotAFile: the path is a directory, a symlink or special, or a parent is no directory; details.kind says which.
         """
-        return update.update_file(self, path, change, owner=owner, request_id=request_id, agent=agent, limit=limit)
+
+        def attempt() -> Published:
+            return update.update_file(self, path, change, owner=owner, request_id=request_id, agent=agent, limit=limit)
+
+        return self._in_turn(attempt)
+
+    def delete_path(self, path: str, author: Author, *, recursive: bool) -> Reshaped:
+        """Publish the removal of a path of the head; see `layerstack.session.path_changes.delete_path`."""
+        return self._in_turn(lambda: path_changes.delete_path(self, path, author, recursive=recursive))
+
+    def move_path(self, source: str, target: str, author: Author, *, overwrite: bool) -> Reshaped:
+        """Publish a rename in the head; see `layerstack.session.path_changes.move_path`."""
+        return self._in_turn(lambda: path_changes.move_path(self, source, target, author, overwrite=overwrite))
+
+    def _in_turn(self, attempt: Callable[[], T]) -> T:
+        """Publish without a session: one caller at a time, with a squash before it where that is due."""
+        self.check_open()
+        with self.update_lock:
+            return self.auto_squash.with_room(attempt)
+
+    # ---- pins
+
+    def pin_version(self, version: int, *, agent: str | None = None, request_id: str | None = None) -> Pin:
+        """Keep a version openable until `unpin_version`, over restarts too; see `layerstack.history.pins.pin`."""
+        return pins.pin(self, version, agent=agent, request_id=request_id)
+
+    def unpin_version(self, version: int) -> bool:
+        """Let a squash close the version again. False when it was not pinned; see `layerstack.history.pins.unpin`."""
+        return pins.unpin(self, version)
+
+    def pinned(self) -> dict[int, Pin]:
+        """The pins by version, in order of versions."""
+        return pins.all_of(self)
 
     # ---- history
 
     def blame(self, path: str) -> Blame:
         """Who wrote each line of a path of the head, or of its last text when it is gone; see `layerstack.history.blame`."""
-        return blame(self, path)
+        return blame(self, self.blames, path)
 
     def rollback(self, version: int, *, owner: str, request_id: str, agent: str | None = None) -> Published:
         """Publish the tree of an earlier version on top of the head, as one layer; every version in between stays.
@@ -238,7 +260,8 @@ class Store(Stack):
             NotFound: the version cannot be opened (version_not_found). LayerLimit.
         Cost: O(paths that differ): hard links, and copies of files of the base.
         """
-        return rollback(self, version, Author(owner, request_id, agent, rollback_to=version))
+        author = Author(owner, request_id, agent, rollback_to=version)
+        return self.auto_squash.with_room(lambda: rollback(self, version, author))
 
     # ---- squash
 
@@ -265,7 +288,7 @@ class Store(Stack):
             with self.lock:
                 finish.finish(self)
         if self.replaced:
-            finish.reclaim(self)
+            self.reclaim()
         gc.collect(self)
 
     @contextlib.contextmanager

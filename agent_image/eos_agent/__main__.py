@@ -143,8 +143,8 @@ def reap(found: settings.Settings) -> int:
 def open_store(found: settings.Settings, ordinary: bool) -> Store:
     """The store, made if this is the sandbox's first start. What a dead agent left in it is only found: `_run` sweeps and recovers behind."""
     from eos_agent.sessions.recovery import SWEPT
+    from layerstack.core.publish_rules import PublishRules
     from layerstack.kernel.xattrs import TRUSTED, USER
-    from layerstack.publish.decide import PublishRules
     from layerstack.store import Store
     from layerstack.text.build_roles import INPUTS, patterns
     from layerstack.units.units import NamedUnits

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 from layerstack.layers.chain import Chain
-from layerstack.publish.three_trees import Ignored
-from layerstack.text.gitignore import FILE_MAX, KEPT_BYTES, IgnoreRules
+from layerstack.layers.snapshot import Snapshot
+from layerstack.text.gitignore import FILE_MAX, KEPT_BYTES, Ignored, IgnoreRules
 from layerstack.tree.state import FILE
-
-if TYPE_CHECKING:
-    from layerstack.core.stack import Stack
 
 KEPT = 16
 """Versions whose rules stay parsed, as long as they fit into KEPT_BYTES together."""
@@ -20,8 +17,12 @@ KEPT = 16
 class IgnoreCache:
     """The rules of one stack's versions; its methods may be called from any thread."""
 
-    def __init__(self, stack: Stack) -> None:
-        self._stack = stack
+    def __init__(self, reading: Callable[[], AbstractContextManager[Snapshot]]) -> None:
+        """
+        Args:
+            reading: `Stack.reading`.
+        """
+        self._reading = reading
         self._rules: dict[int, IgnoreRules] = {}
 
     def ignored(self, version: int) -> Ignored:
@@ -50,7 +51,7 @@ class IgnoreCache:
         then: dict[Chain, Chain] = {}  # by the head's chain, of which it keeps one
 
         def read(path: str) -> bytes | None:
-            with self._stack.reading() as snapshot:  # by the layers of now: those of then may be folded away
+            with self._reading() as snapshot:  # by the layers of now: those of then may be folded away
                 chain = then.get(snapshot.chain)
                 if chain is None:
                     then.clear()

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerstack.layers.index import Layer
+from layerstack.core.stack import Stack
+from layerstack.layers.index import Layer, LayerTimes
+from layerstack.layers.snapshot import Snapshot
 from layerstack.text.build_roles import Roles
 from layerstack.text.gitignore import named
 from layerstack.tree.state import DIRECTORY, FILE, WHITEOUT
 
-if TYPE_CHECKING:
-    from layerstack.core.stack import Stack
-    from layerstack.layers.snapshot import Snapshot
-
 KEY = "times"
 AHEAD_MAX_NS = 24 * 3600 * 10**9
 """A time that is further ahead of the clock was set on purpose: nothing has to be later than that."""
-
-
-class LayerTimes(NamedTuple):
-    """Times in ns since the epoch."""
-
-    oldest_input: int | None
-    """Of files that are inputs and of other content than before; None: there are none."""
-    newest: int
-    """Of all that changed in it, 0 where that is nothing."""
-    removes: bool
-    """May it take an input away, or give one a time that says nothing (a symlink)?"""
-
-    def to_json(self) -> dict[str, Any]:
-        return self._asdict()
 
 
 def joined(times: Iterable[LayerTimes]) -> LayerTimes:

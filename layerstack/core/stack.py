@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 
+from layerstack.core.gc_roots import DraftTable, PinTable
 from layerstack.core.ignore_cache import IgnoreCache
-from layerstack.errors import NotFound, StoreCorrupt
+from layerstack.core.publish_rules import DEFAULT, PublishRules
+from layerstack.core.quota import Quota
+from layerstack.errors import Invalid, NotFound, StoreCorrupt
 from layerstack.kernel import fsync, records
 from layerstack.kernel.fsync import Step
 from layerstack.kernel.xattrs import Form
 from layerstack.layers import version_files
 from layerstack.layers.cache import Layers
 from layerstack.layers.chain import Chain
+from layerstack.layers.delta import Deltas
 from layerstack.layers.index import Layer
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.lease import READER, Lease, Leases
 from layerstack.model.manifest import LayerId, Manifest
-from layerstack.squash import finish
 from layerstack.text.build_roles import INPUTS, patterns
 from layerstack.tree.staging import Staging
 
@@ -29,13 +33,18 @@ CHAINS_KEPT = 32
 class Stack:
     """A line of versions. Readers never wait for a publish: the head is an immutable value that is replaced, under the lock."""
 
-    def __init__(self, root: str, form: Form, step: Step) -> None:
+    def __init__(self, root: str, form: Form, step: Step, lock_fd: int) -> None:
         """There is no head before `become`."""
         self.root, self.form, self.step = root, form, step
         self.lock = threading.RLock()
         """Held for bookkeeping: renames into `layers/`, the manifest, the head in memory."""
         self.layers, self.leases = Layers(root, form, self.lock), Leases()
-        self.routes, self.scrap = IgnoreCache(self), Staging(f"{root}/staging")
+        self.squash_lock = threading.Lock()
+        """Held by the one squash that runs."""
+        self.routes, self.scrap = IgnoreCache(self.reading), Staging(f"{root}/staging")
+        self.pins, self.draft_table, self.deltas = PinTable(), DraftTable(), Deltas()
+        self.rules: PublishRules = DEFAULT
+        self.quota = Quota(root, self.layers, self.leases, lambda: self._head)
         self.inputs = patterns(INPUTS)
         """Ignored files that are inputs of builds all the same; holds for all that is published from then on."""
         self.damaged: dict[str, str] = {}
@@ -56,6 +65,26 @@ class Stack:
         """Told, in any thread and under the lock, that there is a new head."""
         self._chains: dict[int, tuple[Manifest, Chain]] = {}
         self._head: Manifest
+        self._lock_fd = lock_fd
+
+    # ---- the lock of the store
+
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor that holds the store; a child process that inherits it holds the store too. -1 after `close`."""
+        return self._lock_fd
+
+    def check_open(self) -> None:
+        """Raise Invalid (reason store_closed) after `close`: another process may have the store by now."""
+        if self._lock_fd < 0:
+            raise Invalid(f"{self.root}: the store was closed", reason="store_closed", details={"store": self.root})
+
+    def close(self) -> None:
+        """Let another process open the store. Live uppers stay on disk: the next open makes drafts of them."""
+        with self.lock:
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
 
     # ---- versions
 
@@ -105,6 +134,10 @@ class Stack:
         """The layers of the head that make the tree of an earlier version: those that are not newer. Not for one inside a squashed block."""
         return tuple(layer.id for layer in self.chain(self._head).up_to(version).published)
 
+    def is_closed(self, version: int) -> bool:
+        """True for a version inside a squashed block: its tree is gone."""
+        return version_files.place(self.layers.of(self._head), version) is None
+
     # ---- leases
 
     @contextlib.contextmanager
@@ -142,7 +175,35 @@ class Stack:
         """Give a lease back; replaced layers that only it kept are removed."""
         self.leases.release(lease)
         if self.replaced:
-            finish.reclaim(self)
+            self.reclaim()
+
+    def reclaim(self) -> None:
+        """Remove the replaced layers that no lease keeps."""
+        with self.lock:
+            held: set[str] = set()
+            for lease in self.leases.all():
+                held.update(lease.layer_ids)
+            free = self.replaced - held
+            self.replaced -= free
+            self.layers.forget(free)
+        if free:
+            self._remove_layers(sorted(free))
+
+    def _remove_layers(self, layer_ids: Sequence[str]) -> None:
+        """Best effort: no document names a layer that stays, so gc or the next open removes it. Metadata goes after its layer."""
+        folder = self.scrap.name("replaced")
+        metadata: list[str] = []
+        with fsync.best_effort():
+            self.step("squash.remove_layers")
+            os.mkdir(folder)
+            for layer_id in layer_ids:
+                self.step("squash.remove_layer")
+                os.rename(f"{self.root}/layers/{layer_id}", f"{folder}/{layer_id}")
+                suffixes = (".json", ".index", ".blame" if layer_id.startswith("S") else ".digest")
+                metadata.extend(f"{self.root}/.layer-metadata/{layer_id}{suffix}" for suffix in suffixes)
+        with fsync.best_effort():
+            self.scrap.throw_away(folder, metadata)
+        self.scrap.forget(folder)
 
     # ---- a new head
 

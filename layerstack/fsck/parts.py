@@ -6,16 +6,14 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from layerstack.core.stack import Stack
 from layerstack.errors import StoreCorrupt
 from layerstack.kernel import records
 from layerstack.kernel.xattrs import FORMS, Form
 from layerstack.layers import version_files
 from layerstack.model.manifest import BASE_ID, Manifest
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
 
 
 class Damage(NamedTuple):
@@ -52,7 +50,7 @@ class CheckContext:
     """One check of a store; `notes` and `counts` grow during it."""
 
     def __init__(
-        self, root: str, *, base: bool = False, base_dir: str | None = None, store: Store | None = None, layers: Iterable[str] = ()
+        self, root: str, *, base: bool = False, base_dir: str | None = None, store: Stack | None = None, layers: Iterable[str] = ()
     ) -> None:
         """Start a check.
 

@@ -17,7 +17,7 @@ from layerstack.kernel import records
 from layerstack.layers.index_file import PLAIN_FORMAT
 from layerstack.layers.version_files import VersionRecord
 from layerstack.model.manifest import BASE_ID, squashed_id
-from layerstack.recovery.gc import owner_of
+from layerstack.publish.commit import owner_of
 
 PER_TREE = 100
 """Most damage that is reported about one tree; one more line counts the rest."""

@@ -16,8 +16,9 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from layerstack.core.stack import Stack
 from layerstack.errors import InvalidPath, LayerStackError, NotFound
 from layerstack.history.blame_file import SUFFIX, Answer, Folded, Range, load
 from layerstack.layers.chain import Chain
@@ -28,9 +29,6 @@ from layerstack.model.paths import ancestors, byte_order, check, join
 from layerstack.text.lines import TEXT_MAX, diff, is_text, number_lines, numbering
 from layerstack.text.myers import BUDGET, Budget
 from layerstack.tree.state import DIRECTORY, FILE, LINK, State, same
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
 
 ORIGINAL, UNKNOWN = "original", "unknown"
 WORK = 10 * BUDGET
@@ -48,11 +46,19 @@ KEPT_FILES = 4
 class Cache:
     """The last answers of a store, by path and the layers that decide it: a publish of other paths leaves them good."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, root: str) -> None:
+        """
+        Args:
+            root: the folder of the store.
+        """
+        self._root, self._lock = root, threading.Lock()
         self._kept: OrderedDict[tuple[str, ...], Answer] = OrderedDict()
         self._ranges = 0
         self._folded: OrderedDict[str, Mapping[str, Folded]] = OrderedDict()
+
+    def told(self, layer: Layer) -> Mapping[str, Folded]:
+        """The owners that a squashed layer recorded; empty for a layer of one publish."""
+        return self.folded(f"{self._root}/.layer-metadata/{layer.id}{SUFFIX}") if layer.id.startswith("S") else {}
 
     def folded(self, file: str) -> Mapping[str, Folded]:
         """What `load` gives; the last few are kept."""
@@ -93,7 +99,7 @@ class _Text(NamedTuple):
         return self.layer.tree.state(self.path) if self.there else None
 
 
-def blame(store: Store, path: str) -> Answer:
+def blame(stack: Stack, cache: Cache, path: str) -> Answer:
     """The ranges of a path of the head, in order and without gaps; of a path that is gone those of its last text.
 
     Symlinks, binary files, files above TEXT_MAX and those on the ignored route have one range of one line, whose owner wrote them last.
@@ -105,26 +111,27 @@ def blame(store: Store, path: str) -> Answer:
     """
     if check(path) == "":
         raise InvalidPath("the root is no file", details={"path": path})
-    with store.reading() as snapshot:
+    with stack.reading() as snapshot:
         chain = snapshot.chain
         texts = _texts(chain, path)
         key = (path, *(text.layer.id for text in texts))
-        answer = store.blames.get(key)
+        answer = cache.get(key)
         if answer is None:
-            answer = _answer(store, chain, path, texts)
+            answer = _answer(stack, cache, chain, path, texts)
             if answer is None:
                 shown = path_json(path)
                 raise NotFound(f"no auditability record for path: {shown['path']}", reason="no_auditability_record", details=shown)
-            store.blames.put(key, answer)
+            cache.put(key, answer)
         return answer
 
 
-def of_block(store: Store, block: Sequence[Layer], below: Chain) -> Iterator[tuple[str, Folded]]:
+def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tuple[str, Folded]]:
     """What a squash of `block`, layers newest first that stand on `below`, must remember, in byte order of paths.
 
     A path that one of them alone has to do with: its owner. One with several: its ranges, those of deleted paths too. Outside of the
     store's lock. Cost: that of `blame` for each path of the latter kind; files of the former are not read.
     """
+    cache = Cache(stack.root)
     seen = Chain((*block, *below.published), below.shelf, below.form)
     members = {layer.id for layer in block}
     ruled: dict[str, bool] = {}
@@ -141,17 +148,17 @@ def of_block(store: Store, block: Sequence[Layer], below: Chain) -> Iterator[tup
                 return True
         return False
 
-    for path in _written(store, block):
+    for path in _written(cache, block):
         texts = _texts(seen, path)
         inside = [text for text in texts if text.layer.id in members]
-        if len(inside) == 1 and inside[0].there and _told(store, inside[0].layer, path) is None:
-            owner = _owner(store, inside[0])
-            yield path, (Range(1, 1, owner),) if may_be_ignored(path) and _ignored(store, inside[0]) else owner
-        elif (answer := _answer(store, seen, path, texts)) is not None:
+        if len(inside) == 1 and inside[0].there and _told(cache, inside[0].layer, path) is None:
+            owner = _owner(cache, inside[0])
+            yield path, (Range(1, 1, owner),) if may_be_ignored(path) and _ignored(stack, inside[0]) else owner
+        elif (answer := _answer(stack, cache, seen, path, texts)) is not None:
             yield path, answer
 
 
-def _written(store: Store, block: Sequence[Layer]) -> Iterator[str]:
+def _written(cache: Cache, block: Sequence[Layer]) -> Iterator[str]:
     """The paths that have or had a text in one of the layers, in byte order, each once. Those of packed indexes are in no list."""
     few: set[bytes] = set()
     many: list[Iterator[bytes]] = []
@@ -160,7 +167,7 @@ def _written(store: Store, block: Sequence[Layer]) -> Iterator[str]:
             many.append(path for path, record in layer.index.walk() if record.kind in (FILE, LINK))
         else:
             few.update(byte_order(path) for path, record in (layer.index or {}).items() if record.kind in (FILE, LINK))
-        folded = _folded(store, layer)
+        folded = cache.told(layer)
         if isinstance(folded, Packed):
             many.append(path for path, _ in folded.walk())
         else:
@@ -185,69 +192,64 @@ def _texts(chain: Chain, path: str) -> list[_Text]:
     return found
 
 
-def _owner(store: Store, text: _Text) -> str:
-    told = _folded(store, text.layer).get(text.path)
+def _owner(cache: Cache, text: _Text) -> str:
+    told = cache.told(text.layer).get(text.path)
     return told if isinstance(told, str) else str(text.layer.about.get("owner") or UNKNOWN)
 
 
-def _folded(store: Store, layer: Layer) -> Mapping[str, Folded]:
-    """What a squashed layer remembers; nothing for another one."""
-    return store.blames.folded(f"{store.root}/.layer-metadata/{layer.id}{SUFFIX}") if layer.id.startswith("S") else {}
-
-
-def _told(store: Store, layer: Layer, path: str) -> Answer | None:
+def _told(cache: Cache, layer: Layer, path: str) -> Answer | None:
     """The whole answer, where a squashed layer has it."""
-    told = _folded(store, layer).get(path)
+    told = cache.told(layer).get(path)
     return told if isinstance(told, tuple) else None
 
 
-def _answer(store: Store, chain: Chain, path: str, texts: Sequence[_Text]) -> Answer | None:
+def _answer(stack: Stack, cache: Cache, chain: Chain, path: str, texts: Sequence[_Text]) -> Answer | None:
     at = 0
     while at < len(texts) and not texts[at].there:
-        if (told := _told(store, texts[at].layer, path)) is not None:
+        if (told := _told(cache, texts[at].layer, path)) is not None:
             return told
         at += 1
     if at == len(texts):
-        return _forgotten(store, chain, path)
+        return _forgotten(cache, chain, path)
     layer, state = texts[at].layer, texts[at].state
     assert state is not None
     if state.kind == DIRECTORY:
         return None
-    if (told := _told(store, layer, path)) is not None:
+    if (told := _told(cache, layer, path)) is not None:
         return told
     base = chain.base.tree.state(path) if chain.base.get(path) is not None else None
-    if state.kind != FILE or state.size > TEXT_MAX or _ignored(store, texts[at]) or not is_text(state.data()):
-        return (Range(1, 1, _last_writer(store, texts[at:], base)),)
-    return _merged(_BlameWalk(store, path).lines(texts[at:], base))
+    if state.kind != FILE or state.size > TEXT_MAX or _ignored(stack, texts[at]) or not is_text(state.data()):
+        return (Range(1, 1, _last_writer(cache, texts[at:], base)),)
+    return _merged(_BlameWalk(cache, path).lines(texts[at:], base))
 
 
-def _forgotten(store: Store, chain: Chain, path: str) -> Answer | None:
+def _forgotten(cache: Cache, chain: Chain, path: str) -> Answer | None:
     """A path that was made and deleted among layers that are folded now is listed by none."""
     for layer in chain.published:
-        if (told := _told(store, layer, path)) is not None:
+        if (told := _told(cache, layer, path)) is not None:
             return told
     return None
 
 
-def _last_writer(store: Store, texts: Sequence[_Text], base: State | None) -> str:
+def _last_writer(cache: Cache, texts: Sequence[_Text], base: State | None) -> str:
     """The owner of the newest text whose content the older one has not."""
     state = texts[0].state
     for n, text in enumerate(texts):
         below = texts[n + 1].state if n + 1 < len(texts) else base
         if state is None or below is None or not same(state, below):
-            return _owner(store, text)
+            return _owner(cache, text)
         state = below
     return ORIGINAL
 
 
-def _ignored(store: Store, text: _Text) -> bool:
+def _ignored(stack: Stack, text: _Text) -> bool:
     """Was the path on the ignored route when the layer was published? By the version that its author started from."""
     if text.layer.id.startswith("S"):
         return False  # else its file would say so
     try:
-        return store.routes.ignored(int(text.layer.about["base_version"]))(text.path, False)
+        return stack.routes.ignored(int(text.layer.about["base_version"]))(text.path, False)
     except LayerStackError:  # that version is closed by now: nearly always its rules are those of today
-        return store.routes.ignored(store.head.version)(text.path, False)
+        return stack.routes.ignored(stack.head.version)(text.path, False)
 
 
 def _merged(owners: Sequence[tuple[int, str]]) -> Answer:
@@ -268,8 +270,8 @@ def _merged(owners: Sequence[tuple[int, str]]) -> Answer:
 class _BlameWalk:
     """From the newest text to older ones, carrying for each line of the present text which line of the newest it is, until each has an owner."""
 
-    def __init__(self, store: Store, path: str) -> None:
-        self.store, self.path = store, path
+    def __init__(self, cache: Cache, path: str) -> None:
+        self.cache, self.path = cache, path
         self.steps_left, self.lines_left = WORK, LINES
         self.numbers = numbering()
 
@@ -291,7 +293,7 @@ class _BlameWalk:
         undecided = len(now)
         last = UNKNOWN
         for n, text in enumerate(texts):
-            told = _told(self.store, text.layer, self.path)
+            told = _told(self.cache, text.layer, self.path)
             if told is not None:
                 for part in told:
                     self.give(owners, place, part.start_line - 1, part.start_line - 1 + part.line_count, part.owner)
@@ -299,18 +301,18 @@ class _BlameWalk:
                 break
             below = texts[n + 1].state if n + 1 < len(texts) else base
             if below is None or below.kind != FILE:
-                last = _owner(self.store, text)
+                last = _owner(self.cache, text)
                 break
             self.lines_left -= len(now)
             if self.steps_left < BUDGET or self.lines_left < 0:
                 break
             older = self.read(below)
             if older is None:  # a binary or too large file before: nobody can say what is new
-                last = _owner(self.store, text) if below.size <= TEXT_MAX else UNKNOWN
+                last = _owner(self.cache, text) if below.size <= TEXT_MAX else UNKNOWN
                 break
             if older != data:
                 then = number_lines(older, self.numbers)
-                owner, before = _owner(self.store, text), array("l", [-1]) * len(then)
+                owner, before = _owner(self.cache, text), array("l", [-1]) * len(then)
                 at_then, at, budget = 0, 0, Budget(BUDGET)
                 for region in diff(then, now, budget):
                     before[at_then : region.alo] = place[at : region.blo]

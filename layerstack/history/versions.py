@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from layerstack.core.stack import Stack
 from layerstack.errors import LayerStackError
 from layerstack.history.patch import PATCH_LIMIT, Patch, patch
 from layerstack.layers.chain import Chain
@@ -15,10 +16,8 @@ from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Fingerprint
 from layerstack.model.lease import READER
 from layerstack.model.paths import check
+from layerstack.publish import draft_refs
 from layerstack.tree.state import State, fingerprint
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
 
 PAGE, PAGE_BYTES = 200, 256 << 10
 """Most changes of one page, and bytes of their patches after which it ends."""
@@ -64,11 +63,11 @@ class Page(NamedTuple):
     """Where the next page starts."""
 
 
-def versions(store: Store, *, after: int | None = None, limit: int = 100) -> tuple[list[Version], int | None]:
+def versions(stack: Stack, *, after: int | None = None, limit: int = 100) -> tuple[list[Version], int | None]:
     """Openable versions, newest first, those older than `after`; and the `after` of the next page, or None. Cost: a file per version."""
-    stems = (name.partition(".json")[0] for name in os.listdir(f"{store.root}/manifests"))
+    stems = (name.partition(".json")[0] for name in os.listdir(f"{stack.root}/manifests"))
     numbers = sorted((int(stem) for stem in stems if stem.isdecimal()), reverse=True)
-    pins = store.pins.all()
+    pinned = stack.pins.held
     found: list[Version] = []
     for number in numbers:
         if after is not None and number >= after:
@@ -76,14 +75,14 @@ def versions(store: Store, *, after: int | None = None, limit: int = 100) -> tup
         if len(found) == limit:
             return found, found[-1].version
         with contextlib.suppress(LayerStackError):  # it was closed since
-            found.append(_version(store, number, pinned=number in pins))
+            found.append(_version(stack, number, pinned=number in pinned))
     return found, None
 
 
-def _version(store: Store, number: int, *, pinned: bool) -> Version:
-    manifest = store.manifest(number)
+def _version(stack: Stack, number: int, *, pinned: bool) -> Version:
+    manifest = stack.manifest(number)
     top = manifest.layers[0]
-    layer = None if top.is_base else store.layers.get(top.layer_id)
+    layer = None if top.is_base else stack.layers.get(top.layer_id)
     if layer is None or layer.version != number:
         return Version(number, manifest.root_hash, len(manifest.layers), None, None, None, None, None, None, None, pinned)
     made = layer.members[0]
@@ -104,18 +103,18 @@ def _version(store: Store, number: int, *, pinned: bool) -> Version:
 
 
 @contextlib.contextmanager
-def opened(store: Store, version: int | None) -> Generator[Snapshot]:
+def opened(stack: Stack, version: int | None) -> Generator[Snapshot]:
     """A version to look at for the length of the block: its layers stay on disk, and no squash minds it."""
-    with store.lock:
-        manifest = store.manifest(version)
-        lease = store.leases.take(READER, manifest.version, manifest.layer_ids)
+    with stack.lock:
+        manifest = stack.manifest(version)
+        lease = stack.leases.take(READER, manifest.version, manifest.layer_ids)
     try:
-        yield Snapshot(manifest, store.chain(manifest))
+        yield Snapshot(manifest, stack.chain(manifest))
     finally:
-        store.release(lease)
+        stack.release(lease)
 
 
-def diff_versions(store: Store, old: int, new: int, *, under: str = "", start: int = 0) -> Page:
+def diff_versions(stack: Stack, old: int, new: int, *, under: str = "", start: int = 0) -> Page:
     """What changed from one version to another, at and below a path.
 
     Raises:
@@ -123,12 +122,12 @@ def diff_versions(store: Store, old: int, new: int, *, under: str = "", start: i
     Cost: that of the page, and of finding its paths: those before it if the page before was not asked for a little earlier.
     """
     check(under)
-    with opened(store, old) as before, opened(store, new) as after:
-        with store.deltas.paths(before.chain, after.chain, under, start) as paths:
+    with opened(stack, old) as before, opened(stack, new) as after:
+        with stack.deltas.paths(before.chain, after.chain, under, start) as paths:
             return _page(paths, start, under, lambda path: _three(before.chain, after.chain, path))
 
 
-def diff_draft(store: Store, draft_id: str, *, against: str = "base", under: str = "", start: int = 0) -> Page:
+def diff_draft(stack: Stack, draft_id: str, *, against: str = "base", under: str = "", start: int = 0) -> Page:
     """What a draft changed, at and below a path: `against` its base, or as the difference between the head and its work.
 
     Against the head, paths that the draft changed and that the head has in the same way are left out.
@@ -136,25 +135,25 @@ def diff_draft(store: Store, draft_id: str, *, against: str = "base", under: str
         NotFound: there is no such draft (draft_not_found). InvalidPath: `under` is no path of a tree.
     """
     check(under)
-    with _draft_opened(store, draft_id) as (base, work):
+    with _draft_opened(stack, draft_id) as (base, work):
         if against == "base":
-            with store.deltas.paths(base, work, under, start) as paths:
+            with stack.deltas.paths(base, work, under, start) as paths:
                 return _page(paths, start, under, lambda path: _three(base, work, path))
-        with store.reading() as now, store.deltas.paths(base, work, under, start, but=now.chain) as paths:
+        with stack.reading() as now, stack.deltas.paths(base, work, under, start, but=now.chain) as paths:
             head = now.chain
             return _page(paths, start, under, lambda path: (base.find(path), head.find(path), work.find(path)))
 
 
 @contextlib.contextmanager
-def _draft_opened(store: Store, draft_id: str) -> Generator[tuple[Chain, Chain]]:
+def _draft_opened(stack: Stack, draft_id: str) -> Generator[tuple[Chain, Chain]]:
     """The chain of a draft's base, and the same with its work on top; meanwhile the draft stays."""
-    manifest, layer, lease = store.draft_book.stand_on(draft_id, READER)
+    manifest, layer, lease = draft_refs.stand_on(stack, draft_id, READER)
     try:
-        base = store.layers.chain(manifest)
-        yield base, Chain(base.published, store.layers.shelf, store.form, (layer,))
+        base = stack.layers.chain(manifest)
+        yield base, Chain(base.published, stack.layers.shelf, stack.form, (layer,))
     finally:
-        store.release(lease)
-        store.draft_book.leave(draft_id)
+        stack.release(lease)
+        draft_refs.leave(stack, draft_id)
 
 
 def _three(old: Chain, new: Chain, path: str) -> tuple[State | None, State | None, State | None]:

@@ -10,7 +10,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from layerstack.layers.index_record import Index as Index
 from layerstack.layers.index_record import IndexRecord as IndexRecord
@@ -21,10 +21,21 @@ from layerstack.model.paths import ancestors
 from layerstack.tree.disk import DiskTree, Tree
 from layerstack.tree.state import DIRECTORY, FILE, LINK, kind_of
 
-if TYPE_CHECKING:
-    from layerstack.core.layer_times import LayerTimes
-
 MEMBER_KEYS = ("layer_id", "version", "owner", "agent", "request_id", "draft_id", "upper", "created_unix_ms")
+
+
+class LayerTimes(NamedTuple):
+    """Times in ns since the epoch."""
+
+    oldest_input: int | None
+    """Of files that are inputs and of other content than before; None: there are none."""
+    newest: int
+    """Of all that changed in it, 0 where that is nothing."""
+    removes: bool
+    """May it take an input away, or give one a time that says nothing (a symlink)?"""
+
+    def to_json(self) -> dict[str, Any]:
+        return self._asdict()
 
 
 class Layer:

@@ -83,3 +83,8 @@ class Leases:
                 )
             finally:
                 self._waiting -= 1
+
+
+def holders(session_id: str | None, draft_id: str | None) -> tuple[str, ...]:
+    """The leases that end with the publish of a session, or of a draft."""
+    return tuple(f"{kind} {name}" for kind, name in (("session", session_id), ("draft", draft_id)) if name is not None)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from layerstack.core.stack import Stack
     from layerstack.layers.index import Index
     from layerstack.model.manifest import Manifest
-    from layerstack.publish.three_trees import Ignored
+    from layerstack.text.gitignore import Ignored
 
 NAMES = frozenset({".ninja_log"})
 

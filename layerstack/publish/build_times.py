@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from layerstack.core.layer_times import LayerTimes, newest_in, published_ns, times_of
+from layerstack.core.layer_times import newest_in, published_ns, times_of
 from layerstack.kernel import fsync
 from layerstack.kernel.fsync import suppress_errno
 from layerstack.layers.chain import Chain
-from layerstack.layers.index import Layer
+from layerstack.layers.index import Layer, LayerTimes
 from layerstack.layers.index_file import Indexed
 from layerstack.model.conflict import Notice
 from layerstack.model.spread_times import MILLISECOND, SECOND, below, spread

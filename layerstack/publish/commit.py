@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from layerstack.kernel import fsync
+from layerstack.core.stack import Stack
+from layerstack.kernel import fsync, records
 from layerstack.layers import version_files
 from layerstack.layers.index import Layer
 from layerstack.model.manifest import Manifest
-from layerstack.recovery import gc
-
-if TYPE_CHECKING:
-    from layerstack.publish.publish import Published
-    from layerstack.store import Store
+from layerstack.publish.outcome import Published
+from layerstack.tree.disk import discard
 
 METADATA_SUFFIXES = (".json", ".index", ".digest")
 HEAD, NUMBERED = ".manifest", ".version"
@@ -48,7 +46,7 @@ def write_new(stem: str, manifest: Manifest) -> None:
     fsync.write_unsynced(stem + NUMBERED, version_files.dump(manifest.version, manifest.layers[0].layer_id))
 
 
-def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], stem: str, *, written: bool) -> None:
+def commit(stack: Stack, manifest: Manifest, arrivals: Sequence[Arrival], stem: str, *, written: bool) -> None:
     """Rename prepared layers in and make `manifest` the head; the caller holds the store's lock. On an error everything is renamed back.
 
     Args:
@@ -59,13 +57,13 @@ def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], stem: 
         OSError: the disk refused; the head is as before.
     Cost: three renames, four more per layer, and on ext4 one fsync.
     """
-    root, step = store.root, store.step
+    root, step = stack.root, stack.step
     temporary = f"{root}/.manifest.json.tmp"
     numbered = f"{root}/manifests/{manifest.version}.json"
-    store.check_open()
+    stack.check_open()
     for layer, *_ in arrivals:
         if os.path.lexists(f"{root}/layers/{layer.id}"):
-            gc.give_back_layer(root, layer.id)  # a publish of equal content failed here and could not be undone
+            give_back_layer(root, layer.id)  # a publish of equal content failed here and could not be undone
     with contextlib.ExitStack() as undo:
         step("commit.rename_metadata")
         for arrival in arrivals:
@@ -95,13 +93,41 @@ def commit(store: Store, manifest: Manifest, arrivals: Sequence[Arrival], stem: 
         step("commit.rename_manifest")
         os.rename(temporary, f"{root}/manifest.json")
         undo.pop_all()
-    store.become(manifest, [arrival.layer for arrival in arrivals])
-    store.unsynced = True
+    stack.become(manifest, [arrival.layer for arrival in arrivals])
+    stack.unsynced = True
     try:
         step("commit.fsync_manifest")
-        store.settle_head()
+        stack.settle_head()
     except OSError as error:
         raise CommitUnsynced(error.errno, f"{error.strerror}: the head is version {manifest.version}, not yet synced", root) from error
+
+
+def give_back_layer(root: str, layer_id: str, *, keep: bool = False, remove: Callable[[str], None] = discard) -> None:
+    """If the layer, which no manifest names, is a session's only copy of its work, it goes back into that session's folder, where recovery
+    makes a draft of it. Anything else is a copy made for the publish, and goes.
+
+    Args:
+        keep: nobody can say what is named: only a session's own work goes back.
+        remove: how anything else goes.
+    """
+    path, home = f"{root}/layers/{layer_id}", owner_of(root, layer_id)
+    if home is None:
+        if not keep:
+            remove(path)
+    elif not os.path.lexists(f"{home}/upper"):
+        fsync.rename_new(path, f"{home}/upper")
+        fsync.fsync_dir(home)
+        fsync.fsync_dir(f"{root}/layers")
+
+
+def owner_of(root: str, layer_id: str) -> str | None:
+    """The folder of the session whose only copy of its work this unnamed layer is, or None."""
+    metadata = f"{root}/.layer-metadata/{layer_id}.json"
+    about = records.read(metadata) if os.path.exists(metadata) else {}
+    home = f"{root}/sessions/{about.get('session_id')}"
+    if not about.get("moved") or not os.path.isdir(home):
+        return None
+    return home if records.read(f"{home}/session.json")["token"] == about["upper"] else None
 
 
 def _metadata_back(root: str, arrival: Arrival) -> None:

@@ -9,25 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
+from layerstack.core.publish_rules import DEFAULT, PublishRules
 from layerstack.model.conflict import Hunk
 from layerstack.text.lines import TEXT_MAX, is_text
 from layerstack.text.merge import merge
 from layerstack.tree.state import FILE, LINK, Meta, State, same
-from layerstack.units.units import Kind
 
 T = TypeVar("T")
-
-
-class PublishRules(NamedTuple):
-    """Where a publish may decide as the reference system does; `Store.rules` holds for all that is planned from then on."""
-
-    merge_adjacent: bool = False
-    """Edits of neighbouring lines merge; without, they are a conflict."""
-    units: tuple[Kind, ...] = ()
-    """Units beside those that are built in."""
-
-
-DEFAULT = PublishRules()
 
 
 class Verdict(NamedTuple):

@@ -11,15 +11,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from layerstack.core.stack import Stack
 from layerstack.errors import NotFound, StoreCorrupt
 from layerstack.kernel import fsync, records
 from layerstack.layers.index_file import FORMAT, PLAIN_FORMAT
-
-if TYPE_CHECKING:
-    from layerstack.publish.publish import Work
-    from layerstack.store import Store
+from layerstack.publish.publish import Work
 
 _ID = re.compile(r"draft-[0-9a-f]{16}")
 
@@ -66,7 +64,7 @@ def new_id() -> str:
     return f"draft-{os.urandom(8).hex()}"
 
 
-def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent: str | None, reason: str, upper: str) -> Draft:
+def keep(stack: Stack, work: Work, *, origin: str, request_id: str | None, agent: str | None, reason: str, upper: str) -> Draft:
     """Make a draft of sealed work: its tree is renamed, not copied. Durable on return.
 
     Raises:
@@ -82,27 +80,27 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
         time.time_ns() // 1_000_000,
         work.indexed.changes,
         work.indexed.size_bytes,
-        store.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place meanwhile
+        stack.layer_ids_at(work.version),  # those of the base's chain, or what a squash has put in their place meanwhile
         upper,
         work.indexed.digest,
         FORMAT,
     )
-    folder = folder_of(store, draft.draft_id)
-    store.check_open()
-    store.step("draft.sync_work")
+    folder = folder_of(stack, draft.draft_id)
+    stack.check_open()
+    stack.step("draft.sync_work")
     tree = work.tree
     fsync.sync_files(tree.root, map(tree.full, work.indexed.files()), map(tree.full, work.indexed.folders()))
-    store.step("draft.mkdir")
+    stack.step("draft.mkdir")
     os.mkdir(folder)
     try:
         body = {**draft._asdict(), "layer_ids": list(draft.layer_ids)}
-        records.write(f"{folder}/draft.json", body, step=store.step, name="draft.json")
-        store.step("draft.fsync_drafts")
-        fsync.fsync_dir(f"{store.root}/drafts")
-        store.step("draft.rename")
+        records.write(f"{folder}/draft.json", body, step=stack.step, name="draft.json")
+        stack.step("draft.fsync_drafts")
+        fsync.fsync_dir(f"{stack.root}/drafts")
+        stack.step("draft.rename")
         fsync.rename_new(tree.root, f"{folder}/layer")
         try:
-            store.step("draft.fsync")
+            stack.step("draft.fsync")
             fsync.fsync_dir(folder)
         except OSError:
             fsync.rename_new(f"{folder}/layer", tree.root)
@@ -110,40 +108,60 @@ def keep(store: Store, work: Work, *, origin: str, request_id: str | None, agent
     except BaseException:
         with fsync.best_effort():
             if os.path.lexists(f"{folder}/layer"):  # the only copy of the work: it could not be put back, and is a draft from now on
-                store.draft_book.adopt(draft)
+                adopt(stack, draft)
             else:
                 fsync.remove_tree(folder)
         raise
     return draft
 
 
-def rewrite(store: Store, draft: Draft, layer_ids: tuple[str, ...]) -> None:
+def rewrite(stack: Stack, draft: Draft, layer_ids: tuple[str, ...]) -> None:
     """Let the draft name other layers that show the same; the caller syncs its folder. It is the old document or the new one.
 
     Raises:
         OSError: the disk refused; the draft is as before.
     """
     draft = draft._replace(layer_ids=layer_ids)
-    with store.scrap.scrap() as scrap:
+    with stack.scrap.scrap() as scrap:
         new = scrap("draft")
         body = {**draft._asdict(), "layer_ids": list(layer_ids)}
-        fsync.write_before(new, records.dump(body), root=store.root)
-        store.step("draft.rename_rewritten")
-        os.rename(new, f"{folder_of(store, draft.draft_id)}/draft.json")
-    store.draft_book.hold(draft)
+        fsync.write_before(new, records.dump(body), root=stack.root)
+        stack.step("draft.rename_rewritten")
+        os.rename(new, f"{folder_of(stack, draft.draft_id)}/draft.json")
+    hold(stack, draft)
 
 
-def folder_of(store: Store, draft_id: str) -> str:
+def hold(stack: Stack, draft: Draft) -> None:
+    """Lease the draft's base for as long as the draft is there; once more when its layers were replaced."""
+    with stack.lock:
+        held = stack.draft_table.leases.get(draft.draft_id)
+        stack.draft_table.leases[draft.draft_id] = stack.leases.take(f"draft {draft.draft_id}", draft.base_version, draft.layer_ids)
+        if held is not None:
+            stack.release(held)
+
+
+def adopt(stack: Stack, draft: Draft) -> None:
+    """Lease the base of a new draft, by the layers that its version has now."""
+    with stack.lock:
+        ids = stack.layer_ids_at(draft.base_version)
+        if draft.layer_ids != ids:
+            with fsync.best_effort():
+                rewrite(stack, draft, ids)
+                return
+        hold(stack, draft)
+
+
+def folder_of(stack: Stack, draft_id: str) -> str:
     """Where a draft of that id lies; it need not be there."""
-    return f"{store.root}/drafts/{draft_id}"
+    return f"{stack.root}/drafts/{draft_id}"
 
 
-def load(store: Store, draft_id: str) -> Draft:
+def load(stack: Stack, draft_id: str) -> Draft:
     """Raises:
     NotFound: there is no such draft (reason draft_not_found).
     StoreCorrupt: its draft.json is damaged.
     """
-    folder = folder_of(store, draft_id)
+    folder = folder_of(stack, draft_id)
     if not _ID.fullmatch(draft_id) or not os.path.isdir(f"{folder}/layer"):
         raise NotFound(f"draft {draft_id!r} is not in this store", reason="draft_not_found", details={"draft_id": draft_id})
     path = f"{folder}/draft.json"
@@ -158,17 +176,17 @@ def load(store: Store, draft_id: str) -> Draft:
     return draft
 
 
-def all_of(store: Store) -> list[Draft]:
+def all_of(stack: Stack) -> list[Draft]:
     """Every draft, oldest first; those whose draft.json is damaged are set apart."""
     found: list[Draft] = []
-    for name in os.listdir(f"{store.root}/drafts"):
+    for name in os.listdir(f"{stack.root}/drafts"):
         try:
-            found.append(load(store, name))
+            found.append(load(stack, name))
         except NotFound:
             continue  # being made, or just discarded
         except StoreCorrupt as error:
-            if os.path.isdir(f"{folder_of(store, name)}/layer"):
-                store.set_apart(error)
+            if os.path.isdir(f"{folder_of(stack, name)}/layer"):
+                stack.set_apart(error)
             continue
-        store.damaged.pop(f"{folder_of(store, name)}/draft.json", None)
+        stack.damaged.pop(f"{folder_of(stack, name)}/draft.json", None)
     return sorted(found, key=lambda draft: (draft.created_unix_ms, draft.draft_id))

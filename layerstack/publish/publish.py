@@ -13,10 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from layerstack.core.layer_times import KEY as TIMES
-from layerstack.errors import LayerStackError, PublishRejected
+from layerstack.core.quota import size_of
+from layerstack.core.stack import Stack
+from layerstack.errors import PublishRejected
 from layerstack.kernel import fsync
 from layerstack.kernel import records as documents
 from layerstack.layers.capture import seal
@@ -24,61 +26,31 @@ from layerstack.layers.chain import Chain
 from layerstack.layers.index import Index, Layer
 from layerstack.layers.index_file import Indexed, build, known_digests
 from layerstack.layers.index_file import write_new as write_index
-from layerstack.model.conflict import Conflict, Notice, TheirsLayer
+from layerstack.model.conflict import TheirsLayer
+from layerstack.model.lease import holders
 from layerstack.model.manifest import Manifest, published_id
 from layerstack.model.paths import parent as parent_of
 from layerstack.publish import build_logs
 from layerstack.publish.build_times import Settled, Standing, Survey, notices, published_at, survey
-from layerstack.publish.commit import HEAD, METADATA_SUFFIXES, NUMBERED, Arrival, commit
-from layerstack.publish.commit import CommitUnsynced as CommitUnsynced
+from layerstack.publish.commit import HEAD, METADATA_SUFFIXES, NUMBERED, Arrival, CommitUnsynced, commit
 from layerstack.publish.commit import write_new as write_manifest
 from layerstack.publish.edits import Edit
-from layerstack.publish.quota import holders, size_of
+from layerstack.publish.outcome import Preview, Published
 from layerstack.publish.resolve import MergePlan, plan
-from layerstack.publish.three_trees import Ignored, Meeting
+from layerstack.publish.three_trees import Meeting
 from layerstack.text.build_roles import Roles
+from layerstack.text.gitignore import Ignored
 from layerstack.tree.disk import DiskTree, Tree, clone
 from layerstack.tree.memory import MemoryTree
 from layerstack.tree.staging import Names
 from layerstack.tree.state import DIRECTORY, WHITEOUT
 from layerstack.units.plan_units import meet
 
-if TYPE_CHECKING:
-    from layerstack.store import Store
-
 SYNCED = (*METADATA_SUFFIXES, HEAD)
 """Suffixes of what is synced beside a layer before it is renamed in."""
 
 ROUNDS = 3
 """Optimistic rounds before the lock is held from plan to commit."""
-
-
-class Published(NamedTuple):
-    """What a publish did. `manifest` is the head as this publish left it; for a no-op the head that was found, and there is no layer."""
-
-    no_op: bool
-    manifest: Manifest
-    layer_id: str | None
-    source_count: int
-    ignored_count: int
-    notices: tuple[Notice, ...]
-    dropped: tuple[str, ...]
-    """What was left out: FIFOs, sockets and devices, and what a killed process had half done."""
-
-
-class Preview(NamedTuple):
-    """What a publish would do against the head of now."""
-
-    would_publish: bool
-    no_op: bool
-    head_version: int
-    source_count: int
-    ignored_count: int
-    conflicts: tuple[Conflict, ...]
-    notices: tuple[Notice, ...]
-    dropped: tuple[str, ...]
-    refused: LayerStackError | None = None
-    """The quota or limit that a publish without conflicts would meet."""
 
 
 class Work(NamedTuple):
@@ -161,7 +133,7 @@ def count_routes(indexed: Indexed, base: Chain, ignored: Ignored) -> tuple[int, 
 
 
 def preview(
-    store: Store,
+    stack: Stack,
     tree: MemoryTree,
     *,
     base: Chain,
@@ -175,45 +147,45 @@ def preview(
     Args:
         written: as in `Work`.
     """
-    with store.reading() as snapshot:
-        roles = Roles(store.routes.ignored(version), store.inputs, written)
-        found, size = _preview(store, tree, base, version, dropped, snapshot.manifest, roles)
-    refused = store.quota.refusal(size, leaving) if found.would_publish else None
+    with stack.reading() as snapshot:
+        roles = Roles(stack.routes.ignored(version), stack.inputs, written)
+        found, size = _preview(stack, tree, base, version, dropped, snapshot.manifest, roles)
+    refused = stack.quota.refusal(size, leaving) if found.would_publish else None
     return found if refused is None else found._replace(would_publish=False, refused=refused)
 
 
 def _preview(
-    store: Store, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest, roles: Roles
+    stack: Stack, tree: MemoryTree, base: Chain, version: int, dropped: tuple[str, ...], head: Manifest, roles: Roles
 ) -> tuple[Preview, Callable[[], int]]:
     """The answer without limits, and how to learn the size of the layer."""
     ignored = roles.ignored
     indexed = build(tree, base, hashes=False)
-    planned = _plan(store, tree, indexed, base, version, head)
+    planned = _plan(stack, tree, indexed, base, version, head)
     if planned.conflicts:
         source, other = count_routes(indexed, base, ignored)
         return Preview(False, False, head.version, source, other, planned.conflicts, planned.notices, dropped), int
     if planned.edits:
-        over = store.chain(head)
+        over = stack.chain(head)
         settle(tree, planned.edits, head=over, version=version)
         indexed = build(tree, over, hashes=False)
-    elif _containers_met(store, indexed, version, head):
-        indexed = build(tree, store.chain(head), hashes=False)
+    elif _containers_met(stack, indexed, version, head):
+        indexed = build(tree, stack.chain(head), hashes=False)
     no_op, told = not indexed.changes, planned.notices
     if head.version == version or no_op:
         source, other = count_routes(indexed, base, ignored)
     else:
-        standing = Standing(version, base, roles, published_at(store, base))
+        standing = Standing(version, base, roles, published_at(stack, base))
         seen = survey(tree, indexed, standing, planned.edits)
-        source, other, told = seen.source_count, seen.ignored_count, told + notices(store, seen, standing, head)
+        source, other, told = seen.source_count, seen.ignored_count, told + notices(stack, seen, standing, head)
     return Preview(not no_op, no_op, head.version, source, other, (), told, dropped), lambda: size_of(tree, indexed)
 
 
-def _plan(store: Store, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest) -> MergePlan:
+def _plan(stack: Stack, tree: Tree, indexed: Indexed, base: Chain, version: int, head: Manifest) -> MergePlan:
     if head.version == version:
         return MergePlan((), (), ())
-    ignored = store.routes.for_merge(version, head.version)
-    found = plan(Meeting(tree, indexed.records, base, store.chain(head), version, ignored, describe, store.rules))
-    return build_logs.leave_out(store, found, indexed.records, ignored, version, head)
+    ignored = stack.routes.for_merge(version, head.version)
+    found = plan(Meeting(tree, indexed.records, base, stack.chain(head), version, ignored, describe, stack.rules))
+    return build_logs.leave_out(stack, found, indexed.records, ignored, version, head)
 
 
 class Metadata(NamedTuple):
@@ -227,7 +199,7 @@ class HeadMoved(Exception):
     """A newer layer met the paths of work that is not to be merged, or the head is another than it must be. Nothing was published."""
 
 
-def publish(store: Store, work: Work, author: Author, *, merge: bool = True, exact: bool = False) -> Published:
+def publish(stack: Stack, work: Work, author: Author, *, merge: bool = True, exact: bool = False) -> Published:
     """Append the work on top of the head as one layer, or change nothing.
 
     Args:
@@ -242,17 +214,17 @@ def publish(store: Store, work: Work, author: Author, *, merge: bool = True, exa
         OSError: the disk refused; the head is as before or, if the very last fsync failed, as after; the work is where it was.
     Cost: O(paths of the work); content is hashed once and read again where a path is in doubt.
     """
-    with store.scrap.scrap() as scrap:
+    with stack.scrap.scrap() as scrap:
         for _ in range(ROUNDS):
-            with store.reading() as snapshot:
-                ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
-                published = _commit(store, work, ready, author, final=False, exact=exact)
+            with stack.reading() as snapshot:
+                ready = _prepare(stack, work, author, scrap, snapshot.manifest, merge=merge)
+                published = _commit(stack, work, ready, author, final=False, exact=exact)
             if published is not None:
                 return published
             ready.undo()
-        with store.lock, store.reading() as snapshot:
-            ready = _prepare(store, work, author, scrap, snapshot.manifest, merge=merge)
-            published = _commit(store, work, ready, author, final=True, exact=exact)
+        with stack.lock, stack.reading() as snapshot:
+            ready = _prepare(stack, work, author, scrap, snapshot.manifest, merge=merge)
+            published = _commit(stack, work, ready, author, final=True, exact=exact)
             assert published is not None
             return published
 
@@ -276,50 +248,50 @@ class _MergedTree(NamedTuple):
             self.settled.undo()
 
 
-def _prepare(store: Store, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _MergedTree:
-    roles = Roles(store.routes.ignored(work.version), store.inputs, work.written)
-    store.step("publish.plan")
-    planned = _plan(store, work.tree, work.indexed, work.base, work.version, head)
+def _prepare(stack: Stack, work: Work, author: Author, scrap: Names, head: Manifest, *, merge: bool) -> _MergedTree:
+    roles = Roles(stack.routes.ignored(work.version), stack.inputs, work.written)
+    stack.step("publish.plan")
+    planned = _plan(stack, work.tree, work.indexed, work.base, work.version, head)
     if not merge and (planned.conflicts or planned.edits):
         raise HeadMoved
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=work.version, head=head.version)
     tree, indexed = work.tree, work.indexed
     if planned.edits:
-        over = store.chain(head)
+        over = stack.chain(head)
         root = scrap("rewrite")
-        store.step("publish.clone")
-        tree = DiskTree(root, store.form, aside=store.scrap.path, step=store.step)
+        stack.step("publish.clone")
+        tree = DiskTree(root, stack.form, aside=stack.scrap.path, step=stack.step)
         clone(work.tree, tree)
         found = settle(tree, planned.edits, head=over, version=work.version, roles=roles)
         touched = is_touched(work.indexed.records, found)
         indexed = build(tree, over, known=known_digests(work.tree, work.indexed), touched=touched)
-    elif _containers_met(store, indexed, work.version, head):
+    elif _containers_met(stack, indexed, work.version, head):
         touched = is_touched(work.indexed.records, ())
-        indexed = build(tree, store.chain(head), known=known_digests(tree, indexed), touched=touched)
+        indexed = build(tree, stack.chain(head), known=known_digests(tree, indexed), touched=touched)
     if not indexed.changes:
         return _MergedTree(tree, indexed, head, planned)
-    store.quota.admit(head, lambda: _wanted(work, indexed), author.leaving)
-    standing = Standing(work.version, work.base, roles, published_at(store, work.base), work.tree if tree is not work.tree else None)
+    stack.quota.admit(head, lambda: _wanted(work, indexed), author.leaving)
+    standing = Standing(work.version, work.base, roles, published_at(stack, work.base), work.tree if tree is not work.tree else None)
     seen = survey(tree, indexed, standing, planned.edits)
-    settled = None if author.rollback_to is not None else Settled(store, tree, indexed, seen, standing)
+    settled = None if author.rollback_to is not None else Settled(stack, tree, indexed, seen, standing)
     try:
         if settled is not None:
             settled.settle(head)
-        return _complete(store, work, author, scrap, _MergedTree(tree, indexed, head, planned, seen, settled))
+        return _complete(stack, work, author, scrap, _MergedTree(tree, indexed, head, planned, seen, settled))
     except BaseException:
         if settled is not None:
             settled.undo()
         raise
 
 
-def _complete(store: Store, work: Work, author: Author, scrap: Names, ready: _MergedTree) -> _MergedTree:
+def _complete(stack: Stack, work: Work, author: Author, scrap: Names, ready: _MergedTree) -> _MergedTree:
     """What goes beside the tree is written, and all of it synced."""
     tree, indexed = ready.tree, ready.indexed
-    metadata = _write_metadata(store, work, ready, author, scrap)
+    metadata = _write_metadata(stack, work, ready, author, scrap)
     files = itertools.chain(map(tree.full, indexed.files()), [metadata.stem + suffix for suffix in SYNCED])
-    store.step("publish.sync_layer")
-    fsync.sync_files(store.root, files, map(tree.full, indexed.folders()), followed=True)
+    stack.step("publish.sync_layer")
+    fsync.sync_files(stack.root, files, map(tree.full, indexed.folders()), followed=True)
     return ready._replace(metadata=metadata)
 
 
@@ -328,14 +300,14 @@ def _wanted(work: Work, indexed: Indexed) -> int:
     return indexed.size_bytes - sum(work.linked.values())
 
 
-def _containers_met(store: Store, indexed: Indexed, version: int, head: Manifest) -> bool:
+def _containers_met(stack: Stack, indexed: Indexed, version: int, head: Manifest) -> bool:
     """May a directory that is a mere container on the base be more than that on the head? (An ignored one that the head removed.)"""
     return head.version != version and any(
-        row.record.quiet and not store.layers.shelf.untouched(row.path, version) for row in indexed.rows if row.path
+        row.record.quiet and not stack.layers.shelf.untouched(row.path, version) for row in indexed.rows if row.path
     )
 
 
-def _write_metadata(store: Store, work: Work, ready: _MergedTree, author: Author, scrap: Names) -> Metadata:
+def _write_metadata(stack: Stack, work: Work, ready: _MergedTree, author: Author, scrap: Names) -> Metadata:
     """The layer's files of `.layer-metadata`, still without their final name, and the manifest if the head stays. Not synced."""
     tree, indexed, head, seen = ready.tree, ready.indexed, ready.head, ready.seen
     assert seen is not None
@@ -348,7 +320,7 @@ def _write_metadata(store: Store, work: Work, ready: _MergedTree, author: Author
         "session_id": author.session_id,
         "draft_id": author.draft_id,
         "upper": author.upper,
-        "moved": tree is work.tree and not tree.root.startswith(store.scrap.path),
+        "moved": tree is work.tree and not tree.root.startswith(stack.scrap.path),
         "created_unix_ms": time.time_ns() // 1_000_000,
         "paths": indexed.changes,
         "bytes": indexed.size_bytes,
@@ -363,12 +335,12 @@ def _write_metadata(store: Store, work: Work, ready: _MergedTree, author: Author
         about["linked"] = dict(work.linked)
     stem = scrap("metadata", *SYNCED, NUMBERED)
     manifest = head.with_layer(published_id(head.version + 1, indexed.digest))
-    store.step("publish.write.index")
+    stack.step("publish.write.index")
     about["index_sha256"] = write_index(f"{stem}.index", indexed)
     for suffix, data in ((".json", documents.dump(about)), (".digest", indexed.digest.encode() + b"\n")):
-        store.step(f"publish.write{suffix}")
+        stack.step(f"publish.write{suffix}")
         fsync.write_new(stem + suffix, data, sync=False)
-    store.step("publish.write.manifest")
+    stack.step("publish.write.manifest")
     write_manifest(stem, manifest)
     return Metadata(stem, about)
 
@@ -379,47 +351,47 @@ def _write_about(metadata: Metadata) -> None:
     fsync.write_new(f"{metadata.stem}.json", documents.dump(metadata.about))
 
 
-def _commit(store: Store, work: Work, ready: _MergedTree, author: Author, *, final: bool, exact: bool) -> Published | None:
+def _commit(stack: Stack, work: Work, ready: _MergedTree, author: Author, *, final: bool, exact: bool) -> Published | None:
     """The renames and the manifest; None when the head moved in a way that meets the work."""
     if exact and ready.head.version != work.version:
         raise HeadMoved
     if ready.metadata is None or ready.seen is None:
-        store.settle_head()
+        stack.settle_head()
         return Published(True, ready.head, None, 0, 0, ready.planned.notices, work.dropped)
     source, other = ready.seen.source_count, ready.seen.ignored_count
     about, version = ready.metadata.about, ready.head.version + 1
-    layer = store.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
-    store.layers.shelf.add(layer)
+    layer = stack.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
+    stack.layers.shelf.add(layer)
     named = False
     told = ready.planned.notices + (() if ready.settled is None else ready.settled.notices)
     try:
-        with store.lock:
-            head = store.head
+        with stack.lock:
+            head = stack.head
             if exact and head.version != work.version:
                 raise HeadMoved
             if head is not ready.head:
                 planned_on = ready.head.version
-                newer = [moved for moved in store.layers.of(head) if moved.version > planned_on]
+                newer = [moved for moved in stack.layers.of(head) if moved.version > planned_on]
                 lost = any(moved.first_version <= planned_on for moved in newer)  # squashed: what happened since cannot be told any more
                 own = (ready.indexed.records, work.indexed.records)
-                if lost or any(moved.meets(index) for moved in newer for index in own) or meet(own, newer, store.rules.units):
+                if lost or any(moved.meets(index) for moved in newer for index in own) or meet(own, newer, stack.rules.units):
                     assert not final
                     return None
-                store.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)
+                stack.quota.admit(head, lambda: _wanted(work, ready.indexed), author.leaving)
                 if ready.settled is not None:
                     ready.settled.again(head, planned_on)
                     if (times := ready.settled.own.to_json()) != about[TIMES]:
                         about[TIMES] = times
                         _write_about(ready.metadata)
-                store.layers.shelf.drop(layer)
+                stack.layers.shelf.drop(layer)
                 version = head.version + 1
-                layer = store.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
-                store.layers.shelf.add(layer)
+                layer = stack.layers.new(published_id(version, ready.indexed.digest), version, ready.indexed.records, about)
+                stack.layers.shelf.add(layer)
             manifest = head.with_layer(layer.id)
             published = Published(False, manifest, layer.id, source, other, told, work.dropped)
             try:
                 stem = ready.metadata.stem
-                commit(store, manifest, [Arrival(layer, ready.tree.root, stem)], stem, written=head is ready.head)
+                commit(stack, manifest, [Arrival(layer, ready.tree.root, stem)], stem, written=head is ready.head)
             except CommitUnsynced as error:
                 error.published, named = published, True
                 raise
@@ -431,4 +403,4 @@ def _commit(store: Store, work: Work, ready: _MergedTree, author: Author, *, fin
         raise
     finally:
         if not named:
-            store.layers.shelf.drop(layer)
+            stack.layers.shelf.drop(layer)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Container, Iterable
 from typing import NamedTuple
 
+from layerstack.core.publish_rules import DEFAULT, PublishRules
 from layerstack.layers.chain import Chain
 from layerstack.layers.index import Index, Layer
 from layerstack.layers.packed_index import PackedIndex
@@ -13,15 +14,11 @@ from layerstack.model.conflict import TheirsLayer
 from layerstack.model.manifest import LayerId
 from layerstack.model.paths import ancestors
 from layerstack.model.paths import parent as parent_of
-from layerstack.publish.decide import DEFAULT, PublishRules
-from layerstack.text.gitignore import FILE_MAX, IgnoreRules
+from layerstack.text.gitignore import FILE_MAX, Ignored, IgnoreRules
 from layerstack.tree.derived import Derived
 from layerstack.tree.disk import Tree
 from layerstack.tree.state import DIRECTORY, FILE, State, equal
 from layerstack.units.units import Sides
-
-Ignored = Callable[[str, bool], bool]
-"""(path, is it a directory?) -> is it on the ignored route?"""
 
 
 class Meeting(NamedTuple):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from layerstack.core.layer_times import LayerTimes
 from layerstack.layers.chain import Chain
-from layerstack.layers.index import Layer
+from layerstack.layers.index import Layer, LayerTimes
 from layerstack.model.conflict import Notice
 from layerstack.text.build_roles import Roles
 from layerstack.tree.state import DIRECTORY, FILE, LINK, same

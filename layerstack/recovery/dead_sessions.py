@@ -13,18 +13,18 @@ import contextlib
 import errno
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from layerstack.core.stack import Stack
 from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
 from layerstack.kernel import fsync, overlay, records
 from layerstack.model.lease import Lease
-from layerstack.publish import drafts
+from layerstack.publish import draft_refs, drafts
+from layerstack.publish.commit import give_back_layer, owner_of
 from layerstack.publish.drafts import Draft
 from layerstack.recovery import gc
-
-if TYPE_CHECKING:
-    from layerstack.session.upper import Upper
-    from layerstack.store import Store
+from layerstack.recovery.dead_upper import dead_upper
+from layerstack.session.upper import Upper
 
 MARKER = "recovery.json"
 TRIES_MAX = 2
@@ -63,13 +63,13 @@ class DeadSession:
 class Dead:
     """The table of one open store. Its methods may be called from any thread; no two tries of one session at a time."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
         self._known: dict[str, DeadSession] = {}
 
     def all(self) -> list[DeadSession]:
         """By id."""
-        with self._store.lock:
+        with self._stack.lock:
             return [self._known[session_id] for session_id in sorted(self._known)]
 
     def get(self, session_id: str) -> DeadSession:
@@ -90,23 +90,23 @@ class Dead:
         Args:
             bodies: what each session.json says that can be read.
         """
-        store = self._store
-        published = {member["upper"]: member["draft_id"] for layer in store.layers.all() for member in layer.members}
-        done = {*published, *(draft.upper for draft in drafts.all_of(store))}
+        stack = self._stack
+        published = {member["upper"]: member["draft_id"] for layer in stack.layers.all() for member in layer.members}
+        done = {*published, *(draft.upper for draft in drafts.all_of(stack))}
         for session_id, body in sorted(bodies.items()):
             if body["token"] in done:
                 with fsync.best_effort():
-                    store.scrap.throw_away(f"{store.root}/sessions/{session_id}")  # the crash came between that and this
+                    stack.scrap.throw_away(f"{stack.root}/sessions/{session_id}")  # the crash came between that and this
                 continue
-            layers = store.layer_ids_at(body["base_version"])  # a squash may have replaced those that it was opened on
-            lease = store.leases.take(f"session {session_id}", body["base_version"], layers)
+            layers = stack.layer_ids_at(body["base_version"])  # a squash may have replaced those that it was opened on
+            lease = stack.leases.take(f"session {session_id}", body["base_version"], layers)
             if body["draft_id"] is not None:
-                store.draft_book.claim(body["draft_id"])
+                draft_refs.claim(stack, body["draft_id"])
             self._add(session_id, body, lease)
         used = set(published.values())
-        for draft in drafts.all_of(store):
+        for draft in drafts.all_of(stack):
             if draft.draft_id in used:
-                store.draft_book.consume(draft.draft_id)  # sessions that died with the process may still stand on it
+                draft_refs.consume(stack, draft.draft_id)  # sessions that died with the process may still stand on it
 
     def abandon(self, upper: Upper, why: BaseException) -> DeadSession:
         """Take over a live upper whose work could be neither published nor kept: it is as if its process had died.
@@ -114,7 +114,7 @@ class Dead:
         Raises:
             StoreCorrupt: its session.json cannot be read. It is as it was.
         """
-        with self._store.lock:
+        with self._stack.lock:
             body = records.read(f"{upper.directory}/session.json")
             self._add(upper.session_id, body, upper.abandon())
             return self._put(self._known[upper.session_id], why=str(why), no_space=_is_no_space(why))
@@ -139,7 +139,7 @@ class Dead:
             return 1, f"{path}: damaged"
 
     def _marker(self, session_id: str) -> str:
-        return f"{self._store.root}/sessions/{session_id}/{MARKER}"
+        return f"{self._stack.root}/sessions/{session_id}/{MARKER}"
 
     def _put(self, session: DeadSession, **changes: Any) -> DeadSession:
         changed = DeadSession(**{**session.__dict__, **changes})
@@ -154,13 +154,13 @@ class Dead:
         Raises:
             NotFound. OSError: the disk does not take even that: nothing was tried.
         """
-        store = self._store
-        store.check_open()
+        stack = self._stack
+        stack.check_open()
         session = self.get(session_id)
         before = None if session.why is None else session.why[:WHY_MAX]
         body = {"session_id": session_id, "tries": session.tries + 1, "why": None, "before": before}
-        records.write(self._marker(session_id), body, step=store.step, name="recovery.json")
-        with store.lock:
+        records.write(self._marker(session_id), body, step=stack.step, name="recovery.json")
+        with stack.lock:
             return self._put(session, tries=session.tries + 1, no_space=False, trying=True)
 
     def end_try(
@@ -182,13 +182,13 @@ class Dead:
         Raises:
             NotFound: it is not known any more.
         """
-        store = self._store
-        with store.lock:
+        stack = self._stack
+        with stack.lock:
             session = self.get(session_id)
             kept = self._kept(session, draft_id)
             if kept is not None or error is None or self._is_over(session):
                 if kept is not None:
-                    store.draft_book.adopt(kept)
+                    drafts.adopt(stack, kept)
                 self._forget(session)
                 return kept
             no_space = no_space or (isinstance(error, BaseException) and _is_no_space(error))
@@ -209,42 +209,42 @@ class Dead:
     def _kept(self, session: DeadSession, draft_id: str | None) -> Draft | None:
         if draft_id is not None:
             with contextlib.suppress(NotFound, StoreCorrupt):  # it may be discarded already
-                return drafts.load(self._store, draft_id)
-        return next((draft for draft in drafts.all_of(self._store) if draft.upper == session.token), None)
+                return drafts.load(self._stack, draft_id)
+        return next((draft for draft in drafts.all_of(self._stack) if draft.upper == session.token), None)
 
     def _is_over(self, session: DeadSession) -> bool:
         """Is nothing left to be kept? Its work may also lie in `layers/`, by a rename that could not be undone: it comes back from there."""
-        store, folder = self._store, f"{self._store.root}/sessions/{session.session_id}"
+        stack, folder = self._stack, f"{self._stack.root}/sessions/{session.session_id}"
         if not os.path.isdir(folder):
             return True
-        for layer in store.layers.all():
+        for layer in stack.layers.all():
             if any(member["upper"] == session.token for member in layer.members):
                 if session.draft_id is not None:
-                    store.draft_book.consume(session.draft_id)
+                    draft_refs.consume(stack, session.draft_id)
                 return True
         return False
 
     def bring_back(self, session_id: str) -> None:
         """Before a try: work whose rename into `layers/` could not be undone lies in the session's folder again."""
-        store = self._store
-        with store.lock:
-            if os.path.isdir(f"{store.root}/sessions/{session_id}/upper"):
+        stack = self._stack
+        with stack.lock:
+            if os.path.isdir(f"{stack.root}/sessions/{session_id}/upper"):
                 return
-            named = gc.named_by_history(store)
-            for name in sorted(os.listdir(f"{store.root}/layers")):
-                if name not in named and gc.owner_of(store.root, name) == f"{store.root}/sessions/{session_id}":
-                    gc.give_back_layer(store.root, name, keep=True)
+            named = gc.named_by_history(stack)
+            for name in sorted(os.listdir(f"{stack.root}/layers")):
+                if name not in named and owner_of(stack.root, name) == f"{stack.root}/sessions/{session_id}":
+                    give_back_layer(stack.root, name, keep=True)
 
     def _forget(self, session: DeadSession) -> None:
         """It is settled: its folder and its lease go."""
-        store = self._store
+        stack = self._stack
         self._known.pop(session.session_id, None)
-        folder = f"{store.root}/sessions/{session.session_id}"
+        folder = f"{stack.root}/sessions/{session.session_id}"
         if os.path.isdir(folder):
             with fsync.best_effort():
-                store.scrap.throw_away(folder)
-        store.release(session.lease)
-        store.draft_book.leave(session.draft_id)
+                stack.scrap.throw_away(folder)
+        stack.release(session.lease)
+        draft_refs.leave(stack, session.draft_id)
 
     def attempt(self, session_id: str) -> Draft | None:
         """Make a draft of its work in this process; None when nothing was unpublished that the draft has not which it stood on.
@@ -269,27 +269,25 @@ class Dead:
 
     def make_draft(self, session: DeadSession) -> Draft | None:
         """What a try does, in this process. Raises as `attempt`; `end_try` is still to come."""
-        from layerstack.recovery.reopen import dead_upper
-
-        store = self._store
-        body = records.read(f"{store.root}/sessions/{session.session_id}/session.json")
+        stack = self._stack
+        body = records.read(f"{stack.root}/sessions/{session.session_id}/session.json")
         if session.draft_id is not None:
-            store.draft_book.claim(session.draft_id)  # the upper's end leaves it
+            draft_refs.claim(stack, session.draft_id)  # the upper's end leaves it
         try:
-            draft = dead_upper(store, session.session_id, body, session.lease._replace(number=0)).to_draft(reason="recovered")
+            draft = dead_upper(stack, session.session_id, body, session.lease._replace(number=0)).to_draft(reason="recovered")
         except BaseException:
-            store.draft_book.leave(session.draft_id)
+            draft_refs.leave(stack, session.draft_id)
             raise
         return None if draft is not None and draft.draft_id == session.draft_id else draft
 
     def refused(self, session_id: str, error: BaseException) -> None:
         """It could not even be tried."""
-        with self._store.lock:
+        with self._stack.lock:
             self._put(self.get(session_id), why=str(error), no_space=_is_no_space(error))
 
     def again(self, session_id: str) -> DeadSession:
         """Forget the tries that failed: somebody has mended something. Raises NotFound, OSError."""
-        with self._store.lock:
+        with self._stack.lock:
             session = self.get(session_id)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._marker(session_id))
@@ -297,16 +295,16 @@ class Dead:
 
     def give_up(self, session_id: str) -> None:
         """Its work goes. Raises NotFound, StoreBusy, OSError: it could not be moved away, and is there as it was."""
-        store = self._store
-        with store.lock:
-            store.check_open()
+        stack = self._stack
+        with stack.lock:
+            stack.check_open()
             session = self.get(session_id)
-            folder = f"{store.root}/sessions/{session_id}"
+            folder = f"{stack.root}/sessions/{session_id}"
             if os.path.isdir(f"{folder}/upper") and overlay.is_mounted(f"{folder}/upper"):
                 raise StoreBusy(f"{folder}/upper: a live overlay still writes into it", details={"upperdir": f"{folder}/upper"})
-            store.scrap.throw_away(folder)
+            stack.scrap.throw_away(folder)
             self._forget(session)
-        fsync.fsync_dir(f"{store.root}/sessions")
+        fsync.fsync_dir(f"{stack.root}/sessions")
 
 
 def _is_no_space(error: BaseException) -> bool:

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from layerstack.core.stack import Stack
 from layerstack.errors import StoreBusy
 from layerstack.kernel import fsync, overlay
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
+from layerstack.recovery.dead_sessions import Dead
 
 
-def trees_of(store: Store, session_id: str) -> list[str]:
+def trees_of(stack: Stack, dead: Dead, session_id: str) -> list[str]:
     """The directories that hold what the session wrote: its upperdir, and sealed work of its own, oldest last.
 
     Raises:
         NotFound: no session of that id is dead or set apart (session_not_found).
     """
-    folder = f"{store.root}/sessions/{session_id}"
-    if f"{folder}/session.json" not in store.damaged:
-        store.dead.get(session_id)
+    folder = f"{stack.root}/sessions/{session_id}"
+    if f"{folder}/session.json" not in stack.damaged:
+        dead.get(session_id)
     private = f"{folder}/private"
     sealed = sorted(os.listdir(private), reverse=True) if os.path.isdir(private) else []
     return [path for path in (f"{folder}/upper", *(f"{private}/{name}" for name in sealed)) if os.path.isdir(path)]
 
 
-def give_up(store: Store, session_id: str) -> None:
+def give_up(stack: Stack, dead: Dead, session_id: str) -> None:
     """See `Store.give_up_session`."""
-    folder = f"{store.root}/sessions/{session_id}"
-    if f"{folder}/session.json" not in store.damaged:
-        store.dead.give_up(session_id)
+    folder = f"{stack.root}/sessions/{session_id}"
+    if f"{folder}/session.json" not in stack.damaged:
+        dead.give_up(session_id)
         return
-    with store.lock:
-        store.check_open()
-        for tree in trees_of(store, session_id):
+    with stack.lock:
+        stack.check_open()
+        for tree in trees_of(stack, dead, session_id):
             if overlay.is_mounted(tree):
                 raise StoreBusy(f"{tree}: a live overlay still writes into it", details={"upperdir": tree})
-        store.scrap.throw_away(folder)
-        store.damaged.pop(f"{folder}/session.json")
-    fsync.fsync_dir(f"{store.root}/sessions")
+        stack.scrap.throw_away(folder)
+        stack.damaged.pop(f"{folder}/session.json")
+    fsync.fsync_dir(f"{stack.root}/sessions")

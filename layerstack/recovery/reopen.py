@@ -6,67 +6,59 @@ import bisect
 import contextlib
 import itertools
 import os
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from layerstack.errors import NotFound, StoreBusy, StoreCorrupt
-from layerstack.kernel import fsync, overlay, records
+from layerstack.core.stack import Stack
+from layerstack.errors import NotFound, StoreCorrupt
+from layerstack.kernel import fsync, records
 from layerstack.layers import version_files
-from layerstack.layers.index import Layer
-from layerstack.model.lease import Lease
-from layerstack.model.manifest import LayerId, Manifest, dump_listed, listed, reference
+from layerstack.model.manifest import Manifest, dump_listed, listed
 from layerstack.publish import drafts
 from layerstack.publish.drafts import Draft
 from layerstack.recovery import gc
-from layerstack.session.upper import SessionIdentity, Upper
+from layerstack.recovery.dead_sessions import Dead
 from layerstack.squash import finish
 
-if TYPE_CHECKING:
-    from layerstack.store import Store
 
-FREE_TRIES, FREE_PAUSE_S = 100, 0.03
-"""How long an open waits for the mounts of a dead process to go."""
-
-
-def load_all(store: Store) -> Manifest:
+def load_all(stack: Stack) -> Manifest:
     """Read and check every file of the store, changing nothing. Returns the head; its layers, and those of drafts, are in memory then.
 
     Damaged documents that the head does not need are set apart.
     Raises:
         StoreCorrupt: details.file names what is missing, damaged or of an unknown format, and the head cannot be without.
     """
-    head = _manifest(f"{store.root}/manifest.json")
+    head = _manifest(f"{stack.root}/manifest.json")
     for layer in head.layers:  # newest first: what an older one touched rises no mark of the shelf
-        store.layers.get(layer.layer_id)
-    _check_versions(store, head)
-    kept = drafts.all_of(store)
+        stack.layers.get(layer.layer_id)
+    _check_versions(stack, head)
+    kept = drafts.all_of(stack)
     for draft in kept:
         for layer_id in draft.layer_ids:
-            store.layers.get(layer_id)
-    for name in os.listdir(f"{store.root}/sessions"):
-        _session(store, name)
+            stack.layers.get(layer_id)
+    for name in os.listdir(f"{stack.root}/sessions"):
+        _session(stack, name)
     for draft in kept:
-        store.draft_book.hold(draft)
+        drafts.hold(stack, draft)
     return head
 
 
-def _check_versions(store: Store, head: Manifest) -> None:
+def _check_versions(stack: Stack, head: Manifest) -> None:
     """What the file of each earlier version must say is known, unless a squash was cut short, so reading all of them takes no longer than
     comparing them; those of before name the end of the head's list of layers. Any other one is read by itself."""
-    layers = store.layers.of(head)
+    layers = stack.layers.of(head)
     before = _Before(head)
-    for name in os.listdir(f"{store.root}/manifests"):
+    for name in os.listdir(f"{stack.root}/manifests"):
         stem, _, suffix = name.partition(".")
         if not stem.isdecimal() or suffix != "json" or int(stem) > head.version:
             continue
-        path, version = f"{store.root}/manifests/{name}", int(stem)
+        path, version = f"{stack.root}/manifests/{name}", int(stem)
         at = bisect.bisect_left(layers, -version, key=lambda layer: -layer.version)
         try:
             data = records.content(path)
             if data == version_files.dump(version, layers[at].id) or before.lists(data, version, at):
                 continue
             if version_files.lost(data):
-                store.lost.append(version)
+                stack.lost.append(version)
                 continue
             found = version_files.load(data, source=path)
             if found.version != version:
@@ -75,19 +67,19 @@ def _check_versions(store: Store, head: Manifest) -> None:
                 text = f"{path}: names {found.top} as its newest layer, the head has {layers[at].id}"
                 raise StoreCorrupt(text, details={"file": path})
         except StoreCorrupt as error:
-            store.set_apart(error)
+            stack.set_apart(error)
 
 
-def _write_lost(store: Store) -> None:
+def _write_lost(stack: Stack) -> None:
     """Write the files of versions that a power cut took the bytes of; one that the disk refuses stays lost until the next open."""
-    layers = store.layers.of(store.head)
-    for version in store.lost:
+    layers = stack.layers.of(stack.head)
+    for version in stack.lost:
         at = version_files.place(layers, version)
         if at is not None:
             with fsync.best_effort():
                 data = version_files.dump(version, layers[at].id)
-                fsync.write_file(f"{store.root}/manifests/{version}.json", data)
-    store.lost.clear()
+                fsync.write_file(f"{stack.root}/manifests/{version}.json", data)
+    stack.lost.clear()
 
 
 class _Before:
@@ -103,15 +95,15 @@ class _Before:
         return len(data) > self._starts[-1] - self._starts[at] and data == dump_listed(version, self._whole[self._starts[at] :])
 
 
-def _session(store: Store, name: str) -> dict[str, Any] | None:
+def _session(stack: Stack, name: str) -> dict[str, Any] | None:
     """What session.json says; None when it is set apart."""
-    path = f"{store.root}/sessions/{name}/session.json"
+    path = f"{stack.root}/sessions/{name}/session.json"
     try:
         body = records.read(path)
         if body.get("session_id") != name:
             raise StoreCorrupt(f"{path}: belongs to session {body.get('session_id')}", details={"file": path})
     except StoreCorrupt as error:
-        store.set_apart(error)
+        stack.set_apart(error)
         return None
     return body
 
@@ -123,23 +115,23 @@ def _manifest(path: str) -> Manifest:
         raise StoreCorrupt(f"{path}: missing", details={"file": path}) from None
 
 
-def find_dead(store: Store) -> None:
-    """After `load_all`: sweep what a crash left half done, and put the sessions of dead processes into `store.dead`. No tree is walked where
+def find_dead(stack: Stack, dead: Dead) -> None:
+    """After `load_all`: sweep what a crash left half done, and put the sessions of dead processes into `dead`. No tree is walked where
     `store.scrap.later` takes what is to be removed."""
-    root = store.root
-    store.step("open.sweep")
-    store.scrap.sweep_all()
+    root = stack.root
+    stack.step("open.sweep")
+    stack.scrap.sweep_all()
     gc.sweep_root(root)
-    _write_lost(store)
+    _write_lost(stack)
     gc.sweep_drafts(root)
-    finish.finish(store)
-    gc.give_back(store)
+    finish.finish(stack)
+    gc.give_back(stack)
     gc.sweep_metadata(root)
-    found = {name: _session(store, name) for name in sorted(os.listdir(f"{root}/sessions"))}
-    store.dead.begin({name: body for name, body in found.items() if body is not None})
+    found = {name: _session(stack, name) for name in sorted(os.listdir(f"{root}/sessions"))}
+    dead.begin({name: body for name, body in found.items() if body is not None})
 
 
-def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...]]:
+def recover(dead: Dead) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...]]:
     """Make drafts of the work of sessions that died with their process, here and now; quarantined ones stay as they are.
 
     Returns:
@@ -150,37 +142,11 @@ def recover(store: Store) -> tuple[tuple[Draft, ...], tuple[tuple[str, str], ...
         StoreBusy: something still writes into the upperdir of a dead session.
     """
     recovered: list[Draft] = []
-    for session in store.dead.all():
+    for session in dead.all():
         if session.quarantined:
             continue
         with contextlib.suppress(OSError, NotFound, StoreCorrupt):
-            draft = store.dead.attempt(session.session_id)
+            draft = dead.attempt(session.session_id)
             if draft is not None:
                 recovered.append(draft)
-    return tuple(recovered), tuple((session.session_id, session.why or "") for session in store.dead.all())
-
-
-def dead_upper(store: Store, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
-    """The upper as its process left it. Raises NotFound, StoreCorrupt: what it stands on is not there; StoreBusy."""
-    manifest = Manifest(lease.version, tuple(reference(LayerId(layer_id)) for layer_id in lease.layer_ids))
-    identity = SessionIdentity(
-        session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"], body.get("rebased", False)
-    )
-    private: list[Layer] = []
-    if identity.draft_id is not None and not identity.rebased:
-        private.append(store.draft_book.layer_of(drafts.load(store, identity.draft_id), manifest))
-    upper = Upper(store, identity, manifest, store.layers.chain(manifest, private), lease)
-    if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
-        raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})
-    with contextlib.suppress(FileNotFoundError):
-        upper.adopt(sorted(os.listdir(f"{upper.directory}/private")))
-    return upper
-
-
-def _free(upperdir: str) -> bool:
-    """Is no overlay writing there? After a kill -9 the processes of a session, and with them its mount, take a moment to go."""
-    for _ in range(FREE_TRIES):
-        if not overlay.is_mounted(upperdir):
-            return True
-        time.sleep(FREE_PAUSE_S)
-    return False
+    return tuple(recovered), tuple((session.session_id, session.why or "") for session in dead.all())

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from layerstack.core.stack import Stack
 from layerstack.errors import AlreadyExists, InvalidPath, NotADirectory, NotEmpty, NotFound
 from layerstack.layers.chain import Chain
 from layerstack.layers.index_file import build
 from layerstack.layers.snapshot import Snapshot, not_a_file
 from layerstack.model.paths import ancestors, check, join
 from layerstack.model.paths import parent as parent_of
-from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
+from layerstack.publish.outcome import Published
+from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Work, publish
 from layerstack.tree.disk import DiskTree
 from layerstack.tree.fileops import make_directory, set_meta
 from layerstack.tree.state import DIRECTORY, FILE, LINK, State
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
 
 NEW_DIRECTORY = 0o755
 
@@ -30,7 +29,7 @@ class Reshaped(NamedTuple):
     kind: str
 
 
-def delete_path(store: Store, path: str, author: Author, *, recursive: bool) -> Reshaped:
+def delete_path(stack: Stack, path: str, author: Author, *, recursive: bool) -> Reshaped:
     """Publish a layer in which a file, a symlink or a directory of the head is gone; nothing comes in between.
 
     Raises:
@@ -48,12 +47,12 @@ def delete_path(store: Store, path: str, author: Author, *, recursive: bool) -> 
         def write(layer: _Layer) -> None:
             layer.remove(path)
 
-        return Reshaped(_publish(store, snapshot, author, write), state.kind)
+        return Reshaped(_publish(stack, snapshot, author, write), state.kind)
 
-    return _on_head(store, attempt)
+    return _on_head(stack, attempt)
 
 
-def move_path(store: Store, source: str, target: str, author: Author, *, overwrite: bool) -> Reshaped:
+def move_path(stack: Stack, source: str, target: str, author: Author, *, overwrite: bool) -> Reshaped:
     """Publish a layer in which what the head has at `source` is at `target`: content, modes, owners, xattrs, times and hard links are kept.
 
     Args:
@@ -79,9 +78,9 @@ def move_path(store: Store, source: str, target: str, author: Author, *, overwri
             layer.remove(source)
             layer.fill(target, source)
 
-        return Reshaped(_publish(store, snapshot, author, write), state.kind)
+        return Reshaped(_publish(stack, snapshot, author, write), state.kind)
 
-    return _on_head(store, attempt)
+    return _on_head(stack, attempt)
 
 
 def _check(path: str) -> None:
@@ -123,34 +122,30 @@ def _may_replace(chain: Chain, state: State, target: str, over: State, *, overwr
         raise NotADirectory(f"{target}: a directory cannot take the place of a file", details={"path": target})
 
 
-def _on_head(store: Store, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
-    """Writers without a session take turns; a session's publish that met the paths in between makes it look again."""
-    store.check_open()
+def _on_head(stack: Stack, attempt: Callable[[Snapshot], Reshaped]) -> Reshaped:
+    """Try again when a publish in between changed the same paths; the last round holds the lock."""
+    stack.check_open()
 
-    def rounds() -> Reshaped:
-        for _ in range(ROUNDS):
-            try:
-                with store.reading() as snapshot:
-                    return attempt(snapshot)
-            except HeadMoved:
-                continue
-        with store.lock, store.reading() as snapshot:
-            return attempt(snapshot)
-
-    with store.update_lock:
-        return store.quota.with_room(rounds)
+    for _ in range(ROUNDS):
+        try:
+            with stack.reading() as snapshot:
+                return attempt(snapshot)
+        except HeadMoved:
+            continue
+    with stack.lock, stack.reading() as snapshot:
+        return attempt(snapshot)
 
 
-def _publish(store: Store, snapshot: Snapshot, author: Author, write: Callable[[_Layer], None]) -> Published:
+def _publish(stack: Stack, snapshot: Snapshot, author: Author, write: Callable[[_Layer], None]) -> Published:
     head, chain = snapshot.manifest, snapshot.chain
-    store.quota.admit(head, lambda: 0)  # how much it would add the layer itself tells
-    with store.scrap.scrap() as scrap:
-        tree = DiskTree(scrap("reshape"), store.form, aside=store.scrap.path, step=store.step)
+    stack.quota.admit(head, lambda: 0)  # how much it would add the layer itself tells
+    with stack.scrap.scrap() as scrap:
+        tree = DiskTree(scrap("reshape"), stack.form, aside=stack.scrap.path, step=stack.step)
         layer = _Layer(tree, chain)
         write(layer)
         layer.close()
         work = Work(tree, build(tree, chain), head.version, chain, (), layer.linked_bytes())
-        return publish(store, work, author, merge=False)
+        return publish(stack, work, author, merge=False)
 
 
 class _Layer:

@@ -6,8 +6,9 @@ The result is a tree of its own, beside the work, which stays as it is: hard lin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from layerstack.core.stack import Stack
 from layerstack.errors import PublishRejected
 from layerstack.kernel import fsync
 from layerstack.layers.index import Layer
@@ -20,14 +21,10 @@ from layerstack.publish.edits import Write
 from layerstack.publish.publish import describe, is_touched, settle
 from layerstack.publish.resolve import plan
 from layerstack.publish.three_trees import Meeting
-from layerstack.session.start import CARRIED, make_upper
+from layerstack.session.folder import CARRIED
 from layerstack.text.build_roles import Roles
 from layerstack.tree.disk import DiskTree, clone
 from layerstack.tree.state import FILE
-
-if TYPE_CHECKING:
-    from layerstack.session.upper import SessionIdentity, Upper
-    from layerstack.store import Store
 
 
 class Carried(NamedTuple):
@@ -56,35 +53,8 @@ class Rebased(NamedTuple):
     """FIFOs, sockets and devices that the session had and has no more; its publication tells them too."""
 
 
-def open_rebased(store: Store, identity: SessionIdentity) -> Upper:
-    """A session on the head, with a draft's work carried over to it; see `Store.open_upper`."""
-    draft_id = identity.draft_id
-    assert draft_id is not None
-    base, work, own = store.draft_book.stand_on(draft_id, identity.holder)
-    try:
-        head, lease = store.take_lease(identity.holder)
-        try:
-            with store.scrap.scrap() as scrap:
-                root = scrap("rebase")
-                carried = rebase(store, base, work, head, root)
-                if carried.layer is None:
-                    upper = make_upper(store, identity, head, lease, [])
-                else:
-                    upper = make_upper(store, identity, head, lease, [carried.layer], carried=root)
-                upper.notices = carried.notices
-                return upper
-        except BaseException:
-            store.release(lease)
-            raise
-    except BaseException:
-        store.draft_book.leave(draft_id)
-        raise
-    finally:
-        store.release(own)
-
-
 def rebase(
-    store: Store, base: Manifest, work: Layer, head: Manifest, root: str, *, written: Collection[str] = (), ends: bool = False
+    stack: Stack, base: Manifest, work: Layer, head: Manifest, root: str, *, written: Collection[str] = (), ends: bool = False
 ) -> Carried:
     """Sealed work on top of `head`, as a tree at `root`, synced, with the times that its publication would give it.
 
@@ -97,17 +67,17 @@ def rebase(
         PublishRejected: with every conflict, as its publish would; nothing was changed.
     Cost: that of planning a publish, and a hard link for each entry of the work.
     """
-    below, over = store.layers.chain(base), store.chain(head)
+    below, over = stack.layers.chain(base), stack.chain(head)
     assert work.index is not None and isinstance(work.tree, DiskTree)
-    store.step("rebase.plan")
-    ignored = store.routes.for_merge(base.version, head.version)
-    roles = Roles(store.routes.ignored(base.version), store.inputs, written)
-    planned = plan(Meeting(work.tree, work.index, below, over, base.version, ignored, describe, store.rules))
-    planned = build_logs.leave_out(store, planned, work.index, ignored, base.version, head)
+    stack.step("rebase.plan")
+    ignored = stack.routes.for_merge(base.version, head.version)
+    roles = Roles(stack.routes.ignored(base.version), stack.inputs, written)
+    planned = plan(Meeting(work.tree, work.index, below, over, base.version, ignored, describe, stack.rules))
+    planned = build_logs.leave_out(stack, planned, work.index, ignored, base.version, head)
     if planned.conflicts:
         raise PublishRejected(planned.conflicts, base=base.version, head=head.version)
-    store.step("rebase.clone")
-    tree = DiskTree(root, store.form, aside=store.scrap.path)
+    stack.step("rebase.clone")
+    tree = DiskTree(root, stack.form, aside=stack.scrap.path)
     clone(work.tree, tree)
     found = settle(tree, planned.edits, head=over, version=base.version, roles=roles) if planned.edits else ()
     touched = is_touched(work.index, found)
@@ -115,12 +85,12 @@ def rebase(
     merged = sum(isinstance(edit, Write) and edit.state.kind == FILE for edit in planned.edits)
     if not indexed.changes:
         return Carried(None, merged, planned.notices)
-    standing = Standing(base.version, below, roles, published_at(store, below), work.tree if ends else None)
-    settled = Settled(store, tree, indexed, survey(tree, indexed, standing, planned.edits), standing)
+    standing = Standing(base.version, below, roles, published_at(stack, below), work.tree if ends else None)
+    settled = Settled(stack, tree, indexed, survey(tree, indexed, standing, planned.edits), standing)
     try:
         settled.settle(head)
-        store.step("rebase.sync")
-        fsync.sync_files(store.root, map(tree.full, indexed.files()), map(tree.full, indexed.folders()))
+        stack.step("rebase.sync")
+        fsync.sync_files(stack.root, map(tree.full, indexed.files()), map(tree.full, indexed.folders()))
     except BaseException:
         settled.undo()
         raise

@@ -6,8 +6,10 @@ took for fresh then, and no output that the head has since from other inputs (AD
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from layerstack.core.quota import Sizes
+from layerstack.core.stack import Stack
 from layerstack.layers.chain import Chain
 from layerstack.layers.delta import tops
 from layerstack.layers.index import Layer
@@ -15,43 +17,36 @@ from layerstack.layers.index_file import build
 from layerstack.layers.index_record import record
 from layerstack.layers.packed_index import PackedIndex
 from layerstack.model.paths import ancestors, byte_order
-from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
-from layerstack.publish.quota import Sizes
+from layerstack.publish.outcome import Published
+from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Work, publish
 from layerstack.tree.disk import PATH_MAX, DiskTree
 from layerstack.tree.fileops import make_directory
 from layerstack.tree.state import DIRECTORY, FILE, State
 
-if TYPE_CHECKING:
-    from layerstack.store import Store
 
-
-def rollback(store: Store, version: int, author: Author) -> Published:
+def rollback(stack: Stack, version: int, author: Author) -> Published:
     """See `Store.rollback`. A head that moves meanwhile is compared again, after three rounds under the lock."""
-    return store.quota.with_room(lambda: _rounds(store, version, author))
-
-
-def _rounds(store: Store, version: int, author: Author) -> Published:
     for _ in range(ROUNDS):
         try:
-            return _once(store, version, author)
+            return _once(stack, version, author)
         except HeadMoved:
             continue
-    with store.lock:
-        return _once(store, version, author)
+    with stack.lock:
+        return _once(stack, version, author)
 
 
-def _once(store: Store, version: int, author: Author) -> Published:
-    with store.lease(version) as wanted, store.reading() as now, store.scrap.scrap() as scrap:
-        store.step("rollback.compare")
+def _once(stack: Stack, version: int, author: Author) -> Published:
+    with stack.lease(version) as wanted, stack.reading() as now, stack.scrap.scrap() as scrap:
+        stack.step("rollback.compare")
         if next(tops(now.chain, wanted.chain), None) is None:
             return Published(True, now.manifest, None, 0, 0, (), ())
-        store.quota.admit(now.manifest, lambda: _copied(now.chain, wanted.chain))
-        store.step("rollback.build")
-        tree = DiskTree(scrap("rollback"), store.form, aside=store.scrap.path)
+        stack.quota.admit(now.manifest, lambda: _copied(now.chain, wanted.chain))
+        stack.step("rollback.build")
+        tree = DiskTree(scrap("rollback"), stack.form, aside=stack.scrap.path)
         done = _write(tree, now.chain, wanted.chain)
         indexed = build(tree, now.chain, touched=done.retimed.__contains__)
         work = Work(tree, indexed, now.version, now.chain, (), done.linked, done.written)
-        return publish(store, work, author, merge=False, exact=True)
+        return publish(stack, work, author, merge=False, exact=True)
 
 
 def _copied(now: Chain, target: Chain) -> int:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from layerstack.core.stack import Stack
 from layerstack.errors import InvalidPath
 from layerstack.layers.chain import Chain
 from layerstack.layers.index_file import build
 from layerstack.layers.snapshot import Snapshot, not_a_file
 from layerstack.model.manifest import Manifest
 from layerstack.model.paths import ancestors, check
-from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Published, Work, publish
+from layerstack.publish.outcome import Published
+from layerstack.publish.publish import ROUNDS, Author, HeadMoved, Work, publish
 from layerstack.tree.disk import DiskTree
 from layerstack.tree.fileops import make_directory, set_attributes, set_meta
 from layerstack.tree.state import DIRECTORY, FILE, LINK, State
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
 
 Change = Callable[[bytes | None], bytes]
 """Bytes of a file, None when there is none -> its new bytes."""
@@ -26,40 +24,35 @@ Change = Callable[[bytes | None], bytes]
 NEW_FILE, NEW_DIRECTORY = 0o644, 0o755
 
 
-def update_file(store: Store, path: str, change: Change, *, owner: str, request_id: str, agent: str | None, limit: int | None) -> Published:
-    """See `Store.update_file`. Writers of this kind take turns; a session's publish that met the file in between makes it read again."""
-    store.check_open()
+def update_file(stack: Stack, path: str, change: Change, *, owner: str, request_id: str, agent: str | None, limit: int | None) -> Published:
+    """See `Store.update_file`; one caller at a time. A publish in between that changed the file makes it read again."""
+    stack.check_open()
     check(path)
     if path == "":
         raise InvalidPath("the root is no file", details={"path": path})
     author = Author(owner, request_id, agent)
-    with store.update_lock:
-        return store.quota.with_room(lambda: _rounds(store, path, change, author, limit))
-
-
-def _rounds(store: Store, path: str, change: Change, author: Author, limit: int | None) -> Published:
     for _ in range(ROUNDS):
         try:
-            with store.reading() as snapshot:
-                return _once(store, path, change, author, snapshot, limit)
+            with stack.reading() as snapshot:
+                return _once(stack, path, change, author, snapshot, limit)
         except HeadMoved:
             continue
-    with store.lock, store.reading() as snapshot:
-        return _once(store, path, change, author, snapshot, limit)
+    with stack.lock, stack.reading() as snapshot:
+        return _once(stack, path, change, author, snapshot, limit)
 
 
-def _once(store: Store, path: str, change: Change, author: Author, snapshot: Snapshot, limit: int | None) -> Published:
+def _once(stack: Stack, path: str, change: Change, author: Author, snapshot: Snapshot, limit: int | None) -> Published:
     head, chain = snapshot.manifest, snapshot.chain
     above, there = _look(chain, path)
     new = change(None if there is None else there.data(limit))
     if there is not None and there.size == len(new) and there.data() == new:
-        store.settle_head()
+        stack.settle_head()
         return Published(True, head, None, 0, 0, (), ())
-    store.quota.admit(head, lambda: len(new))
-    with store.scrap.scrap() as scrap:
-        tree = DiskTree(scrap("update"), store.form, aside=store.scrap.path, step=store.step)
+    stack.quota.admit(head, lambda: len(new))
+    with stack.scrap.scrap() as scrap:
+        tree = DiskTree(scrap("update"), stack.form, aside=stack.scrap.path, step=stack.step)
         _write(tree, path, new, above, there)
-        return publish(store, _work(tree, head, chain)._replace(written=(path,)), author, merge=False)
+        return publish(stack, _work(tree, head, chain)._replace(written=(path,)), author, merge=False)
 
 
 def _look(chain: Chain, path: str) -> tuple[list[tuple[str, State | None]], State | None]:

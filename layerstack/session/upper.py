@@ -12,8 +12,8 @@ import errno
 import os
 import threading
 from collections.abc import Generator
-from typing import TYPE_CHECKING, NamedTuple
 
+from layerstack.core.stack import Stack
 from layerstack.errors import Invalid, NotFound, PublishRejected, StoreCorrupt
 from layerstack.kernel import fsync, overlay
 from layerstack.kernel.fsync import Step
@@ -27,22 +27,21 @@ from layerstack.layers.index import Layer
 from layerstack.layers.index_file import build
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Notice
-from layerstack.model.lease import Lease
-from layerstack.model.manifest import LayerId
-from layerstack.publish.drafts import Draft, keep
-from layerstack.publish.publish import Author, CommitUnsynced, Preview, Published, Work, preview, publish
-from layerstack.publish.quota import holders
+from layerstack.model.lease import Lease, holders
+from layerstack.model.manifest import LayerId, Manifest
+from layerstack.publish import draft_refs, drafts
+from layerstack.publish.commit import CommitUnsynced
+from layerstack.publish.drafts import Draft
+from layerstack.publish.outcome import Preview, Published
+from layerstack.publish.publish import Author, Work, preview, publish
+from layerstack.session.folder import SessionIdentity, make_folder
+from layerstack.session.rebase import Rebased, rebase
 from layerstack.text.build_roles import Roles
 from layerstack.tree.disk import DiskTree
 from layerstack.tree.fileops import make_directory
 from layerstack.tree.memory import MemoryTree
 from layerstack.tree.scanned import SeenTree
 from layerstack.tree.state import State, equal
-
-if TYPE_CHECKING:
-    from layerstack.model.manifest import Manifest
-    from layerstack.session.rebase import Rebased
-    from layerstack.store import Store
 
 LONGEST_PLACE = 64
 """Bytes between the store's root and the path of an entry in the deepest place of a tree, `/drafts/draft-0123456789abcdef/layer/`, and some to spare;
@@ -51,32 +50,14 @@ SIZE_WALK_MAX = 50_000
 """Entries after which `size_bytes` stops counting."""
 
 
-class SessionIdentity(NamedTuple):
-    """Who an upper belongs to; kept in session.json."""
-
-    session_id: str
-    origin: str
-    agent: str | None
-    request_id: str | None
-    draft_id: str | None
-    token: str
-    rebased: bool = False
-    """Does it stand on the draft's work as it was carried over to the head, a private layer of its own, and not on the draft?"""
-
-    @property
-    def holder(self) -> str:
-        """As its lease names it."""
-        return f"session {self.session_id}"
-
-
 class Upper:
     """The writes of one session. Its methods may be called from any thread; they wait for each other.
 
     `publish`, `to_draft` and `discard` want it offline: nothing has the overlay mounted any more.
     """
 
-    def __init__(self, store: Store, identity: SessionIdentity, manifest: Manifest, chain: Chain, lease: Lease) -> None:
-        self._store, self._identity, self._manifest, self._lease = store, identity, manifest, lease
+    def __init__(self, stack: Stack, identity: SessionIdentity, manifest: Manifest, chain: Chain, lease: Lease) -> None:
+        self._stack, self._identity, self._manifest, self._lease = stack, identity, manifest, lease
         self._base = Chain(chain.published, chain.shelf, chain.form) if chain.private else chain
         self._chain = chain
         self._lock = threading.RLock()
@@ -105,7 +86,7 @@ class Upper:
     @property
     def directory(self) -> str:
         """Where all of it lies; it goes with the upper's end."""
-        return f"{self._store.root}/sessions/{self.session_id}"
+        return f"{self._stack.root}/sessions/{self.session_id}"
 
     @property
     def upperdir(self) -> str:
@@ -120,7 +101,7 @@ class Upper:
     @property
     def root_changed(self) -> bool:
         """Whether the session gave the workspace itself another mode, owner or xattr; no name in the upperdir tells."""
-        return not equal(State(self.upperdir, self._store.form), self._chain.find(""))
+        return not equal(State(self.upperdir, self._stack.form), self._chain.find(""))
 
     @property
     def carried(self) -> bool:
@@ -146,15 +127,27 @@ class Upper:
 
     def _roles(self) -> Roles:
         """Of the files in the upperdir now."""
-        store, written = self._store, set[str]()
+        stack, written = self._stack, set[str]()
         for path, mtime in self._written.items():
             with fsync.best_effort():
                 if os.lstat(f"{self.upperdir}/{path}").st_mtime_ns == mtime:
                     written.add(path)
-        return Roles(store.routes.ignored(self._manifest.version), store.inputs, written)
+        return Roles(stack.routes.ignored(self._manifest.version), stack.inputs, written)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Generator[None]:
+        """Keep other threads' calls of this upper waiting for the length of the block. Raises Invalid when it has ended."""
+        with self._lock:
+            self._live()
+            yield
+
+    @property
+    def is_published(self) -> bool:
+        """True after a publish that raised CommitUnsynced: the head has the work, and `publish` only syncs."""
+        return self._late is not None
 
     def _live(self) -> None:
-        self._store.check_open()
+        self._stack.check_open()
         if self._ended:
             raise Invalid(f"upper of session {self.session_id} has ended", reason="upper_ended", details={"session_id": self.session_id})
 
@@ -172,14 +165,14 @@ class Upper:
             self._live()
             self._published_is_final()
             self._set_aside()
-            return overlay.create(self.snapshot.lowerdirs, self.upperdir, self.workdir, form=self._store.form)
+            return overlay.create(self.snapshot.lowerdirs, self.upperdir, self.workdir, form=self._stack.form)
 
     def preview(self) -> Preview:
         """What `publish` would answer now, by reading alone; on a live upper the session should stand still meanwhile."""
         with self._lock:
             self._live()
             self._published_is_final()
-            store = self._store
+            stack = self._stack
             self._renew()
             tree = MemoryTree.load(self._tree())
             dropped, linked, _ = seal(tree, self._chain)
@@ -189,7 +182,7 @@ class Upper:
                 dropped += left_out
             self._split = split_links(tree, self._base, linked)
             found = preview(
-                store,
+                stack,
                 tree,
                 base=self._base,
                 version=self._manifest.version,
@@ -200,7 +193,7 @@ class Upper:
             return found._replace(notices=self._notices(found.notices))
 
     def _notices(self, found: tuple[Notice, ...]) -> tuple[Notice, ...]:
-        refused = self._store.routes.refused(self._manifest.version)
+        refused = self._stack.routes.refused(self._manifest.version)
         all_of_them = (*self.notices, *found, *self._split, *(Notice("rules_refused", path) for path in refused))
         return tuple(dict.fromkeys(all_of_them))
 
@@ -216,14 +209,14 @@ class Upper:
         """
         with self._lock:
             self._live()
-            store = self._store
+            stack = self._stack
             if self._late is not None:
-                store.settle_head()
+                stack.settle_head()
                 return self._finish(self._late.published)
             who = self._identity
             author = Author(owner, request_id, agent or who.agent, who.token, self.session_id, who.draft_id)
             try:
-                published = store.quota.with_room(lambda: self._publish(author))
+                published = self._publish(author)
             except PublishRejected:
                 with fsync.best_effort():  # what fails here is tried again by `mount`
                     self._set_aside()
@@ -235,15 +228,15 @@ class Upper:
             return self._finish(published._replace(notices=self._notices(published.notices)))
 
     def _publish(self, author: Author) -> Published:
-        store = self._store
-        if store.quota.refusal(self.size_bytes, self._leaving) is not None:  # before sealing: the session goes on as it is
+        stack = self._stack
+        if stack.quota.refusal(self.size_bytes, self._leaving) is not None:  # before sealing: the session goes on as it is
             refused = self.preview().refused
             if refused is not None:
                 raise refused
         with self._work() as work:
             if not work.indexed.changes:
-                return Published(True, store.head, None, 0, 0, (), work.dropped)
-            return publish(store, work, author)
+                return Published(True, stack.head, None, 0, 0, (), work.dropped)
+            return publish(stack, work, author)
 
     def rebase(self) -> Rebased:
         """Carry the work over to the head: the session goes on there, with what was published since merged in. Offline, as for `publish`.
@@ -254,26 +247,25 @@ class Upper:
             PublishRejected: with every conflict. LayerLimit, OSError. The session stands where it stood: `mount` gives the same view.
         Cost: that of planning a publish, a hard link for each entry of the work, and an fsync for each file.
         """
-        from layerstack.session.rebase import Rebased
 
         with self._lock:
             self._live()
             self._published_is_final()
-            store, before = self._store, self._manifest.version
-            head, lease = store.take_lease(self._identity.holder)
+            stack, before = self._stack, self._manifest.version
+            head, lease = stack.take_lease(self._identity.holder)
             try:
                 if head.version == before:
-                    store.release(lease)
+                    stack.release(lease)
                     return Rebased(before, before, 0, 0)
                 updated, merged, notices = self._carry_over(head)
             except BaseException as error:
-                store.release(lease)
+                stack.release(lease)
                 if isinstance(error, PublishRejected):
                     with fsync.best_effort():  # what fails here is tried again by `mount`
                         self._set_aside()
                 raise
             left, self._lease = self._lease, lease
-            store.release(left)
+            stack.release(left)
             self.notices += notices
             notices += self._split
             dropped, self._told = self._dropped[self._told :], len(self._dropped)
@@ -282,28 +274,26 @@ class Upper:
     def _carry_over(self, head: Manifest) -> tuple[int, int, tuple[Notice, ...]]:
         """The session's folder is exchanged for one on `head`. Returns how many paths are as the head has them, how many were merged, and what is
         to be told."""
-        from layerstack.session.rebase import rebase
-        from layerstack.session.start import make_folder
 
-        store, who = self._store, self._identity
-        with self._work() as work, store.scrap.scrap() as scrap, contextlib.ExitStack() as undo:
+        stack, who = self._stack, self._identity
+        with self._work() as work, stack.scrap.scrap() as scrap, contextlib.ExitStack() as undo:
             root = scrap("rebase")
             own = Layer(LayerId("upper"), work.tree, self._manifest.version, work.indexed.records)
             ends = not self._chain.private  # else the work is a fold of what stays
-            done = rebase(store, self._manifest, own, head, root, written=work.written, ends=ends)
+            done = rebase(stack, self._manifest, own, head, root, written=work.written, ends=ends)
             undo.callback(done.undo)
             carried, merged, notices = done.layer, done.merged, done.notices
             private = [] if carried is None else [carried]
             overlay.check_count(len(head.layers) + len(private))
-            chain = store.layers.chain(head, private)
-            seen = delta.count(store.layers.chain(self._manifest, [own]), chain)
+            chain = stack.layers.chain(head, private)
+            seen = delta.count(stack.layers.chain(self._manifest, [own]), chain)
             number = 1 + int(who.draft_id is not None)  # the draft has less than this layer: see `carried`
             who = who._replace(rebased=who.draft_id is not None)
-            make_folder(store, who, head, chain, root if private else None, name=f"{number:04d}", replace=True)
+            make_folder(stack, who, head, chain, root if private else None, name=f"{number:04d}", replace=True)
             undo.pop_all()
             private = [layer.at(f"{self.directory}/private/{number:04d}") for layer in private]
             self._identity, self._manifest, self._number, self._sealed = who, head, number, False
-            self._chain = store.layers.chain(head, private)
+            self._chain = stack.layers.chain(head, private)
             self._base = Chain(self._chain.published, self._chain.shelf, self._chain.form)
         return seen - merged, merged, notices
 
@@ -316,7 +306,7 @@ class Upper:
         """
         with self._lock:
             self._live()
-            store, who = self._store, self._identity
+            stack, who = self._stack, self._identity
             if self._late is not None:
                 self._finish(self._late.published)
                 return None
@@ -325,14 +315,16 @@ class Upper:
                 if (own := self._own_draft()) is not None:
                     draft = own
                 elif work.indexed.changes:
-                    draft = keep(store, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token)
-                    store.draft_book.adopt(draft)
+                    draft = drafts.keep(
+                        stack, work, origin=who.origin, request_id=who.request_id, agent=who.agent, reason=reason, upper=who.token
+                    )
+                    drafts.adopt(stack, draft)
             self._end()
             return draft
 
     def _own_draft(self) -> Draft | None:
         """The draft that the session stands on, when it has all that the session has; after sealing."""
-        store, draft_id, only = self._store, self._identity.draft_id, len(self._chain.private) == 1
+        stack, draft_id, only = self._stack, self._identity.draft_id, len(self._chain.private) == 1
         if (
             draft_id is None or not only or self._number > int(self._identity.rebased)
         ):  # a session that rebased itself holds more: see `carried`
@@ -340,7 +332,7 @@ class Upper:
         if build(self._tree(), self._chain, hashes=False).changes:
             return None
         with contextlib.suppress(NotFound, StoreCorrupt):
-            return store.draft_book.get(draft_id)
+            return draft_refs.get(stack, draft_id)
         return None
 
     def abandon(self) -> Lease:
@@ -381,10 +373,10 @@ class Upper:
 
     def _tree(self, step: Step | None = None) -> SeenTree:
         """What is written to it must be reachable as a layer too, and as a draft: the way there may be longer."""
-        store = self._store
+        stack = self._stack
         place = max(LONGEST_PLACE, len(f"/sessions/{self.session_id}/private/0001/"))
-        room = len(os.fsencode(store.root)) + place - len(os.fsencode(self.upperdir)) - 1
-        return SeenTree(self.upperdir, store.form, aside=store.scrap.path, step=step or store.step, room=room)
+        room = len(os.fsencode(stack.root)) + place - len(os.fsencode(self.upperdir)) - 1
+        return SeenTree(self.upperdir, stack.form, aside=stack.scrap.path, step=step or stack.step, room=room)
 
     def _block(self, top: MemoryTree | DiskTree) -> list[Layer]:
         """What is unpublished, newest first: the sealed writes, and the private layers below them."""
@@ -394,14 +386,14 @@ class Upper:
     @contextlib.contextmanager
     def _work(self) -> Generator[Work]:
         """Seal in place; with private layers the result is folded onto the base, in staging, and the originals stay."""
-        store = self._store
+        stack = self._stack
         self._renew()
         sealed, changed = self._sealed, False
 
         def step(name: str) -> None:
             nonlocal changed
             changed = True
-            store.step(name)
+            stack.step(name)
 
         tree: DiskTree = self._tree(step)
         self._sealed = True
@@ -414,9 +406,9 @@ class Upper:
                 self._sealed = sealed  # nothing was touched: whoever made that path can remove it
             raise
         dropped = self._dropped
-        with store.scrap.scrap() as scrap:
+        with stack.scrap.scrap() as scrap:
             if self._chain.private:
-                folded = DiskTree(scrap("fold"), store.form, aside=store.scrap.path, step=store.step)
+                folded = DiskTree(scrap("fold"), stack.form, aside=stack.scrap.path, step=stack.step)
                 make_directory(folded.root, tree.state(""))
                 fold(self._block(tree), self._base, folded)
                 sealed_now = seal(folded, self._base, is_input=roles.is_input)
@@ -436,7 +428,7 @@ class Upper:
         """After sealing: the work becomes a private layer, and a new empty upper takes its place."""
         if not self._sealed:
             return
-        store, tree = self._store, self._tree()
+        stack, tree = self._stack, self._tree()
         if os.path.isdir(self.upperdir):
             found = seal(tree, self._chain, is_input=self._roles().is_input)
             self._dropped += found.dropped
@@ -449,11 +441,11 @@ class Upper:
             if not os.path.isdir(private):
                 os.mkdir(private)
             target = f"{private}/{self._number + 1:04d}"
-            store.step("upper.set_aside")
+            stack.step("upper.set_aside")
             fsync.rename_new(self.upperdir, target)
             self._number += 1
-            layer = Layer(LayerId(f"private-{self._number}"), DiskTree(target, store.form), self._manifest.version, index)
-            self._chain = Chain(self._chain.published, self._chain.shelf, store.form, (layer, *self._chain.private))
+            layer = Layer(LayerId(f"private-{self._number}"), DiskTree(target, stack.form), self._manifest.version, index)
+            self._chain = Chain(self._chain.published, self._chain.shelf, stack.form, (layer, *self._chain.private))
         self._renew()
         self._sealed = False
 
@@ -462,19 +454,19 @@ class Upper:
         if not os.path.isdir(self.upperdir):
             root = self._chain.find("")
             assert root is not None
-            self._store.step("upper.renew")
-            with self._store.scrap.scrap() as scrap:
+            self._stack.step("upper.renew")
+            with self._stack.scrap.scrap() as scrap:
                 whole = scrap("upper")
                 make_directory(whole, root)
                 os.rename(whole, self.upperdir)
 
     def adopt(self, private: list[str]) -> None:
         """Take over the private layers that a dead process left, oldest first; their names are numbers."""
-        store = self._store
+        stack = self._stack
         for name in private:
-            tree = DiskTree(f"{self.directory}/private/{name}", store.form)
+            tree = DiskTree(f"{self.directory}/private/{name}", stack.form)
             layer = Layer(LayerId(f"private-{name}"), tree, self._manifest.version, build(tree, self._chain, hashes=False).records)
-            self._chain = Chain(self._chain.published, self._chain.shelf, store.form, (layer, *self._chain.private))
+            self._chain = Chain(self._chain.published, self._chain.shelf, stack.form, (layer, *self._chain.private))
             self._number = int(name)
 
     # ---- the end
@@ -483,14 +475,14 @@ class Upper:
         draft_id = self._identity.draft_id
         self._end()
         if draft_id is not None and not published.no_op:
-            self._store.draft_book.consume(draft_id)
+            draft_refs.consume(self._stack, draft_id)
         return published
 
     def _end(self) -> None:
         self._ended = True
-        store = self._store
+        stack = self._stack
         with fsync.best_effort():  # a folder that cannot be moved away is looked at by the next open
-            store.step("session.end")
-            store.scrap.throw_away(self.directory)
-        store.release(self._lease)
-        store.draft_book.leave(self._identity.draft_id)
+            stack.step("session.end")
+            stack.scrap.throw_away(self.directory)
+        stack.release(self._lease)
+        draft_refs.leave(stack, self._identity.draft_id)

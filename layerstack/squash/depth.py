@@ -8,14 +8,12 @@ make one layer of them now.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from layerstack.core.stack import Stack
 from layerstack.layers.index import Layer
 from layerstack.model.paths import parent
 from layerstack.squash.plan import plan
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
 
 
 class Depth(NamedTuple):
@@ -36,15 +34,15 @@ class Depth(NamedTuple):
 class Depths:
     """Measures a store again and again: what a layer touches is remembered. One caller at a time."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
         self._touched: dict[str, frozenset[str]] = {}
 
     def measure(self) -> Depth:
         """Cost: O(directories that the foldable layers touch); each layer's paths are looked at once."""
-        store = self._store
-        head, known = store.head, self._touched
-        runs = plan(store, store.chain(head))
+        stack = self._stack
+        head, known = stack.head, self._touched
+        runs = plan(stack, stack.chain(head))
         self._touched = {}
         sharing: Counter[str] = Counter()
         for run in runs:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from layerstack.core.layer_times import KEY as TIMES
 from layerstack.core.layer_times import joined, times_of
+from layerstack.core.stack import Stack
 from layerstack.errors import SquashInFlight, StoreCorrupt
 from layerstack.fsck.one_tree import check_index
 from layerstack.history import blame, blame_file
@@ -33,9 +34,6 @@ from layerstack.tree.disk import DiskTree
 from layerstack.tree.fileops import link, make_directory, write_copy
 from layerstack.tree.staging import Names
 from layerstack.tree.state import DIRECTORY, State
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
 
 SUFFIXES = (".json", ".index", ".blame")
 LINKED_MAX = 2_000
@@ -74,8 +72,8 @@ class _SquashedRun(NamedTuple):
 class _FoldedTree(DiskTree):
     """A tree that nobody looks at before it is complete: entries are made in place. `copied` are the files that could not be linked."""
 
-    def __init__(self, root: str, store: Store) -> None:
-        super().__init__(root, store.form, aside=store.scrap.path)
+    def __init__(self, root: str, stack: Stack) -> None:
+        super().__init__(root, stack.form, aside=stack.scrap.path)
         self.copied: list[str] = []
         self._linked: dict[str, State] = {}
 
@@ -100,67 +98,67 @@ class _FoldedTree(DiskTree):
         return found
 
 
-def squash(store: Store, *, wait: bool = False) -> Squashed:
+def squash(stack: Stack, *, wait: bool = False) -> Squashed:
     """See `Store.squash`; with `wait` one under way is waited for. Cost: O(entries of the blocks), outside the lock; under it the renames and O(openable versions and drafts)."""
-    store.check_open()
-    if not store.squash_lock.acquire(blocking=wait):
-        raise SquashInFlight(f"{store.root}: a squash is already in flight", details={"store": store.root})
+    stack.check_open()
+    if not stack.squash_lock.acquire(blocking=wait):
+        raise SquashInFlight(f"{stack.root}: a squash is already in flight", details={"store": stack.root})
     try:
-        with store.scrap.scrap() as scrap:
-            if store.unsettled:
-                with store.lock:
-                    finish.finish(store)
-            with store.reading() as snapshot:
-                store.step("squash.plan")
-                ready = _fold_all(store, snapshot.chain, scrap)
-                head, folded, named = _commit(store, ready, scrap) if ready else (store.head, [], False)
+        with stack.scrap.scrap() as scrap:
+            if stack.unsettled:
+                with stack.lock:
+                    finish.finish(stack)
+            with stack.reading() as snapshot:
+                stack.step("squash.plan")
+                ready = _fold_all(stack, snapshot.chain, scrap)
+                head, folded, named = _commit(stack, ready, scrap) if ready else (stack.head, [], False)
             if not folded:
                 return Squashed(head, ())
             gone = {layer.id for _, one in folded for layer in one.run.layers}
-            store.leases.wait_for_readers(gone, READERS_WAIT_S)
-            (store.withheld if named else store.replaced).update(gone)
-            finish.reclaim(store)
+            stack.leases.wait_for_readers(gone, READERS_WAIT_S)
+            (stack.withheld if named else stack.replaced).update(gone)
+            stack.reclaim()
             blocks: list[Block] = []
             for layer, one in folded:
                 ids = tuple(member.id for member in one.run.layers)
-                blocks.append(Block(layer.id, ids, not named and store.replaced.isdisjoint(ids)))
+                blocks.append(Block(layer.id, ids, not named and stack.replaced.isdisjoint(ids)))
             return Squashed(head, tuple(blocks))
     finally:
-        store.squash_lock.release()
+        stack.squash_lock.release()
 
 
-def _fold_all(store: Store, chain: Chain, scrap: Names) -> list[_SquashedRun]:
+def _fold_all(stack: Stack, chain: Chain, scrap: Names) -> list[_SquashedRun]:
     """Every run of the chain. A layer with a damaged file stops this squash, by name, and no later one: the stack must not grow for its sake."""
     try:
-        return [_fold(store, run, scrap) for run in plan(store, chain)]
+        return [_fold(stack, run, scrap) for run in plan(stack, chain)]
     except StoreCorrupt as error:
         damaged = os.path.basename(str(error.details.get("file", ""))).partition(".")[0]
-        store.unfoldable.update(layer.id for layer in chain.published if layer.id == damaged)
+        stack.unfoldable.update(layer.id for layer in chain.published if layer.id == damaged)
         raise
 
 
-def _fold(store: Store, run: SquashRun, scrap: Names) -> _SquashedRun:
-    store.step("squash.fold")
-    tree = _FoldedTree(scrap("squash"), store)
+def _fold(stack: Stack, run: SquashRun, scrap: Names) -> _SquashedRun:
+    stack.step("squash.fold")
+    tree = _FoldedTree(scrap("squash"), stack)
     make_directory(tree.root, run.layers[0].tree.state(""))
     folded = fold(run.layers, run.below, tree)
     for layer in run.layers:
-        check_index(f"{store.root}/.layer-metadata/{layer.id}.index")
-    digests = Digests(store.root)
+        check_index(f"{stack.root}/.layer-metadata/{layer.id}.index")
+    digests = Digests(stack.root)
     try:
         indexed = build(tree, run.below, known=_known(digests, folded.source), touched=folded.is_touched)
     finally:
         digests.close()
-    about = _about(store, run, indexed)
+    about = _about(stack, run, indexed)
     stem = scrap("metadata", *SUFFIXES)
-    store.step("squash.write")
+    stack.step("squash.write")
     about["index_sha256"] = write_index(f"{stem}.index", indexed)
-    told = blame.of_block(store, run.layers, run.below)
-    about["blame_sha256"] = blame_file.write_new(f"{stem}.blame", told, aside=store.scrap.path)
+    told = blame.of_block(stack, run.layers, run.below)
+    about["blame_sha256"] = blame_file.write_new(f"{stem}.blame", told, aside=stack.scrap.path)
     fsync.write_new(f"{stem}.json", records.dump(about), sync=False)
-    store.step("squash.sync")
+    stack.step("squash.sync")
     folders = map(tree.full, indexed.folders())
-    fsync.sync_files(store.root, [*tree.copied, *(stem + suffix for suffix in SUFFIXES)], folders, followed=True)
+    fsync.sync_files(stack.root, [*tree.copied, *(stem + suffix for suffix in SUFFIXES)], folders, followed=True)
     return _SquashedRun(run, tree, indexed, about, stem)
 
 
@@ -174,13 +172,13 @@ def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
     return known
 
 
-def _about(store: Store, run: SquashRun, indexed: Indexed) -> dict[str, Any]:
+def _about(stack: Stack, run: SquashRun, indexed: Indexed) -> dict[str, Any]:
     """The metadata. Whose work is in it recovery, conflicts and blame ask `members`; a single owner or agent is named as in any layer."""
     members = [member for layer in run.layers for member in layer.members]
     written = [path for layer in run.layers for path in layer.about.get("written", ()) if _newest(run, path) is layer]
     owners, agents = ({member[key] for member in members} for key in ("owner", "agent"))
     return ({"written": written} if written else {}) | {
-        TIMES: joined(times_of(store, layer) for layer in run.layers).to_json(),
+        TIMES: joined(times_of(stack, layer) for layer in run.layers).to_json(),
         "version": run.version,
         "first_version": run.first_version,
         "replaced": [layer.id for layer in run.layers],
@@ -213,51 +211,51 @@ class _Named(NamedTuple):
     """Of earlier versions: where it lies, and the path that it is for."""
 
 
-def _name(store: Store, fit: list[_SquashedRun], head: Manifest, scrap: Names) -> _Named:
-    version, layers = head.version + 1, list(store.layers.of(head))
+def _name(stack: Stack, fit: list[_SquashedRun], head: Manifest, scrap: Names) -> _Named:
+    version, layers = head.version + 1, list(stack.layers.of(head))
     names: list[LayerId] = []
     for one in fit:
         replaced = [layer.id for layer in one.run.layers]
         names.append(squashed_id(version, one.indexed.digest, replaced))
         at = layers.index(one.run.layers[0])
-        layers[at : at + len(replaced)] = [store.layers.new(names[-1], one.run.version, one.indexed.records, one.about)]
+        layers[at : at + len(replaced)] = [stack.layers.new(names[-1], one.run.version, one.indexed.records, one.about)]
     manifest = finish.version_of(layers, version)
     stem = scrap("manifest", HEAD, NUMBERED)
-    rewritten = finish.write_anew(store, layers, [layer for layer in layers if layer.id in names], head.version, scrap)
+    rewritten = finish.write_anew(stack, layers, [layer for layer in layers if layer.id in names], head.version, scrap)
     write_manifest(stem, manifest)
-    fsync.sync_files(store.root, [stem + HEAD, *(new for new, _ in rewritten)], (), followed=True)
+    fsync.sync_files(stack.root, [stem + HEAD, *(new for new, _ in rewritten)], (), followed=True)
     return _Named(head, fit, names, manifest, stem, rewritten)
 
 
-def _commit(store: Store, ready: list[_SquashedRun], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _SquashedRun]], bool]:
+def _commit(stack: Stack, ready: list[_SquashedRun], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _SquashedRun]], bool]:
     """The new head with what could be folded after all; and whether something on disk still names the layers that were replaced."""
-    guess = _name(store, ready, store.head, scrap)
-    with store.lock:
-        store.check_open()
-        head = store.head
-        leased = [lease.version for lease in store.leases.boundaries()]
+    guess = _name(stack, ready, stack.head, scrap)
+    with stack.lock:
+        stack.check_open()
+        head = stack.head
+        leased = [lease.version for lease in stack.leases.boundaries()]
         fit = [one for one in ready if not any(map(one.run.holds_inside, leased)) and one.run.is_in(head)]
         if not fit:
             return head, [], False
-        named = guess if head is guess.head and fit == guess.fit else _name(store, fit, head, scrap)
+        named = guess if head is guess.head and fit == guess.fit else _name(stack, fit, head, scrap)
         folded = [
-            (store.layers.new(name, one.run.version, one.indexed.records, one.about), one)
+            (stack.layers.new(name, one.run.version, one.indexed.records, one.about), one)
             for name, one in zip(named.names, fit, strict=True)
         ]
         for layer, _ in folded:
-            store.layers.shelf.add(layer)
+            stack.layers.shelf.add(layer)
         late: CommitUnsynced | None = None
         try:
             arrivals = [Arrival(layer, one.tree.root, one.stem, SUFFIXES) for layer, one in folded]
-            commit(store, named.manifest, arrivals, named.stem, written=True)
+            commit(stack, named.manifest, arrivals, named.stem, written=True)
         except CommitUnsynced as error:
             late = error
         except BaseException:
             for layer, _ in folded:
-                store.layers.shelf.drop(layer)
+                stack.layers.shelf.drop(layer)
             raise
-        settled = finish.settle(store, [layer for layer, _ in folded], named.rewritten)
-        store.unsettled = store.unsettled or not settled
+        settled = finish.settle(stack, [layer for layer, _ in folded], named.rewritten)
+        stack.unsettled = stack.unsettled or not settled
         if late is not None:
             raise late
         return named.manifest, folded, not settled

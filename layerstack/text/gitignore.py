@@ -20,6 +20,9 @@ from typing import NamedTuple
 from layerstack.model.paths import parent
 from layerstack.text.wildmatch import SPECIAL, Pattern, compile_pattern
 
+Ignored = Callable[[str, bool], bool]
+"""(path, is it a directory?) -> is it on the ignored route?"""
+
 FILE_MAX = 256 << 10
 """Bytes of a `.gitignore`; a larger one has no rules."""
 WILDCARDS_MAX = 32 << 10

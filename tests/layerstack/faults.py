@@ -14,7 +14,7 @@ from layerstack.history import pins
 from layerstack.kernel import fsync, syscalls
 from layerstack.layers import capture, index
 from layerstack.model import lease
-from layerstack.publish import decide, drafts, edits, resolve
+from layerstack.publish import decide, draft_refs, drafts, edits, resolve
 from layerstack.recovery import gc, opening
 from layerstack.session import rollback, upper
 from layerstack.squash import finish, squash
@@ -115,23 +115,24 @@ def rename_before_sync() -> None:
 
 def gc_ignores_drafts() -> None:
     """Layers that only a draft stands on are garbage, to a gc and to an open."""
-    collect, give_back = gc.collect, gc.give_back
+    collect, give_back, all_of = gc.collect, gc.give_back, draft_refs.all_of
 
     def without(opened: store.Store) -> None:
         leases = tuple(one for one in opened.leases.all() if one.kind != "draft")
-        replace(opened.draft_book, "all", lambda: ())
+        replace(draft_refs, "all_of", lambda stack: [])
         replace(opened.leases, "all", lambda: leases)
         try:
             collect(opened)
         finally:
-            del opened.draft_book.all, opened.leases.all
+            draft_refs.all_of = all_of
+            del opened.leases.all
 
     def given(opened: store.Store) -> None:
-        replace(opened.draft_book, "all", lambda: ())
+        replace(draft_refs, "all_of", lambda stack: [])
         try:
             give_back(opened)
         finally:
-            del opened.draft_book.all
+            draft_refs.all_of = all_of
 
     replace(gc, "collect", without)
     replace(gc, "give_back", given)

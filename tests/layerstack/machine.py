@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from layerstack.core.publish_rules import PublishRules
 from layerstack.errors import AlreadyExists, Busy, LayerStackError, NotADirectory, NotAFile, NotEmpty, PublishRejected
 from layerstack.export import pax
 from layerstack.export.stream import fold
@@ -35,11 +36,10 @@ from layerstack.layers import capture
 from layerstack.layers.delta import delta
 from layerstack.layers.snapshot import Snapshot
 from layerstack.model.conflict import Conflict, Fingerprint
-from layerstack.publish.decide import PublishRules
-from layerstack.publish.publish import Author, Published
-from layerstack.session import path_changes
+from layerstack.publish.outcome import Published
+from layerstack.publish.publish import Author
+from layerstack.session.path_changes import Reshaped
 from layerstack.session.upper import Upper
-from layerstack.squash.finish import is_closed
 from layerstack.squash.squash import Squashed
 from layerstack.store import Store
 from layerstack.tree import scanned
@@ -215,7 +215,7 @@ class StackMatchesModel(RuleBasedStateMachine):
     def same_version(self) -> None:
         if hasattr(self, "store"):
             assert self.store.head.version == self.model.head
-            assert set(self.store.pins.all()) <= set(self.openable())
+            assert set(self.store.pinned()) <= set(self.openable())
             assert sorted(d.draft_id for d in self.store.drafts()) == sorted(self.drafts)
             assert not disagreement(self.store)
 
@@ -275,7 +275,7 @@ class StackMatchesModel(RuleBasedStateMachine):
         session.hide()
         try:
             with self.standing(*overtaken) if overtaken else contextlib.nullcontext():
-                published: Published = session.upper.publish(owner=session.upper.session_id, request_id=f"request-{self.count}")
+                published: Published = self.store.publish(session.upper, owner=session.upper.session_id, request_id=f"request-{self.count}")
         except PublishRejected as rejected:
             head, want = self.model.head, self.model.preview(session.base, ours)
             self.tally["rejected"] += 1
@@ -559,7 +559,7 @@ class StackMatchesModel(RuleBasedStateMachine):
             return
         path = paths[which * 7 % len(paths)]
         before, began = self.side(self.model.head), time.time_ns()
-        done = path_changes.delete_path(self.store, path, Author("delete", f"delete-{self.count}", None), recursive=True)
+        done = self.store.delete_path(path, Author("delete", f"delete-{self.count}", None), recursive=True)
         assert not done.published.no_op and done.kind == tree[path].kind
         self.model.versions[self.model.head + 1] = {p: e for p, e in tree.items() if not within(p, path)}
         self.tally["deleted"] += 1
@@ -590,8 +590,8 @@ class StackMatchesModel(RuleBasedStateMachine):
             if refused is None and directory and not over.is_dir:
                 refused = NotADirectory
 
-        def move() -> path_changes.Reshaped:
-            return path_changes.move_path(self.store, source, target, Author("move", f"move-{self.count}", None), overwrite=overwrite)
+        def move() -> Reshaped:
+            return self.store.move_path(source, target, Author("move", f"move-{self.count}", None), overwrite=overwrite)
 
         if refused is not None:
             with pytest.raises(refused):
@@ -708,7 +708,7 @@ class StackMatchesModel(RuleBasedStateMachine):
             done = True
             self.store.gc()
             self.check_drafts()
-            for version in (version for version in self.openable() if not is_closed(self.store, version)):
+            for version in (version for version in self.openable() if not self.store.is_closed(version)):
                 same(f"version {version}", self.look(self.store.snapshot(version)), self.model.versions[version])
         finally:
             self.store.step = fsync.no_step
@@ -838,18 +838,18 @@ class StackMatchesModel(RuleBasedStateMachine):
         assert got == want, f"from {old} to {new}: got {got}, want {want}"
         listed, _ = history.versions(self.store)
         assert [version.version for version in listed] == versions[::-1]
-        assert {version.version for version in listed if version.pinned} == self.store.pins.all().keys()
+        assert {version.version for version in listed if version.pinned} == self.store.pinned().keys()
 
     @rule(which=which, off=st.booleans())
     def pin(self, which: int, off: bool) -> None:
         """A pinned version stays openable, whatever is squashed; no more than two at a time, or nothing is."""
         versions = sorted(self.openable())
         version = versions[which % len(versions)]
-        if off or len(self.store.pins.all()) >= 2:
-            for pinned in self.store.pins.all():
-                assert self.store.pins.unpin(pinned)
+        if off or len(self.store.pinned()) >= 2:
+            for pinned in self.store.pinned():
+                assert self.store.unpin_version(pinned)
             return
-        self.store.pins.pin(version)
+        self.store.pin_version(version)
         self.tally["pins"] += 1
 
     @rule()

@@ -251,13 +251,13 @@ def play(
 
     for pinned in ("9", "8"):  # with 9 the work of h outlives the rollback and the next squash
         journal.note("pinning", pinned)
-        store.pins.pin(int(pinned))
+        store.pin_version(int(pinned))
         acknowledge("pinned", pinned)
     journal.note("rollback")
     store.rollback(4, owner="r", request_id="8")
     published(10)
     journal.note("unpinning", "8")
-    store.pins.unpin(8)
+    store.unpin_version(8)
     acknowledge("unpinned", "8")
 
     journal.note("update")
@@ -412,7 +412,7 @@ def _check_versions(places: Places, store: Store, wanted: Expected) -> None:
 def _check_pins(store: Store, notes: list[tuple[str, str]]) -> None:
     """What was acknowledged is so: pinned and openable, or not pinned any more."""
     said = [(what, int(value)) for what, value in notes if what in ("pinning", "pinned", "unpinning", "unpinned")]
-    pins = store.pins.all()
+    pins = store.pinned()
     demand(set(pins) <= {version for _, version in said}, f"pins that nobody made: {pins}")
     if said and said[-1][0] in ("pinned", "unpinned"):
         what, version = said[-1]
@@ -461,7 +461,7 @@ def _check_nothing_left(root: str, store: Store) -> None:
         left = os.listdir(os.path.join(root, name))
         demand(not left, f"left over in {name}: {left}")
     needed = set(store.head.layer_ids) | {i for d in store.drafts() for i in d.layer_ids}
-    needed |= {i for version in store.pins.all() for i in store.snapshot(version).manifest.layer_ids}
+    needed |= {i for version in store.pinned() for i in store.snapshot(version).manifest.layer_ids}
     layers = set(os.listdir(os.path.join(root, "layers")))
     demand(layers <= needed, f"layers that nothing names: {sorted(layers - needed)}")
     metadata = {name.partition(".")[0] for name in os.listdir(os.path.join(root, ".layer-metadata"))}

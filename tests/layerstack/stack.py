@@ -18,7 +18,7 @@ from layerstack.kernel.fsync import Step, no_step
 from layerstack.kernel.xattrs import FORMS, Form
 from layerstack.model.conflict import Conflict
 from layerstack.publish.drafts import Draft
-from layerstack.publish.publish import Published
+from layerstack.publish.outcome import Published
 from layerstack.session.upper import Upper
 from layerstack.store import Store
 from tests import children, leftovers, probes
@@ -65,8 +65,8 @@ def refusing(step: str, *, code: int = errno.ENOSPC) -> Step:
 class Session:
     """An upper that is mounted at `view`, until it ends."""
 
-    def __init__(self, upper: Upper, view: str) -> None:
-        self.upper, self.view = upper, view
+    def __init__(self, store: Store, upper: Upper, view: str) -> None:
+        self.store, self.upper, self.view = store, upper, view
         self.mounted = False
         self.mount()
 
@@ -86,7 +86,7 @@ class Session:
 
     def publish(self) -> Published:
         self.umount()
-        return self.upper.publish(owner=self.upper.session_id, request_id="request")
+        return self.store.publish(self.upper, owner=self.upper.session_id, request_id="request")
 
     def rejected(self) -> dict[str, str]:
         """Publish, which must be refused: {path: class of the conflict}."""
@@ -127,7 +127,7 @@ class Stack:
         name = f"s{len(self.sessions)}"
         view = f"{self.folder}/{name}"
         os.mkdir(view)
-        session = Session(self.store.open_upper(name, origin=f"workspace_session:{name}", **how), view)
+        session = Session(self.store, self.store.open_upper(name, origin=f"workspace_session:{name}", **how), view)
         self.sessions.append(session)
         return session
 

@@ -31,8 +31,8 @@ def disagreement(store: Store) -> str:
     folder = f"{root}/pins"
     pins = [name.partition(".")[0] for name in (os.listdir(folder) if os.path.isdir(folder) else ()) if not name.startswith(".")]
     held = sorted(leases.get("pin", ()))
-    if not (set(pins) <= set(held) if store.pins.unsynced else sorted(pins) == held) or sorted(map(int, held)) != sorted(store.pins.all()):
-        return f"pins on disk {sorted(pins)}, leases {held}, listed {sorted(store.pins.all())}"
+    if not (set(pins) <= set(held) if store.pins.unsynced else sorted(pins) == held) or sorted(map(int, held)) != sorted(store.pinned()):
+        return f"pins on disk {sorted(pins)}, leases {held}, listed {sorted(store.pinned())}"
     sessions = set(
         os.listdir(f"{root}/sessions")
     )  # a folder without a lease is one that the disk would not let go: the next open looks at it

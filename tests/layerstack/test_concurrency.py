@@ -18,7 +18,7 @@ from layerstack.kernel import fsync, syscalls
 from layerstack.layers import index_file
 from layerstack.publish import decide, publish
 from layerstack.publish.drafts import Draft
-from layerstack.publish.publish import Published
+from layerstack.publish.outcome import Published
 from layerstack.session import upper
 from layerstack.squash.squash import Squashed
 from layerstack.store import Store

@@ -69,7 +69,7 @@ def one_of_each(stack: Stack) -> Files:
     done = a.publish()
     put(b.at("y"))
     draft = b.keep(reason="é \udcff")
-    stack.store.pins.pin(stack.store.head.version, agent="é")
+    stack.store.pin_version(stack.store.head.version, agent="é")
     stack.store.close()
     stems = [f".layer-metadata/{done.layer_id}", f".layer-metadata/{block.squashed_layer_id}"]
     needed = [
@@ -319,17 +319,17 @@ def test_a_damaged_draft_or_pin_is_settled_by_whoever_says_so(stack: Stack) -> N
     draft = a.keep()
     for version in (1, 2):
         stack.store.update_file("s", lambda old: (old or b"") + b"s", owner="o", request_id="r")
-        stack.store.pins.pin(version)
+        stack.store.pin_version(version)
     for name in (f"drafts/{draft.draft_id}/draft.json", "pins/1.json", "pins/2.json"):
         put(f"{stack.root}/{name}", "{}")
     stack.reopen()
-    assert len(stack.store.damaged) == 3 and stack.store.pins.all() == {}
+    assert len(stack.store.damaged) == 3 and stack.store.pinned() == {}
     assert stack.store.discard_draft(draft.draft_id) == 5 and os.listdir(f"{stack.root}/drafts") == []
-    assert stack.store.pins.unpin(1) and not stack.store.pins.unpin(1)
-    stack.store.pins.pin(2)
+    assert stack.store.unpin_version(1) and not stack.store.unpin_version(1)
+    stack.store.pin_version(2)
     assert stack.store.damaged == {}
     stack.reopen()
-    assert stack.store.damaged == {} and list(stack.store.pins.all()) == [2]
+    assert stack.store.damaged == {} and list(stack.store.pinned()) == [2]
 
 
 @on_a_stack({**BASE}, forms=("trusted",))

@@ -85,7 +85,7 @@ def put_deep(session: Session, length: int) -> str:
 def test_what_a_session_with_a_long_id_could_not_read_as_sealed_work_stops_it_as_it_is(stack: Stack) -> None:
     """A private layer lies deeper than the upperdir, and than a layer where the id is long: a refused publish must not seal what it cannot read."""
     os.mkdir(f"{stack.folder}/view")
-    session = Session(stack.store.open_upper("n" * 100, origin="workspace_session:n"), f"{stack.folder}/view")
+    session = Session(stack.store, stack.store.open_upper("n" * 100, origin="workspace_session:n"), f"{stack.folder}/view")
     stack.sessions.append(session)
     put(session.at("f"), "ours\n")
     path = put_deep(session, PATH_MAX - 2 - len(session.upper.upperdir))

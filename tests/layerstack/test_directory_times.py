@@ -6,7 +6,6 @@ import os
 import time
 
 from layerstack.publish.publish import Author
-from layerstack.session.path_changes import delete_path, move_path
 from tests.layerstack.builds import age, date, edit, mtime
 from tests.layerstack.stack import Base, Stack, on_a_stack, put
 
@@ -75,10 +74,10 @@ def test_merging_with_a_head_that_moved_leaves_the_times_of_containers(stack: St
 def test_a_deletion_and_a_move_without_a_session_give_their_directories_the_time_of_now(stack: Stack) -> None:
     age(stack)
     before, start = shown(stack, *FOLDERS), time.time_ns() - 1_000_000_000
-    delete_path(stack.store, "d/in/c", Author("o", "r", None), recursive=False)
+    stack.store.delete_path("d/in/c", Author("o", "r", None), recursive=False)
     after = shown(stack, *FOLDERS)
     assert after["d/in"] >= start and {f: t for f, t in after.items() if f != "d/in"} == {f: t for f, t in before.items() if f != "d/in"}
-    move_path(stack.store, "e/x", "o/x", Author("o", "r", None), overwrite=False)
+    stack.store.move_path("e/x", "o/x", Author("o", "r", None), overwrite=False)
     moved = shown(stack, *FOLDERS)
     assert min(moved["e"], moved["o"]) >= start and (moved[""], moved["d"], moved["d/in"]) == (before[""], before["d"], after["d/in"])
     assert stack.store.snapshot().chain.find("o/x") is not None

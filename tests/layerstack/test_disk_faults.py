@@ -225,7 +225,7 @@ class History:
         kept, thrown = self.put_aside(g), self.put_aside(h)
         for text in (b"once more\n", b"and once more\n"):
             self.update(text)
-        self.twice(lambda: store.pins.pin(2))
+        self.twice(lambda: store.pin_version(2))
         self.twice(store.squash)
         if kept is not None:
             k = self.upper("k", kept)
@@ -234,12 +234,12 @@ class History:
             self.write(k, ("late", b"late k\n", b"late k\n"))
             self.settled(k)
         pinned = store.head.version
-        self.twice(lambda: store.pins.pin(pinned))
+        self.twice(lambda: store.pin_version(pinned))
         self.twice(lambda: store.rollback(2, owner="r", request_id="r"))
-        self.twice(lambda: store.pins.unpin(2))
+        self.twice(lambda: store.unpin_version(2))
         self.update(b"after the rollback\n")
         self.twice(store.squash)
-        demand(pinned in store.pins.all() and 2 not in store.pins.all(), f"pinned is {pinned}, pins are {store.pins.all()}")
+        demand(pinned in store.pinned() and 2 not in store.pinned(), f"pinned is {pinned}, pins are {store.pinned()}")
         if thrown is not None:
 
             def discard() -> None:
@@ -253,7 +253,7 @@ class History:
 def check(places: Places, outcome: Outcome) -> None:
     store = Store.open(places.root)
     demand(store.unrecovered == (), f"not recovered: {store.unrecovered}")
-    trees = [scenario.look(places, store.snapshot(version)) for version in [None, *store.pins.all()]]
+    trees = [scenario.look(places, store.snapshot(version)) for version in [None, *store.pinned()]]
     for n, draft in enumerate(store.drafts()):
         upper = store.open_upper(f"check-{n}", origin="workspace_session:check", draft_id=draft.draft_id)
         with shown(upper, os.path.join(places.mounts, "f")) as mount:

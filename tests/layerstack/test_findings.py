@@ -158,26 +158,26 @@ def test_work_that_a_dead_disk_left_in_a_draft_keeps_the_layers_that_it_stands_o
 def test_a_pin_that_a_dead_disk_could_not_take_back_holds_and_the_next_call_makes_it_durable(s: Stack) -> None:
     write(s, "1\n", "2\n", "3\n")
     with refusing_from(s, "pin.fsync_dir"):
-        s.store.pins.pin(2)
-    assert list(s.store.pins.all()) == [2] and s.store.pins.unsynced and disagreement(s.store) == ""
+        s.store.pin_version(2)
+    assert list(s.store.pinned()) == [2] and s.store.pins.unsynced and disagreement(s.store) == ""
     s.store.squash()
-    assert s.store.pins.pin(2).version == 2 and not s.store.pins.unsynced
+    assert s.store.pin_version(2).version == 2 and not s.store.pins.unsynced
     s.reopen()
-    assert list(s.store.pins.all()) == [2] and s.shows(2)["f"] == "1\n"
+    assert list(s.store.pinned()) == [2] and s.shows(2)["f"] == "1\n"
 
 
 @on_a_stack({"f": "f\n"})
 def test_a_version_stays_pinned_until_a_disk_has_taken_its_unpinning(s: Stack) -> None:
     write(s, "1\n", "2\n", "3\n")
-    s.store.pins.pin(2)
+    s.store.pin_version(2)
     with refusing_from(s, "unpin.fsync_dir"):
-        s.store.pins.unpin(2)
-    assert list(s.store.pins.all()) == [2] and disagreement(s.store) == ""
+        s.store.unpin_version(2)
+    assert list(s.store.pinned()) == [2] and disagreement(s.store) == ""
     s.store.squash()
     assert s.shows(2)["f"] == "1\n", "a power cut may bring the pin back, and the version must be there then"
-    s.store.pins.pin(2)
+    s.store.pin_version(2)
     s.reopen()
-    assert list(s.store.pins.all()) == [2]
+    assert list(s.store.pinned()) == [2]
     with refusing_from(s, "unpin.fsync_dir"):
-        s.store.pins.unpin(2)
-    assert s.store.pins.unpin(2) and s.store.pins.all() == {} and os.listdir(f"{s.root}/pins") == []
+        s.store.unpin_version(2)
+    assert s.store.unpin_version(2) and s.store.pinned() == {} and os.listdir(f"{s.root}/pins") == []

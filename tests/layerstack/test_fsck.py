@@ -48,7 +48,7 @@ def rich(stack: Stack) -> str:
     os.setxattr(c.at("many"), stack.form.opaque, b"y")  # the session's own mark of that name
     c.publish()
     stack.store.squash()
-    stack.store.pins.pin(stack.store.head.version)
+    stack.store.pin_version(stack.store.head.version)
     d, e = stack.session(), stack.session()
     put(d.at("d/g"), "later\n")
     d.publish()
@@ -288,14 +288,14 @@ def test_the_work_of_a_draft_is_compared_with_the_digest_of_the_time_when_it_was
 @on_a_stack({**BASE}, forms=("trusted",))
 def test_documents_that_are_whole_but_in_anothers_place_are_named(stack: Stack) -> None:
     rich(stack)
-    stack.store.pins.pin(1)
+    stack.store.pin_version(1)
     stack.store.open_upper("other", origin="t")
     closed(stack)
     live = stack.sessions[-1].upper.session_id
     head = stack.store.head.version
     for name, other in (
         (f"sessions/{live}/session.json", "sessions/other/session.json"),
-        ("pins/1.json", f"pins/{max(stack.store.pins.all())}.json"),
+        ("pins/1.json", f"pins/{max(stack.store.pinned())}.json"),
         ("manifests/1.json", f"manifests/{head}.json"),
         ("manifest.json", "manifests/1.json"),
     ):
@@ -362,7 +362,7 @@ def test_documents_whose_checksum_is_right_and_whose_values_are_nobodys_are_name
         (f".layer-metadata/{folded}.json", "replaced"),
         ("workspace.json", "form"),
         ("workspace.json", "base_root_hash"),
-        (f"pins/{stack.store.pins.all().popitem()[0]}.json", "version"),
+        (f"pins/{stack.store.pinned().popitem()[0]}.json", "version"),
     ):
         good = get(f"{stack.root}/{name}")
         for value in (None, {"a": [1]}, "text", 7.5):

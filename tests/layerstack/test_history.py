@@ -13,7 +13,7 @@ from layerstack.errors import InvalidPath, NotFound
 from layerstack.history import versions as history
 from layerstack.kernel.fsync import no_step, remove_tree
 from layerstack.layers.delta import delta
-from layerstack.publish.publish import Published
+from layerstack.publish.outcome import Published
 from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 from tests.trees import read_tree
 
@@ -258,7 +258,7 @@ def test_the_difference_of_a_draft_is_told_against_its_base_and_against_the_head
 @on_a_stack(BASE)
 def test_versions_are_listed_newest_first_with_who_made_them(stack: Stack) -> None:
     story(stack)
-    stack.store.pins.pin(2, agent="codex", request_id="req")
+    stack.store.pin_version(2, agent="codex", request_id="req")
     found, after = history.versions(stack.store, limit=3)
     assert [(v.version, v.owner, v.pinned) for v in found] == [(5, "operation:1", False), (4, "s2", False), (3, "s1", False)]
     assert after == 3 and found[0].paths == 1 and found[0].layer_count == 5 and found[0].root_hash == stack.store.head.root_hash
@@ -286,13 +286,13 @@ def test_a_pin_is_a_boundary_over_restarts_until_it_is_taken_off(stack: Stack) -
     story(stack)
     want = stack.tree(4)
     store = stack.store
-    pin = store.pins.pin(4, agent="codex", request_id="req")
-    assert store.pins.pin(4) == pin and list(store.pins.all()) == [4]
+    pin = store.pin_version(4, agent="codex", request_id="req")
+    assert store.pin_version(4) == pin and list(store.pinned()) == [4]
     assert (store.layer_stats()["pin_count"], store.layer_stats()["active_lease_count"]) == (1, 0)
     with pytest.raises(NotFound):
-        store.pins.pin(99)
+        store.pin_version(99)
     stack.reopen()
-    assert stack.store.pins.all() == {4: pin}
+    assert stack.store.pinned() == {4: pin}
     assert stack.store.squash().blocks and len(stack.store.head.layers) == 4
     assert stack.tree(4) == want
     assert not any(
@@ -301,7 +301,7 @@ def test_a_pin_is_a_boundary_over_restarts_until_it_is_taken_off(stack: Stack) -
     stack.store.gc()
     stack.reopen()
     assert stack.tree(4) == want
-    assert stack.store.pins.unpin(4) and not stack.store.pins.unpin(4)
+    assert stack.store.unpin_version(4) and not stack.store.unpin_version(4)
     assert os.listdir(f"{stack.root}/pins") == []
     stack.store.update_file("one more", lambda old: old or b"", owner="o", request_id="r")
     assert stack.store.squash().blocks
@@ -314,21 +314,21 @@ def test_a_pin_that_the_disk_refuses_is_none_and_a_damaged_one_is_named(stack: S
     story(stack)
     names: list[str] = []
     stack.store.step = names.append
-    stack.store.pins.pin(2)
+    stack.store.pin_version(2)
     for name in names:
         stack.store.step = refusing(name)
         with pytest.raises(OSError, match="No space"):
-            stack.store.pins.pin(3)
-        assert list(stack.store.pins.all()) == [2] and os.listdir(f"{stack.root}/pins") == ["2.json"]
+            stack.store.pin_version(3)
+        assert list(stack.store.pinned()) == [2] and os.listdir(f"{stack.root}/pins") == ["2.json"]
     stack.store.step = no_step
     path = f"{stack.root}/pins/2.json"
     good = get(path)
     put(path, good.replace('"version":2', '"version":4'))
     stack.reopen()
-    assert list(stack.store.damaged) == [path] and stack.store.pins.all() == {}
+    assert list(stack.store.damaged) == [path] and stack.store.pinned() == {}
     put(path, good)
     stack.reopen()
-    assert stack.store.damaged == {} and list(stack.store.pins.all()) == [2]
+    assert stack.store.damaged == {} and list(stack.store.pinned()) == [2]
     os.unlink(f"{stack.root}/manifests/2.json")
     stack.reopen()
     assert list(stack.store.damaged) == [path] and "is gone" in stack.store.damaged[path]

@@ -15,7 +15,7 @@ from layerstack.export import stream
 from layerstack.history import versions
 from layerstack.kernel import fsync
 from layerstack.model.manifest import LOWER_LIMIT
-from layerstack.publish.quota import FOLD_AT
+from layerstack.squash.auto_squash import FOLD_AT
 from layerstack.squash.depth import Depths
 from layerstack.squash.squash import Squashed
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
@@ -76,7 +76,7 @@ def _at_the_limit(stack: Stack) -> None:
     assert isinstance(previewed.refused, LayerLimit) and not previewed.would_publish
     assert stack.session().publish().no_op
     assert not os.path.exists(f"{session.upper.directory}/private")  # the session goes on on its own upperdir
-    stack.store.quota.fold_at = FOLD_AT
+    stack.store.auto_squash.fold_at = FOLD_AT
     assert session.publish().manifest.layers[0].layer_id.startswith("L") and len(stack.store.head.layers) == 4
     stack.reopen()
     assert {"n/1", f"n/{LOWER_LIMIT - 1}", "more"} <= stack.shows().keys()
@@ -91,7 +91,7 @@ def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_bef
         assert not isinstance(done, Exception)
         told.append((why, None if done is None else len(done.blocks[0].replaced_layer_ids)))
 
-    store.quota.fold_at, store.quota.on_fold = FOLD_AT, on_fold
+    store.auto_squash.fold_at, store.auto_squash.on_fold = FOLD_AT, on_fold
     grow(s, FOLD_AT)
     assert told == []
     session = s.session()  # it keeps the newest layer apart
@@ -105,7 +105,7 @@ def test_with_a_policy_the_publish_that_finds_450_layers_folds_first_and_one_bef
 @on_a_stack(BASE, forms=("user",))
 def test_a_fold_before_there_is_need_waits_for_nobody_and_is_left_where_it_does_not_pay(s: Stack) -> None:
     store = s.store
-    store.quota.fold_at = 15
+    store.auto_squash.fold_at = 15
     grow(s, 15)
     write(s, "after")
     assert len(store.head.layers) == 3
@@ -130,9 +130,9 @@ def test_a_fold_before_there_is_need_waits_for_nobody_and_is_left_where_it_does_
 def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: Stack) -> None:
     store = s.store
     grow(s, 20)
-    store.quota.fold_at = 15
+    store.auto_squash.fold_at = 15
     failed: list[int | None] = []
-    store.quota.on_fold = lambda why, done: failed.append(done.errno) if isinstance(done, OSError) else None
+    store.auto_squash.on_fold = lambda why, done: failed.append(done.errno) if isinstance(done, OSError) else None
 
     def step(name: str) -> None:
         if name == "squash.sync":
@@ -153,12 +153,12 @@ def test_a_fold_that_the_disk_refuses_stops_no_publish_that_fits_without_it(s: S
 def test_a_damaged_layer_that_a_fold_meets_is_told_and_stops_no_publish_that_fits_without_it(s: Stack) -> None:
     store = s.store
     grow(s, 20)
-    store.quota.fold_at = 15
+    store.auto_squash.fold_at = 15
     with open(f"{s.root}/.layer-metadata/{store.head.layer_ids[3]}.index", "r+b") as file:
         file.seek(-2, os.SEEK_END)
         file.write(b"?")
     failed: list[Exception] = []
-    store.quota.on_fold = lambda why, done: failed.append(done) if isinstance(done, Exception) else None
+    store.auto_squash.on_fold = lambda why, done: failed.append(done) if isinstance(done, Exception) else None
     write(s, "fits")
     assert len(store.head.layers) == 21
     (error,) = failed
@@ -192,14 +192,14 @@ def test_a_damaged_layer_stops_one_squash_by_name_and_later_ones_fold_around_it(
 @on_a_stack(BASE, forms=("user",))
 def test_many_publishes_at_once_at_the_limit_fold_once_and_all_go_through(s: Stack) -> None:
     store = s.store
-    store.quota.layers, store.quota.fold_at = 30, FOLD_AT
+    store.quota.layers, store.auto_squash.fold_at = 30, FOLD_AT
     grow(s, 31)
     sessions = [s.session(version=1) for _ in range(8)]
     for number, session in enumerate(sessions):
         put(session.at(f"w{number}"), f"{number}\n")
         session.umount()
     folds: list[int] = []
-    store.quota.on_fold = lambda why, done: folds.append(len(done.blocks)) if isinstance(done, Squashed) else None
+    store.auto_squash.on_fold = lambda why, done: folds.append(len(done.blocks)) if isinstance(done, Squashed) else None
     start = threading.Barrier(len(sessions), timeout=WAIT_S)
     failures: list[Exception] = []
 
@@ -278,7 +278,7 @@ def test_a_version_inside_a_block_is_refused_at_once_when_the_disk_refused_to_cl
                 store.manifest,
                 store.snapshot,
                 lambda v: store.open_upper(f"x{v}", origin="o", version=v),
-                store.pins.pin,
+                store.pin_version,
                 lambda v: store.rollback(v, owner="o", request_id="r"),
                 lambda v: versions.diff_versions(store, v, store.head.version),
                 lambda v: store.lease(v).__enter__(),

@@ -9,7 +9,7 @@ import threading
 from layerstack.errors import LayerLimit
 from layerstack.kernel.xattrs import TRUSTED
 from layerstack.model.conflict import Notice
-from layerstack.publish.publish import Published
+from layerstack.publish.outcome import Published
 from layerstack.squash import squash
 from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from layerstack.core.quota import why_not
 from layerstack.errors import LayerStackError, QuotaExceeded
 from layerstack.kernel import fsync
-from layerstack.publish.publish import Published
-from layerstack.publish.quota import why_not
+from layerstack.publish.outcome import Published
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
 
 BASE: Base = {"d/f": "f\n", "top": "1\n"}
@@ -273,9 +273,9 @@ def test_a_full_disk_uses_nothing_of_the_quota_and_the_same_publish_fits_after_i
 @on_a_stack(BASE)
 def test_where_a_policy_folds_a_quota_is_met_by_folding_first_and_refuses_only_what_no_fold_makes_room_for(s: Stack) -> None:
     store = s.store
-    store.quota.layers, store.quota.fold_at = 3, 450
+    store.quota.layers, store.auto_squash.fold_at = 3, 450
     told: list[str] = []
-    store.quota.on_fold = lambda why, done: told.append(f"{why} {'begins' if done is None else 'ends'}")
+    store.auto_squash.on_fold = lambda why, done: told.append(f"{why} {'begins' if done is None else 'ends'}")
     for size in range(1, 12):
         write(s, "a", size)
         assert len(store.head.layers) <= 4
@@ -286,7 +286,7 @@ def test_where_a_policy_folds_a_quota_is_met_by_folding_first_and_refuses_only_w
     assert store.quota.used_bytes() <= 500 and s.shows()["a"] == "x" * 229
     keepers = [s.session()]
     assert refused(lambda: write(s, "a", 300))["reason"] == "quota_bytes"
-    store.quota.fold_at = None
+    store.auto_squash.fold_at = None
     keepers[0].umount()
     keepers[0].upper.discard()
     assert refused(lambda: write(s, "a", 300))["reason"] == "quota_bytes"

@@ -15,7 +15,7 @@ import pytest
 
 from layerstack.errors import StoreCorrupt
 from layerstack.kernel import records
-from layerstack.publish.publish import CommitUnsynced
+from layerstack.publish.commit import CommitUnsynced
 from layerstack.store import Store
 from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
 from tests.trees import Tree

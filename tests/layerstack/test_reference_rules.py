@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layerstack.publish.decide import PublishRules
+from layerstack.core.publish_rules import PublishRules
 from layerstack.text.merge import merge
 from tests.layerstack.stack import Stack, get, on_a_stack, put
 

@@ -81,7 +81,7 @@ def test_a_store_is_reached_by_a_symlink_or_from_the_working_directory_and_stays
         os.chdir(stack.folder)
         stack.store = Store.open(root)
         os.chdir("/")
-        stack.store.pins.pin(1)
+        stack.store.pin_version(1)
         session = stack.session()
         put(session.at("x"), root)
         assert not session.publish().no_op and stack.store.root == place

@@ -11,10 +11,10 @@ import subprocess
 
 import pytest
 
+from layerstack.core.publish_rules import PublishRules
 from layerstack.errors import PublishRejected
 from layerstack.model.conflict import Conflict
-from layerstack.publish.decide import PublishRules
-from layerstack.publish.publish import Published
+from layerstack.publish.outcome import Published
 from layerstack.units.units import BUILT_IN, SQLITE, NamedUnits, Unit, held_by
 from tests import children
 from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put

@@ -62,7 +62,7 @@ def as_of_before(stack: Stack) -> dict[int, Manifest]:
 @on_a_stack(BASE, forms=("trusted",))
 def test_a_store_of_before_is_opened_read_squashed_and_written_to(stack: Stack) -> None:
     publish(stack, 3)
-    stack.store.pins.pin(2)
+    stack.store.pin_version(2)
     session = stack.session()
     put(session.at("work"), "work\n")
     session.umount()
@@ -124,7 +124,7 @@ def test_versions_whose_bytes_a_power_cut_took_are_read_from_the_head_and_writte
     publish(stack, 2)
     stack.store.squash()  # 2 is closed; 3 and 4 have the layer that was folded
     publish(stack, 2)
-    stack.store.pins.pin(5)
+    stack.store.pin_version(5)
     draft = stack.session()
     put(draft.at("kept"), "kept\n")
     kept = draft.keep(reason="test")
@@ -140,7 +140,7 @@ def test_versions_whose_bytes_a_power_cut_took_are_read_from_the_head_and_writte
             assert list(looking) == []
             assert {f"manifests/{version}.json" for version in numbers} <= {note.file for note in looking.notes if note.kind == "left_over"}
         stack.store = Store.open(stack.root)
-        assert stack.store.damaged == {} and list(stack.store.pins.all()) == [5] and stack.store.drafts() == [kept]
+        assert stack.store.damaged == {} and list(stack.store.pinned()) == [5] and stack.store.drafts() == [kept]
         assert {version: stack.shows(version) for version in numbers} == trees
         assert {version: get(f"{stack.root}/manifests/{version}.json") for version in numbers} == right
         stack.store.close()

@@ -114,8 +114,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s30",
         "layerstack/recovery/gc.py",
-        "if name not in keep and not store.damaged and owner_of(store.root, name) is None:",
-        "if name not in keep and not store.damaged:",
+        "if name not in keep and not stack.damaged and owner_of(stack.root, name) is None:",
+        "if name not in keep and not stack.damaged:",
         "a sweep takes the only copy of work whose commit failed and could not be undone",
         (
             "tests/layerstack/test_dead_disk.py::test_work_whose_publish_no_disk_would_undo_is_published_or_kept_whatever_comes_next[trusted]",
@@ -123,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "s31",
-        "layerstack/recovery/gc.py",
+        "layerstack/publish/commit.py",
         'return home if records.read(f"{home}/session.json")["token"] == about["upper"] else None',
         "return home",
         "a folded layer is kept for a later session of the name of the one that wrote it",
@@ -133,7 +133,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "s39",
         "layerstack/publish/drafts.py",
-        'fsync.fsync_dir(f"{store.root}/drafts")',
+        'fsync.fsync_dir(f"{stack.root}/drafts")',
         "pass",
         "the name of a draft is not synced",
         ("tests/layerstack/test_durable_names.py::test_each_new_name_is_synced_before_what_rests_on_it_is_acknowledged",),
@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e3",
         "layerstack/publish/publish.py",
-        " or meet(own, newer, store.rules.units):",
+        " or meet(own, newer, stack.rules.units):",
         ":",
         "a unit that another publication met between plan and commit is not looked at again",
         (STORM,),

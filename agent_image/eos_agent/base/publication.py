@@ -10,7 +10,7 @@ from layerstack.model.conflict import path_json
 
 if TYPE_CHECKING:
     from layerstack.model.conflict import Conflict
-    from layerstack.publish.publish import Preview, Published
+    from layerstack.publish.outcome import Preview, Published
     from layerstack.session.rebase import Rebased
 
 INLINE_CONFLICTS = 100

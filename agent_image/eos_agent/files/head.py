@@ -28,7 +28,6 @@ from layerstack.errors import AlreadyExists, LayerStackError, NotADirectory, Not
 from layerstack.model.conflict import path_json
 from layerstack.model.paths import ancestors
 from layerstack.publish.publish import Author
-from layerstack.session import path_changes
 from layerstack.tree.state import DIRECTORY, FILE, LINK
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def _delete(store: Store, root: str, args: Mapping[str, Any], author: Author) ->
     with store.reading() as snapshot:
         path = resolve(args, root, lambda p: _exists(snapshot, p))
     try:
-        done = path_changes.delete_path(store, path, author, recursive=args["recursive"])
+        done = store.delete_path(path, author, recursive=args["recursive"])
     except NotFound:
         raise not_found(path) from None
     except NotEmpty:
@@ -185,7 +184,7 @@ def _move(store: Store, root: str, args: Mapping[str, Any], author: Author) -> d
     if target == source or target.startswith(source + "/"):
         raise inside_itself(source, target)
     try:
-        done = path_changes.move_path(store, source, target, author, overwrite=args["overwrite"])
+        done = store.move_path(source, target, author, overwrite=args["overwrite"])
     except NotFound:
         raise not_found(source) from None
     except AlreadyExists:

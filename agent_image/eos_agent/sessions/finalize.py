@@ -9,12 +9,13 @@ from eos_agent.base.errors import operation_error, quota_hint
 from eos_agent.base.publication import publish_json, rejection
 from layerstack.errors import PublishRejected, QuotaExceeded, Stopped
 from layerstack.model.conflict import path_json
-from layerstack.publish.publish import CommitUnsynced
+from layerstack.publish.commit import CommitUnsynced
 
 if TYPE_CHECKING:
     from eos_agent.sessions.session import Session
-    from layerstack.publish.publish import Published
+    from layerstack.publish.outcome import Published
     from layerstack.session.upper import Upper
+    from layerstack.store import Store
 
 HINT = (
     "nothing was published; the work is kept in draft_id: create_workspace_session with it shows your files, "
@@ -25,23 +26,23 @@ CANCELLED_HINT = "the request was cancelled: nothing was published; what the com
 SETTLED = frozenset({"source_conflict", "publish_error", CANCELLED})  # drafts of sessions that ended in good order
 
 
-def commit(upper: Upper, *, owner: str, request_id: str, agent: str | None) -> Published:
-    """Upper.publish; when only its last sync failed that is tried once more.
+def commit(store: Store, upper: Upper, *, owner: str, request_id: str, agent: str | None) -> Published:
+    """Store.publish; when only its last sync failed that is tried once more.
 
     Raises:
         CommitUnsynced: twice: the work is the head's, but a power cut may still undo it.
     """
     with telemetry.Phases(telemetry.PUBLISHING, "workspace_session.capture_changes") as phases:
         try:
-            published = upper.publish(owner=owner, request_id=request_id, agent=agent)
+            published = store.publish(upper, owner=owner, request_id=request_id, agent=agent)
         except CommitUnsynced as error:
             log.failure("publish_unsynced", error)
-            published = upper.publish(owner=owner, request_id=request_id, agent=agent)
+            published = store.publish(upper, owner=owner, request_id=request_id, agent=agent)
         phases.note(no_op=published.no_op, manifest_version=published.manifest.version, layer_id=published.layer_id)
         return published
 
 
-def publish_or_keep(session: Session) -> dict[str, Any]:
+def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
     """Publish the work of an offline session, else keep it as a draft; blocking. Returns what that adds to the command's result.
 
     Raises:
@@ -52,7 +53,7 @@ def publish_or_keep(session: Session) -> dict[str, Any]:
         return _kept(session, CANCELLED, CANCELLED_HINT)
     hint = HINT
     try:
-        published = commit(upper, owner=session.owner, request_id=session.request_id, agent=session.agent)
+        published = commit(store, upper, owner=session.owner, request_id=session.request_id, agent=session.agent)
     except PublishRejected as error:
         reason, refused = error.reason, rejection(error.conflicts, error.reason)
         telemetry.event("workspace_session.finalize.publish_failed", reason=reason, conflict_count=len(error.conflicts))

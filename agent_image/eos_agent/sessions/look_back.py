@@ -107,12 +107,12 @@ def list_versions(store: Store, _root: str, args: dict[str, Any]) -> dict[str, A
 
 def pin_version(store: Store, _root: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:
     """The operation pin_version."""
-    return {**store.pins.pin(args["version"], agent=args.get("agent"), request_id=request_id)._asdict(), "pinned": True}
+    return {**store.pin_version(args["version"], agent=args.get("agent"), request_id=request_id)._asdict(), "pinned": True}
 
 
 def unpin_version(store: Store, _root: str, args: dict[str, Any]) -> dict[str, Any]:
     """The operation unpin_version."""
-    return {"version": args["version"], "pinned": False, "was_pinned": store.pins.unpin(args["version"])}
+    return {"version": args["version"], "pinned": False, "was_pinned": store.unpin_version(args["version"])}
 
 
 def rollback_to(store: Store, _root: str, args: dict[str, Any], request_id: str) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from eos_agent.sessions.look_back import cursor
 from eos_agent.sessions.session import EXPLICIT, Session, check_grace
 from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
 from layerstack.errors import PublishRejected
-from layerstack.publish.publish import CommitUnsynced
+from layerstack.publish.commit import CommitUnsynced
 
 if TYPE_CHECKING:
     from eos_agent.handles.init_handle import InitHandle
     from eos_agent.sessions.table import Sessions
-    from layerstack.publish.publish import Preview
+    from layerstack.publish.outcome import Preview
     from layerstack.session.upper import Upper
 
 SESSION_BUSY = "session_busy"
@@ -58,7 +58,8 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         try:
             with sessions.lifecycle.cleaning(), telemetry.span("workspace_session.publish", workspace_session_id=session_id):
                 published = await sessions.captures.run(
-                    lambda: commit(upper, owner=session.owner, request_id=request_id, agent=session.agent), request_id=request_id
+                    lambda: commit(sessions.store, upper, owner=session.owner, request_id=request_id, agent=session.agent),
+                    request_id=request_id,
                 )
         except CommitUnsynced as error:
             sessions.end(session)
@@ -173,7 +174,7 @@ async def _preview_frozen(sessions: Sessions, session: Session, request_id: str)
 def _preview(sessions: Sessions, session: Session) -> Preview:
     """Of a publish that is meant: what can be folded is folded, if the work would be refused otherwise and the policy allows it."""
     found = session.upper.preview()
-    if found.refused is not None and sessions.store.quota.fold(found.refused.reason):
+    if found.refused is not None and sessions.store.auto_squash.fold(found.refused.reason):
         found = session.upper.preview()
     if found.would_publish and not found.no_op:
         disk_space.check(sessions.store, found.source_count + found.ignored_count)

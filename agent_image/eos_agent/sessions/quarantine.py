@@ -45,7 +45,7 @@ def give_up(store: Store, session_id: str) -> dict[str, Any]:
     Raises:
         LayerStackError: somebody else was faster (session_not_found), or something still writes there.
     """
-    lost = of_trees(trees_of(store, session_id))
+    lost = of_trees(trees_of(store, store.dead, session_id))
     store.give_up_session(session_id)
     store.scrap.settle()
     return lost

@@ -209,7 +209,7 @@ class Recovering:
     def _stands_on(self, session: DeadSession) -> Draft | None:
         """The draft that a session left as it was; None where it stood on none, or that is published or discarded."""
         with contextlib.suppress(LayerStackError):
-            return None if session.draft_id is None else self._store.draft_book.get(session.draft_id)
+            return None if session.draft_id is None else self._store.draft(session.draft_id)
         return None
 
     def _one(self, session: DeadSession, timeout_s: float) -> RecoveryAnswer:
@@ -255,7 +255,7 @@ class Recovering:
         known = self._sizes.get(session_id)
         if known is None:
             try:
-                found = of_trees(trees_of(self._store, session_id), walk_max=WALK_MAX)
+                found = of_trees(trees_of(self._store, self._store.dead, session_id), walk_max=WALK_MAX)
             except LayerStackError:  # settled meanwhile
                 return {"paths": 0, "bytes": 0, "truncated": False}
             whole = found["count"] < WALK_MAX

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eos_agent.base import log
 from layerstack.errors import LayerStackError, SquashInFlight
-from layerstack.publish.quota import FOLD_AT
+from layerstack.squash.auto_squash import FOLD_AT
 from layerstack.squash.depth import Depth, Depths
 
 if TYPE_CHECKING:
@@ -101,15 +101,15 @@ class Squashes:
         so long that the kernel will soon not mount it: that one is folded by the publish that finds it."""
         loop = asyncio.get_running_loop()
         self._store.on_head = lambda: loop.call_soon_threadsafe(self._published.set)
-        quota = self._store.quota
-        quota.fold_at = FOLD_AT
-        quota.on_fold = lambda why, done: loop.call_soon_threadsafe(self._folded, why, done)
+        auto_squash = self._store.auto_squash
+        auto_squash.fold_at = FOLD_AT
+        auto_squash.on_fold = lambda why, done: loop.call_soon_threadsafe(self._folded, why, done)
         self._published.set()
         self._worker = loop.create_task(self._work(policy))
 
     async def close(self) -> None:
         """Start no more of them; one that is under way ends by itself."""
-        self._store.on_head = self._store.quota.on_fold = None
+        self._store.on_head = self._store.auto_squash.on_fold = None
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)

@@ -372,7 +372,7 @@ class Sessions:
                 await session.runner.end(self.grace_s)
                 try:
                     with self.lifecycle.cleaning(), telemetry.span("workspace_session.publish"):
-                        outcome = await self.captures.run(lambda: publish_or_keep(session), request_id=session.request_id)
+                        outcome = await self.captures.run(lambda: publish_or_keep(self.store, session), request_id=session.request_id)
                 except Exception as error:
                     log.failure("finalization_failed", error, session=session.id)
                     telemetry.event("workspace_session.finalize_failed", workspace_session_id=session.id, error=type(error).__name__)

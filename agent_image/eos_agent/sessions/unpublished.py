@@ -6,7 +6,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
-from layerstack.session.start import CARRIED
+from layerstack.session.folder import CARRIED
 
 if TYPE_CHECKING:
     from eos_agent.sessions.session import Session

@@ -4,8 +4,6 @@ Used bytes are those of the published layers above the base that the head and le
 files as the layers' metadata tell them, several names of one file once. Nothing is walked. It errs on the strict side: of files that a session
 moved within its mount nobody knows in which layer they lay, and they count twice until a squash folds both. Drafts, seals and live sessions are not counted
 and never refused: work that a quota refuses stays where it is.
-
-With `fold_at` the head is folded when it has grown too long, before it is refused: between that and the limit only where it pays.
 """
 
 from __future__ import annotations
@@ -13,29 +11,17 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from layerstack.errors import LayerLimit, LayerStackError, QuotaExceeded, SquashInFlight
+from layerstack.errors import LayerLimit, LayerStackError, QuotaExceeded
 from layerstack.kernel.overlay import check_count
+from layerstack.layers.cache import Layers
 from layerstack.layers.index import Layer
 from layerstack.layers.index_file import Indexed
-from layerstack.model.manifest import LOWER_LIMIT, Manifest
-from layerstack.squash import plan, squash
-from layerstack.squash.squash import Squashed
+from layerstack.model.lease import Leases
+from layerstack.model.manifest import Manifest
 from layerstack.tree.disk import Tree
 from layerstack.tree.state import State
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
-
-FOLD_AT = 450
-"""Layers of a head, the base included, at which a publish folds first where a policy wants that."""
-WORTH_FOLDING = 10
-"""Layers that a fold must take away while there is still room."""
-TRIES = 3
-"""Folds for one publish, should others fill the head up meanwhile."""
-
-T = TypeVar("T")
 
 SESSIONS_UNLIMITED = "unsupported: what live sessions and drafts write is limited by the disk alone"
 _PROJECT_QUOTAS = {"prjquota", "pquota"}
@@ -44,16 +30,12 @@ _PROJECT_QUOTAS = {"prjquota", "pquota"}
 class Quota:
     """The limits of one open store, and what is used of them. May be set at any time; what is there already stays, whatever they say."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, root: str, layers: Layers, leases: Leases, head: Callable[[], Manifest]) -> None:
+        self._root, self._layers, self._leases, self._head = root, layers, leases, head
         self.bytes: int | None = None
         """Bytes of published layers above the base; None: no limit but the disk's."""
         self.layers: int | None = None
         """Layers of the head above the base; None: as many as the kernel mounts."""
-        self.fold_at: int | None = None
-        """Fold before a publish from so many layers on, and where a limit is reached. None: nothing is folded without being asked."""
-        self.on_fold: Callable[[str, Squashed | Exception | None], object] | None = None
-        """Told, in the publisher's thread, why a fold starts (None), and then what came of it."""
         self._counted: tuple[Manifest | None, int] = (None, 0)
 
     def used_bytes(self, leaving: Collection[str] = ()) -> int:
@@ -62,11 +44,10 @@ class Quota:
         Args:
             leaving: holders of leases that end with the publish that asks, and keep nothing any more.
         """
-        store = self._store
-        head, loaded = store.head, store.layers.all()
+        head, loaded = self._head(), self._layers.all()
         if len(loaded) == len(head.layers):
             return self._of_head(head)
-        ids = set(head.layer_ids).union(*(lease.layer_ids for lease in store.leases.boundaries() if lease.holder not in leaving))
+        ids = set(head.layer_ids).union(*(lease.layer_ids for lease in self._leases.boundaries() if lease.holder not in leaving))
         return _sum(layer for layer in loaded if layer.id in ids)
 
     def _of_head(self, head: Manifest) -> int:
@@ -74,21 +55,21 @@ class Quota:
         last, total = self._counted
         if last is not head:
             if last is not None and last.layers == head.layers[1:]:
-                newest = self._store.layers.get(head.layers[0].layer_id)
+                newest = self._layers.get(head.layers[0].layer_id)
                 total += _adds(newest, head.layer_ids if "linked" in newest.about else ())
             else:
-                total = _sum(self._store.layers.of(head))
+                total = _sum(self._layers.of(head))
             self._counted = (head, total)
         return total
 
     def used_layers(self) -> int:
         """What counts against `layers`."""
-        return len(self._store.head.layers) - 1
+        return len(self._head().layers) - 1
 
     def refusal(self, size: Callable[[], int], leaving: Collection[str] = ()) -> LayerStackError | None:
         """Why one layer more of so many bytes would be refused now, or None; the size is asked for only where it matters."""
         try:
-            self.admit(self._store.head, size, leaving)
+            self.admit(self._head(), size, leaving)
         except (QuotaExceeded, LayerLimit) as error:
             return error
         return None
@@ -114,53 +95,8 @@ class Quota:
         if self.bytes is None and self.layers is None:
             return None
         used = {"used_bytes": self.used_bytes(), "used_layers": self.used_layers()}
-        sessions = f"{SESSIONS_UNLIMITED}; {why_not(self._store.root)}"
+        sessions = f"{SESSIONS_UNLIMITED}; {why_not(self._root)}"
         return {"bytes": self.bytes, "layers": self.layers, **used, "published": "enforced", "sessions": sessions}
-
-    # ---- folding
-
-    def with_room(self, attempt: Callable[[], T]) -> T:
-        """attempt(), which publishes and holds neither a reader's lease nor the store's lock when it starts; folds first where that is due,
-        and tries again when a fold has made room for what was refused."""
-        self._fold_if_long()
-        for _ in range(TRIES):
-            try:
-                return attempt()
-            except (QuotaExceeded, LayerLimit) as error:
-                if not self.fold(error.reason):
-                    raise
-        return attempt()
-
-    def fold(self, why: str) -> bool:
-        """Fold what can be folded, if this store may without being asked. False: nothing came of it. One under way is waited for."""
-        if self.fold_at is None:
-            return False
-        before = self._store.head
-        self._fold(why, wait=True)
-        return self._store.head is not before
-
-    def _fold_if_long(self) -> None:
-        """Before there is need: a publish waits for no squash that somebody else is at."""
-        if self.fold_at is None or not self.fold_at <= len(self._store.head.layers) < LOWER_LIMIT:
-            return
-        if plan.gain(self._store) >= WORTH_FOLDING:
-            self._fold("fold_at", wait=False)
-
-    def _fold(self, why: str, *, wait: bool) -> None:
-        locked = self._store.squash_lock.locked()
-        if (locked and not wait) or (not locked and not plan.gain(self._store)):
-            return
-        self._tell(why, None)
-        try:
-            self._tell(why, squash.squash(self._store, wait=wait))
-        except SquashInFlight:
-            return
-        except (OSError, LayerStackError) as error:  # also one whose last sync failed: what it did shows in the head
-            self._tell(why, error)
-
-    def _tell(self, why: str, done: Squashed | Exception | None) -> None:
-        if self.on_fold is not None:
-            self.on_fold(why, done)
 
 
 def why_not(root: str, mountinfo: str = "/proc/self/mountinfo") -> str:
@@ -176,11 +112,6 @@ def why_not(root: str, mountinfo: str = "/proc/self/mountinfo") -> str:
                     return f"this {kind} is mounted without project quotas"
                 return f"this {kind} has project quotas, which are not used"
     return "its file system is not known"
-
-
-def holders(session_id: str | None, draft_id: str | None) -> tuple[str, ...]:
-    """The leases that end with the publish of a session, or of a draft."""
-    return tuple(f"{kind} {name}" for kind, name in (("session", session_id), ("draft", draft_id)) if name is not None)
 
 
 class Sizes:

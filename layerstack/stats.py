@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from layerstack.core.stack import Stack
 from layerstack.model.lease import READER
-
-if TYPE_CHECKING:
-    from layerstack.store import Store
+from layerstack.publish import draft_refs
 
 
-def of(store: Store) -> dict[str, Any]:
+def of(stack: Stack) -> dict[str, Any]:
     """See `Store.layer_stats`. Layers newest first; sizes are those of the layers' metadata, None for the base."""
-    head, leases = store.head, store.leases.all()
+    head, leases = stack.head, stack.leases.all()
     sessions = [lease for lease in leases if lease.kind not in ("draft", "pin", READER)]
     rows: list[dict[str, Any]] = []
-    for layer in store.layers.of(head):
+    for layer in stack.layers.of(head):
         booked = {lease.layer_ids[0] for lease in leases if layer.id in lease.layer_ids and lease.layer_ids[0] != layer.id}
         rows.append(
             {
@@ -26,7 +25,7 @@ def of(store: Store) -> dict[str, Any]:
                 "booked_by": sorted(booked),
             }
         )
-    kept = store.drafts()
+    kept = draft_refs.all_of(stack)
     total, allocated = sum(row["bytes"] or 0 for row in rows), sum(row["allocated_bytes"] or 0 for row in rows)
     return {
         "version": head.version,
@@ -37,8 +36,8 @@ def of(store: Store) -> dict[str, Any]:
         "total_allocated_bytes": allocated,
         "storage_logical_bytes": total + sum(draft.bytes for draft in kept),
         "storage_allocated_bytes": allocated + sum(draft.bytes for draft in kept),
-        "staging_entry_count": store.scrap.count(),
+        "staging_entry_count": stack.scrap.count(),
         "draft_count": len(kept),
-        "pin_count": len(store.pins.all()),
-        "quota": store.quota.to_json(),
+        "pin_count": len(stack.pins.held),
+        "quota": stack.quota.to_json(),
     }

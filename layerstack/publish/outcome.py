@@ -1,0 +1,37 @@
+"""The results of a publish and of a preview."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from layerstack.errors import LayerStackError
+from layerstack.model.conflict import Conflict, Notice
+from layerstack.model.manifest import Manifest
+
+
+class Published(NamedTuple):
+    """What a publish did. `manifest` is the head as this publish left it; for a no-op the head that was found, and there is no layer."""
+
+    no_op: bool
+    manifest: Manifest
+    layer_id: str | None
+    source_count: int
+    ignored_count: int
+    notices: tuple[Notice, ...]
+    dropped: tuple[str, ...]
+    """What was left out: FIFOs, sockets and devices, and what a killed process had half done."""
+
+
+class Preview(NamedTuple):
+    """What a publish would do against the head of now."""
+
+    would_publish: bool
+    no_op: bool
+    head_version: int
+    source_count: int
+    ignored_count: int
+    conflicts: tuple[Conflict, ...]
+    notices: tuple[Notice, ...]
+    dropped: tuple[str, ...]
+    refused: LayerStackError | None = None
+    """The quota or limit that a publish without conflicts would meet."""

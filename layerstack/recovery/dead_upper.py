@@ -1,0 +1,47 @@
+"""The upper of a session whose process died, as it is on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any
+
+from layerstack.core.stack import Stack
+from layerstack.errors import StoreBusy
+from layerstack.kernel import overlay
+from layerstack.layers.index import Layer
+from layerstack.model.lease import Lease
+from layerstack.model.manifest import LayerId, Manifest, reference
+from layerstack.publish import draft_refs, drafts
+from layerstack.session.folder import SessionIdentity
+from layerstack.session.upper import Upper
+
+FREE_TRIES, FREE_PAUSE_S = 100, 0.03
+"""How long an open waits for the mounts of a dead process to go."""
+
+
+def dead_upper(stack: Stack, session_id: str, body: dict[str, Any], lease: Lease) -> Upper:
+    """The upper as its process left it. Raises NotFound, StoreCorrupt: what it stands on is not there; StoreBusy."""
+    manifest = Manifest(lease.version, tuple(reference(LayerId(layer_id)) for layer_id in lease.layer_ids))
+    identity = SessionIdentity(
+        session_id, body["origin"], body["agent"], body["request_id"], body["draft_id"], body["token"], body.get("rebased", False)
+    )
+    private: list[Layer] = []
+    if identity.draft_id is not None and not identity.rebased:
+        private.append(draft_refs.layer_of(stack, drafts.load(stack, identity.draft_id), manifest))
+    upper = Upper(stack, identity, manifest, stack.layers.chain(manifest, private), lease)
+    if os.path.isdir(upper.upperdir) and not _free(upper.upperdir):
+        raise StoreBusy(f"{upper.upperdir}: a live overlay still writes into it", details={"upperdir": upper.upperdir})
+    with contextlib.suppress(FileNotFoundError):
+        upper.adopt(sorted(os.listdir(f"{upper.directory}/private")))
+    return upper
+
+
+def _free(upperdir: str) -> bool:
+    """Is no overlay writing there? After a kill -9 the processes of a session, and with them its mount, take a moment to go."""
+    for _ in range(FREE_TRIES):
+        if not overlay.is_mounted(upperdir):
+            return True
+        time.sleep(FREE_PAUSE_S)
+    return False

@@ -1,0 +1,86 @@
+"""The folder of a session, made whole in staging and renamed in; and the identity that its session.json keeps."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+from layerstack.core.stack import Stack
+from layerstack.errors import Invalid, StoreCorrupt
+from layerstack.kernel import fsync, records
+from layerstack.layers.chain import Chain
+from layerstack.model.manifest import Manifest
+from layerstack.tree.fileops import make_directory
+
+CARRIED = "0001"
+"""The name of the carried-over work among the private layers of a session."""
+
+
+class SessionIdentity(NamedTuple):
+    """Who an upper belongs to; kept in session.json."""
+
+    session_id: str
+    origin: str
+    agent: str | None
+    request_id: str | None
+    draft_id: str | None
+    token: str
+    rebased: bool = False
+    """Does it stand on the draft's work as it was carried over to the head, a private layer of its own, and not on the draft?"""
+
+    @property
+    def holder(self) -> str:
+        """As its lease names it."""
+        return f"session {self.session_id}"
+
+
+def make_folder(
+    stack: Stack,
+    identity: SessionIdentity,
+    manifest: Manifest,
+    chain: Chain,
+    carried: str | None,
+    *,
+    name: str = CARRIED,
+    replace: bool = False,
+) -> None:
+    """Complete in staging, then one rename: a folder in `sessions/` is whole.
+
+    Args:
+        carried: a tree in staging that becomes the private layer `name`.
+        replace: in the place of the session's folder of before, which goes.
+    """
+    folder = stack.scrap.name(f"session-{identity.session_id}")
+    try:
+        stack.step("session.mkdir")
+        os.mkdir(folder, 0o700)
+        root = chain.find("")
+        if root is None:
+            base = f"{stack.root}/base"
+            raise StoreCorrupt(f"{base}: what lies lowest in version {manifest.version} is missing", details={"file": base})
+        body = {
+            **identity._asdict(),
+            "base_version": manifest.version,
+            "layers": chain.ids,
+            "created_unix_ms": time.time_ns() // 1_000_000,
+        }
+        stack.step("session.write")
+        with fsync.writing_before(f"{folder}/session.json", records.dump(body), root=stack.root):
+            make_directory(f"{folder}/upper", root)
+            os.mkdir(f"{folder}/work")
+            if carried is not None:
+                os.mkdir(f"{folder}/private")
+                os.rename(carried, f"{folder}/private/{name}")
+        if replace:
+            stack.step("session.exchange")
+            fsync.rename_exchange(folder, f"{stack.root}/sessions/{identity.session_id}")
+            return
+        stack.step("session.rename")
+        try:
+            fsync.rename_new(folder, f"{stack.root}/sessions/{identity.session_id}")
+        except FileExistsError:
+            details = {"session_id": identity.session_id}
+            raise Invalid(f"session {identity.session_id} exists", reason="session_exists", details=details) from None
+    finally:
+        stack.scrap.discard(folder)
