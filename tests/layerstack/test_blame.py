@@ -172,7 +172,7 @@ def test_an_answer_is_kept_until_the_path_changes_and_the_number_kept_is_bounded
     assert stack.store.blame("f") is first
     write(stack, "f", TEXT, "operation:3")
     assert ranges(stack, "f") == [(1, 6, "original")]
-    cache = blame.Cache()
+    cache = blame.Cache(stack.root)
     for n in range(1000):
         cache.put((str(n),), (Range(1, 1, "o"),) * 1000)
     held = [n for n in range(1000) if cache.get((str(n),)) is not None]
