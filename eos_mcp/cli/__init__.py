@@ -1,1 +1,4 @@
-"""The command-line programs: a parser, help pages and output over the catalog. Standard library only."""
+"""The command-line programs: a parser, help pages and output over the catalog. The standard library is enough to start one.
+
+Imports the rooms that a command needs, when it needs them; only `__main__` is above it.
+"""

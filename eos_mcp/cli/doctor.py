@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from eos_agent.wire.protocol import OperationError
 from eos_mcp import __version__
 from eos_mcp.cli import output
-from eos_mcp.config import paths as places
-from eos_mcp.config import token_file
+from eos_mcp.config import paths, token_file
 from eos_mcp.gateway_client import sync
 
 TRIAL_S = 30
@@ -65,7 +64,7 @@ def check_local() -> Finding:
     """What the local provider itself asks before it makes a sandbox: a mount namespace and an overlay where the state directory lies."""
     from eos_mcp.providers import local_probe
 
-    folder, state = _existing(places.state_dir()), check_state()
+    folder, state = paths.existing_parent(paths.state_dir()), check_state()
     if not state.ok:
         return Finding("local", False, state.said, state.step)
     try:
@@ -80,7 +79,7 @@ def check_local() -> Finding:
 
 def check_userns() -> Finding:
     """Does root need to run the local provider here, or can anybody?"""
-    code = "from layerstack.kernel import syscalls as linux; linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)"
+    code = "from layerstack.kernel import syscalls as s; s.unshare(s.CLONE_NEWUSER | s.CLONE_NEWNS)"
     done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_S)
     if done.returncode == 0:
         return Finding("user namespaces", True, "work: no root needed")
@@ -124,12 +123,12 @@ def check_versions() -> Finding:
 
 
 def check_state() -> Finding:
-    return _place("state", places.state_dir(), "set EOS_STATE_DIR to a directory of your own")
+    return _directory("state", paths.state_dir(), "set EOS_STATE_DIR to a directory of your own")
 
 
 def check_cache() -> Finding:
     """Copies of workspaces and the runtime: without a place for them no sandbox can be made, whatever else works."""
-    return _place("cache", places.cache_dir(), "set XDG_CACHE_HOME to a directory of your own")
+    return _directory("cache", paths.cache_dir(), "set XDG_CACHE_HOME to a directory of your own")
 
 
 def check_hidden() -> Finding:
@@ -137,15 +136,15 @@ def check_hidden() -> Finding:
     if platform.system() != "Linux":
         return Finding("hidden", None, "nothing: no local sessions here")
     from eos_agent.machine import neighbours, secret_paths
-    from eos_mcp.config import load
+    from eos_mcp.config.load import ConfigError, load
 
     try:
-        added = load.load(os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML")).manager.local_daemon.hidden_paths
-    except load.ConfigError as error:
+        added = load(os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML")).manager.local_daemon.hidden_paths
+    except ConfigError as error:
         return Finding("hidden", False, error.message, "mend the file")
-    own = [places.state_dir(), places.cache_dir(), places.token_file()]  # as the gateway of this environment has them
-    paths = list(dict.fromkeys([*own, *neighbours.folders(), *added, *secret_paths.hidden_here()]))
-    there = [path for path in paths if os.path.lexists(path)]
+    own = [paths.state_dir(), paths.cache_dir(), paths.token_file()]  # as the gateway of this environment has them
+    hidden = list(dict.fromkeys([*own, *neighbours.folders(), *added, *secret_paths.hidden_here()]))
+    there = [path for path in hidden if os.path.lexists(path)]
     lines = [
         f"from local sessions, {len(there)} paths that are there:",
         *there,
@@ -162,7 +161,7 @@ def check_token() -> Finding:
         token = token_file.read()
     except OperationError as error:
         return Finding("token", False, error.message, "correct the file, or remove it to have a new one made")
-    return Finding("token", True, f"{places.token_file()}{'' if token else ' (made when needed)'}")
+    return Finding("token", True, f"{paths.token_file()}{'' if token else ' (made when needed)'}")
 
 
 def check_socket() -> Finding:
@@ -203,20 +202,8 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 )
 
 
-def _place(name: str, path: str, step: str) -> Finding:
-    folder = _existing(path)
-    if not os.access(folder, os.W_OK) or (folder != path and _is_virtual(folder)):
-        return Finding(name, False, f"{path} cannot be {'written' if folder == path else 'made'}", step)
-    return Finding(name, True, f"{path}{'' if folder == path else ' (made when needed)'}")
-
-
-def _is_virtual(folder: str) -> bool:
-    """Below /proc and /sys root may write, and yet nothing can be made."""
-    return folder.split("/")[1] in ("proc", "sys")
-
-
-def _existing(path: str) -> str:
-    """The nearest folder above that is there."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
+def _directory(name: str, path: str, step: str) -> Finding:
+    problem = paths.unusable(path)
+    if problem is not None:
+        return Finding(name, False, problem, step)
+    return Finding(name, True, f"{path}{'' if os.path.isdir(path) else ' (made when needed)'}")

@@ -43,33 +43,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _gateway(words: list[str]) -> int:
-    from eos_mcp.cli.gateway_control import main as control
+    from eos_mcp.cli import gateway_control
 
-    return control(words)
+    return gateway_control.main(words)
 
 
 def _demo(words: list[str]) -> int:
-    from eos_mcp.demo import main as demo
+    from eos_mcp.demo.main import main
 
-    return demo(words)
+    return main(words)
 
 
 def _doctor(words: list[str]) -> int:
-    from eos_mcp.cli.doctor import main as doctor
+    from eos_mcp.cli import doctor
 
-    return doctor(words)
+    return doctor.main(words)
 
 
 def _fsck(words: list[str]) -> int:
-    from eos_mcp.cli.fsck import main as fsck
+    from eos_mcp.cli import fsck
 
-    return fsck(words)
+    return fsck.main(words)
 
 
 def _mcp_config(words: list[str]) -> int:
-    from eos_mcp.cli.mcp_config import main as mcp_config
+    from eos_mcp.cli import mcp_config
 
-    return mcp_config(words)
+    return mcp_config.main(words)
 
 
 _VERBS: dict[str, Callable[[list[str]], int]] = {

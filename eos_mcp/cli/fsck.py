@@ -34,7 +34,7 @@ WORDS = {"left_over": "left over", "not_checked": "not checked", "unknown": "unk
 DAMAGED, UNREACHABLE = 1, 2
 
 
-class Report:
+class FsckReport:
     """What was found so far; damage is printed as it comes, unless all of it becomes one object."""
 
     def __init__(self, *, as_json: bool, tell: Callable[[str], None] | None) -> None:
@@ -84,7 +84,7 @@ def main(words: Sequence[str]) -> int:
         return output.USAGE
     (target,) = targets
     watched = "--progress" in options or sys.stderr.isatty()
-    report = Report(as_json="--json" in options, tell=output.progress_printer(time.monotonic()) if watched else None)
+    report = FsckReport(as_json="--json" in options, tell=output.progress_printer(time.monotonic()) if watched else None)
     try:
         if os.sep in target or os.path.isdir(target):
             return report.finish(of_folder(os.path.abspath(target), "--base" in options, report))
@@ -96,7 +96,7 @@ def main(words: Sequence[str]) -> int:
         return 130
 
 
-def of_sandbox(sandbox_id: str, base: bool, report: Report) -> dict[str, Any]:
+def of_sandbox(sandbox_id: str, base: bool, report: FsckReport) -> dict[str, Any]:
     """Ask its agent, page by page.
 
     Raises:
@@ -130,7 +130,7 @@ def of_sandbox(sandbox_id: str, base: bool, report: Report) -> dict[str, Any]:
             return {"sandbox_id": sandbox_id}
 
 
-def of_folder(folder: str, base: bool, report: Report) -> dict[str, Any]:
+def of_folder(folder: str, base: bool, report: FsckReport) -> dict[str, Any]:
     """Look at a store that no agent serves.
 
     Raises:

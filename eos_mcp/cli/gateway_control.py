@@ -75,11 +75,11 @@ def start(arguments: list[str]) -> int:
 
 def mistake_in(path: str | None) -> str | None:
     """What is wrong with a configuration, the sections included that are otherwise read only when a sandbox is made."""
-    from eos_mcp.config import load
+    from eos_mcp.config.load import ConfigError, load
 
     try:
-        return load.load(path).agent_problem()
-    except load.ConfigError as error:
+        return load(path).agent_problem()
+    except ConfigError as error:
         return error.message if path is None or path in error.message else f"{path}: {error.message}"
 
 

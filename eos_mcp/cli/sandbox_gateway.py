@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from eos_mcp.gateway.serve import main as serve
+    from eos_mcp.gateway import serve
 
-    return serve(list(sys.argv[1:] if argv is None else argv))
+    return serve.main(list(sys.argv[1:] if argv is None else argv))
 
 
 if __name__ == "__main__":

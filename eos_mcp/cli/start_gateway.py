@@ -85,11 +85,11 @@ def replace(socket_text: str | None, pid_file: str | None) -> int:
 
 def _configured_pid_file(configuration: str | None, root: str | None) -> str:
     """`gateway.pid_path`; of a document that cannot be read the default, as the gateway itself will say what is wrong with it."""
-    from eos_mcp.config import load
+    from eos_mcp.config.load import ConfigError, load
 
     try:
-        found = load.load(configuration, relative_to=root).gateway.pid_path
-    except load.ConfigError:
+        found = load(configuration, relative_to=root).gateway.pid_path
+    except ConfigError:
         found = None
     return found or os.path.join(paths.state_dir(), "start-gateway.pid")
 

@@ -71,5 +71,25 @@ def pid_path() -> str:
     return os.path.join(state_dir(), "gateway.pid")
 
 
+def existing_parent(path: str) -> str:
+    """Return `path` if it is a directory, else the nearest directory above it."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def unusable(path: str) -> str | None:
+    """Say why files cannot be kept in the directory `path`; None when they can, or when it can be made."""
+    folder = existing_parent(path)
+    if not os.access(folder, os.W_OK) or (folder != path and _is_virtual(folder)):
+        return f"{path} cannot be {'written' if folder == path else 'made'}"
+    return None
+
+
+def _is_virtual(folder: str) -> bool:
+    """Below /proc and /sys root may write, but mkdir(2) fails."""
+    return folder.split("/")[1] in ("proc", "sys")
+
+
 def log_path() -> str:
     return os.environ.get("SANDBOX_GATEWAY_LOG") or os.path.join(state_dir(), "gateway.log")

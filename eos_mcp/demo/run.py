@@ -13,8 +13,9 @@ import anyio
 from mcp import Client, StdioServerParameters
 
 from eos_agent.wire.protocol import OperationError
-from eos_mcp.cli import doctor
-from eos_mcp.demo import DemoOptions, agents, host_tests, images, project
+from eos_mcp.config import paths
+from eos_mcp.demo import agents, images, project
+from eos_mcp.demo.options import DemoOptions
 from eos_mcp.demo.story import Story
 
 PROGRESS_WIDTH = 100
@@ -26,7 +27,7 @@ def server_parameters(home: Path, backend: str, dest: Path) -> StdioServerParame
     names = ("PATH", "HOME", "XDG_CACHE_HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
     environment = {name: os.environ[name] for name in names if name in os.environ}
     environment |= {"EOS_STATE_DIR": str(home / "state"), "EOS_SHARED_BASE_CACHE": str(home / "bases"), "EOS_GATEWAY_BACKEND": backend}
-    if not doctor.check_cache().ok:
+    if paths.unusable(paths.cache_dir()) is not None:
         environment["XDG_CACHE_HOME"] = str(home / "cache")
     roots = ["--root", str(home), "--root", str(dest)]
     return StdioServerParameters(command=sys.executable, args=["-m", "eos_mcp", "--set", "all", *roots], env=environment)
@@ -128,6 +129,19 @@ async def export(person: Client, workspace: Path, dest: Path, sandbox: str, stor
     before, untouched = host_tests(workspace)
     story.say("tests", f"in the directory that the sandbox was made from, which nobody touched: {untouched}")
     return 0 if status == 0 and before != 0 else 1
+
+
+def host_tests(directory: Path) -> tuple[int, str]:
+    """Run the project's tests on this machine, in the exported tree; (exit status, last line)."""
+    done = subprocess.run(
+        ["/bin/sh", "tests/run.sh"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+    )
+    return done.returncode, done.stdout.rstrip("\n").split("\n")[-1]
 
 
 def stop_gateway(server: StdioServerParameters) -> None:

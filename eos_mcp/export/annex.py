@@ -103,7 +103,7 @@ class Annexes:
         self._open.clear()
 
 
-def clear(home: DirTree, said: Said) -> None:
+def clear_annexes(home: DirTree, said: Said) -> None:
     """Remove the annexes of an export that has ended, or was taken back. `home` is the destination.
 
     Raises:

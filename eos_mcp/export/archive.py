@@ -17,7 +17,6 @@ from typing import IO, Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.export import replaced_archive
-from eos_mcp.export import voucher as export_voucher
 from eos_mcp.export.directory import disk_refused
 from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.dry_run import LISTED_MAX, check_home, check_room
@@ -26,7 +25,7 @@ from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.setuid import Stripped
 from eos_mcp.export.stage import StepHook, no_step
 from eos_mcp.export.stream import ExportStream, StreamRun, shown
-from eos_mcp.export.voucher import Voucher
+from eos_mcp.export.voucher import Voucher, find_records
 from layerstack.export import pax
 
 MARK = b".wh."
@@ -286,7 +285,7 @@ def _umask() -> int:
 
 def _sweep(dest: str, journals: str) -> None:
     """Remove the unfinished archives that killed exports of this gateway left in the same directory; no other file is touched."""
-    for voucher in export_voucher.look(journals, dest, archive=True).dead:
+    for voucher in find_records(journals, dest, archive=True).dead:
         home = voucher.said.open_home()
         if home is None:
             voucher.close()

@@ -12,19 +12,18 @@ import os
 from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError, os_error
-from eos_mcp.export import voucher as export_voucher
 from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.dry_run import DryRun, check_home
+from eos_mcp.export.flock import lock
 from eos_mcp.export.guard import ExportGuard, guarding
-from eos_mcp.export.new_directory import FreshReceiver
-from eos_mcp.export.new_directory import commit as commit_fresh
+from eos_mcp.export.new_directory import FreshReceiver, commit_new
 from eos_mcp.export.owner import owned_by_folder
 from eos_mcp.export.receive import Progress, Receiver
 from eos_mcp.export.recover import TRY_AGAIN, check_unfinished, in_flight, is_changing, recover, roll_back, strangers, tag
 from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.stage import ExportStage, StepHook, no_step
 from eos_mcp.export.stream import ExportStream, refused
-from eos_mcp.export.voucher import lock
+from eos_mcp.export.voucher import find_records
 
 _HINTS = {
     "ENOSPC": "free space on the file systems of the destination and of the state directory, where exports are recorded; then repeat the export",
@@ -81,7 +80,7 @@ def apply_directory(
                 if fresh.atomic:
                     fresh.receive(progress)
                     guard.ready(fresh.tree)
-                    _commit_fresh(stage, dest, fresh, guard)
+                    _commit_new(stage, dest, fresh, guard)
                     return {**fresh.result(), **strangers(dest, stage), **_left(stage)}
             work = Receiver(stream, target, stage, request, guard)
             work.receive(progress)
@@ -95,7 +94,7 @@ def apply_directory(
 
 def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:
     """Two that began at once see each other here."""
-    found = export_voucher.look(journals, dest, but=stage.voucher)
+    found = find_records(journals, dest, but=stage.voucher)
     busy = [*found.alive, *(voucher.said for voucher in found.dead if is_changing(voucher.said))]  # the latter died since `recover` looked
     for voucher in found.dead:
         voucher.close()
@@ -120,10 +119,10 @@ def _end(stage: ExportStage) -> None:
         stage.destroy()
 
 
-def _commit_fresh(stage: ExportStage, dest: str, work: FreshReceiver, guard: ExportGuard) -> None:
+def _commit_new(stage: ExportStage, dest: str, work: FreshReceiver, guard: ExportGuard) -> None:
     """Put the whole tree in its place, or leave it where it is thrown away."""
     try:
-        commit_fresh(stage, work, os.fsencode(os.path.basename(dest)))
+        commit_new(stage, work, os.fsencode(os.path.basename(dest)))
     except FileExistsError:
         message = f"{dest} was made by somebody else while it was exported"
         raise refused(message, "destination_changed", path=dest, retryable=True) from None

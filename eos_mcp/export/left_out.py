@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from eos_mcp.export.dirfd import DirTree
-from eos_mcp.export.names import PREFIX
 from eos_mcp.export.rules import ExportRules
 from eos_mcp.export.stream import shown
+from eos_mcp.workspace.staging_prefix import PREFIX
 
 FIRST = 20
 _IGNORED = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")

@@ -1,33 +1,14 @@
-"""What is mounted below a directory: an export moves and removes no directory that holds the mount of another file system, or of another place."""
+"""Refuse to move or remove a directory in which something is mounted: another file system, or another view of one."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 
 from eos_mcp.export.dirfd import DirTree
 from eos_mcp.export.stream import refused, shown
-
-_OCTAL = re.compile(rb"\\([0-7]{3})")
-MOUNTINFO = "/proc/self/mountinfo"
-
-
-def mounts_below(fd: int) -> tuple[bytes, ...]:
-    """Mount points below an open directory, relative to it; none where the system has no such list.
-
-    Cost: one read of the list of mounts.
-    """
-    try:
-        here = os.readlink(f"/proc/self/fd/{fd}".encode())
-        with open(MOUNTINFO, "rb") as file:
-            listed = file.read().splitlines()
-    except OSError:
-        return ()
-    lead = here.rstrip(b"/") + b"/"
-    found = {_OCTAL.sub(_byte, line.split(b" ", 5)[4]) for line in listed if line}
-    return tuple(sorted(point[len(lead) :] for point in found if point.startswith(lead) and len(point) > len(lead)))
+from eos_mcp.workspace.mount_points import MOUNTINFO, mounts_below
 
 
 def kind_of(fd: int) -> str:
@@ -75,7 +56,3 @@ def check_none(fd: int, name: bytes) -> None:
     for point in mounts_below(fd):
         if point == name or point.startswith(name + b"/"):
             raise OSError(errno.EBUSY, "something is mounted below it", os.fsdecode(point))
-
-
-def _byte(found: re.Match[bytes]) -> bytes:
-    return bytes((int(found.group(1), 8),))

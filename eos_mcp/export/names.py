@@ -1,28 +1,26 @@
-"""Which paths an export takes: relative, normalised, and none of the names that exports use for their own staging. Pure."""
+"""Paths that an export accepts: relative, normalised, and none of the names under which exports stage. Pure."""
 
 from __future__ import annotations
 
 import re
 
-PREFIX = b".eos-export-"
-"""Every staging directory and every unfinished archive of an export is called so, and nothing else that an export writes."""
+from eos_mcp.workspace.staging_prefix import PREFIX
 
 _ODD = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0")
 
 NAMED_MAX = 20
 """Paths that an error or a result names."""
 
-
 _DERIVED = re.compile(rb"(?:.*/)?__pycache__/[^/]*\.(?:py[co](?:\.[0-9]+)?|nb[ic])", re.DOTALL)
 
 
 def derived(path: bytes) -> bool:
-    """Whether it is what Python (and numba) keep in a `__pycache__` and make again by themselves; another file there is somebody's."""
+    """Tell a cache file of Python or numba in a `__pycache__`, which they make again, from any other file there."""
     return b"__pycache__" in path and _DERIVED.fullmatch(path) is not None
 
 
 def flaw(path: bytes) -> str | None:
-    """The end of the sentence "PATH ...", or None when `path` is relative and normalised and the kernel can take it."""
+    """Return the end of the sentence "PATH ...", or None for a path that is relative, normalised and short enough for the kernel."""
     if _ODD.search(path) is None and len(path) <= 0xFFFF:
         return None
     if path.startswith(b"/"):
@@ -40,7 +38,7 @@ def flaw(path: bytes) -> str | None:
 
 
 def reserved(path: bytes) -> bytes | None:
-    """The path down to its first name that exports use themselves; None when it has no such name."""
+    """Return `path` down to its first name with `PREFIX`; None without one."""
     if PREFIX not in path:
         return None
     at = 0

@@ -292,7 +292,7 @@ class FreshReceiver(Receiver):
         return found
 
 
-def commit(stage: ExportStage, work: FreshReceiver, name: bytes) -> None:
+def commit_new(stage: ExportStage, work: FreshReceiver, name: bytes) -> None:
     """Rename the tree into its place in the stage's home; from then on the export is done."""
     stage.step("export.sync")
     work.sync()

@@ -24,6 +24,7 @@ from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.setuid import BITS, Stripped
 from eos_mcp.export.stage import ExportStage, Step
 from eos_mcp.export.stream import ExportStream, refused, shown
+from eos_mcp.workspace.mount_points import mounts_below
 from layerstack.export import pax
 from layerstack.kernel.content import next_data
 from layerstack.kernel.fsync import begin_write_out
@@ -69,7 +70,7 @@ class Receiver:
         self._folded: dict[bytes, int] = {}
         self._collisions: list[list[str]] = []
         self._listing: tuple[bytes, set[bytes]] | None = None
-        self._mounts = () if target is None else mounts.mounts_below(target.fd)
+        self._mounts = () if target is None else mounts_below(target.fd)
         self._systems = {} if target is None else mounts.systems_of(target, self._mounts)
 
     def receive(self, progress: Progress) -> None:

@@ -10,12 +10,12 @@ import stat
 from typing import Any
 
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
-from eos_mcp.export import voucher as export_voucher
 from eos_mcp.export.dirfd import DirTree
-from eos_mcp.export.names import NAMED_MAX, PREFIX
+from eos_mcp.export.names import NAMED_MAX
 from eos_mcp.export.stage import ExportStage, NotVouched, StepHook, clear_away, no_step, state_of
 from eos_mcp.export.stream import refused
-from eos_mcp.export.voucher import Said, Voucher
+from eos_mcp.export.voucher import Said, Voucher, find_records
+from eos_mcp.workspace.staging_prefix import PREFIX
 
 TRY_AGAIN = (
     "see to it that the destination can be written and has space, then repeat the call: it takes that export back first. What it moved out of "
@@ -33,7 +33,7 @@ def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
     Raises:
         OperationError: operation_failed, `in_flight`: such an export is running; `rollback_failed`.
     """
-    found = export_voucher.look(folder, dest)
+    found = find_records(folder, dest)
     done: list[str] = []
     waiting = list(found.dead)
     try:
@@ -145,7 +145,7 @@ def check_unfinished(dest: str, folder: str) -> None:
         OperationError: operation_failed: `in_flight`, or `export_unfinished`: an export was killed while it changed the destination, so
             that what lies there is not what the next one, which takes that back first, would start from.
     """
-    found = export_voucher.look(folder, dest)
+    found = find_records(folder, dest)
     unfinished = [voucher.said for voucher in found.dead if is_changing(voucher.said)]
     for voucher in found.dead:
         voucher.close()
@@ -170,7 +170,7 @@ def settle(workspace: str, folder: str) -> None:
     Raises:
         OperationError: operation_failed: `in_flight`, an export is putting files into it at this moment; `rollback_failed`.
     """
-    found = export_voucher.look(folder, workspace)
+    found = find_records(folder, workspace)
     waiting = list(found.dead)
     try:
         for said in found.alive:

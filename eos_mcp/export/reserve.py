@@ -11,6 +11,7 @@ import contextlib
 import os
 import stat
 
+from eos_mcp.export.flock import lock
 from layerstack.kernel.fsync import fsync_dir
 
 SUFFIX = ".reserve"
@@ -53,7 +54,7 @@ def take(folder: str, name: str) -> int | None:
         try:
             found = os.fstat(fd)
             ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_size == SIZE
-            if ours and _lock(fd) and os.path.samestat(found, os.lstat(path)):  # nobody has taken it meanwhile
+            if ours and lock(fd) and os.path.samestat(found, os.lstat(path)):  # nobody has taken it meanwhile
                 os.rename(path, os.path.join(folder, name))
                 return fd
         except OSError:
@@ -82,9 +83,3 @@ def zero(fd: int) -> None:
     while at < SIZE:
         at += os.pwrite(fd, bytes(SIZE - at), at)
     os.fsync(fd)
-
-
-def _lock(fd: int) -> bool:
-    from eos_mcp.export.voucher import lock
-
-    return lock(fd)

@@ -15,7 +15,7 @@ From `ready` on the destination changes by rename, link and chmod only, and each
 a later export, or `recover`, takes the steps back in reverse. Every rollback step can be repeated, so a kill in the middle of it is fine too.
 A path that has another size or time than what was put there was written after the kill: it stays as it is.
 
-Anybody may have put a directory of such a name there, so a voucher in the gateway's state directory says which one it is (`export_voucher`),
+Anybody may have put a directory of such a name there, so a voucher in the gateway's state directory says which one it is (`export.voucher`),
 and `mac` is the HMAC, by the voucher's key, of the state with the HMACs of plan and clears in it: another journal is never carried out.
 """
 
@@ -32,13 +32,13 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
-from eos_mcp.export.annex import Annexes
-from eos_mcp.export.annex import clear as clear_annexes
+from eos_mcp.export.annex import Annexes, clear_annexes
 from eos_mcp.export.dirfd import DirTree, sync_file_system
+from eos_mcp.export.flock import lock
 from eos_mcp.export.mounts import check_none
 from eos_mcp.export.names import flaw, reserved
 from eos_mcp.export.owner import plain
-from eos_mcp.export.voucher import Said, Voucher, lock
+from eos_mcp.export.voucher import Said, Voucher
 
 FORMAT = 3
 SYNC_EACH_UP_TO = 64

@@ -21,14 +21,15 @@ from typing import Any, NamedTuple
 
 from eos_mcp.export import reserve
 from eos_mcp.export.dirfd import DirTree
-from eos_mcp.export.names import PREFIX, flaw
+from eos_mcp.export.flock import lock
+from eos_mcp.export.names import flaw
 from eos_mcp.record.boot_id import boot_id
+from eos_mcp.workspace.staging_prefix import PREFIX
 from layerstack.kernel.fsync import fsync_dir
 
 FORMAT = 1
 SUFFIX = ".record"
 MAX_BYTES = 1 << 16
-_BUSY = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
 
 Identity = tuple[int, int]
 """Device and inode."""
@@ -169,12 +170,12 @@ class VoucherRecords(NamedTuple):
     """Their exports are running."""
 
 
-def look(folder: str, dest: str, *, but: Voucher | None = None, archive: bool = False) -> VoucherRecords:
-    """The exports to `dest` (resolved, absolute), to a directory in it or to one that it lies in.
+def find_records(folder: str, dest: str, *, but: Voucher | None = None, archive: bool = False) -> VoucherRecords:
+    """Read the records of exports to `dest` (resolved, absolute), to a directory in it or to one that it lies in.
 
     Args:
-        but: the caller's own.
-        archive: `dest` is an archive: those of archives in the same directory are looked for instead.
+        but: the caller's own record, left out.
+        archive: `dest` is an archive: return the records of archives in the same directory instead.
     """
     out = VoucherRecords([], [])
     here = _Here(dest, archive)
@@ -328,16 +329,3 @@ def _append(fd: int, value: dict[str, Any]) -> None:
         size = os.pwrite(fd, data, at)
         data, at = data[size:], at + size
     os.fsync(fd)
-
-
-def lock(fd: int) -> bool:
-    """flock(2), not waiting; where directories cannot be locked everybody gets it."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in _BUSY
-    return True

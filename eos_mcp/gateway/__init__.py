@@ -1,1 +1,4 @@
-"""The one host process that holds state: listens, authenticates, routes to the manager or forwards to a sandbox's agent."""
+"""The host process that holds state: it listens, authenticates, and routes to the manager or to the agent of a sandbox.
+
+Imports `manager` and what is below it.
+"""

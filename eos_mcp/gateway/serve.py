@@ -14,12 +14,13 @@ from typing import Any
 from eos_agent.wire import protocol
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from eos_mcp.agent_client.pool import AgentPool
-from eos_mcp.config import load, paths
+from eos_mcp.config import paths
+from eos_mcp.config.load import Config, ConfigError, load
 from eos_mcp.config.log import log
 from eos_mcp.gateway import listen, ownership, serve_options
-from eos_mcp.gateway import router as route
 from eos_mcp.gateway.listen import Listener, ListenError
 from eos_mcp.gateway.relay import Relay
+from eos_mcp.gateway.router import ManagerProtocol, Router, base_info
 from eos_mcp.gateway.serve_options import ServeOptions
 from eos_mcp.gateway.server import GatewayServer
 from eos_mcp.gateway_client import sync
@@ -44,14 +45,14 @@ def run(chosen: ServeOptions) -> int:
     extra_pid_file: str | None = None
     try:
         try:
-            settings = load.load(chosen.config_yaml, relative_to=chosen.relative_to)
+            settings = load(chosen.config_yaml, relative_to=chosen.relative_to)
             owner.claim(wait_s=PREDECESSOR_S if chosen.listen_fd is not None else 0)
             token = serve_options.token_of(chosen)
             listeners = _listeners(chosen, settings.gateway.bind_addr)
             extra_pid_file = chosen.pid_file or settings.gateway.pid_path
             if extra_pid_file is not None:
                 _write_pid(extra_pid_file)
-        except load.ConfigError as error:
+        except ConfigError as error:
             where = chosen.config_yaml
             raise StartError(error.message if where is None or where in error.message else f"{where}: {error.message}") from None
         except (ownership.AlreadyRunning, ListenError) as error:
@@ -80,11 +81,11 @@ def run(chosen: ServeOptions) -> int:
 
 
 class _Life:
-    def __init__(self, chosen: ServeOptions, settings: load.Config, token: str, listeners: list[Listener]) -> None:
+    def __init__(self, chosen: ServeOptions, settings: Config, token: str, listeners: list[Listener]) -> None:
         self.chosen, self.settings, self.token, self.listeners = chosen, settings, token, listeners
         self.stopping = asyncio.Event()
         self.started_at = time.time()
-        self.manager: route.ManagerProtocol | None = None
+        self.manager: ManagerProtocol | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -97,7 +98,7 @@ class _Life:
             raise StartError(f"{error.strerror or error}: {error.filename}") from None
         forwarder.targets = manager.target
         gateway = self.settings.gateway
-        router = route.Router(manager, forwarder, info=self._info, contract_results=gateway.results == "contract")
+        router = Router(manager, forwarder, info=self._info, contract_results=gateway.results == "contract")
         limit = self.chosen.max_connections or gateway.max_concurrent_connections
         relay = Relay(router, forwarder)
         server = GatewayServer(self.listeners, self.token, router.answer, relay=relay, max_connections=limit)
@@ -133,7 +134,7 @@ class _Life:
             log("stopping", signal=name)
         self.stopping.set()
 
-    async def _until_stopped(self, server: GatewayServer, manager: route.ManagerProtocol, idle_exit_s: float) -> None:
+    async def _until_stopped(self, server: GatewayServer, manager: ManagerProtocol, idle_exit_s: float) -> None:
         """Until a signal, or until nothing was asked for `idle_exit_s` and there is no sandbox to look after."""
         while not self.stopping.is_set():
             idle_s = time.monotonic() - server.last_request_at
@@ -168,7 +169,7 @@ class _Life:
     def _info(self) -> dict[str, Any]:
         backends: Any = getattr(self.manager, "backends", None)
         return {
-            **route.base_info(),
+            **base_info(),
             "backends": backends() if callable(backends) else {},
             "backend": self.chosen.backend,
             "pid": os.getpid(),
@@ -180,7 +181,7 @@ class _Life:
         }
 
 
-def _manager(settings: load.Config, backend: str, forwarder: AgentPool) -> route.ManagerProtocol:
+def _manager(settings: Config, backend: str, forwarder: AgentPool) -> ManagerProtocol:
     from eos_mcp.manager.manager import Manager
 
     instance = settings.manager.docker.gateway_instance_id or ownership.instance_id()

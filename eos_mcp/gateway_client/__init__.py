@@ -1,4 +1,4 @@
 """One request to the gateway, from a program (`sync`) or an event loop (`aio`); starts a gateway that is missing.
 
-Imports `requests` and what is above it in docs/architecture.md.
+Imports `requests` and what is below it.
 """

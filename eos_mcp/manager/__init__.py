@@ -1,1 +1,4 @@
-"""The eight operations over sandboxes: records, workspace bases, export to the host."""
+"""The operations over sandboxes: create, list, diagnose, export, destroy, prune, metrics.
+
+Imports `export` and what is below it.
+"""

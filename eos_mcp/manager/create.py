@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eos_agent.machine import private_dirs
 from eos_agent.wire import protocol
@@ -17,15 +17,13 @@ from eos_mcp.config.load import ConfigError, agent_config, check_profile_fits
 from eos_mcp.config.log import log
 from eos_mcp.export import recover
 from eos_mcp.manager import prune, readable
+from eos_mcp.manager.manager_parts import ManagerParts
 from eos_mcp.providers.image_name import HOST_IMAGE, ROOTFS_PREFIX
 from eos_mcp.providers.provider import Provider, SandboxPlan, new_token, wait_ready
 from eos_mcp.record.registry import SandboxRecord, quota_of
 from eos_mcp.requests import caller, roots
 from eos_mcp.requests.bounds import NO_BOUNDS, Bounds
 from eos_mcp.workspace import base
-
-if TYPE_CHECKING:
-    from eos_mcp.manager.manager import Manager
 
 Progress = Callable[[str], None]
 WARNED = 20
@@ -42,7 +40,7 @@ class _Batch:
 class Creation:
     """Creates sandboxes for one manager. Two calls over one workspace copy it once."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: ManagerParts) -> None:
         self.manager = manager
         self._copying: dict[str, asyncio.Lock] = {}
         self._under_way = 0

@@ -9,7 +9,7 @@ from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationE
 from eos_mcp.providers.provider import FoundSandbox, ask_ready
 
 if TYPE_CHECKING:
-    from eos_mcp.manager.manager import Manager
+    from eos_mcp.manager.manager_parts import ManagerParts
     from eos_mcp.record.registry import SandboxRecord
 
 LOOK_S, PAUSE_S = 3.0, 0.1
@@ -26,7 +26,7 @@ def destroyed(sandbox_id: str, op: str) -> OperationError:
     return OperationError(OPERATION_FAILED, message, details, reason="sandbox_destroyed")
 
 
-async def explain(manager: Manager, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
+async def explain(manager: ManagerParts, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
     """The error that says what became of the sandbox during `op`.
 
     Args:
@@ -62,7 +62,7 @@ def _answers(record: SandboxRecord, found: FoundSandbox) -> bool:
     return target is not None and ask_ready(target, timeout_s=1.0) is None
 
 
-async def _only_its_agent(manager: Manager, record: SandboxRecord) -> bool:
+async def _only_its_agent(manager: ManagerParts, record: SandboxRecord) -> bool:
     """Whether the sandbox is still there, once that is certain; a container comes back by itself."""
     provider = manager.provider(record.provider)
     while True:

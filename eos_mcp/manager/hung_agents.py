@@ -11,7 +11,7 @@ from eos_mcp.config.log import log
 from eos_mcp.providers.provider import ask_ready, wait_ready
 
 if TYPE_CHECKING:
-    from eos_mcp.manager.manager import Manager
+    from eos_mcp.manager.manager_parts import ManagerParts
     from eos_mcp.providers.provider import FoundSandbox, Progress
     from eos_mcp.record.registry import SandboxRecord
 
@@ -23,7 +23,7 @@ REPLACE_AFTER_S = 15.0
 class Silence:
     """Which agents missed an answer, and since when. On the manager's event loop."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: ManagerParts) -> None:
         self._manager = manager
         self._since: dict[str, int] = {}
 

@@ -19,7 +19,7 @@ from eos_agent.wire.operation import ANSWER_S
 from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, UNKNOWN_OP, OperationError, is_error
 from eos_mcp import catalog
 from eos_mcp.agent_client.pool import AgentPool
-from eos_mcp.config import paths as places
+from eos_mcp.config import paths
 from eos_mcp.config.load import Config
 from eos_mcp.config.log import log
 from eos_mcp.export import request
@@ -59,13 +59,13 @@ class Manager:
         self.state_dir = state_dir
         self.backend = backend
         self.forwarder = forwarder
-        cache = places.cache_dir()
+        cache = paths.cache_dir()
         self.bases = base.cache_dir(os.path.join(cache, "bases"))
         self.bundles = os.path.join(cache, "bundles")
-        token_dir = os.path.dirname(places.token_file())
-        own_token = token_dir if os.path.basename(token_dir) == ".ephemeral-sandbox" else places.token_file()
+        token_dir = os.path.dirname(paths.token_file())
+        own_token = token_dir if os.path.basename(token_dir) == ".ephemeral-sandbox" else paths.token_file()
         self.own = tuple(dict.fromkeys((state_dir, cache, self.bases, own_token)))
-        private = list(dict.fromkeys((*self.own, places.socket_path()))) if own_token != token_dir else list(self.own)
+        private = list(dict.fromkeys((*self.own, paths.socket_path()))) if own_token != token_dir else list(self.own)
         registry_path = config.manager.registry_path or os.path.join(state_dir, "registry.json")
         self.registry = Registry(registry_path)
         rings = os.path.join(os.path.dirname(registry_path), "observability-resources")
@@ -115,8 +115,8 @@ class Manager:
         try:
             private_dirs.make(self.state_dir)
             with contextlib.suppress(OSError):  # creation says what is wrong with it
-                if os.path.isdir(places.cache_dir()):
-                    private_dirs.make(places.cache_dir())
+                if os.path.isdir(paths.cache_dir()):
+                    private_dirs.make(paths.cache_dir())
             self.registry = Registry.open(self.registry.path)
         except RegistryError as error:
             raise OperationError(INTERNAL_ERROR, str(error), {"path": self.registry.path}, reason="registry_unreadable") from error
@@ -211,7 +211,7 @@ class Manager:
         return record.target()
 
     async def explain(self, sandbox_id: str, op: str, broken: OperationError | None) -> OperationError | None:
-        """As fate.explain."""
+        """As `diagnose.explain`."""
         return await diagnose.explain(self, sandbox_id, op, broken)
 
     def note_silence(self, sandbox_id: str) -> None:
@@ -397,17 +397,17 @@ class Manager:
         drafts: list[dict[str, Any]] = found["drafts"]
         dead: list[dict[str, Any]] = found.get("dead_sessions", [])
         work: list[dict[str, Any]] = [row for row in sessions if not row["clean"]]
-        paths: list[Any] = [path for row in work for path in row["paths"]]
+        changed: list[Any] = [path for row in work for path in row["paths"]]
         return {
             "layers": int(found["layers"]),
             "sessions": [str(row["workspace_session_id"]) for row in sessions],
             "drafts": [str(row.get("draft_id")) for row in drafts],
             "unpublished": {
                 "sessions": [str(row["workspace_session_id"]) for row in work],
-                "paths": paths[:DISCARDED_PATHS],
+                "paths": changed[:DISCARDED_PATHS],
                 "count": sum(int(row["count"]) for row in work),
                 "bytes": sum(int(row["bytes"]) for row in work),
-                "truncated": len(paths) > DISCARDED_PATHS or any(row["truncated"] for row in work),
+                "truncated": len(changed) > DISCARDED_PATHS or any(row["truncated"] for row in work),
                 "drafts": [{key: row.get(key) for key in ("draft_id", "paths", "bytes")} for row in drafts],
                 **({"dead_sessions": [{key: row.get(key) for key in DEAD_KEYS} for row in dead]} if dead else {}),
             },
@@ -435,7 +435,9 @@ class Manager:
 
     async def _forward_url(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         given = _checked("forward_url", args)
-        return await browser_address.forward_url(self, arguments.text(args, "sandbox_id", "forward_url"), given)
+        sandbox_id = arguments.text(args, "sandbox_id", "forward_url")
+        await self.target(sandbox_id, refresh=True)  # a restarted container has other ports
+        return browser_address.forward_url(self.registry.get(sandbox_id), given)
 
     async def _prune(self, args: dict[str, Any], request_id: str, progress: Progress) -> dict[str, Any]:
         dry_run = _checked("prune", args)["dry_run"]

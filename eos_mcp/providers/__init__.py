@@ -1,1 +1,4 @@
-"""How the outer shell of a sandbox is made: a Docker container, or processes of this machine in namespaces of their own."""
+"""Where sandboxes run: a Docker container, or processes of this machine in namespaces of their own.
+
+Imports `workspace` and what is below it.
+"""

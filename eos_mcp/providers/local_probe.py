@@ -15,16 +15,16 @@ from layerstack.kernel import fsync
 
 IN_NAMESPACE = """
 import errno, json, os, sys, tempfile
-from layerstack.kernel import syscalls as linux
+from layerstack.kernel import syscalls
 def say(step, error):
     print(json.dumps({"step": step, "errno": errno.errorcode.get(error.errno, str(error.errno)), "message": str(error)})); sys.exit(0)
 uid, gid = os.geteuid(), os.getegid()
 try:
-    linux.unshare(linux.CLONE_NEWNS | (linux.CLONE_NEWUSER if uid else 0))
+    syscalls.unshare(syscalls.CLONE_NEWNS | (syscalls.CLONE_NEWUSER if uid else 0))
     if uid:
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file: file.write(text)
-    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 except OSError as error:
     say("userns" if uid else "mountns", error)
 """
@@ -34,24 +34,24 @@ try:
     for name in ("lower", "upper", "work", "merged"): os.mkdir(os.path.join(sys.argv[1], name))
     os.chdir(sys.argv[1])
     os.setxattr("upper", ("user" if uid else "trusted") + ".overlay.probe", b"y")
-    linux.mount("overlay", "merged", "overlay", 0, "lowerdir=lower,upperdir=upper,workdir=work," + ("userxattr" if uid else "redirect_dir=on,index=off,metacopy=off"))
-    linux.umount("merged")
+    syscalls.mount("overlay", "merged", "overlay", 0, "lowerdir=lower,upperdir=upper,workdir=work," + ("userxattr" if uid else "redirect_dir=on,index=off,metacopy=off"))
+    syscalls.umount("merged")
 except OSError as error:
     say("overlay", error)
 """
 
 ROOTFS = """
-from eos_agent.init import mounts as view
+from eos_agent.init import mounts
 told = json.loads(sys.argv[1])
 try:
-    view.prepare(told["workspace"], [], told["hidden"], local=True, rootfs=told["rootfs"])
-except view.SetupFailed as failed:
+    mounts.prepare(told["workspace"], [], told["hidden"], local=True, rootfs=told["rootfs"])
+except mounts.SetupFailed as failed:
     print(json.dumps({"step": failed.step, "errno": errno.errorcode.get(failed.errno or 0, str(failed.errno)), "message": failed.message}))
 """
 
 REMOVE = """
-from layerstack.kernel import fsync as durable
-durable.remove_tree(sys.argv[1])
+from layerstack.kernel import fsync
+fsync.remove_tree(sys.argv[1])
 """
 
 STATFS_OVERLAY = "overlay"

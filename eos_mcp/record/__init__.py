@@ -1,4 +1,4 @@
-"""What is kept on disk of each sandbox: its record and its samples.
+"""The record of each sandbox on disk, and its samples.
 
 Imports `agent_client` and what is below it.
 """

@@ -1,4 +1,4 @@
-"""Checks of a raw manager request: arguments, directories it may touch, whether its caller still waits.
+"""Checks of a raw manager request: arguments, directories that it may touch, whether its caller still waits.
 
-Imports `catalog` and `config`.
+Imports `catalog` and what is below it.
 """

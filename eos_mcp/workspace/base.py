@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 from eos_agent.machine import private_dirs
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError, os_error
-from eos_mcp.export.mounts import mounts_below
-from eos_mcp.export.names import NAMED_MAX
 from eos_mcp.record.boot_id import boot_id
+from eos_mcp.workspace.mount_points import mounts_below
 from eos_mcp.workspace.tree_index import Index, Listing, Stat, load_index, look, racy, root_hash_of, save_index, tree_hash, unchanged
 from layerstack.kernel import base_xattrs, fsync
 from layerstack.kernel.base_xattrs import ALL, Keeping
@@ -37,6 +36,8 @@ COPY_THREADS = 2
 LARGE_BYTES = 256 * 1024
 """From this size on reading and hashing are worth a thread of their own; below, threads only wait for one another."""
 PIECE = 1 << 20
+NAMED_MAX = 20
+"""Paths that an error names."""
 
 
 class BaseTree(NamedTuple):

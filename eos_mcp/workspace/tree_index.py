@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from eos_agent.machine import private_dirs
-from eos_mcp.export.names import PREFIX
+from eos_mcp.workspace.staging_prefix import PREFIX
 from layerstack.kernel import base_xattrs, fsync
 from layerstack.kernel.base_xattrs import Keeping, hashed
 from layerstack.kernel.content import digest_at

@@ -514,7 +514,7 @@ def test_a_record_is_looked_for_in_its_own_directory_only(tmp_path: Path) -> Non
     fill(tmp_path / "d")
     assert killed_at("export.sync_names", 1, tmp_path / "d")
     (staging,) = (tmp_path / "d").glob(".eos-export-*")
-    other = voucher.look(str(tmp_path / "other-state"), str(tmp_path / "d"))
+    other = voucher.find_records(str(tmp_path / "other-state"), str(tmp_path / "d"))
     assert (other.dead, other.alive) == ([], [])
     assert recover(str(tmp_path / "d"), str(tmp_path / "other-state")) == [] and staging.exists()
     assert recover(str(tmp_path / "d"), journals()) == ["rolled_back"]
