@@ -29,7 +29,7 @@ from eos_mcp.agent_client.line_socket import LineSocket, TooLong, unread
 from eos_mcp.config.log import log
 from eos_mcp.gateway.listen import Listener
 from eos_mcp.gateway.relay import LONGEST, Outcome, Relay
-from eos_mcp.gateway_client.sync import progress_frame
+from eos_mcp.gateway_client.frames import progress_frame
 from eos_mcp.requests import caller
 
 READ_TIMEOUT_S = 30.0

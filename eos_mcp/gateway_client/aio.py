@@ -1,14 +1,13 @@
-"""Calls to the gateway without a thread per call: one connection, one line each way, cancellable at any point.
+"""Calls to the gateway from an event loop: one connection and one line each way per call, cancellable at any point.
 
-The rules of finding and starting a gateway are `eos_mcp.gateway_client.sync`'s; here is only the waiting. The socket is connected to directly; when nobody
-listens, the blocking `client.connect`, which starts a gateway, runs in a thread.
+`eos_mcp.gateway_client.sync` finds and starts a gateway; this module waits for its replies. It connects to the socket itself;
+where no process listens, the blocking `sync.connect`, which starts a gateway, runs in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,6 +31,7 @@ from eos_agent.wire.protocol import (
 from eos_mcp import catalog
 from eos_mcp.config import token_file
 from eos_mcp.gateway_client import sync
+from eos_mcp.gateway_client.frames import ReplyParser, UnusableReply
 
 Progress = Callable[[str], Awaitable[None]]
 
@@ -52,7 +52,7 @@ class ToolGateway(Protocol):
         timeout_s: float,
         on_progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """The reply, which may be an error envelope.
+        """Send one request and return the reply, which may be an error envelope.
 
         Raises:
             OperationError: connection_error, protocol_error, config_error, request_too_large.
@@ -63,7 +63,7 @@ class ToolGateway(Protocol):
 class GatewayClient:
     """The gateway of this user, or the one that the command line names.
 
-    Nothing is looked up before the first call: a server whose gateway cannot be found still starts, and its tools say why.
+    It is looked up at the first call: a server whose gateway cannot be found still starts, and its tools report why.
     """
 
     def __init__(self, *, endpoint: str | None = None, token: str | None = None) -> None:
@@ -85,7 +85,7 @@ class GatewayClient:
         settings = self._settings or sync.discover(endpoint=self._endpoint, token=self._token)
         try:
             async with asyncio.timeout(timeout_s):
-                # Made before the connect, at which the gateway wakes up: it then finds the line.
+                # Encoded before the connect, which wakes the gateway: it then finds the line.
                 line = _line(op, args, sandbox_id, request_id, settings.token, on_progress is not None)
                 with await self._connect(settings) as sock:
                     self._settings = settings
@@ -98,16 +98,16 @@ class GatewayClient:
         except TimeoutError:
             waited = time.monotonic() - started
             details = {"timeout_s": timeout_s, "retryable": False, "request_id": request_id}
-            details["hint"] = "the operation may still be at work: look before you repeat it, or start the server with a larger --timeout-s"
+            details["hint"] = (
+                "the operation may still be running: check before you repeat it, or start the server with a larger --timeout-s"
+            )
             raise OperationError(CONNECTION_ERROR, f"no answer from the gateway within {waited:.0f} s", details, reason="timeout") from None
         except OSError as error:
             operation = catalog.find(op)
             reads = operation is not None and operation.read_only
             details = {"errno": errno.errorcode.get(error.errno or 0, "EIO"), "retryable": reads, "request_id": request_id}
             if not reads:  # a command that is sent twice runs twice
-                details["hint"] = (
-                    "the sandbox goes on without the gateway, and the operation may be at work there: look before you repeat it"
-                )
+                details["hint"] = "the sandbox runs without the gateway, and the operation may be running there: check before you repeat it"
             raise OperationError(
                 CONNECTION_ERROR, f"lost the gateway at {settings.endpoint}: {error.strerror or error}", details, reason="connection_lost"
             ) from None
@@ -117,12 +117,12 @@ class GatewayClient:
         if endpoint.kind == "unix":
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             try:
-                sock.connect(endpoint.path)  # at once or not at all: asyncio takes EAGAIN, a full backlog, for a connection under way
+                sock.connect(endpoint.path)  # not loop.sock_connect: that takes EAGAIN, a full backlog, for a connection under way
             except OSError:
                 sock.close()
             else:
                 return sock
-        # Nobody listens or its backlog is full, or it is TCP: the blocking way, which waits, names what is wrong and starts a gateway.
+        # No process listens, its backlog is full, or it is TCP: the blocking way waits, names the fault and starts a gateway.
         if self._starters is None:
             self._starters = anyio.CapacityLimiter(_STARTERS)
         found = await to_thread.run_sync(sync.connect, settings, limiter=self._starters, abandon_on_cancel=True)
@@ -145,7 +145,7 @@ async def _exchange(sock: socket.socket, line: bytes, on_progress: Progress | No
     try:
         await asyncio.get_running_loop().sock_sendall(sock, line)
     except OSError as error:
-        sent = error  # it may have answered and closed without reading all of it
+        sent = error  # the gateway may have answered and closed without reading all of it
     try:
         return await _reply(sock, on_progress)
     except (OSError, OperationError):
@@ -155,50 +155,23 @@ async def _exchange(sock: socket.socket, line: bytes, on_progress: Progress | No
 
 
 async def _reply(sock: socket.socket, on_progress: Progress | None) -> dict[str, Any]:
-    loop = asyncio.get_running_loop()
-    buffer = bytearray()
-    scanned = 0
+    loop, parser = asyncio.get_running_loop(), ReplyParser()
     while True:
-        end = buffer.find(b"\n", scanned)
-        if end < 0:
-            scanned = len(buffer)
-            if scanned > MAX_LINE_BYTES:
-                raise _unusable(f"the gateway's answer is longer than {MAX_LINE_BYTES} bytes")
+        try:
+            frame = parser.frame()
+        except UnusableReply as error:
+            raise _unusable(f"the gateway's reply {error}") from None
+        if frame is None:
             chunk = await loop.sock_recv(sock, _CHUNK)
             if not chunk:
-                if not buffer:
-                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection without an answer")
-                raise _unusable("the gateway's answer has no end")
-            buffer += chunk
-            continue
-        line, scanned = bytes(buffer[:end]), 0
-        del buffer[: end + 1]
-        message = _log_text(line)
-        if message is None:
-            return _object(line)
-        if on_progress is not None:
-            await on_progress(message)
-
-
-def _log_text(line: bytes) -> str | None:
-    """The text of a `cli_log("…")` frame; None for any other line."""
-    if not (line.startswith(b"cli_log(") and line.endswith(b")")):
-        return None
-    try:
-        text = json.loads(line[8:-1])
-    except ValueError:
-        return None
-    return text if isinstance(text, str) else None
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        value: object = json.loads(line)
-    except (ValueError, RecursionError):
-        raise _unusable("the gateway's answer is not JSON") from None
-    if not isinstance(value, dict):
-        raise _unusable("the gateway's answer is not a JSON object")
-    return value  # pyright: ignore[reportUnknownVariableType]
+                if not parser.inside:
+                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection without a reply")
+                raise _unusable("the gateway closed the connection in the middle of its reply")
+            parser.feed(chunk)
+        elif not isinstance(frame, str):
+            return frame
+        elif on_progress is not None:
+            await on_progress(frame)
 
 
 def _unusable(message: str) -> OperationError:

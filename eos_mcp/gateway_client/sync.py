@@ -1,12 +1,11 @@
-"""One request to the gateway: find it, start it when it is not there, send a line, read the progress frames and the reply.
+"""One request to the gateway: find it, start it where none listens, send a line, read the progress frames and the reply.
 
-Standard library only and light to import: a command line's whole life is a few dozen milliseconds.
+Standard library only and light to import: a command line program runs for a few dozen milliseconds.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import stat
@@ -17,6 +16,7 @@ from eos_agent.machine import private_dirs
 from eos_agent.wire import protocol
 from eos_agent.wire.protocol import CONFIG_ERROR, CONNECTION_ERROR, PROTOCOL_ERROR, OperationError
 from eos_mcp.config import paths, token_file
+from eos_mcp.gateway_client.frames import ReplyParser, UnusableReply
 
 TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ SOCKET_ENV = "SANDBOX_GATEWAY_SOCKET"
 TOKEN_ENV = "SANDBOX_GATEWAY_AUTH_TOKEN"
 SOCKET_PATH_MAX = 100  # sun_path has 108 bytes on Linux, 104 on macOS
 BACKLOG = 256
-LOG_MAX_BYTES = 4 * 1024 * 1024  # what earlier gateways wrote moves aside when the next one starts
-_FRAME_START, _FRAME_END = b"cli_log(", b")"
+LOG_MAX_BYTES = 4 * 1024 * 1024  # a longer log is renamed when the next gateway starts
 
 
 class GatewayEndpoint(NamedTuple):
@@ -45,21 +44,21 @@ class GatewayEndpoint(NamedTuple):
 
 
 class GatewaySettings(NamedTuple):
-    """Where to send requests. `token` None: whatever the token file holds once the gateway is there."""
+    """Where to send requests. `token` None: read the token file once the gateway listens."""
 
     endpoint: GatewayEndpoint
     token: str | None
     autostart: bool
 
     def __repr__(self) -> str:
-        return f"Settings(endpoint={self.endpoint}, token={'set' if self.token else None}, autostart={self.autostart})"
+        return f"GatewaySettings(endpoint={self.endpoint}, token={'set' if self.token else None}, autostart={self.autostart})"
 
 
 def parse_endpoint(text: str) -> GatewayEndpoint:
-    """`HOST:PORT`, `tcp://HOST:PORT`, `unix:///ABS/PATH` or an absolute path of at most 100 bytes.
+    """Parse `HOST:PORT`, `tcp://HOST:PORT`, `unix:///ABS/PATH` or an absolute path of at most 100 bytes.
 
     Raises:
-        ValueError: says what is wrong with it.
+        ValueError: the text is none of these; the message names the fault.
     """
     if text.startswith("npipe://"):
         raise ValueError(f"named pipes are not supported here: {text}")
@@ -81,7 +80,7 @@ def parse_endpoint(text: str) -> GatewayEndpoint:
 
 
 def discover(*, endpoint: str | None = None, token: str | None = None) -> GatewaySettings:
-    """Flag, then environment, then this user's own socket and token file. Reads only.
+    """Find the gateway: flag, then environment, then this user's own socket and token file. Reads only.
 
     Raises:
         OperationError: config_error.
@@ -102,9 +101,9 @@ def discover(*, endpoint: str | None = None, token: str | None = None) -> Gatewa
 
 
 def connect(settings: GatewaySettings, *, timeout_s: float | None = None) -> socket.socket:
-    """A connection to the gateway, which is started first where nobody listens on a unix endpoint.
+    """Connect to the gateway; start one first where no process listens on a unix endpoint.
 
-    Nobody waits for readiness: the connection stands in the backlog of the descriptor that the new gateway inherits.
+    Does not wait for readiness: the new gateway inherits the listening socket, whose backlog keeps the connection.
     Raises:
         OperationError: connection_error that names the endpoint and the next step.
     """
@@ -130,10 +129,10 @@ def call(
     on_progress: Callable[[str], None] | None = None,
     timeout_s: float | None = None,
 ) -> dict[str, Any]:
-    """The gateway's reply, which may be an error envelope.
+    """Send one request and return the gateway's reply, which may be an error envelope.
 
     Args:
-        timeout_s: longest silence that is endured; None waits for ever, as the gateway has its own budgets.
+        timeout_s: longest wait for the next bytes; None: no limit, since the gateway has its own budgets.
     Raises:
         OperationError: connection_error or protocol_error, when there is no reply at all; config_error for a bad token file.
     """
@@ -163,27 +162,28 @@ def call(
 
 
 def with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """`create_sandbox` is told the caller's PATH, which a sandbox without a container gives to its commands: the gateway's own may be another."""
+    """Add the caller's PATH to `create_sandbox`: a sandbox without a container gives it to its commands, and the gateway's own
+    may differ."""
     path = os.environ.get("PATH")
     return {**args, "caller_path": path} if op == "create_sandbox" and path and "caller_path" not in args else dict(args)
 
 
 def bind_unix(path: str) -> socket.socket:
-    """A listening unix socket of mode 0600 at `path`, in place of a stale one; the caller holds the start lock.
+    """Listen on a unix socket of mode 0600 at `path`, in place of a stale one; the caller holds the start lock.
 
     Raises:
-        OSError: EEXIST where something else lies there: a connect to a plain file is refused like one to a stale socket.
+        OSError: EEXIST, `path` is not a socket: connect(2) fails with ECONNREFUSED for a plain file as for a stale socket.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise FileExistsError(errno.EEXIST, "is there and is no socket; remove it first", path)
+                raise FileExistsError(errno.EEXIST, "exists and is not a socket; move it away first", path)
             os.unlink(path)
         except FileNotFoundError:
             pass
         listener.bind(path)
-        os.chmod(path, 0o600)  # before listen: until then nobody can connect
+        os.chmod(path, 0o600)  # before listen(2): until then no connect succeeds
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()
@@ -192,7 +192,7 @@ def bind_unix(path: str) -> socket.socket:
 
 
 class StartLock:
-    """`with StartLock():` one process at a time looks at the socket file and changes it."""
+    """Held while a process examines the socket file and replaces it: `with StartLock():`."""
 
     def __enter__(self) -> None:
         import fcntl
@@ -207,7 +207,7 @@ class StartLock:
 
 
 def spawn_gateway(listener: socket.socket | None, arguments: list[str], *, environment: Mapping[str, str], log: str | None = None) -> int:
-    """Start a gateway, detached: its own session, no terminal, output to `log`; returns its pid. No token is in its arguments."""
+    """Start a gateway in a session of its own, output to `log`; return its pid. Its arguments hold no token."""
     import fcntl
 
     log = log or paths.log_path()
@@ -227,7 +227,7 @@ def spawn_gateway(listener: socket.socket | None, arguments: list[str], *, envir
     ]
     handed = -1
     if listener is not None:
-        handed = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, 10)  # never the number that it is to have in the child
+        handed = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, 10)  # above 3, the number that it gets in the child
         actions.append((os.POSIX_SPAWN_DUP2, handed, 3))
         argv += ["--listen-fd", "3"]
     try:
@@ -274,52 +274,25 @@ def _dial(endpoint: GatewayEndpoint, timeout_s: float | None) -> socket.socket:
 
 
 def _receive(connection: socket.socket, on_progress: Callable[[str], None] | None) -> dict[str, Any]:
-    """The first line that is no progress frame."""
-    pending, searched = bytearray(), 0
+    """Return the first frame that is not progress."""
+    parser = ReplyParser()
     while True:
-        end = pending.find(b"\n", searched)
-        if end < 0:
-            searched = len(pending)
-            if searched > protocol.MAX_LINE_BYTES:
-                raise OperationError(PROTOCOL_ERROR, f"the gateway's reply exceeds {protocol.MAX_LINE_BYTES} bytes")
+        try:
+            frame = parser.frame()
+        except UnusableReply as error:
+            raise OperationError(PROTOCOL_ERROR, f"the gateway's reply {error}") from None
+        if frame is None:
             chunk = connection.recv(262144)
             if not chunk:
-                what = "closed the connection in the middle of its reply" if pending else "closed the connection without a reply"
+                what = "in the middle of its reply" if parser.inside else "without a reply"
+                message = f"the gateway closed the connection {what} (see {paths.log_path()})"
                 details = {"hint": "the next call starts it again or finds it; whether this one was carried out is not known"}
-                raise OperationError(PROTOCOL_ERROR, f"the gateway {what} (see {paths.log_path()})", details, reason="gateway_lost")
-            pending += chunk
-            continue
-        line = bytes(pending[:end])
-        del pending[: end + 1]
-        searched = 0
-        message = progress_message(line)
-        if message is not None:
-            if on_progress is not None:
-                on_progress(message)
-            continue
-        try:
-            reply = json.loads(line)
-        except (ValueError, RecursionError):
-            raise OperationError(PROTOCOL_ERROR, "the gateway's reply is not JSON") from None
-        if not isinstance(reply, dict):
-            raise OperationError(PROTOCOL_ERROR, "the gateway's reply is not a JSON object")
-        return reply  # type: ignore[no-any-return, unused-ignore]
-
-
-def progress_message(line: bytes) -> str | None:
-    """The text of a `cli_log("…")` frame; None for any other line."""
-    line = line.rstrip(b"\r")
-    if not line.startswith(_FRAME_START) or not line.endswith(_FRAME_END):
-        return None
-    try:
-        message = json.loads(line[len(_FRAME_START) : -len(_FRAME_END)])
-    except ValueError:
-        return None
-    return message if isinstance(message, str) else None
-
-
-def progress_frame(message: str) -> bytes:
-    return _FRAME_START + json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + _FRAME_END + b"\n"
+                raise OperationError(PROTOCOL_ERROR, message, details, reason="gateway_lost")
+            parser.feed(chunk)
+        elif not isinstance(frame, str):
+            return frame
+        elif on_progress is not None:
+            on_progress(frame)
 
 
 def _unreachable(endpoint: GatewayEndpoint, error: OSError) -> OperationError:
@@ -327,7 +300,7 @@ def _unreachable(endpoint: GatewayEndpoint, error: OSError) -> OperationError:
         "start it with bin/start-sandbox-docker-gateway or `sandbox-gateway serve`" if endpoint.kind == "tcp" else f"see {paths.log_path()}"
     )
     message = f"no gateway at {endpoint}: {error.strerror or error}; {step}"
-    if error.filename is not None:  # none could be started: nothing of it can be written, the log neither
+    if error.filename is not None:  # starting one failed: its files, the log among them, cannot be written
         step = f"set {paths.STATE_DIR_ENV} to a directory that you can write"
         message = f"no gateway at {endpoint}, and none can be started: {error.filename}: {error.strerror}; {step}"
     return OperationError(CONNECTION_ERROR, message, {"endpoint": str(endpoint)}, reason="gateway_unreachable")

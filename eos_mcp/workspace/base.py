@@ -440,9 +440,7 @@ class _BaseCopy:
                     while size < end and (data := os.read(source, min(PIECE, end - size))):
                         digest.update(data)
                         size += len(data)
-                        view = memoryview(data)
-                        while view:
-                            view = view[os.write(target, view) :]
+                        fsync.write_all(target, data)
                     if size > entry[1] or size < end:
                         return None
                 if size < entry[1]:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from eos_agent.machine import private_dirs
 from eos_mcp.workspace.staging_prefix import PREFIX
 from layerstack.kernel import base_xattrs, fsync
-from layerstack.kernel.base_xattrs import Keeping, hashed
+from layerstack.kernel.base_entry import base_entry
+from layerstack.kernel.base_xattrs import Keeping
 from layerstack.kernel.content import digest_at
 
 INDEX_FORMAT = 3
@@ -92,22 +93,15 @@ def look(workspace: str) -> Listing:
 
 
 def root_hash_of(entries: Iterable[tuple[str, int, int, str]], xattrs: Mapping[str, str] = {}) -> str:
-    """SHA-256 over (path, mode, size, content) entries in byte order of paths; content is a file's digest (`layerstack.kernel.content`) or a symlink's target.
+    """Hash (path, mode, size, content) entries, in byte order of paths, to the root hash of a base in hex.
 
-    Each entry gives kind, path, permission bits, and for files size and digest, for symlinks the target, each ended by NUL; then, where it has
-    attributes, `xattrs` and their digest.
+    Args:
+        entries: `content` is the hex digest of a file (`layerstack.kernel.content`) or the target of a symlink.
+        xattrs: the digest of the attributes of each path that has any.
     """
     digest = hashlib.sha256()
     for path, mode, size, content in sorted(entries, key=lambda entry: os.fsencode(entry[0])):
-        name = os.fsencode(path or ".")
-        if stat.S_ISDIR(mode):
-            digest.update(b"directory\0%s\0%o\0" % (name, stat.S_IMODE(mode)))
-        elif stat.S_ISLNK(mode):
-            digest.update(b"symlink\0%s\0%s\0" % (name, os.fsencode(content)))
-        else:
-            digest.update(b"file\0%s\0%o\0%d\0%s\0" % (name, stat.S_IMODE(mode), size, content.encode()))
-        if path in xattrs:
-            digest.update(hashed(xattrs[path]))
+        digest.update(base_entry(os.fsencode(path), mode, size, os.fsencode(content), xattrs.get(path, "")))
     return digest.hexdigest()
 
 

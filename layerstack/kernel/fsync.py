@@ -215,7 +215,7 @@ def write_new(path: str, data: bytes, *, mode: int = 0o644, sync: bool = True) -
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        _write_all(fd, data)
+        write_all(fd, data)
         if sync:
             os.fsync(fd)
         else:
@@ -228,7 +228,7 @@ def write_unsynced(path: str, data: bytes, *, mode: int = 0o644) -> None:
     """Make a file whose bytes reach the disk whenever the kernel writes them. Raises EEXIST."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        _write_all(fd, data)
+        write_all(fd, data)
     finally:
         os.close(fd)
 
@@ -250,7 +250,7 @@ def writing_before(path: str, data: bytes, *, root: str, mode: int = 0o644) -> G
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        _write_all(fd, data)
+        write_all(fd, data)
         begin_write_out(fd)
         yield
         if keeps_order(root):
@@ -261,7 +261,8 @@ def writing_before(path: str, data: bytes, *, root: str, mode: int = 0o644) -> G
         os.close(fd)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | bytearray) -> None:
+    """Write all of `data` at the descriptor's offset: write(2) may take less than it is given."""
     left = memoryview(data)
     while left:
         left = left[os.write(fd, left) :]

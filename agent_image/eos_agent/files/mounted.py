@@ -24,6 +24,7 @@ from eos_agent.wire.encoding import BASE64, UTF8, encoding_of, read_window
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from eos_agent.wire.workspace_path import resolve, shown
 from layerstack.kernel import tempnames
+from layerstack.kernel.fsync import write_all
 from layerstack.model.conflict import path_json
 
 MAX_EDIT_BYTES = 4 * 1024 * 1024
@@ -141,7 +142,7 @@ def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | No
             fd = os.open(PASSING, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=aside_fd)
         undo.callback(os.close, fd)
         temporary = PASSING
-        _write_all(fd, content)
+        write_all(fd, content)
         give(fd, os.fstat(dir_fd) if before is None else before)
         os.fchmod(fd, mode)
         if before is not None:
@@ -169,12 +170,6 @@ def _link(fd: int, name: str, dir_fd: int) -> None:
 def _unlink(name: str, dir_fd: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=dir_fd)
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(fd, left) :]
 
 
 def _carry_xattrs(dir_fd: int, name: str, fd: int) -> None:

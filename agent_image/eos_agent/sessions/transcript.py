@@ -12,6 +12,8 @@ from array import array
 from bisect import bisect_right
 from typing import NamedTuple
 
+from layerstack.kernel.fsync import write_all
+
 ROW_MAX_BYTES = 64 * 1024
 ANSWER_MAX_BYTES = 256 * 1024
 SEGMENT_BYTES = 1 << 20
@@ -59,10 +61,10 @@ class _Segment:
             self.memory += raw
             if len(self.memory) > MEMORY_BYTES:
                 self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                _write_all(self.fd, self.memory)
+                write_all(self.fd, self.memory)
                 self.memory = None
         else:
-            _write_all(self.fd, raw)
+            write_all(self.fd, raw)
         self.rows += ends
         self.size += len(raw)
 
@@ -89,12 +91,6 @@ class _Segment:
         self.seal()
         if self.memory is None:
             os.unlink(self.path)
-
-
-def _write_all(fd: int, data: bytes | bytearray) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
 
 
 class Transcript:
