@@ -1,8 +1,9 @@
 """Formats `tar` and `tar-zst`: the delta as an archive that any tar reads and that can be an OCI layer.
 
-Folders come before what is in them, deletions after all content, as `.wh.NAME`; an opaque directory holds `.wh..wh..opq`. A file with holes is one of
-GNU tar's PAX format 1.0, which keeps them. The archive is written beside its place and renamed when the stream is known to be whole; one that
-replaces nothing has no name until then where the system can do so: a kill leaves nothing of it, and it needs no record.
+A directory precedes its entries; deletions follow all content, as `.wh.NAME`; an opaque directory holds `.wh..wh..opq` (OCI
+image layer specification, "Whiteouts"). A file with holes has GNU tar's sparse format, PAX 1.0. The archive is written beside its
+place and renamed when the stream has proved complete. One that replaces nothing is written to a file without a name (O_TMPFILE)
+where the system has these: a kill leaves nothing of it, and it needs no record.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NAMED_MAX = 20
 ZSTD_LEVEL = 3
 ZSTD_THREADS = 4
 ZSTD_JOB_BYTES = 1 << 19
-"""The least that there is: with two threads 7 MiB are in flight, with jobs of 1 MiB 11, and the whole gateway is to stay below 64."""
+"""The least that zstd takes: two threads have 7 MiB in flight, with jobs of 1 MiB 11; the gateway stays below 64 in all."""
 
 
 def apply_archive(
@@ -42,122 +43,154 @@ def apply_archive(
 ) -> dict[str, Any]:
     """Write the archive `request.dest` (pinned), or nothing.
 
-    With `dry_run` the archive is made, measured and thrown away: `bytes_written` is its size, `changes` lists what it would hold (`write`,
-    or `delete` for a whiteout; directories are left out), `replaces` tells whether a file is at `dest`.
+    With `dry_run` the archive is made, measured and discarded: `bytes_written` is its size, `changes` lists what it would hold
+    (`write`, or `delete` for a whiteout; directories are left out), `replaces` tells whether a file is at `dest`.
 
     Raises:
-        OperationError: operation_failed; `export_conflict` as `export_replaced.check` says; `reserved_names` when a file of the delta is called `.wh.*`: an archive would turn it into a deletion.
+        OperationError: operation_failed; `export_conflict` as `replaced_archive.check` says; `reserved_names` when a file of the
+            delta is called `.wh.*`: an archive would turn it into a deletion.
     """
-    dest, fmt, dry_run = request.dest, request.fmt, request.dry_run
-    hygiene, stripped = Hygiene(), Stripped(keep=request.keep_setuid)
-    counts = {"files_written": 0, "symlinks_written": 0, "whiteouts_emitted": 0, "bytes_written": 0}
-    reserved: list[str] = []
-    changes: list[dict[str, str]] = []
-
-    def note(action: str, path: bytes) -> None:
-        if dry_run and len(changes) < LISTED_MAX:
-            changes.append({"action": action, "path": path.decode("utf-8", "replace")})
-
-    overwrite = request.rules.on_conflict == "overwrite"
+    dest, overwrite = request.dest, request.rules.on_conflict == "overwrite"
     replaced_archive.check(dest, overwrite=overwrite)
     try:
         with contextlib.ExitStack() as stack:
-            sink = stack.enter_context(_replacing(dest, journals, dry_run, step, overwrite=overwrite))
+            sink = stack.enter_context(_replacing(dest, journals, request.dry_run, step, overwrite=overwrite))
             late = stack.enter_context(tempfile.SpooledTemporaryFile(max_size=1 << 20))
-            out = stack.enter_context(_packed(sink, fmt))
-            said = 0
-            for told in stream.items():
-                if isinstance(told, StreamRun):
-                    _write_run(told, out, hygiene, reserved, note)
-                    counts["files_written"] += sum(not row.directory for row in told.rows)
-                    continue
-                header = stripped.clean(told)
-                if MARK in header.path and any(name.startswith(MARK) for name in header.path.split(b"/")):
-                    if len(reserved) < NAMED_MAX:
-                        reserved.append(shown(header.path))
-                    continue
-                if header.kind == pax.WHITEOUT:
-                    above, _, name = header.path.rpartition(b"/")
-                    late.write(pax.encode(pax.Header((above + b"/" if above else b"") + MARK + name, pax.FILE, 0o644)))
-                    counts["whiteouts_emitted"] += 1
-                    note("delete", header.path)
-                    continue
-                hygiene.look(header)
-                stripped.note(told, header.mode)
-                out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"", earlier=b""), gnu=True))
-                if header.kind == pax.OPAQUE:
-                    out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_MARK, pax.FILE, 0o644)))
-                if header.type != pax.DIRECTORY:
-                    note("write", header.path)
-                if header.type == pax.SYMLINK:
-                    counts["symlinks_written"] += 1
-                elif header.type != pax.DIRECTORY:
-                    counts["files_written"] += 1
-                    for piece in stream.content():
-                        out.write(piece)
-                    out.write(pax.padding(header.size))
-                if stream.tar_bytes - said >= 256 << 20:
-                    said = stream.tar_bytes
-                    progress(f"export: {stream.count} entries, {said >> 20} MiB read")
-            stream.finish()
-            if reserved:
-                names = ", ".join(reserved)
-                raise OperationError(
-                    OPERATION_FAILED,
-                    f"export: an archive would turn these files into whiteout entries, that is deletions; use format dir: {names}",
-                    {"paths": reserved},
-                    reason="reserved_names",
-                )
-            late.seek(0)
-            while block := late.read(1 << 16):
-                out.write(block)
-            out.write(pax.END)
+            archive = _Archive(stream, request, stack.enter_context(_packed(sink, request.fmt)), late)
+            archive.write(progress)
         if isinstance(sink, _Measure):
-            counts["bytes_written"] = sink.size
-            check_room(os.path.dirname(dest), sink.size)
+            size_bytes = sink.size
+            check_room(os.path.dirname(dest), size_bytes)
         else:
-            counts["bytes_written"] = os.stat(dest).st_size
+            size_bytes = os.stat(dest).st_size
     except OSError as error:
         raise disk_refused(error, dest) from error
-    header_line = stream.header
-    result: dict[str, Any] = {
-        "manifest_version": header_line["manifest_version"],
-        "format": fmt,
-        "layers_exported": header_line.get("layers_exported", []),
-        **counts,
-    }
-    if header_line.get("live_workspace_sessions"):
-        result["live_workspace_sessions"] = header_line["live_workspace_sessions"]
-    result.update(hygiene.to_json())
-    result.update(stripped.to_json())
-    if dry_run:
-        count = counts["files_written"] + counts["symlinks_written"] + counts["whiteouts_emitted"]
-        result.update(dry_run=True, changes=changes, change_count=count, replaces=os.path.lexists(dest))
-    return result
+    return archive.result(size_bytes)
 
 
-def _write_run(run: StreamRun, out: Any, hygiene: Hygiene, reserved: list[str], note: Callable[[str, bytes], None]) -> None:
-    """Plain files and directories, as single entries would be."""
-    parts: list[bytes | memoryview] = []
-    at = 0
-    for path, directory, mode, size, mtime_ns, _ in run.rows:
-        if MARK in path and len(reserved) < NAMED_MAX and any(name.startswith(MARK) for name in path.split(b"/")):
-            reserved.append(shown(path))
-        if directory:
-            parts.append(pax.encode(pax.Header(path, pax.DIRECTORY, mode, 0, mtime_ns)))
-            continue
-        if hygiene.odd(path, mode):
-            hygiene.look(pax.Header(path, pax.FILE, mode, size, mtime_ns))
-        parts.append(pax.encode_file(path, mode, size, mtime_ns))
-        parts.append(run.data[at : at + size])
-        parts.append(pax.padding(size))
-        note("write", path)
-        at += size
-    out.write(b"".join(parts))
+class _Archive:
+    """Writes the entries of one stream as tar, and counts them."""
+
+    def __init__(self, stream: ExportStream, request: ExportRequest, out: Any, late: IO[bytes]) -> None:
+        """`out` takes the tar; `late` keeps the deletions, which follow all content."""
+        self._stream, self._request, self._out, self._late = stream, request, out, late
+        self._hygiene, self._stripped = Hygiene(), Stripped(keep=request.keep_setuid)
+        self._counts = {"files_written": 0, "symlinks_written": 0, "whiteouts_emitted": 0, "bytes_written": 0}
+        self._reserved: list[str] = []
+        self._changes: list[dict[str, str]] = []
+
+    def write(self, progress: Callable[[str], None]) -> None:
+        """Write all entries, then the deletions and the end of the archive.
+
+        Raises:
+            OperationError: the stream is damaged; reserved_names.
+        """
+        said = 0
+        for told in self._stream.items():
+            if isinstance(told, StreamRun):
+                self._run(told)
+            else:
+                self._entry(told)
+            if self._stream.tar_bytes - said >= 256 << 20:
+                said = self._stream.tar_bytes
+                progress(f"export: {self._stream.count} entries, {said >> 20} MiB read")
+        self._stream.finish()
+        self._refuse_reserved()
+        self._late.seek(0)
+        while block := self._late.read(1 << 16):
+            self._out.write(block)
+        self._out.write(pax.END)
+
+    def result(self, size_bytes: int) -> dict[str, Any]:
+        """The result of the operation, for an archive of `size_bytes`."""
+        header, counts = self._stream.header, {**self._counts, "bytes_written": size_bytes}
+        result: dict[str, Any] = {
+            "manifest_version": header["manifest_version"],
+            "format": self._request.fmt,
+            "layers_exported": header.get("layers_exported", []),
+            **counts,
+        }
+        if header.get("live_workspace_sessions"):
+            result["live_workspace_sessions"] = header["live_workspace_sessions"]
+        result.update(self._hygiene.to_json())
+        result.update(self._stripped.to_json())
+        if self._request.dry_run:
+            count = counts["files_written"] + counts["symlinks_written"] + counts["whiteouts_emitted"]
+            result.update(dry_run=True, changes=self._changes, change_count=count, replaces=os.path.lexists(self._request.dest))
+        return result
+
+    def _entry(self, told: pax.Header) -> None:
+        header = self._stripped.clean(told)
+        if self._is_reserved(header.path):
+            return
+        if header.kind == pax.WHITEOUT:
+            self._whiteout(header.path)
+            return
+        self._hygiene.look(header)
+        self._stripped.note(told, header.mode)
+        self._out.write(pax.encode(header._replace(kind=b"", xattrs={}, sha256=b"", earlier=b""), gnu=True))
+        if header.kind == pax.OPAQUE:
+            self._out.write(pax.encode(pax.Header(header.path + b"/" + OPAQUE_MARK, pax.FILE, 0o644)))
+        if header.type != pax.DIRECTORY:
+            self._note("write", header.path)
+        if header.type == pax.SYMLINK:
+            self._counts["symlinks_written"] += 1
+        elif header.type != pax.DIRECTORY:
+            self._counts["files_written"] += 1
+            for piece in self._stream.content():
+                self._out.write(piece)
+            self._out.write(pax.padding(header.size))
+
+    def _whiteout(self, path: bytes) -> None:
+        above, _, name = path.rpartition(b"/")
+        self._late.write(pax.encode(pax.Header((above + b"/" if above else b"") + MARK + name, pax.FILE, 0o644)))
+        self._counts["whiteouts_emitted"] += 1
+        self._note("delete", path)
+
+    def _run(self, run: StreamRun) -> None:
+        """Write plain files and directories, as single entries would be."""
+        parts: list[bytes | memoryview] = []
+        at = 0
+        for path, directory, mode, size, mtime_ns, _ in run.rows:
+            self._is_reserved(path)
+            if directory:
+                parts.append(pax.encode(pax.Header(path, pax.DIRECTORY, mode, 0, mtime_ns)))
+                continue
+            if self._hygiene.odd(path, mode):
+                self._hygiene.look(pax.Header(path, pax.FILE, mode, size, mtime_ns))
+            parts.append(pax.encode_file(path, mode, size, mtime_ns))
+            parts.append(run.data[at : at + size])
+            parts.append(pax.padding(size))
+            self._note("write", path)
+            at += size
+        self._out.write(b"".join(parts))
+        self._counts["files_written"] += sum(not row.directory for row in run.rows)
+
+    def _is_reserved(self, path: bytes) -> bool:
+        """Note a path with the name of a whiteout in it; the export is then refused at the end of the stream."""
+        if MARK not in path or not any(name.startswith(MARK) for name in path.split(b"/")):
+            return False
+        if len(self._reserved) < NAMED_MAX:
+            self._reserved.append(shown(path))
+        return True
+
+    def _refuse_reserved(self) -> None:
+        if self._reserved:
+            names = ", ".join(self._reserved)
+            raise OperationError(
+                OPERATION_FAILED,
+                f"export: an archive would turn these files into whiteout entries, that is deletions; use format dir: {names}",
+                {"paths": self._reserved},
+                reason="reserved_names",
+            )
+
+    def _note(self, action: str, path: bytes) -> None:
+        if self._request.dry_run and len(self._changes) < LISTED_MAX:
+            self._changes.append({"action": action, "path": path.decode("utf-8", "replace")})
 
 
 class _Measure(io.RawIOBase):
-    """Takes any bytes and keeps their number."""
+    """A sink that counts bytes and keeps none."""
 
     size = 0
 
@@ -172,10 +205,10 @@ class _Measure(io.RawIOBase):
 
 @contextlib.contextmanager
 def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overwrite: bool) -> Generator[Any]:
-    """A file that takes the place of `dest` when the block ends well; siblings that a killed export left are removed first.
+    """Open a file that replaces `dest` when the block ends without an error; first remove what killed exports left beside it.
 
     Args:
-        overwrite: as of `export_replaced.check`, for what has taken the name of a new archive meanwhile.
+        overwrite: as `replaced_archive.check` takes it, for a file that got the name of a new archive in the meantime.
     """
     directory, name = os.path.split(dest)
     if dry_run:
@@ -219,7 +252,7 @@ def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overw
 
 
 def _vouch(stack: contextlib.ExitStack, home: DirTree, dest: str, journals: str, step: StepHook) -> Voucher:
-    """A record of the unfinished file; both go when `stack` ends."""
+    """Make the record of the unfinished file; both are removed when `stack` ends."""
     step("export.voucher")
     voucher = Voucher.create(journals, kind="archive", dest=dest, home=os.path.dirname(dest), home_fd=home.fd, ending=".tmp")
     stack.callback(_end, home, voucher)
@@ -227,7 +260,7 @@ def _vouch(stack: contextlib.ExitStack, home: DirTree, dest: str, journals: str,
 
 
 def _finish(file: IO[bytes], step: StepHook) -> None:
-    """All is written: it gets its mode, and is on disk."""
+    """Set the mode of the complete file and sync it."""
     file.flush()
     os.fchmod(file.fileno(), 0o666 & ~_umask())
     step("export.sync")
@@ -235,12 +268,12 @@ def _finish(file: IO[bytes], step: StepHook) -> None:
 
 
 def _nameless(home: DirTree, name: bytes) -> int | None:
-    """A new file without a name; None: something has `name`, or the system has no such files."""
+    """Open a new file without a name; None: `name` is taken, or the file system has no O_TMPFILE."""
     if home.lstat(name) is not None or not hasattr(os, "O_TMPFILE"):
         return None
     try:
         fd = os.open(b".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=home.fd)
-    except OSError:  # the other way says what is wrong
+    except OSError:  # the other way reports the error
         return None
     if os.path.exists(_proc(fd)):
         return fd
@@ -249,7 +282,7 @@ def _nameless(home: DirTree, name: bytes) -> int | None:
 
 
 def _named(fd: int, home: DirTree, name: bytes) -> bool:
-    """Give a nameless file its name; False: something has it by now."""
+    """Give a nameless file its name; False: the name was taken in the meantime."""
     try:
         os.link(_proc(fd), name, dst_dir_fd=home.fd)
     except FileExistsError:
@@ -276,7 +309,7 @@ def _end(home: DirTree, voucher: Voucher) -> None:
 
 
 def _umask() -> int:
-    """The process's umask without changing it where /proc tells."""
+    """Read the process's umask from /proc, since umask(2) would change it; 022 without /proc."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         with open("/proc/self/status") as status:
             return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
@@ -298,7 +331,7 @@ def _sweep(dest: str, journals: str) -> None:
 
 @contextlib.contextmanager
 def _packed(sink: IO[bytes], fmt: str) -> Generator[Any]:
-    """What the tar is written to."""
+    """Open what the tar is written to: `sink`, or a compressor in front of it."""
     if fmt == "tar":
         yield sink
         return

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Generator
 
 from layerstack.kernel.content import data_ranges
+from layerstack.kernel.fsync import write_all
 
 _WALK = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _LIST = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -246,9 +247,7 @@ def copy_data(source: int, target: int, size: int) -> None:
     for begin, end in data_ranges(source):
         os.lseek(target, begin, os.SEEK_SET)
         while begin < min(end, size) and (data := os.pread(source, min(1 << 20, min(end, size) - begin), begin)):
-            view = memoryview(data)
-            while view:
-                view = view[os.write(target, view) :]
+            write_all(target, data)
             begin += len(data)
         if end >= size:
             break

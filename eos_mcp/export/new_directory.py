@@ -1,9 +1,11 @@
-"""An export to a directory that does not exist yet: its tree is made as a whole in the staging directory, and one rename puts it in place.
+"""An export to a directory that does not exist yet: the whole tree is made in the staging directory, and one rename puts it in
+place.
 
-    .eos-export-<...>/tree/      what becomes the destination
+    .eos-export-<...>/tree/      the future destination
     .eos-export-<...>/new/<n>    the bytes of a file that is left out, for a later entry that is another name of it
 
-There is nothing to compare with and nothing to take back: a kill before the rename leaves a staging to be swept, one after it a whole destination.
+Nothing is compared and nothing is rolled back: a kill before the rename leaves a staging directory, which the next export
+removes; a kill after it leaves a complete destination.
 """
 
 from __future__ import annotations
@@ -14,22 +16,22 @@ import os
 from eos_mcp.export.dirfd import copy_data, sync_file_system
 from eos_mcp.export.guard import ExportGuard
 from eos_mcp.export.hygiene import JUDGED_MAX
+from eos_mcp.export.incoming_file import IncomingFile
 from eos_mcp.export.names import reserved
-from eos_mcp.export.receive import Progress, Receiver, judge, write_all
+from eos_mcp.export.receive import Progress, Receiver
 from eos_mcp.export.request import ExportRequest
 from eos_mcp.export.stage import SYNC_EACH_UP_TO, ExportStage, Step
 from eos_mcp.export.stream import ExportStream, StreamRun, refused, shown
 from layerstack.export import pax
-from layerstack.kernel.fsync import begin_write_out, rename_new
+from layerstack.kernel.fsync import rename_new, write_all
 from layerstack.model.run_table import RunRow
 
 TREE = b"tree"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-WRITE_OUT_BYTES = 8 << 20
 
 
 class FreshReceiver(Receiver):
-    """As `Receiver`, for a destination that does not exist. `tree` is where it is made; the caller closes it."""
+    """A `Receiver` for a destination that does not exist. It is made in `tree`, which the caller closes."""
 
     def __init__(self, stream: ExportStream, stage: ExportStage, request: ExportRequest, guard: ExportGuard) -> None:
         super().__init__(stream, None, stage, request, guard)
@@ -37,15 +39,15 @@ class FreshReceiver(Receiver):
         self.tree = stage.tree.below(TREE)
         self.owners.top(self.tree.fd, stage.tree)
         self._staging, self._step = stage.tree, stage.step
-        self._late_modes: list[tuple[bytes, int]] = []  # directories that are not ours to write to in the end
-        self._first: list[bytes] = []  # what was made, as far as each is synced by itself
+        self._late_modes: list[tuple[bytes, int]] = []  # of directories that end without write permission for their owner
+        self._first: list[bytes] = []  # the first entries: when there are no more, each is synced by itself
         self.staged_files = 0
         self.made = 0
-        """How many entries the tree has."""
+        """Entries in the tree."""
 
     @property
     def atomic(self) -> bool:
-        """Whether the file system keeps all names apart: else names are compared, and files staged, one by one."""
+        """True where the file system does not fold names; where it does, `Receiver` compares names and stages files one by one."""
         return not self._folds
 
     def receive(self, progress: Progress) -> None:
@@ -71,59 +73,69 @@ class FreshReceiver(Receiver):
         progress(f"export: {self.stream.count} entries received, putting {self.staged_files} files in place")
 
     def _add(self, what: Step) -> None:
-        """No plan is needed: nothing of it is taken back step by step."""
+        """Plan nothing: there is no rollback step by step."""
 
     # entries
 
     def _one(self, n: int, told: pax.Header) -> None:
         header = self.stripped.clean(told)
-        path = header.path
-        if (name := reserved(path)) is not None:
+        if (name := reserved(header.path)) is not None:
             if header.kind != pax.WHITEOUT:
                 self._reserved[name] = None
-        elif self._left_out.look(path):
-            if header.type == pax.FILE and not header.kind:
-                fd = os.open(b"new/%d" % n, _NEW, 0o600, dir_fd=self._staging.fd)
-                self._write(fd, header, None)
-            if header.type == pax.FILE:
-                self.guard.gather(header, passed=True)
+        elif self._left_out.look(header.path):
+            self._leave(n, header)
         elif header.kind == pax.WHITEOUT:
             self.counts["deletes_applied"] += 1
             self._done(header, writes=True)
         elif header.type == pax.DIRECTORY:
-            self._folder(path, header.mode)
+            self._folder(header.path, header.mode)
             self.counts["opaque_clears"] += header.kind == pax.OPAQUE
             self._done(header, writes=True)
-        elif header.type in (pax.SYMLINK, pax.HARD_LINK) and self._skips(header):
-            pass
-        elif header.type == pax.SYMLINK:
-            parent, name = self._at(path)
+        elif header.type in (pax.SYMLINK, pax.HARD_LINK):
+            if not self._skips(header):
+                self._link_to(header)
+        else:
+            self._new_file(n, header, told)
+
+    def _leave(self, n: int, header: pax.Header) -> None:
+        """Keep the bytes of a file that is left out: a later entry may be another name of it."""
+        if header.type == pax.FILE and not header.kind:
+            fd = os.open(b"new/%d" % n, _NEW, 0o600, dir_fd=self._staging.fd)
+            self._write(fd, header, None)
+        if header.type == pax.FILE:
+            self.guard.gather(header, passed=True)
+
+    def _link_to(self, header: pax.Header) -> None:
+        if header.type == pax.SYMLINK:
+            parent, name = self._at(header.path)
             os.symlink(header.target, name, dir_fd=parent)
-            self.owners.symlink(self._staging, name, path, None, parent)
+            self.owners.symlink(self._staging, name, header.path, None, parent)
             os.utime(name, ns=(header.mtime_ns, header.mtime_ns), dir_fd=parent, follow_symlinks=False)
             self.made += 1
             self.counts["symlinks_written"] += 1
-            self._done(header, writes=True)
-        elif header.type == pax.HARD_LINK:
+        else:
             self._further_name(header)
             self.counts["files_written"] += 1
-            self._done(header, writes=True)
-        else:
-            judged = bytearray() if self.hygiene.judges(header) else None
-            parent, name = self._at(path)
-            came = self._write(os.open(name, _NEW, 0o600, dir_fd=parent), header, judged)
-            if self._skips(header, None if judged is None else bytes(judged)):
-                os.rename(name, b"new/%d" % n, src_dir_fd=parent, dst_dir_fd=self._staging.fd)
-                self.guard.gather(header, passed=True)
-                return
-            self._wrote(path)
-            self.stripped.note(told, header.mode)
-            self.counts["files_written"] += 1
-            self.counts["bytes_written"] += came
-            self._done(header, None if judged is None else bytes(judged), writes=True)
+        self._done(header, writes=True)
+
+    def _new_file(self, n: int, header: pax.Header, told: pax.Header) -> None:
+        """Write a file in its place; one that would run by itself is moved out of the tree again once its content is known."""
+        judged = bytearray() if self.hygiene.judges(header) else None
+        parent, name = self._at(header.path)
+        received = self._write(os.open(name, _NEW, 0o600, dir_fd=parent), header, judged)
+        content = None if judged is None else bytes(judged)
+        if self._skips(header, content):
+            os.rename(name, b"new/%d" % n, src_dir_fd=parent, dst_dir_fd=self._staging.fd)
+            self.guard.gather(header, passed=True)
+            return
+        self._wrote(header.path)
+        self.stripped.note(told, header.mode)
+        self.counts["files_written"] += 1
+        self.counts["bytes_written"] += received
+        self._done(header, content, writes=True)
 
     def _at(self, path: bytes) -> tuple[int, bytes]:
-        """The directory and the name of an entry that is made."""
+        """Return the open parent directory of a new entry, and its name."""
         return self.tree.parent(path), path[path.rfind(b"/") + 1 :]
 
     def _wrote(self, path: bytes) -> None:
@@ -147,39 +159,22 @@ class FreshReceiver(Receiver):
             self._first.append(path)
 
     def _write(self, fd: int, header: pax.Header, judged: bytearray | None) -> int:
-        """The content of the present entry into a new file, which is closed; how many bytes came."""
-        begun = came = end = 0
-        try:
-            for offset, piece in self.stream.pieces():
-                came += len(piece)
-                if judged is not None:
-                    judge(judged, offset, piece)
-                if offset != end:
-                    os.lseek(fd, offset, os.SEEK_SET)
-                write_all(fd, piece)
-                end = offset + len(piece)
-                if end - begun >= WRITE_OUT_BYTES:
-                    begin_write_out(fd, begun, end - begun)
-                    begun = end
-            if end < header.length:
-                os.ftruncate(fd, header.length)  # what is behind the data is a hole
-                if judged is not None:
-                    judge(judged, header.length, b"")
+        """Write the content of the present entry to a new file, which is closed; return how many bytes came."""
+        with IncomingFile(header.length, None, lambda: fd, judged) as incoming:
+            incoming.receive(self.stream.pieces())
             self.owners.file(fd, self._staging, header.path, None)
             self._finish(fd, header)
-        finally:
-            os.close(fd)
-        return came
+        return incoming.received
 
     def _further_name(self, header: pax.Header) -> None:
-        """A hard link to an earlier file of the tree, or to one that was left out; a copy where links do not work."""
+        """Make a hard link to an earlier file of the tree, or to one that was left out; a copy where links fail."""
         found = self.stream.index.find(header.target)
         assert found is not None  # the stream has checked it
         there = self.tree.lstat(header.target) is not None
         source, place = (header.target, self.tree) if there else (b"new/%d" % found[0], self._staging)
         try:
             place.link(source, self.tree, header.path)
-            if not there:  # of a file that was left out this is the first name that is written
+            if not there:  # the file was left out: this is its first name in the tree
                 parent, name = self._at(header.path)
                 fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
                 try:
@@ -209,7 +204,7 @@ class FreshReceiver(Receiver):
         self._wrote(header.path)
 
     def _rows(self, n: int, run: StreamRun) -> None:
-        """Plain files and directories: what `_one` does of them, at once."""
+        """Make plain files and directories, many entries in one call; the same rules as `_one`."""
         at, gathered = 0, list[RunRow]()
         above, parent, plainly = b"\0", -1, False
         odd = self.hygiene.odd
@@ -268,7 +263,7 @@ class FreshReceiver(Receiver):
     # the whole
 
     def sync(self) -> None:
-        """All that was made survives a power cut, where it is."""
+        """Make the tree durable in the staging directory."""
         if len(self._first) > SYNC_EACH_UP_TO and sync_file_system(self.tree.fd):
             return
         for path in self.everything():
@@ -279,7 +274,7 @@ class FreshReceiver(Receiver):
         os.fsync(self.tree.fd)
 
     def everything(self) -> list[bytes]:
-        """The paths of what is there."""
+        """List the paths of all entries in the tree."""
         found, waiting = list[bytes](), [b""]
         while waiting:
             directory = waiting.pop()
@@ -293,24 +288,28 @@ class FreshReceiver(Receiver):
 
 
 def commit_new(stage: ExportStage, work: FreshReceiver, name: bytes) -> None:
-    """Rename the tree into its place in the stage's home; from then on the export is done."""
+    """Sync the tree and rename it into its place in the stage's home. The rename is the commit."""
     stage.step("export.sync")
     work.sync()
     stage.step("export.ready")
-    for name_of_step in ("export.sync_names", "export.in", "export.done"):  # all of them are the one rename
+    for name_of_step in ("export.sync_names", "export.in", "export.done"):  # one rename is all three
         stage.step(name_of_step)
     _put(stage, name)
     try:
         stage.step("export.placed")
         os.fsync(stage.home.fd)
     except BaseException:
-        if len(work.everything()) == work.made:  # else somebody has put something there already: theirs stays, and ours with it
+        if len(work.everything()) == work.made:  # else another process has written to it already: the tree stays where it is
             os.rename(name, TREE, src_dir_fd=stage.home.fd, dst_dir_fd=stage.tree.fd)
         raise
 
 
 def _put(stage: ExportStage, name: bytes) -> None:
-    """Raises FileExistsError: something has that name by now."""
+    """Rename without replacing.
+
+    Raises:
+        FileExistsError: the name was taken in the meantime.
+    """
     try:
         rename_new(f"/proc/self/fd/{stage.tree.fd}/{os.fsdecode(TREE)}", f"/proc/self/fd/{stage.home.fd}/{os.fsdecode(name)}")
     except (OSError, AttributeError) as error:

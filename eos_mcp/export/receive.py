@@ -1,4 +1,7 @@
-"""Read one stream for a `dir` export: compare each entry with the destination, stage what differs, plan, count. The destination is only read."""
+"""Read one stream for a `dir` export: compare each entry with the destination, stage those that differ, plan, count.
+
+The destination is only read.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from eos_mcp.export.dirfd import DirTree, copy_data
 from eos_mcp.export.dry_run import DryRun
 from eos_mcp.export.guard import ExportGuard
 from eos_mcp.export.hard_links import Names, copied, is_shared
-from eos_mcp.export.hygiene import JUDGED_MAX
+from eos_mcp.export.incoming_file import IncomingFile
 from eos_mcp.export.left_out import UNSAFE
 from eos_mcp.export.names import NAMED_MAX, reserved
 from eos_mcp.export.owner import Owners
@@ -26,18 +29,15 @@ from eos_mcp.export.stage import ExportStage, Step
 from eos_mcp.export.stream import ExportStream, refused, shown
 from eos_mcp.workspace.mount_points import mounts_below
 from layerstack.export import pax
-from layerstack.kernel.content import next_data
-from layerstack.kernel.fsync import begin_write_out
+from layerstack.kernel.fsync import write_all
 
 COLLISIONS_MAX = 20
-WRITE_OUT_BYTES = 8 << 20
-"""So much of a file is sent to the disk while the rest is still received; in the end there is little left to wait for."""
 
 Progress = Callable[[str], None]
 
 
 class Receiver:
-    """Reads one stream, stages what differs from the destination, and counts. A dry run has a preview and no stage."""
+    """Reads one stream, stages the entries that differ from the destination, and counts. A dry run has a preview and no stage."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Receiver:
         self._cleared = 0
         self._folds = folds(stage) if preview is None else preview.folds
         self._left_out = self.guard.left_out_of(folds=self._folds)
-        self._kept: set[bytes] = set()  # directories of the delta that did not come: what lies in them does not either
+        self._kept: set[bytes] = set()  # directories of the delta that are not made: nothing in them is
         self._folded: dict[bytes, int] = {}
         self._collisions: list[list[str]] = []
         self._listing: tuple[bytes, set[bytes]] | None = None
@@ -74,7 +74,11 @@ class Receiver:
         self._systems = {} if target is None else mounts.systems_of(target, self._mounts)
 
     def receive(self, progress: Progress) -> None:
-        """Up to the trailer; afterwards the plan is complete. Raises OSError or OperationError; the destination was only read."""
+        """Read up to the trailer; afterwards the plan is complete.
+
+        Raises:
+            OSError, OperationError: the destination is as it was.
+        """
         said = 0
         for n, told in enumerate(self.stream.entries()):
             self._state.append(0)
@@ -97,7 +101,7 @@ class Receiver:
         if self._collisions:
             pairs = ", ".join(f"{a} and {b}" for a, b in self._collisions)
             raise refused(
-                f"the destination's file system takes these names for one, nothing was written: {pairs}",
+                f"the destination's file system takes these names for one file; nothing was written: {pairs}",
                 "name_collision",
                 collisions=self._collisions,
             )
@@ -149,7 +153,7 @@ class Receiver:
             self._file(n, header, told)
 
     def _stays(self, n: int, header: pax.Header, old: os.stat_result | None) -> bool:
-        """Whether the person's version stays. Asked when it is known that it differs."""
+        """Tell whether the destination's version of a path stays; called when it is known to differ."""
         if not self.guard.on_the_way(header, old):
             self._see(n, header.path)
             return False
@@ -160,14 +164,14 @@ class Receiver:
         return True
 
     def _skips(self, header: pax.Header, content: bytes | None = None) -> bool:
-        """Whether an entry that differs is left out because it would run by itself, which is then noted."""
+        """Tell whether an entry that differs is left out because the host would run it by itself; if so, note it."""
         if not self.guard.rules.skip_unsafe or not self.hygiene.would_run(header, content):
             return False
         self._left_out.note(header.path, UNSAFE)
         return True
 
     def _see(self, n: int, path: bytes) -> None:
-        """Remember what lies at the path: it is what the commit may replace."""
+        """Record the destination's entry at `path`: the commit may replace that one and no other."""
         if self.stage is not None and self.target is not None:
             self.guard.seen.note(b"%d" % n, self.target, path)
 
@@ -178,14 +182,14 @@ class Receiver:
         return False
 
     def _pass(self, n: int, header: pax.Header) -> None:
-        """An entry that is not put in place. The bytes of a file are staged all the same: a later entry may be another name of it."""
+        """Take an entry that is not put in place. A file is staged all the same: a later entry may be another name of it."""
         if header.type == pax.FILE and not header.kind and self.stage is not None:
             fd = self._new(n, header.path)
             try:
                 for offset, piece in self.stream.pieces():
                     os.lseek(fd, offset, os.SEEK_SET)
                     write_all(fd, piece)
-                os.ftruncate(fd, header.length)  # what lies behind the data is a hole
+                os.ftruncate(fd, header.length)  # a hole follows the data
                 self._finish(fd, header)
             finally:
                 os.close(fd)
@@ -202,14 +206,14 @@ class Receiver:
             self.preview.change(action, path, size, self._system(path))
 
     def _place(self, path: bytes) -> DirTree:
-        """The staging directory of what goes to `path`, or is moved out of the way from there: on the same file system."""
+        """Return the staging directory for `path`, on the same file system: for its new entry, and for the old one that makes room."""
         assert self.stage is not None
         if (point := self._system(path)) and self.target is not None:
             self.stage.annexes.add(self.stage.voucher, self.target, point, self.stage.step)
         return self.stage.place(path)
 
     def _system(self, path: bytes) -> bytes:
-        """The directory of the destination that begins the file system on which `path` lies; empty: the destination's own."""
+        """Return the directory of the destination at which the file system of `path` begins; empty: the destination's own."""
         if len(self._systems) > 1:
             above = path
             while above := above.rpartition(b"/")[0]:
@@ -218,12 +222,12 @@ class Receiver:
         return b""
 
     def _watch(self, path: bytes, found: os.stat_result) -> None:
-        """A directory that is there: one that begins another file system (a subvolume is in no list of mounts) is noted."""
+        """Note an existing directory at which another file system begins; a Btrfs subvolume is not in the list of mounts."""
         if path not in self._systems and self._systems[self._system(path)] != found.st_dev:
             self._systems[path] = found.st_dev
 
     def _done(self, header: pax.Header, content: bytes | None = None, *, writes: bool) -> None:
-        """An entry was planned: what it is said of."""
+        """Report a planned entry to hygiene and guard."""
         self.hygiene.look(header, content, writes=writes)
         self.guard.gather(header)
 
@@ -238,8 +242,9 @@ class Receiver:
             self.stage.add(what)
 
     def _leave_out(self, header: pax.Header, name: bytes) -> None:
-        """A name that exports use themselves: that of a directory of the delta is refused. A deletion of one asks for nothing, since no base
-        holds any; so whoever renames or removes it in the sandbox can export again.
+        """Leave out an entry under a staging name; at the end the export is refused for it.
+
+        A deletion of one is ignored, since no base holds any: after the name is changed or removed in the sandbox the export passes.
         """
         if header.kind != pax.WHITEOUT:
             self._reserved[name] = None
@@ -254,7 +259,7 @@ class Receiver:
             "or export with format tar, which takes any name"
         )
         more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-        message = f"names that begin with .eos-export- are those that exports use themselves, nothing was written: {', '.join(names[:NAMED_MAX])}{more}"
+        message = f"names that begin with .eos-export- are reserved for exports; nothing was written: {', '.join(names[:NAMED_MAX])}{more}"
         raise refused(message, "reserved_names", paths=names[:NAMED_MAX], count=len(names), hint=hint)
 
     def _delete(self, n: int, header: pax.Header) -> None:
@@ -283,7 +288,7 @@ class Receiver:
             if not self.carried:
                 mode = was
             elif was & ~mode & stat.S_ISGID and not (self.guard.mode_of_base(header.path) or 0) & stat.S_ISGID:
-                mode |= stat.S_ISGID  # the destination's own: what is made in it has its group
+                mode |= stat.S_ISGID  # the destination's own bit: new entries in it get its group
             self._add(Step(b"d", False, mode, was if was != mode or was & 0o700 != 0o700 else None, header.path))
             if was != mode:
                 self._note("mode", header.path)
@@ -357,7 +362,7 @@ class Receiver:
         self._done(header, writes=True)
 
     def _link(self, n: int, header: pax.Header, first: int | None, old: os.stat_result | None) -> None:
-        """`new/<n>` as another name of a staged file, or of one that is unchanged in the destination; a copy where links do not work."""
+        """Make `new/<n>` a hard link to a staged file, or to one that is unchanged in the destination; a copy where links fail."""
         place, source_place, new = self._place(header.path), self._place(header.target), b"new/%d" % n
         try:
             if first is not None:
@@ -365,7 +370,7 @@ class Receiver:
             else:
                 assert self.target is not None
                 self.target.link(header.target, place, new)
-            if first is not None and self._state[first] == 2:  # its own first name stays as it is: this is the first one that is written
+            if first is not None and self._state[first] == 2:  # its first name is not put in place: this name is the first that is
                 self._state[first] = 1
                 fd = os.open(new, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.fd)
                 try:
@@ -402,7 +407,7 @@ class Receiver:
             os.close(source)
 
     def _linked_step(self, n: int, header: pax.Header) -> Step:
-        """The file has the size and the time of its first name."""
+        """Return the step of a hard link, with the size and time of its first name."""
         made = None if self.stage is None else self._place(header.path).lstat(b"new/%d" % n)
         figures = (0, 0) if made is None else (made.st_size, made.st_mtime_ns)
         return Step(b"h", True, header.mode, None, header.path, *figures)
@@ -416,76 +421,55 @@ class Receiver:
         os.utime(fd, ns=(header.mtime_ns, header.mtime_ns))
 
     def _file(self, n: int, header: pax.Header, told: pax.Header) -> None:
-        """Args: told: the entry as it came, with the bits that are left out."""
+        """Stage a file, unless the destination's has its content already or stays as it is.
+
+        Args:
+            told: the entry as it came, with the bits that `header` lacks.
+        """
         old = self._old(header.path)
         if old is not None:
             header = self.guard.closed(header, old)
-        compared: int | None = None  # a descriptor of the destination's file while it is equal so far
-        if old is not None and self.target is not None and _may_be_equal(old, header, by_time=self.times.keeps):
-            compared = self.target.open_file(header.path)
-        fd = self._new(n, header.path) if compared is None and self.stage is not None else None
         judged = bytearray() if self.hygiene.judges(header) else None
-        try:
-            done = begun = came = 0
-            for offset, piece in self.stream.pieces():
-                came += len(piece)
-                if judged is not None:
-                    judge(judged, offset, piece)
-                if compared is not None:
-                    if _empty(compared, done, offset) and _same(compared, piece, offset):
-                        done = offset + len(piece)
-                        continue
-                    if self.stage is not None:
-                        fd = self._new(n, header.path)
-                        copy_data(compared, fd, done)
-                    os.close(compared)
-                    compared = None
-                if fd is not None:
-                    if offset != done:
-                        os.lseek(fd, offset, os.SEEK_SET)
-                    write_all(fd, piece)
-                    done = offset + len(piece)
-                    if done - begun >= WRITE_OUT_BYTES:
-                        begin_write_out(fd, begun, done - begun)
-                        begun = done
-            if compared is not None and not _empty(compared, done, header.length):
-                if self.stage is not None:
-                    fd = self._new(n, header.path)
-                    copy_data(compared, fd, done)
-                os.close(compared)
-                compared = None
-            if compared is not None and old is not None:
-                self._unchanged(n, header, told, os.fstat(compared))
+        create = None if self.stage is None else lambda: self._new(n, header.path)
+        with IncomingFile(header.length, self._comparable(header, old), create, judged) as incoming:
+            incoming.receive(self.stream.pieces())
+            if incoming.equal_fd is not None:
+                self._unchanged(n, header, told, os.fstat(incoming.equal_fd))
                 return
-            if judged is not None:
-                judge(judged, header.length, b"")
-            stays = self._skips(header, None if judged is None else bytes(judged)) or self._stays(n, header, old)
-            if fd is not None:
-                if done < header.length:
-                    os.ftruncate(fd, header.length)  # what is behind the data is a hole
-                if not stays:
-                    self.owners.file(fd, self._place(header.path), header.path, old)
-                self._finish(fd, header)
-            elif not stays:
-                self.owners.foresee(header.path, old)
-        finally:
-            for one in (compared, fd):
-                if one is not None:
-                    os.close(one)
+            content = None if judged is None else bytes(judged)
+            stays = self._skips(header, content) or self._stays(n, header, old)
+            self._complete(incoming.fd, header, old, stays=stays)
         if stays:
             self._passed(header)
             return
         self._note("write", header.path, header.size)
         self.stripped.note(told, header.mode)
         self.counts["files_written"] += 1
-        self.counts["bytes_written"] += came
+        self.counts["bytes_written"] += incoming.received
         self.staged_files += 1
         self._add(Step(b"f", True, header.mode, None, header.path, header.length, header.mtime_ns))
         self.times.written(n, header)
-        self._done(header, None if judged is None else bytes(judged), writes=True)
+        self._done(header, content, writes=True)
+
+    def _comparable(self, header: pax.Header, old: os.stat_result | None) -> int | None:
+        """Open the destination's file for reading if it may have the content of the entry."""
+        if old is None or self.target is None or not _may_be_equal(old, header, by_time=self.times.keeps):
+            return None
+        return self.target.open_file(header.path)
+
+    def _complete(self, fd: int | None, header: pax.Header, old: os.stat_result | None, *, stays: bool) -> None:
+        """Give a staged file its owner, mode and time; in a dry run (no file) foresee the owner. `stays`: it is not put in place,
+        and only a later name of it may be."""
+        if fd is None:
+            if not stays:
+                self.owners.foresee(header.path, old)
+            return
+        if not stays:
+            self.owners.file(fd, self._place(header.path), header.path, old)
+        self._finish(fd, header)
 
     def _unchanged(self, n: int, header: pax.Header, told: pax.Header, old: os.stat_result) -> None:
-        """The content is there; bits that this very file has there already are nothing that the export gives it."""
+        """Keep a file whose content is equal. Setuid bits that the destination's file has already are not stripped from it."""
         was = stat.S_IMODE(old.st_mode)
         header = header._replace(mode=header.mode | (was & told.mode & BITS))
         self.counts["skipped_unchanged"] += 1
@@ -499,7 +483,7 @@ class Receiver:
             self._names.hold(n, header, old)
 
     def _separate(self) -> None:
-        """Files that stay in place, but for names that are no business of this export: they become files of their own."""
+        """Replace unchanged files that have further hard links outside this export by copies of their own."""
         for held in self._names.shared():
             n, header = held.n, held.header
             if stat.S_IMODE(held.status.st_mode) == header.mode:
@@ -527,7 +511,7 @@ class Receiver:
                 self._relink(n, m, name, seen=name.path in held.seen)
 
     def _relink(self, n: int, m: int, name: pax.Header, *, seen: bool) -> None:
-        """A hard link of the delta to a file that became one of its own: to the copy."""
+        """Link a further name in the delta to the copy that `_separate` made."""
         if seen:
             self._note("write", name.path)
             self.counts["skipped_unchanged"] -= 1
@@ -543,14 +527,14 @@ class Receiver:
     # the whole
 
     def _withdraw(self) -> None:
-        """Plan that goes what an earlier export brought and the sandbox has removed since; it follows the entries of the stream."""
+        """Plan to delete what an earlier export wrote and the sandbox has removed since; after the entries of the stream."""
         for path in self.guard.withdrawn(self.stream.index):
             if not self._left_out.hides(path):
                 self._state.append(0)
                 self._delete(len(self._state) - 1, pax.Header(path, pax.FILE, 0o644, kind=pax.WHITEOUT))
 
     def _plan_clears(self) -> None:
-        """What the destination has below an opaque directory and the stream does not decide."""
+        """Plan to delete the destination's entries below an opaque directory that are not in the stream."""
         if self.target is None:
             return
         seen = set(self._opaque)
@@ -577,7 +561,7 @@ class Receiver:
                     waiting.append(child)
 
     def _clear(self, child: bytes, opaque: bytes, target: DirTree, waiting: list[bytes]) -> None:
-        """Plan that a name of the destination goes; a directory with work of the person's is looked through instead."""
+        """Plan to delete one entry of the destination; a directory that holds the user's own work is walked instead."""
         if self.guard.holds_work(child):
             old = target.lstat(child)
             if old is not None and stat.S_ISDIR(old.st_mode):
@@ -596,7 +580,8 @@ class Receiver:
             self.stage.add_clear(child)
 
     def _collide(self, n: int, path: bytes) -> None:
-        """On a folding file system: two names of the delta, or one of it and another spelling in the destination, that are one file."""
+        """On a case-folding file system: note two names of the delta, or one and its other spelling in the destination, that are
+        one file."""
         if not self._folds:
             return
         other = self._folded.setdefault(folded(path), n)
@@ -607,7 +592,7 @@ class Receiver:
             self._collisions.append([shown(there), shown(path)])
 
     def _other_spelling(self, path: bytes) -> bytes | None:
-        """On a folding file system: the path in the destination that answers to this one and is spelt in another way."""
+        """On a case-folding file system: return the destination's path that is the same file and is spelt in another way."""
         if not self._folds or self.target is None or self._old(path) is None:
             return None
         above, _, name = path.rpartition(b"/")
@@ -618,7 +603,7 @@ class Receiver:
 
 
 def folds(stage: ExportStage | None) -> bool:
-    """Whether the destination's file system takes different spellings for one name; tried with a file in the staging directory."""
+    """Tell whether the destination's file system folds names; tried with a file in the staging directory."""
     if stage is None:
         return False
     probe, others = "Prob\u00e9", ("prob\u00e9", "Probe\u0301")
@@ -630,7 +615,7 @@ def folds(stage: ExportStage | None) -> bool:
 
 
 def folded(path: bytes) -> bytes:
-    """One spelling for all that such a file system takes for the same: case and composition do not count."""
+    """Return the one spelling of all paths that such a file system takes for the same: case and composition do not count."""
     try:
         text = path.decode()
     except UnicodeDecodeError:
@@ -639,34 +624,12 @@ def folded(path: bytes) -> bytes:
 
 
 def _may_be_equal(old: os.stat_result, header: pax.Header, *, by_time: bool) -> bool:
-    """`by_time`: a file of another second is to get the sandbox's time. Else only its content tells: an export may have given it its time."""
+    """Tell whether the contents are worth comparing.
+
+    Args:
+        by_time: a file of another second is to get the sandbox's time. Without it only the content counts, since an earlier export may
+            have given the file its time.
+    """
     if not stat.S_ISREG(old.st_mode) or old.st_size != header.length:
         return False
     return not by_time or old.st_mtime_ns // 1_000_000_000 == header.mtime_ns // 1_000_000_000
-
-
-def _empty(fd: int, begin: int, end: int) -> bool:
-    """Are there only zero bytes between two places of a file? Its holes are not read."""
-    while begin < end and (begin := next_data(fd, begin, end)) < end:
-        data = os.pread(fd, min(1 << 20, end - begin), begin)
-        if not data or data.count(0) != len(data):
-            return False
-        begin += len(data)
-    return True
-
-
-def judge(judged: bytearray, offset: int, piece: bytes | memoryview) -> None:
-    """Take the next bytes of a file, as far as it is judged by them; a hole before them is zeros."""
-    judged.extend(bytes(max(0, min(offset, JUDGED_MAX + 1) - len(judged))))
-    judged += piece[: max(0, JUDGED_MAX + 1 - len(judged))]
-
-
-def _same(fd: int, piece: memoryview, at: int) -> bool:
-    return os.pread(fd, len(piece), at) == bytes(piece)
-
-
-def write_all(fd: int, piece: bytes | memoryview) -> None:
-    """write(2) until all of it is written."""
-    view = memoryview(piece)
-    while view:
-        view = view[os.write(fd, view) :]

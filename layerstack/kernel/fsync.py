@@ -261,7 +261,7 @@ def writing_before(path: str, data: bytes, *, root: str, mode: int = 0o644) -> G
         os.close(fd)
 
 
-def write_all(fd: int, data: bytes | bytearray) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of `data` at the descriptor's offset: write(2) may take less than it is given."""
     left = memoryview(data)
     while left:
