@@ -1,4 +1,7 @@
-"""The operations of all three domains: the manager's own, the agent's by import. Read by CLIs, MCP server, gateway and help; standard library only."""
+"""The operations of all three domains: the manager's own, the agent's by import. Standard library only.
+
+Command-line programs, MCP server, gateway and help pages read it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from eos_agent.wire.operations import RUNTIME, RUNTIME_FAMILIES
 from eos_agent.wire.operations_observe import OBSERVABILITY, OBSERVABILITY_FAMILIES
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
-TYPE_CHECKING = False  # importing `typing` is a tenth of a command line's life
+TYPE_CHECKING = False  # importing `typing` takes a tenth of a command line program's time
 if TYPE_CHECKING:
     from typing import Any
 
@@ -72,7 +75,7 @@ MANAGER_FAMILIES = (
     ),
 )
 
-# How the manager's help page groups its one family.
+# Groups of the manager's one family on its help page.
 MANAGER_GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Host discovery",
@@ -275,7 +278,7 @@ MANAGER: tuple[Operation, ...] = (
         examples=("sandbox-manager-cli inspect_sandbox --sandbox-id eos-1",),
         when_to_use=(
             "When you need one record and its endpoints; take the id from list_sandboxes.",
-            "It reads the manager's registry, asks no agent and proves no health.",
+            "It reads the manager's registry and does not ask the agent: it does not prove health.",
             "Treat paths and endpoints as operational metadata.",
         ),
         result=(*_RECORD, _READABLE),
@@ -288,8 +291,8 @@ MANAGER: tuple[Operation, ...] = (
         "manager",
         "management",
         "Squash published layers",
-        "Fold runs of published layers into equivalent single layers. Content stays the same; versions inside a folded run cannot be opened "
-        "any more. Live sessions go on undisturbed on the layers that they have. For storage upkeep, not part of publishing.",
+        "Replace runs of adjacent published layers by one equivalent layer each. Content stays the same; versions inside a run can no "
+        "longer be opened. Live sessions keep the layers that they have. For storage upkeep, not part of publishing.",
         (_SANDBOX,),
         scope="system",
         owner="manager",
@@ -309,7 +312,7 @@ MANAGER: tuple[Operation, ...] = (
         ),
         sets=_MANAGEMENT,
         waits=NO_BUDGET,
-        promise="The optional blocked_reasons and faulty_sessions say why something was not reclaimed.",
+        promise="The optional blocked_reasons and faulty_sessions say why a layer was not reclaimed.",
         result_example='{"manifest_version": 5, "squashed_blocks": [{"squashed_layer_id": "S000005-1f00aa12", "replaced_layer_ids": ["L000003-…", "L000002-…"], '
         '"replaced_layers": "reclaimed"}], "swept_sessions": [{"session_id": "…", "disposition": "identity"}]}',
     ),
@@ -327,7 +330,7 @@ MANAGER: tuple[Operation, ...] = (
             Argument("on_conflict", "string", help="Paths that dest changed too; default fail.", choices=("fail", "keep", "overwrite")),
             Argument("with_git", "boolean", help="Overwrite dest's .git.", default=False, hidden=True),
             Argument(
-                "times", "string", help="keep: the sandbox's; else what builds in dest go by.", choices=("fresh", "keep"), hidden=True
+                "times", "string", help="keep: the sandbox's; fresh: as builds in dest need them.", choices=("fresh", "keep"), hidden=True
             ),
             Argument("allow_unsafe", "boolean", help="Write git hooks, .envrc, ...", default=False, hidden=True),
             Argument("skip_unsafe", "boolean", help="Leave such files out, write the rest.", default=False, hidden=True),
@@ -345,11 +348,13 @@ MANAGER: tuple[Operation, ...] = (
             "sandbox-manager-cli export_changes --sandbox-id eos-1 --dest /home/me/myproject --on-conflict keep",
         ),
         when_to_use=(
-            "dir applies the changes to a host directory (dry_run: nothing is written, the same checks and counts); tar and tar-zst write an archive atomically.",
-            "dest must be absolute; the root, the home directory, the manager's state and .export are refused. What a person changed in dest "
-            "meanwhile is refused with the list before anything is written (export_conflict), and so is what would run there by itself "
-            "(unsafe_content). A repository keeps its own .git: left_out says so.",
-            "The manager checks the bytes that it receives and alone writes to the destination; files lose setuid and setgid bits, and are named, without keep_setuid.",
+            "dir applies the changes to a host directory; tar and tar-zst write an archive atomically. With dry_run the checks and counts are "
+            "the same and nothing is written.",
+            "dest must be absolute; the root, the home directory, the manager's state and .export are refused. Paths that were changed in dest "
+            "too are refused with their list before anything is written (export_conflict), and so are files that the host would run by "
+            "itself (unsafe_content). A repository keeps its own .git: left_out reports it.",
+            "The manager checks the bytes that it receives and alone writes to the destination. Without keep_setuid files lose setuid and "
+            "setgid bits; stripped lists them.",
         ),
         result=(
             ResultField("manifest_version", "integer"),
@@ -373,18 +378,18 @@ MANAGER: tuple[Operation, ...] = (
                 "not_kept", "array", "dir: path and what of it the system refused: owner, group, attributes; 100 at most", ours=True
             ),
             ResultField("not_kept_count", "integer", "of all of them", ours=True),
-            ResultField("not_recorded", "string", "dir: why this export, or what earlier ones wrote, is on no record", ours=True),
+            ResultField("not_recorded", "string", "dir: why this export, or earlier ones, could not be recorded", ours=True),
             ResultField(
                 "ignored_staging",
                 "array",
-                "dir: directories called .eos-export-* that no export of this gateway has left; they were not touched",
+                "dir: directories called .eos-export-* that are not of this gateway; they were not touched",
                 ours=True,
             ),
             ResultField("ignored_staging_count", "integer", "of all of them", ours=True),
             ResultField(
                 "left_staging",
                 "array",
-                "dir: this export's staging directory, when it could not be removed: an immutable file lies in it",
+                "dir: this export's staging directory, when an immutable file in it kept it from being removed",
                 ours=True,
             ),
             ResultField("dry_run", "boolean", "true: nothing was written, all counts are of what would be", ours=True),
@@ -394,7 +399,7 @@ MANAGER: tuple[Operation, ...] = (
                 "edited",
                 "array|null",
                 "dry run, dir: files of dest that would be written over or deleted and are neither as the workspace had them nor as an "
-                "export left them; 200 at most; null: nothing is known of the workspace's copy",
+                "export left them; 200 at most; null: the copy of the workspace is not known",
                 ours=True,
             ),
             ResultField("edited_count", "integer", "dry run, dir: of all edited files", ours=True),
@@ -437,35 +442,35 @@ MANAGER: tuple[Operation, ...] = (
         sets=("all",),
         ours=True,
         waits=NO_BUDGET,
-        promise="The record, ready, with the ports of now.",
+        promise="The record in the state ready, with its present ports.",
         result_example=_RECORD_EXAMPLE % "ready",
     ),
     Operation(
         "forward_url",
         "manager",
         "management",
-        "An address for a browser that shows a server of a sandbox",
-        "Make the address at which a browser on this machine shows what a server in the sandbox answers. It holds a ticket, good for a minute and for that server alone: "
-        "open it at once; the browser gets a cookie for it and goes on for twelve hours. For an isolated session name it.",
+        "Make a browser address for a server in a sandbox",
+        "Make the address at which a browser on this machine reaches a server in the sandbox. It holds a ticket that is valid for one minute "
+        "and that server only: open it at once; the browser then gets a cookie for twelve hours. Name the session of a server in an isolated one.",
         (
             _SANDBOX,
-            Argument("port", "integer", required=True, help="Where the server listens in the sandbox.", minimum=1, maximum=65535),
+            Argument("port", "integer", required=True, help="Port of the server in the sandbox.", minimum=1, maximum=65535),
             Argument(
-                "workspace_session_id", "string", help="The isolated session that it runs in; else the sandbox's own network.", value="ID"
+                "workspace_session_id", "string", help="Isolated session of the server; omit for the sandbox's own network.", value="ID"
             ),
-            Argument("path", "string", help="What to open there.", default=""),
+            Argument("path", "string", help="Path to open.", default=""),
         ),
         scope="system",
         owner="manager",
         related=("inspect_sandbox", "create_workspace_session"),
         examples=("sandbox-manager-cli forward_url --sandbox-id eos-1 --port 8000",),
         result=(
-            ResultField("url", "string", "to be opened once; keep it to yourself"),
-            ResultField("expires_unix_ms", "integer", "of the ticket, not of the cookie"),
+            ResultField("url", "string", "open it once, and do not pass it on"),
+            ResultField("expires_unix_ms", "integer", "end of the ticket, not of the cookie"),
         ),
         sets=("all",),
         ours=True,
-        promise="The token of the sandbox is not in it and cannot be got from it.",
+        promise="The address neither holds nor reveals the sandbox's token.",
         result_example='{"url": "http://127.0.0.1:32768/forward/shared/8000/?eos_ticket=1767000060.5e…", "expires_unix_ms": 1767000060000}',
     ),
     Operation(
@@ -487,7 +492,7 @@ MANAGER: tuple[Operation, ...] = (
             ResultField("items", "array", "kind (volume, base, runtime, scrap), name, bytes (null: not known); 1000 at most"),
             ResultField("count", "integer"),
             ResultField("bytes", "integer", "of those whose size is known"),
-            ResultField("warnings", "array", "what could not be looked at or removed, and why"),
+            ResultField("warnings", "array", "what could not be examined or removed, and why"),
         ),
         sets=("all",),
         ours=True,
@@ -532,12 +537,12 @@ _BY_NAME = {operation.name: operation for operation in ALL}
 
 
 def find(name: str) -> Operation | None:
-    """The operation of that name in any domain; names do not collide."""
+    """Return the operation of that name in any domain, or None; names do not collide."""
     return _BY_NAME.get(name)
 
 
 def operations_of_set(name: str, *, ours: bool = True) -> tuple[Operation, ...]:
-    """The tools of an MCP set, the contract's first, each group in catalog order. `ours=False`: exactly the reference's."""
+    """List the tools of an MCP set, the contract's first, each group in catalog order. `ours=False`: the contract's only."""
     members = [operation for operation in ALL if name in operation.sets]
     return (*(o for o in members if not o.ours), *(o for o in members if o.ours and ours))
 
@@ -545,10 +550,10 @@ def operations_of_set(name: str, *, ours: bool = True) -> tuple[Operation, ...]:
 def build(
     operation: Operation, args: Mapping[str, Any], *, selector: str | None = None, bounds: bool = True
 ) -> tuple[str | None, dict[str, Any]]:
-    """Scope and checked arguments of one call: `(sandbox_id or None for system scope, args)`.
+    """Check one call; return its scope and arguments: `(sandbox_id or None for system scope, args)`.
 
     Args:
-        selector: the sandbox named outside the arguments, if any. A `sandbox_id` inside them must equal it, or stands for it.
+        selector: the sandbox named outside the arguments, if any. A `sandbox_id` inside them must equal it, or selects alone.
     Raises:
         OperationError: invalid_request, in the order of contract 0.6.
     """
@@ -588,7 +593,7 @@ def build(
 
 
 def suggestions(word: str, domain: str | None = None) -> list[str]:
-    """Names of public operations in which `word` occurs (name, texts, arguments, family), case folded, in catalog order."""
+    """List the operations in whose name, texts, arguments or family `word` occurs, case folded, in catalog order."""
     needle = word.casefold()
     found: list[str] = []
     for operation in ALL if domain is None else DOMAINS[domain]:
@@ -602,7 +607,7 @@ def suggestions(word: str, domain: str | None = None) -> list[str]:
 
 
 def document() -> dict[str, Any]:
-    """The catalog document of contract 0.7."""
+    """Return the catalog document of contract 0.7."""
     return {
         "schema_version": 1,
         "kind": "ephemeral_sandbox_product_catalog",

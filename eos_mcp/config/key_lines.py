@@ -1,4 +1,4 @@
-"""Where in a YAML document a key stands, for messages about it; and keys that stand there twice, of which YAML keeps the last in silence."""
+"""Line numbers of the keys of a YAML document, for messages; and keys that occur twice, of which YAML silently keeps the last."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Location = tuple[int | str, ...]
 
 
 class Lines:
-    """Line numbers of one document, from 1. An empty one knows none."""
+    """Line numbers of one document, from 1; without a root there are none."""
 
     def __init__(self, root: Any = None) -> None:
-        """`root` is what `yaml.compose` gives."""
+        """Args: root: the node that `yaml.compose` returned."""
         self._root = root
 
     def of(self, location: Sequence[int | str]) -> int | None:
-        """The line of the key at `location`, or of the nearest one above it that is there; None in a document without any."""
+        """Return the line of the key at `location`, or of the nearest existing key above it; None without any."""
         import yaml
 
         node, line = self._root, None
@@ -31,12 +31,12 @@ class Lines:
         return line
 
     def repeated(self) -> list[tuple[str, int, int]]:
-        """Each key that stands twice in one mapping: its dotted name and both lines."""
+        """List each key that occurs twice in one mapping: its dotted name and both lines."""
         return list(_repeated(self._root, ""))
 
 
 def _entry(mapping: Any, key: int | str) -> tuple[Any, Any] | None:
-    """The last one of that name, which is the one that counts."""
+    """Return the last key of that name, which YAML keeps, and its value."""
     return next(((at, value) for at, value in reversed(mapping.value) if at.value == str(key)), None)
 
 

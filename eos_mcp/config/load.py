@@ -1,7 +1,7 @@
-"""One YAML document -> frozen values. An unknown key anywhere is an error that names it.
+"""Read one YAML document into frozen values. An unknown key anywhere is an error that names it.
 
 The gateway reads `gateway` and `manager` when it starts. The other four sections belong to the agent: their bytes are read again at each
-create_sandbox, so a mistake there fails that call and not the gateway, and mending the file is enough.
+create_sandbox, so a mistake there fails that call and not the gateway; after the file is corrected the next call passes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AGENT_SECTIONS = ("daemon", "runtime", "runner", "observability")
 DEFAULT_BIND_ADDR = "127.0.0.1:7878"
 
 BUILT_IN = """\
-# What a gateway without a configuration file works with. Keys that are absent have their defaults.
+# The configuration of a gateway without a file. Absent keys have their defaults.
 runtime:
   layerstack:
     autosquash_policies:
@@ -32,14 +32,14 @@ runner:
     hidden_paths: [/eos]
 """
 
-# The agent's own limits per daemon profile: exactly so many worker threads, at most so many of the others.
+# Limits of the agent per daemon profile: worker threads (exact); blocking threads, their keep-alive in s, connections, active commands (at most).
 DAEMON_PROFILES = {"standard": (2, 8, 5, 64, 32), "build-heavy": (4, 16, 5, 128, 64)}
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class ConfigError(Exception):
-    """`<dotted.field>: <reason> (line N)`, one line per mistake. `field` and `line` are the first one's; None where no line is known."""
+    """`<dotted.field>: <reason> (line N)`, one line per mistake. `field` and `line` are those of the first; None: line unknown."""
 
     def __init__(self, problems: list[tuple[str, str]], lines: list[int | None] | None = None) -> None:
         known = lines or [None] * len(problems)
@@ -69,7 +69,7 @@ class Config(NamedTuple):
 
     @property
     def agent(self) -> AgentConfig:
-        """The agent's sections of this document as it was when the gateway started.
+        """The agent's sections of this document as the gateway read it at its start.
 
         Raises:
             ConfigError: one of them is wrong.
@@ -97,7 +97,7 @@ class Config(NamedTuple):
         return self.manager.docker.daemon_config_yaml_path or self.path
 
     def agent_problem(self) -> str | None:
-        """What the next create_sandbox would refuse in the agent's sections, with the file; None when nothing is wrong."""
+        """Return the error that the next create_sandbox would have in the agent's sections, with the file; None without one."""
         try:
             agent_config(self.daemon_yaml())
         except ConfigError as error:
@@ -106,7 +106,7 @@ class Config(NamedTuple):
         return None
 
     def daemon_yaml(self) -> bytes:
-        """The bytes that a new sandbox gets: the file that `manager.docker.daemon_config_yaml_path` names, else this document; read now.
+        """Read the document for a new sandbox: the file that `manager.docker.daemon_config_yaml_path` names, else this document.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -125,10 +125,10 @@ def load(path: str | None = None, *, relative_to: str | None = None) -> Config:
     """Read the document, or take the built-in one.
 
     Args:
-        path: of the YAML; None for the built-in document.
-        relative_to: the folder that relative paths in it start from; the YAML's own when None.
+        path: the YAML file; None for the built-in document.
+        relative_to: the directory that relative paths in it start from; None: the directory of the file.
     Raises:
-        ConfigError: unreadable, no YAML, an unknown section, or a mistake in `gateway` or `manager`.
+        ConfigError: the file cannot be read, is not YAML, has an unknown section, or a mistake in `gateway` or `manager`.
     """
     if path is None:
         source = BUILT_IN.encode()
@@ -147,7 +147,7 @@ def load(path: str | None = None, *, relative_to: str | None = None) -> Config:
 
 
 def agent_config(source: bytes) -> AgentConfig:
-    """The agent's four sections of a document, defaults filled in; the other two are not looked at.
+    """Read the agent's four sections of a document, defaults filled in; the other two are not checked.
 
     Raises:
         ConfigError: names the key.
@@ -162,7 +162,7 @@ def agent_sections(source: bytes) -> dict[str, Any]:
 
 
 def check_profile_fits(agent: AgentConfig, daemon_profile: str) -> None:
-    """Refuse a daemon document whose limits go beyond the resource profile that the sandbox will run in.
+    """Refuse a daemon document whose limits exceed those of the sandbox's resource profile.
 
     Raises:
         ConfigError: names the key and the limit.
@@ -187,7 +187,7 @@ def _document(source: bytes) -> tuple[dict[str, Any], Lines]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Also reads 1e-9 as a number, as YAML 1.2 does and YAML 1.1 does not."""
+        """A loader that also reads 1e-9 as a number, as YAML 1.2 does and YAML 1.1 does not."""
 
     Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
         "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
@@ -196,9 +196,9 @@ def _document(source: bytes) -> tuple[dict[str, Any], Lines]:
         document: Any = yaml.load(source, Loader)
         lines = Lines(yaml.compose(source, yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([("", f"the configuration is no YAML: {' '.join(str(error).split())}")]) from error
+        raise ConfigError([("", f"the configuration is not YAML: {' '.join(str(error).split())}")]) from error
     except RecursionError:
-        raise ConfigError([("", "the configuration is no YAML that can be read: it is nested too deeply")]) from None
+        raise ConfigError([("", "the configuration cannot be read as YAML: it is nested too deeply")]) from None
     if document is None:
         return {}, lines
     if not isinstance(document, dict):
@@ -206,9 +206,7 @@ def _document(source: bytes) -> tuple[dict[str, Any], Lines]:
     sections: dict[Any, Any] = document  # pyright: ignore[reportUnknownVariableType]
     repeated = lines.repeated()
     if repeated:
-        raise ConfigError(
-            [(name, f"stands there twice, first in line {first}") for name, first, _ in repeated], [at for _, _, at in repeated]
-        )
+        raise ConfigError([(name, f"is given twice, first in line {first}") for name, first, _ in repeated], [at for _, _, at in repeated])
     unknown = [str(name) for name in sections if name not in HOST_SECTIONS + AGENT_SECTIONS]
     if unknown:
         raise ConfigError([(name, "unknown field") for name in unknown], [lines.of([name]) for name in unknown])
@@ -216,7 +214,7 @@ def _document(source: bytes) -> tuple[dict[str, Any], Lines]:
 
 
 def _section(document: Mapping[str, Any], name: str) -> Any:
-    """A section that is there but empty (`runner:`) has its defaults."""
+    """Return a section; one that is empty (`runner:`) has its defaults."""
     return {} if document[name] is None else document[name]
 
 

@@ -1,4 +1,4 @@
-"""One line of JSON per event, on standard error. No token is ever handed to it."""
+"""The log: one line of JSON per event, on standard error. Callers pass no tokens to it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The sections of the configuration document as frozen values: every key, its default, its bounds. `eos_mcp/config/load.py` reads them.
+"""The sections of the configuration document as frozen values: every key, its default, its bounds. `load.py` reads them.
 
-A key without a word in its docstring means what its name says; sizes are bytes, times carry their unit in the name.
+Sizes are bytes, times carry their unit in the name; docs/configuration.md explains each key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GIB = 1024 * MIB
 
 
 class Section(BaseModel):
-    """A part of the document: no key that is not declared, no conversion between types, never changed once read."""
+    """A part of the document: only declared keys, no conversion between types, immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -56,9 +56,9 @@ class GatewayConfig(Section):
 
 
 class Export(Section):
-    """`max_stream_bytes` counts received bytes, None is no cap.
+    """`max_stream_bytes` limits the received bytes; None: no limit.
 
-    The reference's ways: `directory_mode: 0700`, `git: include`, `on_conflict: overwrite`, `allow_unsafe: true`.
+    Values that the contract's reference has: `directory_mode: 0700`, `git: include`, `on_conflict: overwrite`, `allow_unsafe: true`.
     """
 
     max_stream_bytes: Positive | None = None
@@ -82,8 +82,9 @@ class ObservabilitySnapshot(Section):
 
 
 class LocalDaemon(Section):
-    """`resource_profile`: a name of `manager.docker.resource_profiles` or a built-in one, for the sessions of local sandboxes; None: most of the
-    machine's memory and 4096 processes for each. `hidden_paths`: beside the list that `eos doctor` prints; `~/` is the home of whoever runs the gateway."""
+    """`resource_profile`: a name of `manager.docker.resource_profiles` or a built-in one, for the sessions of local sandboxes;
+    None: most of the machine's memory and 4096 processes for each. `hidden_paths` adds to the list that `eos doctor` prints;
+    `~/` is the home of the gateway's user."""
 
     resource_profile: NonEmpty | None = None
     hidden_paths: list[NonEmpty] = []
@@ -101,7 +102,7 @@ class LocalDaemon(Section):
 
 
 class Base(Section):
-    """`special_files`: what a socket, FIFO or device in the workspace means; `abort` is the reference's way."""
+    """`special_files`: leave out a socket, FIFO or device of the workspace, or refuse the workspace as the reference does."""
 
     special_files: Literal["skip", "abort"] = "skip"
 
@@ -110,7 +111,7 @@ DaemonProfileName = Literal["standard", "build-heavy"]
 
 
 class ResourceProfile(Section):
-    """The limits of one sandbox. The workload gets what the agent does not keep for itself."""
+    """The limits of one sandbox. The workload gets the part that is not reserved for the agent."""
 
     nano_cpus: Positive
     memory_high_bytes: Positive
@@ -132,7 +133,7 @@ class ResourceProfile(Section):
         return self
 
     def to_json(self, name: str) -> dict[str, Any]:
-        """The `resource_profile` of a sandbox record."""
+        """Return the `resource_profile` of a sandbox record."""
         return {
             "name": name,
             "nano_cpus": self.nano_cpus,
@@ -157,8 +158,9 @@ BUILT_IN_PROFILES = {
 
 
 class Docker(Section):
-    """The Docker provider. `gateway_instance_id` None: the id minted once per state directory. `bundle_base_image`: FROM what the bundle is
-    built when this machine's Python does not run on the engine (another system or architecture). `token_label`: the reference's way."""
+    """The Docker provider. `gateway_instance_id` None: an id made once per state directory. `bundle_base_image`: the image in which
+    the bundle is built when this machine's Python does not run on the engine (another system or architecture). `token_label`:
+    true as the reference has it."""
 
     docker_endpoint: NonEmpty | None = None
     daemon_binary_path: NonEmpty | None = None
@@ -194,14 +196,15 @@ class Docker(Section):
         if self.daemon_port == self.daemon_http_port:
             raise ValueError("daemon_port and daemon_http_port must differ")
         if self.resource_profile not in {**BUILT_IN_PROFILES, **self.resource_profiles}:
-            raise ValueError(f"resource_profile: no profile is called {self.resource_profile}")
+            raise ValueError(f"resource_profile: {self.resource_profile} is not the name of a profile")
         for name in self.container_env:
             if not name or "=" in name or "\0" in name:
-                raise ValueError(f"container_env: {name!r} is no name of a variable")
+                raise ValueError(f"container_env: {name!r} is not the name of a variable")
         return self
 
     def profile(self) -> ResourceProfile:
-        """The chosen profile with the two single overrides applied; a `memory_bytes` below the profile's high mark lowers that to 3/4 of it."""
+        """Return the chosen profile with the two overrides applied. A `memory_bytes` of at most the profile's `memory_high_bytes` sets
+        that to 3/4 of it."""
         chosen = {**BUILT_IN_PROFILES, **self.resource_profiles}[self.resource_profile]
         changes: dict[str, Any] = {}
         if self.nano_cpus is not None:
@@ -227,7 +230,7 @@ class ManagerConfig(Section):
     def _profile(self) -> Self:
         name = self.local_daemon.resource_profile
         if name is not None and name not in {**BUILT_IN_PROFILES, **self.docker.resource_profiles}:
-            raise ValueError(f"local_daemon.resource_profile: no profile is called {name}")
+            raise ValueError(f"local_daemon.resource_profile: {name} is not the name of a profile")
         return self
 
     def local_profile(self) -> ResourceProfile | None:
@@ -243,7 +246,8 @@ class ManagerConfig(Section):
 
 
 class ServerConfig(Section):
-    """`worker_threads` and `max_worker_threads` (the older name, an upper limit) are accepted and reported; the agent is one event loop."""
+    """`worker_threads` and `max_worker_threads` (the older name, an upper limit) are accepted and reported; the agent has one
+    event loop."""
 
     socket_path: str = "/eos/runtime/daemon/runtime.sock"
     pid_path: str = "/eos/runtime/daemon/runtime.pid"
@@ -260,7 +264,7 @@ class ServerConfig(Section):
     @model_validator(mode="after")
     def _one_name(self) -> Self:
         if self.worker_threads is not None and self.max_worker_threads is not None:
-            raise ValueError("worker_threads and max_worker_threads are one key: give one")
+            raise ValueError("worker_threads and max_worker_threads are two names of one key: give one of them")
         return self
 
 
@@ -276,7 +280,7 @@ class Http(Section):
 
 
 class NetworkConfig(Section):
-    """`neighbours`: whether a container reaches, and is reached by, others on the engine's network that it is on."""
+    """`neighbours`: deny or allow traffic between a container and others on the same network of the engine."""
 
     neighbours: Literal["deny", "allow"] = "deny"
 
@@ -288,10 +292,10 @@ class Daemon(Section):
 
 
 class Workspace(Section):
-    """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference. `session_memory_bytes`: what has to be free for a session
-    that is to be made. `max_terminals`: of one session, those of its commands included; `max_open_files`: of one process of a session;
-    `max_inotify_instances`: of one session. `left_behind_grace_s`: what still runs at the end of a session has so long after SIGTERM, less when
-    it is gone before; 0: SIGKILL at once. `exit_grace_s` is the reference's, and means nothing here."""
+    """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference. `session_memory_bytes`: free memory that a
+    new session needs. `max_terminals`: per session, those of its commands included; `max_open_files`: per process of a session;
+    `max_inotify_instances`: per session. `left_behind_grace_s`: longest time between SIGTERM and SIGKILL for processes that run
+    at the end of a session; 0: SIGKILL at once. `exit_grace_s`: a key of the reference, without effect."""
 
     layer_stack_root: str = "/eos/layer-stack"
     scratch_root: str = "/eos/workspace"
@@ -327,8 +331,8 @@ class AutosquashPolicies(Section):
 
 
 class UnitOfFiles(Section):
-    """Paths that are one value to their program: below each directory that `root` matches (`.`: the workspace), what one of `members` matches.
-    Both are patterns over whole paths, as in `.gitignore`."""
+    """Paths that are one value to their program: those that one of `members` matches below each directory that `root` matches
+    (`.`: the workspace). Both are patterns over whole paths, as in `.gitignore`."""
 
     name: NonEmpty
     root: Annotated[NonEmpty, Field(max_length=256)]
@@ -338,7 +342,7 @@ class UnitOfFiles(Section):
 
 
 class LayerStack(Section):
-    """Where a value is called `reference`, `conflict`, `merge` or false, it restores what the reference does."""
+    """The values `reference`, `conflict`, `merge` and false restore the behaviour of the reference."""
 
     remount_sweep_width: Positive = 4
     export_chunk_bytes: Positive = 2 * MIB
@@ -357,15 +361,15 @@ class LayerStack(Section):
 
 
 class CommandConfig(Section):
-    """`max_active_per_session` None: three quarters of `max_active`. `max_kept_output_bytes`: on disk, of all commands that ended. `leader_grace_s`:
-    a call answers so long after the command itself ended, whatever it left in the background."""
+    """`max_active_per_session` None: three quarters of `max_active`. `max_kept_output_bytes`: on disk, for all ended commands.
+    `leader_grace_s`: a call returns that long after the end of the command, whatever it left in the background."""
 
     max_active: Annotated[int, Field(ge=1, le=1024)] = 32
     max_active_per_session: Annotated[int, Field(ge=1, le=1024)] | None = None
     read_lines_default: Positive = 200
     read_lines_max: Positive = 1000
     max_output_bytes: Positive = 256 * 1024
-    max_transcript_bytes: Annotated[int, Field(ge=10 * MIB)] = 64 * MIB  # the first 8 MiB, and the newest
+    max_transcript_bytes: Annotated[int, Field(ge=10 * MIB)] = 64 * MIB  # the first 8 MiB and the newest are kept
     max_kept_output_bytes: Annotated[int, Field(ge=MIB)] = GIB
     unknown_id: Literal["not_found", "empty_ok"] = "not_found"
     stdin_control: Literal["exact", "anywhere"] = "exact"
@@ -442,7 +446,7 @@ class DiagnosticsConfig(Section):
 
 
 class Observability(Section):
-    """`max_file_bytes` is the older name: half of `max_disk_bytes`."""
+    """`max_file_bytes`, half of `max_disk_bytes`, is its older name."""
 
     enabled: bool = True
     max_disk_bytes: Annotated[int, Field(ge=MIB, le=16 * MIB)] = 4 * MIB

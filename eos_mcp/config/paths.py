@@ -1,4 +1,4 @@
-"""Where things lie on this machine: state, cache, token, socket, log. Standard library only; nothing is created unless a function says so."""
+"""Paths on this machine: state, cache, token, socket, log. Standard library only; only `make_folder` creates anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOKEN_FILE_ENV = "SANDBOX_GATEWAY_TOKEN_FILE"
 STATE_DIR_ENV = "EOS_STATE_DIR"
 TOKEN_FOLDER = ".ephemeral-sandbox"
 VARIABLES = (STATE_DIR_ENV, TOKEN_FILE_ENV, "SANDBOX_GATEWAY_LOG", "EOS_SHARED_BASE_CACHE")
-"""Every variable that holds a path of ours and may be relative."""
+"""Environment variables that hold such a path, which may be relative."""
 
 
 def home() -> str:
@@ -18,7 +18,7 @@ def home() -> str:
 
 
 def state_dir() -> str:
-    """Registry, local sandboxes, locks and log: EOS_STATE_DIR, else $XDG_STATE_HOME/eos, else ~/.local/state/eos."""
+    """Directory of registry, local sandboxes, locks and log: EOS_STATE_DIR, else $XDG_STATE_HOME/eos, else ~/.local/state/eos."""
     chosen = os.environ.get(STATE_DIR_ENV)
     if chosen:
         return os.path.abspath(chosen)
@@ -29,7 +29,7 @@ def state_dir() -> str:
 
 
 def cache_dir() -> str:
-    """Bases and bundles, which can be made again: $XDG_CACHE_HOME/eos, else ~/.cache/eos."""
+    """Directory of bases and bundles, which can be made again: $XDG_CACHE_HOME/eos, else ~/.cache/eos."""
     base = os.environ.get("XDG_CACHE_HOME")
     if not base or not os.path.isabs(base):
         base = os.path.join(home(), ".cache")
@@ -46,15 +46,16 @@ def token_file() -> str:
 
 
 def socket_path() -> str:
-    """This user's gateway socket, beside the token file, so that a server started by an IDE and a shell find the same one."""
+    """Socket of this user's gateway, beside the token file, so that a server started by an IDE and a shell find the same one."""
     return os.path.join(os.path.dirname(token_file()), "gateway.sock")
 
 
 def make_folder(path: str) -> None:
-    """Make the directory of the file `path`, 0700. One that is there is tightened when it is the default one of token and socket, or state.
+    """Make the directory of the file `path`, mode 0700. An existing one gets that mode if it is the state directory or the default
+    one of token and socket.
 
     Raises:
-        OSError: it cannot be made, or another user owns it.
+        OSError: the directory cannot be made, or another user owns it.
     """
     folder = os.path.dirname(path)
     if folder in (state_dir(), os.path.join(home(), TOKEN_FOLDER)) or not os.path.isdir(folder):
@@ -62,12 +63,12 @@ def make_folder(path: str) -> None:
 
 
 def start_lock_path() -> str:
-    """Held for the moment in which a client or a leaving gateway changes the socket file."""
+    """Lock file that a client or a gateway that exits holds while it changes the socket file."""
     return os.path.join(state_dir(), "gateway.lock")
 
 
 def pid_path() -> str:
-    """The pid of the gateway that owns the state directory, locked by it for as long as it lives."""
+    """File with the pid of the gateway that owns the state directory; the gateway holds a lock on it while it runs."""
     return os.path.join(state_dir(), "gateway.pid")
 
 

@@ -10,10 +10,10 @@ from eos_mcp.config import paths
 
 
 def read(path: str | None = None) -> str | None:
-    """The token, or None when there is no file.
+    """Read the token; None when the file does not exist.
 
     Raises:
-        OperationError: config_error that names the file and what to change; the text of the file is in no message.
+        OperationError: config_error that names the file and the change to make; no message holds the content of the file.
     """
     path = path or paths.token_file()
     try:
@@ -29,10 +29,10 @@ def read(path: str | None = None) -> str | None:
         if os.name == "posix" and info.st_uid not in (0, os.geteuid()):
             raise _bad(
                 path,
-                f"belongs to the user with the number {info.st_uid}, not to {os.geteuid()}; name one of your own with {paths.TOKEN_FILE_ENV}",
+                f"belongs to the user with the number {info.st_uid}, not to {os.geteuid()}; name a file of your own with {paths.TOKEN_FILE_ENV}",
             )
         if info.st_mode & 0o077 and os.name == "posix":
-            import shlex  # with what it imports half a millisecond of each command line
+            import shlex  # late: with its imports it would take half a millisecond of each command line
 
             raise _bad(path, f"has mode {stat.S_IMODE(info.st_mode):04o}; run: chmod 600 {shlex.quote(path)}")
         content = os.read(fd, 65536)
@@ -44,7 +44,7 @@ def read(path: str | None = None) -> str | None:
 
 
 def ensure(path: str | None = None) -> str:
-    """The token, minted (64 lower-case hex digits) when there is no file. Of several callers at once all get the same one.
+    """Read the token, or make one of 64 lower-case hex digits. Concurrent callers get the same one.
 
     Raises:
         OperationError: config_error.
@@ -61,11 +61,11 @@ def ensure(path: str | None = None) -> str:
             continue
         except OSError as error:
             raise _bad(path, f"cannot be created: {error.strerror}") from None
-    raise _bad(path, "keeps appearing and vanishing")
+    raise _bad(path, "was created and removed by other processes eight times while it was being created")
 
 
 def write(token: str, path: str | None = None) -> None:
-    """Store `token`; a file named by SANDBOX_GATEWAY_TOKEN_FILE that holds something else is left alone.
+    """Store `token`; a file named by SANDBOX_GATEWAY_TOKEN_FILE that holds another token is not changed.
 
     Raises:
         OperationError: config_error.
@@ -82,7 +82,7 @@ def write(token: str, path: str | None = None) -> None:
 
 
 def _create(path: str, token: str) -> None:
-    """Whole content under its name in one step: link(2) refuses an existing name, and a reader never sees half a file."""
+    """Create the file complete, in one step: link(2) refuses an existing name, and a reader never sees half a file."""
     temporary = _temporary(path, token)
     try:
         os.link(temporary, path)

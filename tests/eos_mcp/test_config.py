@@ -34,14 +34,14 @@ def load(folder: Path, text: str) -> config.Config:
         ("manager: {docker: {privileged: 1}}", "manager.docker.privileged: "),
         ("manager: {docker: {daemon_port: 7001}}", "manager.docker: daemon_port and daemon_http_port must differ"),
         ("manager: {docker: {container_workspace_root: ws}}", "manager.docker.container_workspace_root: must be an absolute path"),
-        ("manager: {docker: {resource_profile: huge}}", "manager.docker: resource_profile: no profile is called huge"),
+        ("manager: {docker: {resource_profile: huge}}", "manager.docker: resource_profile: huge is not the name of a profile"),
         ("manager: {docker: {gateway_instance_id: ''}}", "manager.docker.gateway_instance_id: "),
         ("manager: {workspace_roots: []}", "manager.workspace_roots: must be a non-empty list"),
         ("manager: {workspace_roots: [relative]}", "manager.workspace_roots: must be a non-empty list"),
         ("manager: {export: {max_apply_entries: 0}}", "manager.export.max_apply_entries: "),
         ("manager: [1]", "manager: "),
         ("- 1", "the configuration must be a mapping"),
-        ("a: [", "the configuration is no YAML"),
+        ("a: [", "the configuration is not YAML"),
     ],
 )
 def test_a_mistake_in_the_gateways_sections_keeps_it_from_starting_and_names_the_key(tmp_path: Path, text: str, said: str) -> None:
@@ -96,11 +96,11 @@ def test_every_mistake_is_listed_not_only_the_first(tmp_path: Path) -> None:
     ("text", "line", "said"),
     [
         ("manager:\n  docker:\n    nope: 1\n", 3, "manager.docker.nope: unknown field (line 3)"),
-        ("manager: {}\n\nmanager: {}\n", 3, "manager: stands there twice, first in line 1 (line 3)"),
-        ("gateway:\n  idle_exit_s: 1\n  idle_exit_s: 2\n", 3, "gateway.idle_exit_s: stands there twice, first in line 2 (line 3)"),
+        ("manager: {}\n\nmanager: {}\n", 3, "manager: is given twice, first in line 1 (line 3)"),
+        ("gateway:\n  idle_exit_s: 1\n  idle_exit_s: 2\n", 3, "gateway.idle_exit_s: is given twice, first in line 2 (line 3)"),
         ("manager:\n  workspace_roots:\n  - /a\n  - relative\n", 2, "manager.workspace_roots: "),
-        ("manager:\n\tdocker: {}\n", None, "the configuration is no YAML: "),
-        ("[" * 20000, None, "the configuration is no YAML that can be read: it is nested too deeply"),
+        ("manager:\n\tdocker: {}\n", None, "the configuration is not YAML: "),
+        ("[" * 20000, None, "the configuration cannot be read as YAML: it is nested too deeply"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int | None, said: str) -> None:
