@@ -1,4 +1,4 @@
-"""Many deadlines on one timer of the loop: to set one and to clear it again costs an entry of a dictionary."""
+"""Many deadlines on one timer of the event loop: setting and clearing one costs an entry of a dictionary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 
 class Deadlines:
-    """Each key has one deadline at most, on the loop's clock, `time.monotonic`. Made inside the loop."""
+    """At most one deadline per key, on the loop's clock, `time.monotonic`. Construct it inside the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -15,13 +15,14 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, key: Hashable, at: float, over: Callable[[], None]) -> None:
-        """`over` is called once when it is `at`, unless the key is cleared before."""
+        """Call `over` once at the time `at`, unless the key is cleared before."""
         self._due[key] = (at, over)
         if self._timer is None or at < self._timer.when():
             self._wake_at(at)
 
     def clear(self, key: Hashable) -> None:
-        """Nothing happens to a key that has none. The timer stays as it is: it finds nothing due, and sets itself anew."""
+        """Remove the deadline of a key, if it has one. The timer is left as it is: when it fires and finds nothing due, it is set to the
+        next deadline."""
         self._due.pop(key, None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Lines over non-blocking sockets: read one, read so many bytes, send, and close without losing what was sent."""
+"""Lines over non-blocking sockets: read a line or a number of bytes, send, and close without loss of sent data."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LINGER_BYTES = 64 * 1024 * 1024
 
 
 class TooLong(Exception):
-    """A line goes on beyond the limit."""
+    """A line is longer than the limit."""
 
 
 class LineSocket:
-    """A connected socket and what was received beyond the last line."""
+    """A connected socket, and the bytes received after the last line."""
 
     def __init__(self, connected: socket.socket, received: bytes = b"") -> None:
         connected.setblocking(False)
@@ -31,9 +31,9 @@ class LineSocket:
         self._watcher: Callable[[], None] | None = None
 
     def watch(self, readable: Callable[[], None]) -> None:
-        """Call `readable` when something or the end has arrived, again and again until it is taken; until `unwatch` nothing else may wait here.
+        """Call `readable` while bytes or the end of the stream are unread. Until `unwatch` no other reader may wait on the socket.
 
-        To name another function costs nothing: the kernel is told of the first one only.
+        Another function may replace `readable` without a system call.
         """
         if self._watcher is None:
             self._loop.add_reader(self.socket, self._wake)
@@ -49,7 +49,7 @@ class LineSocket:
             self._watcher()
 
     async def read_line(self, limit: int) -> bytes | None:
-        """A line without its newline; None at the end of the stream before any byte.
+        """Read a line, without its newline; None at the end of the stream before any byte.
 
         Raises:
             TooLong: more than `limit` bytes with the newline.
@@ -69,7 +69,7 @@ class LineSocket:
         return self._take(end, limit)
 
     def line_at_hand(self, limit: int) -> bytes | None:
-        """The line if all of it is here: nothing is waited for, so nobody needs a clock. None: `read_line` says what is the matter.
+        """Return a line if all of it has arrived, without a wait. None: use `read_line`, which waits and raises.
 
         Raises:
             TooLong: as `read_line`; OSError: the connection broke.
@@ -83,7 +83,7 @@ class LineSocket:
         return None if end < 0 else self._take(end, limit)
 
     def receive(self, limit: int) -> bytes | None:
-        """For a watcher: take in what is there; the line with its newline once it is whole, None before.
+        """Receive once, for a watcher; return the line with its newline once it is complete, None before.
 
         Raises:
             TooLong, EOFError: as `read_line`, and EOFError at the end of the stream before any byte; OSError: the connection broke.
@@ -95,7 +95,7 @@ class LineSocket:
         if not chunk:
             raise EOFError(INSIDE if self.pending else "it closed the connection")
         if not self.pending and chunk.find(b"\n") == len(chunk) - 1 < limit:
-            return chunk  # as nearly always: nothing to put together
+            return chunk  # nearly always the whole line comes at once
         searched = len(self.pending)
         self.pending += chunk
         end = self.pending.find(b"\n", searched)
@@ -113,7 +113,7 @@ class LineSocket:
         return line
 
     async def read_exactly(self, size: int) -> bytes:
-        """`size` bytes.
+        """Read `size` bytes.
 
         Raises:
             EOFError: the stream ends before.
@@ -131,7 +131,7 @@ class LineSocket:
         await self._loop.sock_sendall(self.socket, data)
 
     def send_at_once(self, data: bytes) -> bytes:
-        """What the peer's buffer has room for; returns the rest, for `send`.
+        """Send as much as the socket's buffer takes; return the rest, for `send`.
 
         Raises:
             OSError: the connection broke.
@@ -142,7 +142,8 @@ class LineSocket:
             return data
 
     async def linger(self) -> None:
-        """Take in what the peer still sends, within bounds: closing with unread bytes resets the connection and may take our answer with it."""
+        """Read what the peer still sends, within bounds: close(2) with unread bytes resets the connection, and the peer may lose the
+        reply."""
         taken = 0
         with contextlib.suppress(OSError, TimeoutError):
             self.socket.shutdown(socket.SHUT_WR)
@@ -151,7 +152,7 @@ class LineSocket:
                     taken += len(chunk)
 
     def at_rest(self) -> bool:
-        """Nothing was received and the peer has not closed."""
+        """Tell whether nothing was received and the peer has not closed."""
         if self.pending:
             return False
         try:
@@ -168,7 +169,8 @@ class LineSocket:
 
 
 def unread(connected: socket.socket) -> bool:
-    """Whether bytes lie there that nobody took: to close now would reset the connection. Not waited for, even by a socket that blocks."""
+    """Tell whether received bytes are unread, with which close(2) would reset the connection. Does not wait, even on a blocking
+    socket."""
     try:
         return bool(connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:
@@ -176,10 +178,11 @@ def unread(connected: socket.socket) -> bool:
 
 
 def check_owner(connected: socket.socket, path: str) -> None:
-    """See to it that who listens at a unix socket is a process of this user; elsewhere than on Linux its directory alone says so.
+    """Check that the process that listens at a unix socket is this user's. Only Linux can tell (SO_PEERCRED, unix(7)); elsewhere the
+    mode of the socket's directory protects it.
 
     Raises:
-        PermissionError: it is another user's.
+        PermissionError: the process is another user's.
     """
     if hasattr(socket, "SO_PEERCRED"):
         pid, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -1,8 +1,8 @@
 """Requests to the agents of sandboxes: pooled connections, one request in flight on each.
 
-On a fresh connection both ends prove that they know the sandbox's secret (eos_agent/wire/proof.py) before it carries anything: behind a published
-port a connect succeeds although no agent is there, and the port may belong to another program by now. One that has been idle answers a
-`sandbox_daemon_ready` first. So a request is sent once only, and to nobody else.
+On a fresh connection both ends prove that they know the sandbox's secret (eos_agent/wire/proof.py) before a request is sent: at a
+published port connect(2) succeeds even without an agent, and the port may belong to another program by now. On one that has been idle
+the agent answers a `sandbox_daemon_ready` first. So a request is sent once, and only to the sandbox's agent.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from eos_mcp.agent_client.line_socket import LineSocket, TooLong, check_owner
 
 CONNECT_TIMEOUT_S = 5.0
 READY_TIMEOUT_S = 5.0
-RECONNECT_S = 10.0  # an agent that is started again by its container needs a part of this
+RECONNECT_S = 10.0  # an agent that its container restarts needs a part of this
 PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.3)
-TRUSTED_IDLE_S = 0.05  # a killed agent's connections take a moment to end; to ask costs a fifth of a millisecond
+TRUSTED_IDLE_S = 0.05  # connections of a killed agent end after a moment; a question costs 0.2 ms
 POOL_SIZE = 16
 STREAM_SILENCE_S = 120.0
-SEEN_S = 1.0  # after a look at where the sandbox is published: a port that moved within that time is still found by the proof alone
-LOOK_S = 2.0  # an engine that hangs keeps nobody from a container that answers
+SEEN_S = 1.0  # since its port was last looked up or proved: for so long the proof alone protects against a port that moved
+LOOK_S = 2.0  # of an engine that hangs: then the known port of a container is used
 MAX_STREAM_LINE = protocol.MAX_LINE_BYTES
 
 
 class AgentTarget(Protocol):
-    """Where an agent listens and what it wants to be told. `token` is the secret that both know; it is sent to no agent that `proves`.
+    """The address of an agent and the secret (`token`) that both ends know; it is not sent to an agent that `proves`.
 
-    With a `socket_path` that unix socket is used, and host and port only tell one start of the agent from another.
+    With a `socket_path` that unix socket is used; host and port then only distinguish one start of the agent from another.
     """
 
     @property
@@ -60,7 +60,7 @@ class Targets(Protocol):
 
 
 class NotThere(Exception):
-    """No agent of that sandbox answers at the address."""
+    """The agent of the sandbox does not answer at the address."""
 
 
 class Pooled(NamedTuple):
@@ -70,13 +70,13 @@ class Pooled(NamedTuple):
 
 
 class ByteReader:
-    """The bytes of a streamed reply. Each read has a deadline, so that a silent peer is an error and not a hang."""
+    """The bytes of a streamed reply. Each read has a deadline: silence is an error."""
 
     def __init__(self, line: LineSocket) -> None:
         self._line = line
 
     async def read_line(self, timeout_s: float | None = STREAM_SILENCE_S) -> bytes:
-        """A line without its newline.
+        """Read a line, without its newline.
 
         Raises:
             OperationError: internal_error, reason sandbox_gone.
@@ -89,13 +89,13 @@ class ByteReader:
             return line
 
     def hand_over(self) -> tuple[socket.socket, bytes]:
-        """The connection, for a thread that reads it with blocking calls, and what was received already; nothing is read here any more."""
+        """Give the connection to a thread that reads it with blocking calls, with the bytes received already. Do not read here afterwards."""
         received = bytes(self._line.pending)
         self._line.pending.clear()
         return self._line.socket, received
 
     async def read_exactly(self, size: int, timeout_s: float | None = STREAM_SILENCE_S) -> bytes:
-        """`size` bytes.
+        """Read `size` bytes.
 
         Raises:
             OperationError: internal_error, reason sandbox_gone.
@@ -106,7 +106,7 @@ class ByteReader:
 
 
 class AgentPool:
-    """One per gateway. `targets` is set by it before the first request."""
+    """The connections of one gateway, which sets `targets` before the first request."""
 
     targets: Targets
 
@@ -118,20 +118,20 @@ class AgentPool:
     async def request(
         self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None
     ) -> dict[str, Any]:
-        """The agent's reply, which may be an error envelope; see `request_line`."""
+        """Send a request; return the agent's reply, which may be an error envelope. See `request_line`."""
         line = await self.request_line(sandbox_id, op, args, request_id=request_id, timeout_s=timeout_s)
         return decoded(line, op)
 
     async def request_line(
         self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None, sent_at: float | None = None
     ) -> bytes:
-        """The agent's reply as it came, a JSON object without a newline; one that does not have `"error"` in it is a result.
+        """Send a request; return the agent's reply as it came, a JSON object without a newline. Without `"error"` in it, it is a result.
 
         Args:
-            timeout_s: for the whole exchange; None waits as long as the agent lives.
-            sent_at: when it was sent already, on a connection that broke: the time runs from then, and this is its last attempt.
+            timeout_s: for the whole exchange; None: as long as the connection lasts.
+            sent_at: time of a first attempt on a connection that broke: the timeout runs from then, and this attempt is the last.
         Raises:
-            OperationError: what `targets` raises; internal_error with reason forward_timeout, sandbox_unreachable or sandbox_gone.
+            OperationError: as `targets` raises; internal_error with reason forward_timeout, sandbox_unreachable or sandbox_gone.
         """
         try:
             passed_s = 0.0 if sent_at is None else time.monotonic() - sent_at
@@ -142,10 +142,10 @@ class AgentPool:
 
     @asynccontextmanager
     async def stream(self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str) -> AsyncGenerator[ByteReader]:
-        """A reply that is more than a line, on a connection of its own, closed at the end of the block.
+        """Send a request whose reply is a stream, on a connection of its own, closed at the end of the block.
 
         Raises:
-            OperationError: as `request`; an error reply is the stream's first line and left to the reader.
+            OperationError: as `request`; an error reply is the first line of the stream, for the reader.
         """
         line, target = await self._connection(sandbox_id)
         try:
@@ -157,14 +157,14 @@ class AgentPool:
             line.close()
 
     def forget(self, sandbox_id: str) -> None:
-        """Close what is kept for a sandbox that is gone."""
+        """Close the idle connections of a sandbox that is gone."""
         for pooled in self._idle.pop(sandbox_id, ()):
             pooled.line.close()
         self._reaching.pop(sandbox_id, None)
         self._seen.pop(sandbox_id, None)
 
     def seen(self, sandbox_id: str) -> None:
-        """Its agent is known to be where its target says."""
+        """Note that the agent was found at its present address."""
         self._seen[sandbox_id] = time.monotonic()
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class AgentPool:
             self.forget(sandbox_id)
 
     def at_rest(self, target: AgentTarget) -> Pooled | None:
-        """Take a kept connection to that agent on which nothing has arrived. It may be that of a dead one: see TRUSTED_IDLE_S."""
+        """Take an idle connection to the agent on which nothing has arrived. The agent may be dead by now: see TRUSTED_IDLE_S."""
         idle = self._idle.get(target.sandbox_id)
         while idle:
             pooled = idle.pop()
@@ -182,7 +182,7 @@ class AgentPool:
         return None
 
     def keep(self, sandbox_id: str, line: LineSocket, address: tuple[str, int]) -> None:
-        """For the next request, or close it. Meanwhile it is watched: one that the agent closes goes at once."""
+        """Keep a connection for the next request, or close it. A kept one that the agent closes is closed at once."""
         idle = self._idle.setdefault(sandbox_id, [])
         if len(idle) < POOL_SIZE and not line.pending:
             pooled = Pooled(line, address, time.monotonic())
@@ -218,7 +218,7 @@ class AgentPool:
             return reply
 
     async def _connection(self, sandbox_id: str) -> tuple[LineSocket, AgentTarget]:
-        """A connection at whose other end this sandbox's agent answers."""
+        """Return a connection on which the agent of the sandbox has answered."""
         target = await self.targets(sandbox_id)
         kept = await self._kept(target)
         if kept is not None:
@@ -230,9 +230,10 @@ class AgentPool:
             return await self._reach(sandbox_id)
 
     async def _looked_at(self, target: AgentTarget) -> AgentTarget:
-        """Ask where a sandbox is published that was not spoken to just now, before its port is dialled: it may be another program's by now.
+        """Look up the port of a sandbox again, unless that was done within SEEN_S: another program may listen there by now.
 
-        A proof shows that the agent is at the end of the connection, not that nobody passes it on; nobody does at the port that the engine names.
+        The proof shows that the agent is at the end of the connection, not that no program relays it; at the port that the engine
+        names, none does.
         """
         if target.socket_path is not None or time.monotonic() - self._seen.get(target.sandbox_id, -SEEN_S) < SEEN_S:
             return target
@@ -249,12 +250,12 @@ class AgentPool:
         return found
 
     async def _reach(self, sandbox_id: str) -> tuple[LineSocket, AgentTarget]:
-        """Nobody answered: ask for the address anew (a restart moves the ports, a local agent is started again) and keep trying for a while."""
+        """Look up the address again (a restart moves the ports, a local agent is started again) and try for RECONNECT_S."""
         for pooled in self._idle.pop(sandbox_id, ()):
             pooled.line.close()
         deadline, tries = time.monotonic() + RECONNECT_S, 0
         while True:
-            # The first look is without a refresh: whoever held the lock before us may have found the agent.
+            # The first look-up is without a refresh: the holder of the lock before may have found the agent.
             target = await self.targets(sandbox_id, refresh=tries > 0)
             try:
                 return await _open(target), target
@@ -263,7 +264,7 @@ class AgentPool:
                     details = {
                         "sandbox_id": sandbox_id,
                         "retryable": True,
-                        "hint": "is it running? see inspect_sandbox and the log of the sandbox",
+                        "hint": "see inspect_sandbox and the log of the sandbox; start_sandbox starts a stopped one",
                     }
                     message = f"the agent of sandbox {sandbox_id} does not answer at {target.host}:{target.port}: {error}"
                     raise OperationError(INTERNAL_ERROR, message, details, reason="sandbox_unreachable") from None
@@ -283,20 +284,20 @@ class AgentPool:
 
 
 def decoded(line: bytes, op: str) -> dict[str, Any]:
-    """The reply of that line.
+    """Decode the line of a reply.
 
     Raises:
-        OperationError: internal_error, reason sandbox_gone: it is no JSON object.
+        OperationError: internal_error, reason sandbox_gone: it is not a JSON object.
     """
     with _gone(op):
         return _object(line)
 
 
 async def _open(target: AgentTarget) -> LineSocket:
-    """A fresh connection at whose other end that sandbox's agent has proved to be.
+    """Connect, and have the agent of the sandbox prove itself.
 
     Raises:
-        NotThere: nothing was sent that anybody could use.
+        NotThere: it did not; neither the secret nor a request was sent.
     """
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -339,12 +340,12 @@ async def _dial_unix(path: str) -> socket.socket:
 
 
 def _token(target: AgentTarget) -> dict[str, Any]:
-    """The token for an agent of a version that could not prove itself yet; inside a container it has no other way."""
+    """Return the token for an agent of an older version, which cannot prove itself; a unix socket needs none."""
     return {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
 
 
 def request_data(target: AgentTarget, op: str, args: Mapping[str, Any], request_id: str) -> bytes:
-    """The line of a request on a connection that is kept afterwards."""
+    """Encode a request on a connection that is kept afterwards."""
     return protocol.encode_request(
         op, args, request_id=request_id, sandbox_id=target.sandbox_id, **{protocol.KEEP_ALIVE_KEY: True}, **_token(target)
     )
@@ -355,21 +356,24 @@ def ping_data(target: AgentTarget) -> bytes:
 
 
 def is_ready(reply: Mapping[str, Any], target: AgentTarget) -> bool:
-    """Whether that is the answer to `ping_data` of that very sandbox's agent."""
+    """Tell whether a reply answers `ping_data` for this sandbox."""
     return reply.get("status") == "ready" and reply.get("sandbox_id") in (None, target.sandbox_id)
 
 
 def is_read(op: str) -> bool:
-    """Whether it may be asked again after a connection that broke; whatever writes is sent once."""
+    """Tell whether an operation only reads, so that it may be sent again after a connection broke."""
     operation = catalog.find(op)
     return operation is not None and operation.read_only
 
 
 async def _prove(line: LineSocket, target: AgentTarget, *, fresh: bool = False) -> None:
-    """The agent of that very sandbox answers, or NotThere and the connection is closed.
+    """Have the agent of the sandbox answer; else close the connection and raise.
 
     Args:
-        fresh: nobody has proved anything on this connection yet.
+        fresh: proofs were not exchanged on this connection yet.
+    Raises:
+        NotThere: it does not answer, or another program does.
+        OperationError: server_busy.
     """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
@@ -393,10 +397,10 @@ async def _prove(line: LineSocket, target: AgentTarget, *, fresh: bool = False) 
 
 
 async def _exchange_proofs(line: LineSocket, target: AgentTarget) -> bytes:
-    """Have the agent prove itself; returns our own proof, a line to be sent.
+    """Have the agent prove itself; return the gateway's own proof, a line to send.
 
     Raises:
-        proof.WrongProof: it did not.
+        proof.WrongProof: the agent's proof is wrong.
     """
     nonce = proof.new_nonce()
     await line.send(protocol.encode(proof.hello(target.sandbox_id, nonce)))
@@ -409,7 +413,7 @@ async def _reply(line: LineSocket) -> bytes:
     if received is None:
         raise EOFError("it closed the connection")
     if not (received.startswith(b"{") and received.endswith(b"}")):
-        raise ValueError("the reply is no object")
+        raise ValueError("the reply is not a JSON object")
     return received
 
 
@@ -419,15 +423,15 @@ def _object(line: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("the reply is nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError("the reply is no object")
+        raise ValueError("the reply is not a JSON object")
     if not isinstance(value.get("error", {}), dict):  # pyright: ignore[reportUnknownMemberType]
-        raise ValueError("the reply's error is no object")
+        raise ValueError("the error in the reply is not a JSON object")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 @contextlib.contextmanager
 def _gone(what: str) -> Any:
-    """A connection that breaks in the middle: nobody knows how far the agent got."""
+    """Turn the error of a connection that breaks into sandbox_gone: how far the agent got is not known."""
     try:
         yield
     except (OSError, EOFError, TooLong, ValueError) as error:
@@ -438,11 +442,11 @@ def _gone(what: str) -> Any:
 
 def gone(what: str, error: Exception) -> OperationError:
     details = {"retryable": True, "hint": "check what was done with a read operation, then repeat the call"}
-    message = f"the sandbox went away during {what}: {str(error) or type(error).__name__}"
+    message = f"the connection to the sandbox broke during {what}: {str(error) or type(error).__name__}"
     return OperationError(INTERNAL_ERROR, message, details, reason="sandbox_gone")
 
 
 def late(sandbox_id: str, op: str, timeout_s: float | None) -> OperationError:
-    details = {"retryable": False, "hint": "the sandbox keeps working on it; look at the result with a read operation"}
+    details = {"retryable": False, "hint": "the sandbox continues to work on it; check the result with a read operation"}
     message = f"sandbox {sandbox_id} did not answer {op} within {timeout_s:g} s"
     return OperationError(INTERNAL_ERROR, message, details, reason="forward_timeout")

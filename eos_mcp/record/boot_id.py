@@ -1,10 +1,10 @@
-"""Which start of this machine it is."""
+"""The identity of the machine's present boot."""
 
 from __future__ import annotations
 
 
 def boot_id() -> str:
-    """The kernel's random name for this boot; empty where the system has none."""
+    """Return the kernel's random id of this boot; empty where the system has none (random(4), boot_id)."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read().decode().strip()

@@ -18,17 +18,15 @@ from layerstack.kernel import fsync
 
 FORMAT = 1
 State = Literal["creating", "ready", "stopping", "stopped", "failed"]
-
-
 SESSIONS_UNLIMITED = "unsupported: what live sessions and drafts write is limited by the disk alone"
 
 
 class RegistryError(Exception):
-    """The file is of an unknown format or damaged: nothing is guessed, the message names it and what to do."""
+    """The file has an unknown format or is damaged. The message names the file and the next step."""
 
 
 class RecordPart(BaseModel):
-    """A frozen part of the file. A key that a later version adds is ignored by this one."""
+    """A frozen part of the file. Keys of later versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)  # inputs hold tokens
 
@@ -46,7 +44,7 @@ class SharedBase(RecordPart):
 
 
 class AgentAddress(NamedTuple):
-    """Where an agent listens, and the secret by which it is known: as forward.Target."""
+    """The address of an agent and the secret by which it proves itself: an `AgentTarget`."""
 
     host: str
     port: int
@@ -57,9 +55,9 @@ class AgentAddress(NamedTuple):
 
 
 class SandboxRecord(RecordPart):
-    """One sandbox. What `public` shows is the contract's; the rest never leaves the manager.
+    """One sandbox. The contract has the keys of `public`; the others never leave the manager.
 
-    `provider_data` is the provider's own: what it needs to find and start the sandbox again.
+    `provider_data` is for the provider, to find and start the sandbox again.
     """
 
     id: str
@@ -77,10 +75,10 @@ class SandboxRecord(RecordPart):
     created_unix_ms: int
     provider_data: dict[str, Any] = {}
     warnings: list[str] = []
-    """What the copy of the workspace left out, the first of it."""
+    """The first entries that the copy of the workspace left out."""
 
     def public(self) -> dict[str, Any]:
-        """The record as four operations return it: exactly these keys, `quota` where one is configured, `warnings` where there are any."""
+        """Return the record as operations show it: exactly these keys, `quota` where one is configured, `warnings` if any."""
         shown = {
             "id": self.id,
             "workspace_root": self.workspace_root,
@@ -95,7 +93,8 @@ class SandboxRecord(RecordPart):
         return {**shown, **more, **({"warnings": self.warnings} if self.warnings else {})}
 
     def target(self) -> AgentAddress | None:
-        """Where its agent is reached; None while it has no address. `provider_data` has `proves` since agents prove themselves."""
+        """Return the address of the agent; None while it has none. `proves` is absent in records of agents that could not prove
+        themselves yet."""
         if self.daemon is None:
             return None
         path, proves = self.provider_data.get("socket_path"), self.provider_data.get("proves") is True
@@ -106,7 +105,7 @@ class SandboxRecord(RecordPart):
 
 
 def quota_of(sections: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a record says of the quotas in the agent's sections: that they hold for what is published, and for nothing else. None: there are none."""
+    """Return the `quota` of a record: the configured limits, and that only published layers count. None without limits."""
     layerstack = sections["runtime"]["layerstack"]
     found = {"bytes": layerstack.get("quota_bytes"), "layers": layerstack.get("quota_layers")}
     return None if found == {"bytes": None, "layers": None} else {**found, "published": "enforced", "sessions": SESSIONS_UNLIMITED}
@@ -121,10 +120,10 @@ class Registry:
 
     @staticmethod
     def open(path: str) -> Registry:
-        """The registry of the file at `path`; an absent file is an empty registry.
+        """Read the registry at `path`; an absent file is an empty registry.
 
         Raises:
-            RegistryError: unknown format, or no registry at all.
+            RegistryError: the file cannot be read, has an unknown format, or is damaged.
         """
         registry = Registry(path)
         try:
@@ -149,7 +148,7 @@ class Registry:
         return registry
 
     def __iter__(self) -> Iterator[SandboxRecord]:
-        """By id."""
+        """Iterate in the order of ids."""
         return iter([self._records[key] for key in sorted(self._records)])
 
     def __len__(self) -> int:
@@ -159,7 +158,7 @@ class Registry:
         return self._records.get(sandbox_id)
 
     def get(self, sandbox_id: str) -> SandboxRecord:
-        """The record of `sandbox_id`.
+        """Return the record of `sandbox_id`.
 
         Raises:
             OperationError: invalid_request, reason sandbox_not_found.
@@ -173,8 +172,8 @@ class Registry:
     def put(self, record: SandboxRecord) -> SandboxRecord:
         """Insert or replace. A new record and one that becomes ready are on disk when this returns.
 
-        Anything else holds in memory when the disk is full, and is written with the next change: what goes down is found gone by the next
-        gateway, ports are read anew, and destroy_sandbox is what frees space.
+        Any other change is kept in memory when the disk is full, and written with the next one: the next gateway finds out itself that a
+        sandbox is gone and which ports it has, and destroy_sandbox, which frees space, must work on a full disk.
 
         Raises:
             OperationError: internal_error: a record that must be on disk cannot be written; the table is as it was.
@@ -199,10 +198,10 @@ class Registry:
         return record
 
     def move(self, sandbox_id: str, expected: tuple[State, ...], to: State, **changes: Any) -> SandboxRecord:
-        """Compare and set of the state.
+        """Compare and set the state.
 
         Raises:
-            OperationError: invalid_request: unknown, or in a state that is not one of `expected`; names id and both states.
+            OperationError: invalid_request: the sandbox is unknown, or its state is not one of `expected`.
         """
         record = self.get(sandbox_id)
         if record.state not in expected:
@@ -213,11 +212,11 @@ class Registry:
         return self.put(record.but(state=to, **changes))
 
     def note(self, record: SandboxRecord) -> None:
-        """Replace in memory only: for what may be lost with the process (the activity revision)."""
+        """Replace in memory only, for values that may be lost with the process (the activity revision)."""
         self._records[record.id] = record
 
     def remove(self, sandbox_id: str) -> None:
-        """Forget it; on a full disk in memory only, as `put`."""
+        """Remove a record; on a full disk in memory only, as `put`."""
         if self._records.pop(sandbox_id, None) is not None:
             try:
                 self.save()

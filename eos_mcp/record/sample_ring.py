@@ -17,7 +17,7 @@ NONE = -1
 
 
 class EngineSample(NamedTuple):
-    """Counters since the sandbox started, and levels; None: the engine does not say."""
+    """Counters since the sandbox started, and levels; None: the engine does not report it."""
 
     ts: int
     cpu_usec: int | None
@@ -28,14 +28,14 @@ class EngineSample(NamedTuple):
 
 
 class Ring:
-    """One file. A slot that a crash tore fails its checksum and is left out; a file that is no ring is begun anew."""
+    """One file. A slot that a crash tore fails its checksum and is left out; a file without the header is emptied and begun again."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._next = 0
 
     def read(self) -> list[EngineSample]:
-        """Oldest first; nothing when there is no such file."""
+        """Read the samples, oldest first; an empty list without a file."""
         try:
             with open(self.path, "rb") as file:
                 data = file.read(SIZE_BYTES)
@@ -54,10 +54,10 @@ class Ring:
         return [sample for _, sample in found]
 
     def add(self, sample: EngineSample) -> None:
-        """Write one slot in place; not synced, a sample is worth no more.
+        """Write one slot in place. It is not synced: a power cut may cost samples.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the write failed.
         """
         if self._next == 0:
             self.read()

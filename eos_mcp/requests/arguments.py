@@ -1,4 +1,4 @@
-"""What the manager's operations check again: raw requests skip the clients. Unknown arguments are ignored."""
+"""Argument checks of the manager's operations, since a raw request skips those of the clients. Unknown arguments are ignored."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 
 def text(args: Mapping[str, Any], name: str, op: str, *, default: str | None = None, non_empty: bool = True) -> str:
-    """A string argument.
+    """Return a string argument.
 
     Raises:
-        OperationError: invalid_request: missing, no string, blank, or with a lone surrogate, which no file system call takes.
+        OperationError: invalid_request: missing, not a string, blank, or with a lone surrogate, which file system calls refuse.
     """
     value = args.get(name, default)
     if value is None:
@@ -28,7 +28,7 @@ def text(args: Mapping[str, Any], name: str, op: str, *, default: str | None = N
 
 
 def count(args: Mapping[str, Any]) -> int:
-    """`count`, 1 or more.
+    """Return `count`, 1 or more.
 
     Raises:
         OperationError: invalid_request.
@@ -41,10 +41,10 @@ def count(args: Mapping[str, Any]) -> int:
 
 
 def flag(args: Mapping[str, Any], name: str) -> bool:
-    """A boolean argument, false by default.
+    """Return a boolean argument, false by default.
 
     Raises:
-        OperationError: invalid_request: anything else must not be taken for false.
+        OperationError: invalid_request: any other type, which must not count as false.
     """
     value = args.get(name, False)
     if not isinstance(value, bool):

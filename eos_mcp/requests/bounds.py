@@ -1,7 +1,8 @@
-"""Where one request may read a workspace from and write an export to: below the roots of the server that sent it, and in no sensitive place.
+"""Bounds of one request: the directories from which it may copy a workspace and to which it may export.
 
-A command line is a person's and has no roots. An MCP server sends its own with each request (`allowed_roots`), since what it passes on was
-chosen by a model. Sensitive places need `allow_sensitive`, which a model cannot give.
+They are the roots of the server that sent it, without sensitive places. A command line is used by a person and has no roots. An MCP
+server sends its roots with each request (`allowed_roots`), since a model chose the paths in it. Sensitive places need
+`allow_sensitive`, which a model cannot give.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ SYSTEM = (
     "/usr/share", "/usr/local/bin", "/usr/local/sbin", "/usr/local/lib", "/var/run", "/var/spool", "/var/log", "/var/mail",
     "/Library", "/System", "/private/etc", "/private/var/db",
 )  # fmt: skip
-"""Of the machine: settings, programs, mail, devices."""
+"""Directories of the machine: settings, programs, mail, devices."""
 START_UP = (
     ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".cshrc",
     ".tcshrc", ".kshrc", ".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc", ".pam_environment", ".gitconfig", ".gdbinit",
     ".lldbinit", ".vimrc", ".vim", ".emacs", ".emacs.d", ".tmux.conf", ".screenrc", ".config", ".local/bin", ".local/lib", ".local/share/applications",
     ".local/share/systemd", "bin", ".oh-my-zsh", ".cargo/bin", ".vscode/extensions", "Library/LaunchAgents", "Library/Keychains",
 )  # fmt: skip
-"""Below a home: what runs by itself, or under a name that is typed."""
+"""Below a home: files that run by themselves, or under a name that the user types."""
 APART = (".codex/worktrees", ".cursor/worktrees", ".claude/worktrees")
-"""Below a home: checkouts that agents make inside their own, otherwise secret, folders."""
+"""Below a home: checkouts that coding agents make inside their own, otherwise secret, directories."""
 _NAMES = (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP)
 _OF_HOME = tuple((name, name.partition("/")[0].casefold()) for name in _NAMES)
-"""With the first component of each, in one spelling for file systems that fold names."""
+"""Each name with its first component, case folded for file systems that fold names."""
 
 
 class Bounds(NamedTuple):
-    """The bounds of one request. roots: resolved by whoever set them; None for no bound; an empty tuple allows nothing."""
+    """The bounds of one request. `roots`: resolved by the sender; None: no bound; an empty tuple allows nothing."""
 
     roots: tuple[str, ...] | None = None
     allow_sensitive: bool = False
 
     def check(self, path: str, argument: str) -> None:
-        """Refuse `path`, and what it resolves to, outside the roots or in a sensitive place. A path that is not there yet counts by its folder.
+        """Refuse a path that is, or resolves to a path, outside the roots or in a sensitive place.
 
-        What no file system call takes, or would mean another place for each process, is no place at all: whoever looks at it next refuses it.
-        Roots are not resolved again: an export may have put a symlink in the place of one that lies in another.
+        A path that does not exist yet counts by its directory. Relative paths, and those that file system calls refuse, pass here: the
+        next check refuses them. Roots are not resolved again: an export may have replaced a root inside another root by a symlink.
 
         Raises:
             OperationError: invalid_request, reason outside_roots or sensitive_place.
@@ -60,19 +61,21 @@ class Bounds(NamedTuple):
             below = (
                 ", ".join(self.roots)
                 if self.roots
-                else "nothing: the client named no directory, and the server was not started in a project"
+                else "nothing: the client gave no directory, and the server was not started in a project"
             )
-            hint = f"a person may start the server with --root {shlex.quote(real)}, or work below one of the roots"
-            message = f"{argument} {path} lies outside what this MCP server may touch ({below})"
+            hint = f"choose a directory below one of the roots, or have the user start the server with --root {shlex.quote(real)}"
+            message = f"{argument} {path} is outside the directories of this MCP server ({below})"
             raise OperationError(INVALID_REQUEST, message, {**details, "roots": list(self.roots), "hint": hint}, reason="outside_roots")
         if not self.allow_sensitive and (why := sensitive(real)) is not None:
-            hint = "choose another directory; a person who means this one gives --allow-sensitive (to eos-mcp when it starts, or to the command)"
+            hint = (
+                "choose another directory; to use this one, the user gives --allow-sensitive to eos-mcp when it starts, or to the command"
+            )
             raise OperationError(
                 INVALID_REQUEST, f"{argument} {path} is a sensitive place: {why}", {**details, "hint": hint}, reason="sensitive_place"
             )
 
     def check_rootfs(self, image: str) -> None:
-        """Refuse the directory of `rootfs:DIR` outside the roots; what is secret in it is hidden from sessions.
+        """Refuse the directory of `rootfs:DIR` outside the roots. Sensitive ones pass: secrets in it are hidden from sessions.
 
         Raises:
             OperationError: as `check`.
@@ -84,10 +87,10 @@ NO_BOUNDS = Bounds()
 
 
 def of_request(args: Mapping[str, Any]) -> Bounds:
-    """The bounds that a request carries.
+    """Read the bounds of a request.
 
     Raises:
-        OperationError: invalid_request: malformed ones bound nothing, so they must not pass.
+        OperationError: invalid_request: they are malformed, and would bound nothing.
     """
     found = args.get("allowed_roots")
     if found is not None:
@@ -100,10 +103,9 @@ def of_request(args: Mapping[str, Any]) -> Bounds:
 
 
 def sensitive(real: str) -> str | None:
-    """Why a resolved path is no place for a workspace or an export; None when it is one.
+    """Return the reason why a resolved path is a sensitive place; None when it is not.
 
-    Cost: one look-up per known place that may be there; nothing is read but the list of users and the names in
-    their homes.
+    Cost: one look-up per known place that may exist; it reads only the list of users and the names in their homes.
     """
     there = [(home, _there(home)) for home in homes()]
     for home, names in there:
@@ -125,7 +127,7 @@ def sensitive(real: str) -> str | None:
 
 
 def _there(home: str) -> frozenset[str] | None:
-    """The names in a home, in one spelling; None: they cannot be listed."""
+    """List the names in a home, case folded; None: they cannot be listed."""
     try:
         return frozenset(name.casefold() for name in os.listdir(home))
     except FileNotFoundError:
@@ -135,12 +137,12 @@ def _there(home: str) -> frozenset[str] | None:
 
 
 def _may(first: str, names: frozenset[str] | None) -> bool:
-    """Whether a place whose first component below its home is `first` can be there."""
+    """Tell whether a place whose first component below its home is `first` can exist."""
     return names is None or first in names
 
 
 def _another_name(real: str, there: Sequence[tuple[str, frozenset[str] | None]]) -> str | None:
-    """By device and inode: a bind mount shows such a place under another path."""
+    """Compare by device and inode: a bind mount shows a sensitive place under another path."""
     around: set[tuple[int, int]] = set()
     own, at = _identity(real), real
     while at != os.path.dirname(at):
@@ -168,12 +170,12 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _met(real: str, place: str) -> bool:
-    """Is `real` the place, or what it resolves to, or below it?"""
+    """Tell whether `real` is the place, what it resolves to, or below it."""
     return roots.inside(real, [place]) or (os.path.islink(place) and roots.inside(real, [os.path.realpath(place)]))
 
 
 def homes() -> Sequence[str]:
-    """Resolved home directories of this user and, for root, of each person of the machine."""
+    """List the resolved home directories of this user and, for root, of each person of the machine."""
     found = {os.path.expanduser("~")}
     try:
         for entry in pwd.getpwall():

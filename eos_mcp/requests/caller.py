@@ -1,4 +1,4 @@
-"""Whether the client of the request that is being answered still waits; for work in several parts, which ends with the part under way."""
+"""Tell whether the client of the present request still waits. Work in several parts then ends after the part under way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _hung_up: ContextVar[Callable[[], bool] | None] = ContextVar("eos_caller_hung_up
 
 @contextlib.contextmanager
 def answering(connected: socket.socket) -> Generator[None]:
-    """For the length of the block requests are answered on this connection."""
+    """Answer requests on this connection for the length of the block."""
 
     def hung_up() -> bool:
         try:
@@ -31,6 +31,6 @@ def answering(connected: socket.socket) -> Generator[None]:
 
 
 def is_gone() -> bool:
-    """Has the client closed its connection? Over TCP this is seen once something was sent to it; False outside a request."""
+    """Tell whether the client has closed its connection; False outside a request. Over TCP this shows only after data was sent to it."""
     asked = _hung_up.get()
     return asked is not None and asked()

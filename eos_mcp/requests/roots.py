@@ -1,4 +1,4 @@
-"""The directories of this machine that a workspace may be chosen from."""
+"""Directories of this machine in which a workspace may be chosen."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ LIMIT = 500
 
 
 def list_directories(path: str | None, roots: Sequence[str] | None, *, limit: int = LIMIT) -> dict[str, Any]:
-    """The roots, or the immediate sub-directories of `path`, sorted without regard to case and then cut to `limit`.
+    """List the roots, or the immediate sub-directories of `path`, sorted without regard to case and then cut to `limit`.
 
     Args:
         path: absolute, or None for the roots.
-        roots: the configured ones; None offers the home directory.
+        roots: the configured roots; None: the home directory.
     Returns:
-        {path, parent, truncated, directories: [{name, path}]}; `parent` is None where it lies outside all roots. Symlinks to directories
-        are resolved; those that leave the roots are dropped, and one directory is listed once.
+        {path, parent, truncated, directories: [{name, path}]}; `parent` is None outside all roots. Symlinks to directories are
+        resolved; those that leave the roots are left out, and one directory is listed once.
     Raises:
-        OperationError: invalid_request: relative, missing, no directory, outside the roots, or unreadable.
+        OperationError: invalid_request: `path` is relative, missing, not a directory, outside the roots, or unreadable.
     """
     allowed = _real(roots if roots is not None else [os.path.expanduser("~")])
     if path is None:
@@ -31,9 +31,9 @@ def list_directories(path: str | None, roots: Sequence[str] | None, *, limit: in
         raise OperationError(INVALID_REQUEST, f"path must be absolute: {path!r}", details, reason="not_absolute")
     real = os.path.realpath(path)
     if not inside(real, allowed):
-        raise OperationError(INVALID_REQUEST, f"{path} lies outside the workspace roots", details, reason="outside_roots")
+        raise OperationError(INVALID_REQUEST, f"{path} is outside the workspace roots", details, reason="outside_roots")
     if not os.path.isdir(real):
-        what = "is no directory" if os.path.lexists(real) else "does not exist"
+        what = "is not a directory" if os.path.lexists(real) else "does not exist"
         raise OperationError(INVALID_REQUEST, f"{path} {what}", details, reason="no_directory")
     found: dict[str, str] = {}
     try:
@@ -56,19 +56,18 @@ def list_directories(path: str | None, roots: Sequence[str] | None, *, limit: in
 
 
 def check_root(workspace: str, roots: Sequence[str] | None) -> None:
-    """Refuse a workspace outside the configured roots; without any, every absolute directory will do.
+    """Refuse a workspace outside the configured roots; without roots every absolute directory passes.
 
     Raises:
         OperationError: invalid_request, reason outside_roots.
     """
     if roots is not None and not inside(os.path.realpath(workspace), _real(roots)):
         details = {"argument": "workspace_root", "value": workspace, "workspace_roots": list(roots)}
-        raise OperationError(
-            INVALID_REQUEST, f"workspace_root {workspace} lies outside the workspace roots", details, reason="outside_roots"
-        )
+        raise OperationError(INVALID_REQUEST, f"workspace_root {workspace} is outside the workspace roots", details, reason="outside_roots")
 
 
 def inside(path: str, roots: Sequence[str]) -> bool:
+    """Tell whether `path` is one of `roots` or below one; all are absolute and resolved."""
     return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
 
 

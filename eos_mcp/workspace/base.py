@@ -1,11 +1,12 @@
 """The base: a copy of a workspace, made once per content and shared by every sandbox that starts from it.
 
-    <cache>/<root_hash>/base/B000001-base/...     the copy, never changed again
-    <cache>/<root_hash>/boot, durable             the boot it was made in; there once the copy survives a power cut
-    <cache>/index/<hash of the workspace's path>  what each file looked like (lstat) and what it held (SHA-256) at the last copy
+    <cache>/<root_hash>/base/B000001-base/...     the copy, immutable
+    <cache>/<root_hash>/boot, durable             the boot id of its making; a mark that it survives a power cut
+    <cache>/index/<hash of the workspace's path>  lstat and SHA-256 of each file at the last copy
 
-An unchanged workspace is recognised by its lstat results alone, as git does; a workspace with few changes is linked from the copy before
-and only the changed files are read. Times, permission bits, symlinks, hard links, `user.` attributes and access control lists are kept, owners are not.
+An unchanged workspace is recognised by its lstat results alone, as git does. A workspace with few changes is hard linked from the
+previous copy, and only the changed files are read. Times, permission bits, symlinks, hard links, `user.` attributes and access
+control lists are kept; owners are not.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from layerstack.kernel.content import ContentHash, data_ranges
 
 BASE_LAYER = "B000001-base"
 ROUNDS = 4
-"""How often files that changed under the copy are copied again before the workspace counts as busy."""
+"""Rounds in which files that changed during the copy are copied again, before the workspace counts as changing."""
 COPY_THREADS = 2
 LARGE_BYTES = 256 * 1024
-"""From this size on reading and hashing are worth a thread of their own; below, threads only wait for one another."""
+"""Files of at least this size are read and hashed in a thread; with smaller ones, threads only wait for one another."""
 PIECE = 1 << 20
 NAMED_MAX = 20
 """Paths that an error names."""
 
 
 class BaseTree(NamedTuple):
-    """A base on this machine's disk. `path` holds the directory `B000001-base`; `size_bytes` counts the bytes of its files."""
+    """A base on this machine's disk. `path` has the directory `B000001-base`; `size_bytes` is the sum of its files."""
 
     path: str
     root_hash: str
@@ -55,23 +56,23 @@ class BaseTree(NamedTuple):
 
 
 def cache_dir(default: str) -> str:
-    """Where bases are kept: EOS_SHARED_BASE_CACHE, else `default`."""
+    """Return the directory of the bases: EOS_SHARED_BASE_CACHE, else `default`."""
     return os.environ.get("EOS_SHARED_BASE_CACHE") or default
 
 
 def check_workspace(workspace: str, own: Iterable[str]) -> None:
-    """Refuse what cannot be a workspace.
+    """Refuse a path that cannot be a workspace.
 
     Args:
-        own: directories of ours, absolute: state, cache, token.
+        own: the gateway's directories, absolute: state, cache, token.
     Raises:
-        OperationError: invalid_request: not absolute, no directory, or it holds (or lies in) one of our own directories.
+        OperationError: invalid_request: not absolute, not a directory, or it contains (or is in) one of the gateway's directories.
     """
     details = {"argument": "workspace_root", "value": workspace}
     if not os.path.isabs(workspace) or "\0" in workspace:
         raise OperationError(INVALID_REQUEST, f"workspace_root must be an absolute path: {workspace!r}", details, reason="not_absolute")
     if not os.path.isdir(workspace):
-        what = "is no directory" if os.path.lexists(workspace) else "does not exist"
+        what = "is not a directory" if os.path.lexists(workspace) else "does not exist"
         hint = "name an existing directory of the machine where the gateway runs"
         message = f"workspace_root {workspace} {what} on this machine"
         raise OperationError(INVALID_REQUEST, message, {**details, "hint": hint}, reason="workspace_missing")
@@ -83,8 +84,8 @@ def check_workspace(workspace: str, own: Iterable[str]) -> None:
     for path in own:
         ours = os.path.realpath(path)
         if os.path.commonpath([real, ours]) in (real, ours):
-            hint = "choose a directory below it, or move ours with EOS_STATE_DIR and EOS_SHARED_BASE_CACHE"
-            message = f"workspace_root {workspace} and our own directory {path} lie inside one another; {hint}"
+            hint = "choose a directory below it, or set EOS_STATE_DIR and EOS_SHARED_BASE_CACHE to other directories"
+            message = f"workspace_root {workspace} and the gateway's own directory {path} contain one another; {hint}"
             raise OperationError(
                 INVALID_REQUEST, message, {**details, "hint": hint, "directory": path}, reason="workspace_holds_own_directory"
             )
@@ -99,17 +100,17 @@ def prepare(
     settled: Callable[[], None] = lambda: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BaseTree:
-    """The base of `workspace` as it is now.
+    """Copy `workspace` as it is now, or find the copy of the same content.
 
     Args:
-        keeping: which attributes the store over it can have, and how.
+        keeping: the attributes that the store over it can have, and how.
         settled: called before the copy and after it; raises OperationError while an export changes the workspace.
     Returns:
-        A complete tree; `reused` when its content was there already. A thread makes it durable in the background: after a power cut before
-        that is done, the next call checks its content against its hash and makes it anew if it was torn.
+        A complete tree; `reused` when a copy of the content existed. A thread makes it durable in the background: after a power cut
+        before that, the next call compares its content with its hash and copies it again if it was torn.
     Raises:
-        OperationError: operation_failed: something in the workspace cannot be read, it kept changing, it holds a special file and
-            `special_files` is "abort", or the cache cannot be written. Nothing is left behind.
+        OperationError: operation_failed: a file of the workspace cannot be read, it kept changing, it has a special file and
+            `special_files` is "abort", or the cache cannot be written. The staging directory is removed.
     Cost: one lstat per entry when nothing changed; else a read of each changed file, and a link or copy of every file.
     """
     try:
@@ -160,7 +161,7 @@ def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, p
     target = os.path.join(staging, "base", BASE_LAYER)
     try:
         private_dirs.make(target)
-        linked = index is not None and not index.warnings  # else all are looked at, so that what is not kept is told again
+        linked = index is not None and not index.warnings  # with warnings all files are read, so that the warnings are given again
         previous = os.path.join(cache, index.root_hash, "base", BASE_LAYER) if index is not None and linked else None
         copy = _BaseCopy(workspace, target, keeping, index, previous)
         for _ in range(ROUNDS):
@@ -177,7 +178,7 @@ def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, p
             raise OperationError(
                 OPERATION_FAILED, message, {"unstable": sorted(copy.unstable)[:50], "retryable": True}, reason="workspace_changing"
             )
-        copy.settle(listing)
+        copy.finish_directories(listing)
         warnings = copy.warnings()
         size = sum(entry[1] for entry in listing.entries.values() if stat.S_ISREG(entry[0]))
         entries_of = ((path, entry[0], entry[1], copy.content[path]) for path, entry in listing.entries.items())
@@ -202,7 +203,7 @@ def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, p
 
 
 def _make_cache(cache: str) -> None:
-    """The directory of the bases, 0700 with what lies in it. What others could write is believed no more: it is checked against its hash."""
+    """Make the directory of the bases, mode 0700 with its entries. Trees that other users could write are compared with their hash again."""
     open_to = private_dirs.make(cache)
     if not open_to:
         return
@@ -224,13 +225,13 @@ def _make_cache(cache: str) -> None:
 
 def _left_out(listing: Listing) -> tuple[str, ...]:
     return (
-        *(f"left out, no regular file, directory or symlink: {path}" for path in listing.special),
-        *(f"left out, a name that exports use themselves: {path}" for path in listing.staging),
+        *(f"left out, not a regular file, directory or symlink: {path}" for path in listing.special),
+        *(f"left out, a name reserved for exports: {path}" for path in listing.staging),
     )
 
 
 def _mounted(workspace: str, listing: Listing) -> tuple[str, ...]:
-    """File systems, and single files, that are mounted below a workspace are copied with the rest."""
+    """List the mounts below a workspace, of directories and single files: they are copied with the rest."""
     fd = os.open(workspace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         points = [os.fsdecode(point) for point in mounts_below(fd)]
@@ -242,9 +243,9 @@ def _mounted(workspace: str, listing: Listing) -> tuple[str, ...]:
 
 
 def usable(cache: str, root_hash: str) -> bool:
-    """Whether the cache holds the whole tree of this hash.
+    """Tell whether the cache has the complete tree of this hash. A torn one is moved aside.
 
-    Cost: two look-ups; a read of the whole tree when the machine went down before the tree was durable. A torn one is moved aside.
+    Cost: two look-ups; a read of the whole tree when the machine went down before it was durable.
     """
     path = os.path.join(cache, root_hash)
     if not os.path.isdir(os.path.join(path, "base", BASE_LAYER)):
@@ -265,13 +266,13 @@ def usable(cache: str, root_hash: str) -> bool:
 
 
 def _make_durable(path: str) -> None:
-    with contextlib.suppress(OSError):  # a cache that vanished meanwhile, or a system without syncfs: the boot id decides then
+    with contextlib.suppress(OSError):  # the cache was removed, or the system has no syncfs(2): then the boot id decides
         fsync.sync_tree_of(path)
         fsync.write_file(os.path.join(path, "durable"), b"", mode=0o600)
 
 
 class _BaseCopy:
-    """A copy on its way. `content` holds what was read of each path, `unstable` the paths that changed while they were read."""
+    """A copy in progress. `content` has the digest or target of each path, `unstable` the paths that changed while they were read."""
 
     def __init__(self, workspace: str, target: str, keeping: Keeping, index: Index | None, previous: str | None) -> None:
         self.workspace, self.target, self._keeping = workspace, target, keeping
@@ -286,12 +287,12 @@ class _BaseCopy:
         self._previous = previous if previous is not None and os.path.isdir(previous) else None
 
     def bring_to(self, listing: Listing) -> None:
-        """Make the copy hold what `listing` names; files that are already as it says are not touched."""
+        """Make the copy equal to `listing`; files that are so already are not touched."""
         self.unstable = set()
-        for path in sorted(self._done.keys() - listing.entries.keys(), reverse=True):  # what lies deeper comes first
+        for path in sorted(self._done.keys() - listing.entries.keys(), reverse=True):  # deeper entries first
             self._drop(path)
         changed = {path: entry for path, entry in listing.entries.items() if self._done.get(path) != entry}
-        for path, entry in changed.items():  # in the order of the walk: a directory comes before what it holds
+        for path, entry in changed.items():  # in the order of the walk: a directory before its entries
             if path and self._done.get(path) is not None and not (stat.S_ISDIR(entry[0]) and stat.S_ISDIR(self._done[path][0])):
                 self._drop(path)
             if stat.S_ISDIR(entry[0]):
@@ -328,8 +329,8 @@ class _BaseCopy:
                     if first in self.xattrs:
                         self.xattrs[path] = self.xattrs[first]
 
-    def settle(self, listing: Listing) -> None:
-        """Directories get their modes and times when nothing is written below them any more."""
+    def finish_directories(self, listing: Listing) -> None:
+        """Set modes and times of directories, after the last write below them."""
         for path, entry in sorted(listing.entries.items(), key=lambda item: item[0], reverse=True):
             if stat.S_ISDIR(entry[0]):
                 where = os.path.join(self.target, path) if path else self.target
@@ -339,7 +340,7 @@ class _BaseCopy:
                 os.chmod(where, stat.S_IMODE(entry[0]))
 
     def warnings(self) -> tuple[str, ...]:
-        """What was not kept of the attributes, by name."""
+        """List the attributes that were not kept, by name."""
         return tuple(
             f"left out, {name} of {min(paths) or '.'}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: the copy cannot have it here"
             for name, paths in sorted(self._lost.items())
@@ -375,7 +376,7 @@ class _BaseCopy:
             self.xattrs[path] = told
 
     def _drop(self, path: str) -> None:
-        """Take one entry out; what a directory held was taken out before."""
+        """Remove one entry; the entries of a directory are removed before it."""
         self.xattrs.pop(path, None)
         where = os.path.join(self.target, path)
         if stat.S_ISDIR(self._done.pop(path)[0]):
@@ -421,7 +422,7 @@ class _BaseCopy:
             self.content[path], self._done[path] = digest, entry
 
     def _read(self, path: str, where: str, entry: Stat) -> str | None:
-        """Copy one file; its SHA-256, or None when it is not the one that was looked at or changed meanwhile."""
+        """Copy one file; return its digest, or None when it is not the file of the walk or changed during the copy."""
         try:
             source = os.open(os.path.join(self.workspace, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What a workspace looks like: one lstat per entry, remembered with the content's digest, so that an unchanged one is known without reading it."""
+"""The index of a workspace: lstat and digest of each entry at the last copy, by which an unchanged file is known without a read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from layerstack.kernel.content import digest_at
 INDEX_FORMAT = 3
 RACY_NS = 100_000_000
 RACY_COARSE_NS = 2_100_000_000
-"""A file that changed so shortly before it was looked at may change again without a sign: its content is read again next time.
-Clocks of file systems step by a few milliseconds, some by two seconds."""
+"""A file whose times are this close to its lstat may change again with the same times: its content is read again next time.
+Time stamps have steps of a few milliseconds, on some file systems (FAT) of two seconds. Git: "racy-git.txt"."""
 
 _STAGING = os.fsdecode(PREFIX)
 
@@ -31,7 +31,8 @@ Stat = tuple[int, int, int, int, int, int]
 
 
 class Index(NamedTuple):
-    """What was found at the last copy of one workspace: per path its lstat and, for files, the digest of the content (`layerstack.kernel.content`), for symlinks the target."""
+    """The last copy of one workspace: per path its lstat, and for a file the digest of the content (`layerstack.kernel.content`), for a
+    symlink the target."""
 
     root_hash: str
     looked_ns: int
@@ -42,7 +43,7 @@ class Index(NamedTuple):
     """Digests (`layerstack.kernel.base_xattrs`) of the attributes in the copy, of the paths that have any."""
     keeping: Keeping
     varies: bool
-    """Another kind of keeping would have stored them in another way."""
+    """Another `keeping` would have stored the attributes in another way."""
 
 
 class Listing(NamedTuple):
@@ -51,13 +52,13 @@ class Listing(NamedTuple):
     looked_ns: int
     entries: dict[str, Stat]
     special: tuple[str, ...]
-    """What is no regular file, directory or symlink."""
+    """Entries that are not a regular file, directory or symlink."""
     staging: tuple[str, ...] = ()
-    """What has the name of an export's staging, at any depth; what is in it was not looked at."""
+    """Entries with the name of an export's staging, at any depth; their contents were not read."""
 
 
 def look(workspace: str) -> Listing:
-    """lstat of everything below `workspace`, itself included; what vanishes on the way is not there."""
+    """lstat(2) every entry below `workspace`, and itself; entries that vanish during the walk are left out."""
     looked = time.time_ns()
     root = os.stat(workspace)
     entries: dict[str, Stat] = {"": (root.st_mode, 0, root.st_mtime_ns, root.st_ctime_ns, root.st_ino, 0)}
@@ -106,12 +107,13 @@ def root_hash_of(entries: Iterable[tuple[str, int, int, str]], xattrs: Mapping[s
 
 
 def racy(entry: Stat, looked_ns: int) -> bool:
+    """Tell whether an entry changed so shortly before `looked_ns` that a later change may have the same times."""
     newest = max(entry[2], entry[3])
     return looked_ns - newest < (RACY_NS if entry[3] % 1_000_000_000 else RACY_COARSE_NS)
 
 
 def unchanged(index: Index, listing: Listing) -> bool:
-    """Every entry looks as it did, and none changed so shortly before the last look that another change would not show."""
+    """Tell whether every lstat is as in the index, and none so close to the last walk that a later change would not show."""
     if len(index.entries) != len(listing.entries):
         return False
     before, limit = index.entries, index.looked_ns - RACY_COARSE_NS
@@ -125,7 +127,7 @@ def unchanged(index: Index, listing: Listing) -> bool:
 
 
 def tree_hash(tree: str) -> str:
-    """The root hash of a tree as it is on disk, every file read."""
+    """Compute the root hash of a tree on disk; reads every file."""
     entries: list[tuple[str, int, int, str]] = []
     xattrs: dict[str, str] = {}
     for path, entry in look(tree).entries.items():
@@ -141,7 +143,7 @@ def tree_hash(tree: str) -> str:
 
 
 def load_index(path: str) -> Index | None:
-    """The index at `path`, or None when it is missing, of another format or damaged: then everything is read again."""
+    """Read the index at `path`; None when it is missing, of another format or damaged: then every file is read again."""
     try:
         with open(path, "rb") as file:
             raw = json.load(file)

@@ -59,7 +59,7 @@ def test_a_journal_from_a_clone_or_from_the_sandbox_itself_reaches_nothing(sandb
     assert beside_path(desk.do("manager", "inspect_sandbox", "--sandbox-id", sandbox.id)) == []
     record = desk.do("manager", "create_sandbox", "--image", "host", "--workspace-bind-root", str(out))
     desk.do("manager", "destroy_sandbox", "--sandbox-id", record["id"])
-    assert beside_path(record) == ["left out, a name that exports use themselves: .eos-export-0"]
+    assert beside_path(record) == ["left out, a name reserved for exports: .eos-export-0"]
     for root in (out, victim):
         fsync.remove_tree(str(root))
 
