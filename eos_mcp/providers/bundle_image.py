@@ -1,4 +1,4 @@
-"""The bundle made inside an image that has python3: where this machine is no Linux, or of another architecture than the engine."""
+"""Build the bundle inside an image that has python3, where this machine is not Linux, or not of the engine's architecture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from layerstack.kernel import fsync
 
 
 def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
-    """agent_image/Dockerfile FROM `base_image`, without a network; the tree comes to `<cache_dir>/<sha>`. Image and container go.
+    """Build agent_image/Dockerfile FROM `base_image`, without a network, and copy the tree to `<cache_dir>/<sha>`. Image and container are
+    removed.
 
     Raises:
         OperationError: internal_error, reason bundle_failed, with the end of the build's output.
@@ -62,7 +63,7 @@ def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
 
 
 def _drop_stages(client: Any, mark: str) -> None:
-    """The images of the stages before the last: untagged, known by the label that this build gave them."""
+    """Remove the images of the stages before the last: untagged, with the label of this build."""
     client.images.prune(filters={"dangling": True, "label": f"eos.bundle.build={mark}"})
 
 
@@ -82,7 +83,7 @@ def _unpack(stream: Iterable[bytes], sha: str, cache_dir: str) -> None:
 
 
 class _Pieces(io.RawIOBase):
-    """An iterator of bytes as a stream."""
+    """A binary stream over an iterator of bytes."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces: Iterator[bytes] = iter(pieces)

@@ -1,4 +1,4 @@
-"""What a container carries before it starts: labels, and the files that are put into it."""
+"""Contents of a container before its start: labels, and the files that are copied into it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stack_root(plan: SandboxPlan) -> str:
 
 
 def labels(plan: SandboxPlan, docker: Docker, instance_id: str) -> dict[str, str]:
-    """All that a gateway needs to know the sandbox again; the token only where `token_label` asks for it."""
+    """Return the labels by which a gateway finds the sandbox again; the token only with `token_label`."""
     profile = docker.profile().to_json(docker.resource_profile)
     found = {
         "eos.sandbox_id": plan.sandbox_id,
@@ -51,7 +51,7 @@ def labels(plan: SandboxPlan, docker: Docker, instance_id: str) -> dict[str, str
 
 
 def settings(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
-    """The agent's settings file. `image` is what the engine says about the image: its variables are data for commands, not for the agent."""
+    """Encode the agent's settings file. `image`: the engine's description of the image; its variables are for commands, not the agent."""
     server: dict[str, Any] = plan.sections["daemon"]["server"]
     config: dict[str, Any] | None = image.get("Config")
     variables: list[str] | None = config.get("Env") if config else None
@@ -85,7 +85,7 @@ def settings(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: d
 
 
 def hidden_paths(plan: SandboxPlan) -> list[str]:
-    """What sessions may not see: the configured paths, and our own roots where they were moved out of those."""
+    """List the paths hidden from sessions: the configured ones, and the agent's directories where they are outside of those."""
     runtime: dict[str, Any] = plan.sections["runtime"]
     hidden: list[str] = list(plan.sections["runner"]["mount_mask"]["hidden_paths"])
     moved = [stack_root(plan), runtime["workspace"]["scratch_root"], runtime["namespace_execution"]["scratch_root"]]
@@ -95,7 +95,7 @@ def hidden_paths(plan: SandboxPlan) -> list[str]:
 
 
 def archive(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> bytes:
-    """A tar for `/`: settings, the YAML, the token, and the folder that the workspace is mounted on, which an empty image lacks."""
+    """Make a tar for `/`: settings, the YAML, the token, and the mount point of the workspace, which an empty image lacks."""
     written = json.dumps(settings(plan, docker, image, limits), indent=1).encode()
     files: dict[str, tuple[int, bytes | None]] = {}
     for path, mode, content in (

@@ -30,21 +30,22 @@ from layerstack.kernel.base_xattrs import Keeping
 
 Client = Any
 Container = Any
-"""docker-py's own, whose stubs leave most of it open."""
+"""The client of docker-py, whose type stubs leave most of it open."""
 
 BUNDLE_AT = build.MOUNTED_AT
 POISON = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES", "LOCPATH", "GCONV_PATH", "LANGUAGE")
-"""Variables of an image that would reach into our own loader and C library; empty means absent to it."""
+"""Variables that, set by an image, would act on the agent's loader and C library; for these an empty value is none."""
 WITHOUT_THE_IMAGE = {"LC_ALL": "C", "TZ": f"{BUNDLE_AT}/no-zone", "OPENSSL_CONF": f"{BUNDLE_AT}/no-openssl.cnf"}
-"""What libraries of the agent would read from the image at each start, where every command may write: locales (which name modules to load), the
-time zone, configuration of OpenSSL. A FIFO there would hold up the start. C has no files; below the bundle, which is read-only, these are absent."""
+"""Settings that keep the agent's libraries from files of the image, where every command may write: locales (which name modules to
+load), the time zone, the configuration of OpenSSL. A FIFO there would block the start. The locale C has no files, and below the
+bundle, which is read-only, the others do not exist."""
 MADE_BY = "eos.made_by"
-"""Of a shared volume: the gateway's instance that filled it, and may prune it."""
+"""Label of a shared volume: the gateway instance that filled it, and may prune it."""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 class DockerProvider:
-    """Containers that carry this gateway's instance id; no other one is ever touched."""
+    """Sandboxes in containers with the label of this gateway's instance id; no other container is changed."""
 
     name = "docker"
 
@@ -58,10 +59,10 @@ class DockerProvider:
         self._choice: engine.EngineChoice | None = None
         self._volumes: Volumes | None = None
         self._info: dict[str, Any] = {}
-        self._looked: dict[str, dict[str, Any]] = {}  # what check_image saw, for the create that follows it
+        self._looked: dict[str, dict[str, Any]] = {}  # results of check_image, for the create that follows it
 
     def client(self) -> Client:
-        """The engine's client, connected at first use.
+        """Return the client of the engine, connected at first use.
 
         Raises:
             OperationError: internal_error, reason docker_unreachable.
@@ -77,7 +78,7 @@ class DockerProvider:
 
     @contextlib.contextmanager
     def _engine(self, what: str) -> Generator[Client]:
-        """A failure of the engine inside the block becomes an internal_error that says what was being done."""
+        """Turn a failure of the engine in the block into an internal_error that says what was tried."""
         from docker.errors import APIError, DockerException
         from requests.exceptions import RequestException
 
@@ -93,7 +94,7 @@ class DockerProvider:
             engine.unreachable(self._choice, error)
 
     def keeping(self) -> Keeping:
-        """An engine in a user namespace cannot write lists that name users who are not in it."""
+        """Return `ALL`, or less where the engine runs in a user namespace: it cannot write access lists with users outside of that."""
         self.client()
         options = str(self._info.get("SecurityOptions"))
         return Keeping(acls="name=rootless" not in options and "name=userns" not in options)
@@ -102,7 +103,7 @@ class DockerProvider:
         self._looked[image] = self._image(image)
 
     def _image(self, image: str) -> dict[str, Any]:
-        """What the engine says of an image.
+        """Inspect an image.
 
         Raises:
             OperationError: invalid_request, reason bad_image, for what can be no name; internal_error, reason image_not_found.
@@ -118,13 +119,13 @@ class DockerProvider:
                     raise image_name.bad_image(image, f"the engine says: {error.explanation}") from error
                 if not isinstance(error, ImageNotFound):
                     raise
-                hint = f"list_docker_images shows what is there; nothing is pulled: `docker pull {image}` first"
+                hint = f"list_docker_images shows the local images; run `docker pull {image}` first, since create_sandbox pulls none"
                 message = f"no such image: {image}; {hint}"
                 raise OperationError(INTERNAL_ERROR, message, {"image": image, "hint": hint}, reason="image_not_found") from error
         return attributes
 
     def images(self) -> list[str]:
-        """Every tag; the repo digest of an image without tags, or its id."""
+        """List every tag; for an image without tags its repo digest or its id."""
         with self._engine("listing images") as client:
             listed: list[dict[str, Any]] = client.api.images(all=True)
         found: set[str] = set()
@@ -154,7 +155,7 @@ class DockerProvider:
         )
 
     def _make_whole(self, plan: SandboxPlan, image: dict[str, Any], progress: Progress) -> Container:
-        """Once more where a shared volume was pruned between its filling and the container that would have kept it."""
+        """Create the sandbox; once more if a shared volume was pruned after it was filled and before the container kept it."""
         container, shared = self._make(plan, image, progress)
         assert self._volumes is not None
         if self._volumes.whole(*shared):
@@ -205,12 +206,12 @@ class DockerProvider:
         return container, (bundle, base)
 
     def _nano_cpus(self) -> int:
-        """What the profile gives, as far as the engine's machine has it."""
+        """Return the limits of the profile, as far as the engine's machine has the resources."""
         cpus, wanted = int(self._info.get("NCPU") or 0), self.docker.profile().nano_cpus
         return min(wanted, cpus * 10**9) if cpus else wanted
 
     def _bundle(self, architecture: str) -> build.Bundle:
-        """The bundle for the engine: from this machine's Python, or where that would not run there, from `bundle_base_image`."""
+        """Return the bundle for the engine: from this machine's Python, or where that does not run there, from `bundle_base_image`."""
         engine_machine = str(self._info.get("Architecture") or platform.machine())
         wanted = ARCHITECTURES.get(architecture, engine_machine)
         try:
@@ -223,7 +224,7 @@ class DockerProvider:
             raise OperationError(INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed") from error
 
     def _published(self, container: Container) -> tuple[AgentEndpoint, AgentEndpoint]:
-        """Where the engine published the two ports.
+        """Return the two published ports.
 
         Raises:
             OperationError: internal_error when it does not within the configured attempts, or the container has ended.
@@ -281,7 +282,7 @@ class DockerProvider:
         return lines
 
     def _container(self, sandbox_id: str) -> Container | None:
-        """The container of this sandbox if it is ours by its labels."""
+        """Return the container of this sandbox, if its labels are of this instance."""
         from docker.errors import NotFound
 
         with self._engine("looking at the container") as client:
@@ -322,11 +323,11 @@ class DockerProvider:
                 container.restart(timeout=0)
 
     def is_frozen(self, record: SandboxRecord) -> bool:
-        """A paused container goes on by `revive`; what else holds a process is not seen from here."""
+        """Return False: `revive` unpauses a paused container, and the host cannot see other reasons."""
         return False
 
     def usage(self, record: SandboxRecord) -> EngineSample | None:
-        """One look at the engine's figures, without its own second one that would take a second."""
+        """Read the engine's figures once; without `one_shot` the engine would take a second sample a second later."""
         with self._engine("reading the container's figures") as client:
             stats: dict[str, Any] = client.api.stats(record.id, stream=False, one_shot=True)
         return sample_of(stats, int(time.time() * 1000))
@@ -375,13 +376,13 @@ class DockerProvider:
             self._remove(sandbox_id, stop=False)
 
     def unused_volumes(self) -> list[str]:
-        """Shared volumes that this instance made and no container has."""
+        """List the shared volumes that this instance made and no container uses."""
         with self._engine("looking for unused volumes") as client:
             volumes = client.volumes.list(filters={"dangling": True, "label": f"{MADE_BY}={self.instance_id}"})
         return sorted(str(volume.name) for volume in volumes)
 
     def remove_volume(self, name: str) -> None:
-        """Remove one of them; the engine refuses when a container has it by now.
+        """Remove one of them; the engine refuses when a container uses it by now.
 
         Raises:
             OperationError: internal_error, reason docker_failed.
@@ -391,7 +392,7 @@ class DockerProvider:
             self._volumes.remove(name)
 
     def data_roots(self) -> list[str]:
-        """Where the engine of this machine keeps its data, as it said; nothing while it was not asked yet."""
+        """Return the data directories that the engine reported; empty before the first connection."""
         root: Any = (self._info or {}).get("DockerRootDir")
         return (
             [root]
@@ -400,7 +401,7 @@ class DockerProvider:
         )
 
     def adopt(self) -> list[SandboxRecord]:
-        """Running containers of this instance id, with the token read back out of them."""
+        """Find the running containers of this instance id; their tokens are read from their files."""
         records: list[SandboxRecord] = []
         with self._engine("looking for containers") as client:
             if self._volumes is not None:
@@ -452,7 +453,7 @@ class DockerProvider:
 
 
 def sample_of(stats: dict[str, Any], ts: int) -> EngineSample | None:
-    """The engine's `GET /containers/{id}/stats` as a sample; None for a container that does not run."""
+    """Convert the engine's `GET /containers/{id}/stats` to a sample; None for a container that does not run."""
     memory = _table(stats, "memory_stats")
     cpu = _table(_table(stats, "cpu_stats"), "cpu_usage").get("total_usage")
     if not memory.get("usage"):

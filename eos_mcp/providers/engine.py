@@ -1,4 +1,4 @@
-"""The Docker engine: which one is meant, and a client for it. docker-py is imported when it is first needed."""
+"""Choose the Docker engine and connect to it. docker-py is imported when it is first needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EngineChoice(NamedTuple):
 
 
 def choose(configured: str | None) -> EngineChoice:
-    """The engine that is meant: configuration, DOCKER_HOST, DOCKER_CONTEXT, the current context, then the first known socket that is there.
+    """Choose the engine: configuration, DOCKER_HOST, DOCKER_CONTEXT, the current context, then the first known socket that exists.
 
     Raises:
         OperationError: internal_error, reason docker_context_missing, when a context is named that does not exist.
@@ -45,7 +45,7 @@ def choose(configured: str | None) -> EngineChoice:
 
 
 def known_sockets() -> list[str]:
-    """Where engines listen by default, the system's first, then rootless Docker, Desktop, Colima, OrbStack, Rancher, Podman."""
+    """Default sockets of engines, the system's first, then rootless Docker, Desktop, Colima, OrbStack, Rancher, Podman."""
     if sys.platform == "win32":
         return ["//./pipe/docker_engine"]
     home, run = os.path.expanduser("~"), os.environ.get("XDG_RUNTIME_DIR")
@@ -60,7 +60,7 @@ def known_sockets() -> list[str]:
 
 
 def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, EngineChoice]:
-    """A client whose engine answered. One client serves all threads.
+    """Connect and have the engine answer. One client serves all threads.
 
     Raises:
         OperationError: internal_error, reason docker_unreachable: names the endpoint, where it came from and what to do.
@@ -99,7 +99,7 @@ def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, EngineCho
 
 
 def _reach(choice: EngineChoice) -> None:
-    """Connect to a unix socket once: the kernel's own answer is clearer than docker-py's, which also leaves its socket open."""
+    """Connect to a unix socket once: the kernel's error is clearer than docker-py's, which also leaves its socket open."""
     if not choice.endpoint.startswith("unix://") or not hasattr(socket, "AF_UNIX"):
         return
     with socket.socket(socket.AF_UNIX) as trial:
@@ -126,16 +126,18 @@ def unreachable(choice: EngineChoice, error: BaseException) -> NoReturn:
 
 
 def refused(what: str, said: str) -> OperationError:
-    """What the engine's refusal is called; `said` is its own text, `what` what was being done."""
+    """Convert an error of the engine. `said`: its text; `what`: the step that was tried."""
     details: dict[str, Any] = {"engine": said}
-    if said.startswith("No such image"):  # removed since it was looked at
+    if said.startswith("No such image"):  # removed since check_image
         return OperationError(
             INTERNAL_ERROR, f"{what}: {said}", {**details, "hint": "docker pull it, and repeat the call"}, reason="image_not_found"
         )
     if "port is already allocated" in said:
         return OperationError(INTERNAL_ERROR, f"{what}: {said}", {**details, "retryable": True}, reason="port_taken")
     if "no space left on device" in said:
-        hint = "free space on the engine's disk (`docker system df` shows who has it; prune removes what no sandbox uses), then repeat the call"
+        hint = (
+            "free space on the engine's disk (`docker system df` shows its use; prune removes what no sandbox uses), then repeat the call"
+        )
         return OperationError(INTERNAL_ERROR, f"{what}: {said}; {hint}", {**details, "retryable": True, "hint": hint}, reason="disk_full")
     return OperationError(INTERNAL_ERROR, f"{what}: {said}", details, reason="docker_failed")
 
@@ -168,7 +170,7 @@ def _context_endpoint(name: str, source: str) -> str:
 
     try:
         context = ContextAPI.get_context(name)
-    except Exception:  # docker-py reads files of the user here
+    except Exception:  # docker-py reads the user's files here, and raises errors of many kinds
         context = None
     host = context.Host if context is not None else None
     if not host:

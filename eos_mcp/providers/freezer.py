@@ -1,4 +1,4 @@
-"""Processes that a cgroup holds still (freezer of version 1, cgroup.freeze of version 2): they answer nothing, and show no state of their own.
+"""Processes in a frozen cgroup (freezer of version 1, cgroup.freeze of version 2): they do not answer, and their state does not show it.
 
 One in a frozen cgroup of version 2 can be killed. In one of version 1 it dies when that is thawed, so what is to be killed has to be thawed too.
 Source: cgroups(7); the kernel's cgroup-v1/freezer-subsystem.rst and cgroup-v2.rst.
@@ -16,7 +16,7 @@ _V2 = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 
 class Frozen(NamedTuple):
-    """A cgroup that stands still, by its folder. `by`: the outermost folder above it, or itself, that was told to."""
+    """A frozen cgroup, by its directory. `by`: the outermost cgroup above it, or itself, in which the freeze was set."""
 
     folder: str
     by: str
@@ -24,7 +24,7 @@ class Frozen(NamedTuple):
 
 
 def frozen(pid: int) -> Frozen | None:
-    """The frozen cgroup that a process is in, as far as that can be seen from here."""
+    """Return the frozen cgroup of a process, as far as this process can see it."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             _, hierarchy, path = line.rstrip("\n").split(":", 2)
@@ -39,7 +39,7 @@ def frozen(pid: int) -> Frozen | None:
 
 
 def thaw(found: Frozen, own: Container[int]) -> bool:
-    """Let a frozen cgroup of version 1 go on, where nothing is in it but `own`, which has a SIGKILL pending. False: it stays as it is."""
+    """Thaw a frozen cgroup of version 1 that has only the processes `own`, which have a SIGKILL pending. False: it stays frozen."""
     if any(int(pid) not in own for folder, _, _ in os.walk(found.by) for pid in _read(f"{folder}/cgroup.procs").split()):
         return False
     try:

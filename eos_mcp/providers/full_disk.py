@@ -1,4 +1,4 @@
-"""A disk that is full where an agent is to start: the same error, whoever met it first."""
+"""The error of a full disk at the start of an agent, the same from the gateway and from the agent."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FULL = ("ENOSPC", "EDQUOT")
 
 
 def refused(error: OSError, folder: str) -> OperationError:
-    """What the kernel refused while a sandbox in `folder` was being started."""
+    """Convert an error of the kernel during the start of the sandbox in `folder`."""
     if errno.errorcode.get(error.errno or 0) in FULL:
         return _full(os.fsdecode(error.filename) if error.filename is not None else folder, folder, [])
     return os_error(error, kind=INTERNAL_ERROR)
 
 
 def disk_full(log: list[str], folder: str) -> OperationError | None:
-    """The error, if the agent whose log ends so ended because of it."""
+    """Return the error if, by the end of its log, the agent ended because of a full disk."""
     for line in reversed(log):
         try:
             value: Any = json.loads(line)
@@ -43,7 +43,7 @@ def _full(path: str, folder: str, log: list[str]) -> OperationError:
         "path": path,
         "free_bytes": free,
         "retryable": True,
-        "hint": f"free space on the file system of {folder}, then repeat the call: nothing of the sandbox is lost; destroy_sandbox frees what it holds",
+        "hint": f"free space on the file system of {folder}, then repeat the call: nothing of the sandbox is lost; destroy_sandbox frees its space and discards its work",
         "daemon_log": log,
     }
     message = f"starting daemon: no space left on the file system of {path}: {free} bytes are free"

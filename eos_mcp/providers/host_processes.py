@@ -1,4 +1,4 @@
-"""Processes of this machine, known by pid and start time so that a number that was given away again is nobody we know."""
+"""Processes of this machine, identified by pid and start time, since pids are used again."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class HostProcess(NamedTuple):
     started: int
 
     def alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
+        """Tell whether it still runs; a zombie does not."""
         found = _stat(self.pid)
         return found is not None and found[1] == self.started and found[2] not in ("Z", "X")
 
     def is_stopped(self) -> bool:
-        """Whether a signal holds it (SIGSTOP), so that it answers nothing."""
+        """Tell whether it is stopped by a signal (SIGSTOP)."""
         found = _stat(self.pid)
         return found is not None and found[1] == self.started and found[2] in ("T", "t")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, through a descriptor that cannot mean another process; nothing when it is gone."""
+        """Send a signal through a pidfd, which cannot mean another process; does nothing when the process is gone."""
         with contextlib.suppress(ProcessLookupError):
             fd = os.pidfd_open(self.pid)
             try:
@@ -36,7 +36,7 @@ class HostProcess(NamedTuple):
 
 
 def agents_of(settings_path: str, bundles: str) -> list[HostProcess]:
-    """Agents of this user, started as `sandbox-daemon serve --settings <settings_path>`, that no such process started, oldest first.
+    """Find agents of this user, started as `sandbox-daemon serve --settings <settings_path>`, that no such process started, oldest first.
 
     An argument list is what its process says of itself, so whose it is and what it runs is looked at too: see `is_agent`.
     """
@@ -52,7 +52,7 @@ def agents_of(settings_path: str, bundles: str) -> list[HostProcess]:
 
 
 def is_agent(pid: int, settings_path: str, bundles: str) -> bool:
-    """Whether the process `pid` was started with this settings file, is this user's and runs the loader of a bundle below `bundles`."""
+    """Tell whether the process `pid` was started with this settings file, is this user's and runs the loader of a bundle below `bundles`."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")
@@ -62,7 +62,7 @@ def is_agent(pid: int, settings_path: str, bundles: str) -> bool:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether it is a process of this user. The owner of its folder in /proc does not say so: that is root for one that may not be dumped."""
+    """Tell whether it is a process of this user. The owner of its directory in /proc is root for one that is not dumpable (proc(5))."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             return next((int(line.split()[1]) for line in file if line.startswith(b"Uid:")), None) == os.geteuid()
@@ -71,7 +71,7 @@ def is_ours(pid: int) -> bool:
 
 
 def _runs_bundle(pid: int, bundles: str) -> bool:
-    """By device and inode: the path that a link shows may be one of another mount namespace.
+    """Compare by device and inode: the path of a link in /proc may be of another mount namespace.
 
     An ordinary user may not look at a process that has made a user namespace after its exec, as agents do. One whose exec was inside such a
     namespace, as that of every process of a session was, can be looked at: so who cannot be is no session's.
@@ -88,7 +88,7 @@ def _runs_bundle(pid: int, bundles: str) -> bool:
 
 
 def descendants(pid: int) -> list[HostProcess]:
-    """Every process below `pid` now, its children first."""
+    """List every process below `pid`, its children first."""
     children: dict[int, list[HostProcess]] = {}
     for each in _pids():
         status = _stat(each)
@@ -108,7 +108,7 @@ def _pids() -> list[int]:
 
 
 def _stat(pid: int) -> tuple[int, int, str] | None:
-    """(parent, start time, state)."""
+    """Read (parent, start time, state) of a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -1,4 +1,4 @@
-"""What an image may be called, and what a directory must hold to be one. A mistake is the caller's, and is found before anything is copied.
+"""Valid names of images, and directories that can be one. A mistake is the caller's, and is found before the workspace is copied.
 
 host              this machine's own file system       rootfs:/abs/dir   a directory that holds a root file system
 ubuntu:24.04      anything else is a name that the engine knows
@@ -23,7 +23,7 @@ def is_local(image: str) -> bool:
 
 
 def check_reference(image: str) -> None:
-    """Refuse what can be no name of an engine's image: it would become part of a path of the engine's API.
+    """Refuse a string that cannot be the name of an image: it would become part of a path of the engine's API.
 
     Raises:
         OperationError: invalid_request, reason bad_image.
@@ -42,16 +42,16 @@ def check_reference(image: str) -> None:
 def bad_image(image: str, why: str) -> OperationError:
     shown = image if len(image) <= 200 else f"{image[:200]}…"
     shown = shown if shown.isprintable() else repr(shown)
-    hint = "list_docker_images shows what is there; host and rootfs:/abs/dir need no Docker"
+    hint = "list_docker_images shows the images; host and rootfs:/abs/dir need no Docker"
     details = {"argument": "image", "image": image[:REFERENCE_MAX], "hint": hint}
     return OperationError(INVALID_REQUEST, f"image {shown}: {why}; {hint}", details, reason="bad_image")
 
 
 def check_rootfs(image: str) -> str:
-    """The directory of `rootfs:/abs/dir`.
+    """Return the directory of `rootfs:/abs/dir`.
 
     Raises:
-        OperationError: invalid_request: image_not_found where it is no directory, no_shell where no command could ever run in it,
+        OperationError: invalid_request: image_not_found where it is not a directory, no_shell where no command could ever run in it,
             not_readable where this user may not look.
     """
     root = image.removeprefix(ROOTFS_PREFIX)
@@ -64,16 +64,16 @@ def check_rootfs(image: str) -> str:
     if not os.path.isabs(root) or "\0" in root:
         raise refused("the path must be absolute" if root else "the path is missing", "image_not_found")
     if not os.path.isdir(root):
-        raise refused(f"{root} is no directory" if os.path.lexists(root) else f"{root} does not exist", "image_not_found")
+        raise refused(f"{root} is not a directory" if os.path.lexists(root) else f"{root} does not exist", "image_not_found")
     if not os.access(root, os.R_OK | os.X_OK):
         raise refused(f"{root} cannot be read by the user that runs the gateway", "not_readable")
     if not has_shell(root):
-        raise refused(f"there is no /bin/sh in {root}, and no command runs without it", "no_shell")
+        raise refused(f"{root} has no /bin/sh, which commands need", "no_shell")
     return root
 
 
 def has_shell(root: str) -> bool:
-    """Whether `/bin/sh` is an executable file for somebody whose root is `root`: links are followed as they are read there."""
+    """Tell whether `/bin/sh` is an executable file for a process whose root is `root`; symlinks are resolved in that root."""
     parts, at, links = ["bin", "sh"], root, 0
     while parts:
         part = parts.pop(0)
@@ -85,7 +85,7 @@ def has_shell(root: str) -> bool:
         where = os.path.join(at, part)
         try:
             target = os.readlink(where)
-        except OSError:  # no link, or nothing
+        except OSError:  # not a symlink, or missing
             at = where
             continue
         links += 1

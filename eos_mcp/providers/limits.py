@@ -1,4 +1,4 @@
-"""What a sandbox's sessions are held to, as its agent reads it: all of them together ("workload") and each one ("session").
+"""The limits of a sandbox's sessions, as its agent reads them: of all together ("workload") and of each ("session").
 
 One session may use what the profile gives to the workload. All together may use more than one, so that a session that uses up its own share
 leaves the others room, and less than the sandbox, so that the agent never waits for what its sessions hold. No `memory.high`: what passes it
@@ -13,19 +13,19 @@ from typing import Any
 from eos_mcp.config.model import ResourceProfile
 
 RUNNER_PIDS = 256
-"""The container's limit of processes is the profile's and this much: the pid 1 of each session counts, and a second session finds room."""
+"""Added to the profile's limit of processes for the container: init of each session counts, and a second session needs room."""
 LOCAL_SESSION_PIDS = 4096
 AGENT_CPU = 20
-"""One part in so many of a container's processor time is the agent's alone: a quota that is used up stops everybody in the container."""
+"""The agent keeps 1/N of a container's processor time: a quota that is used up stops every process in the container."""
 
 
 def none(why: str) -> dict[str, Any]:
-    """Sessions share what the sandbox has, because of a decision."""
+    """Limits under which sessions share the sandbox's resources."""
     return {"none": why}
 
 
 def of_profile(profile: ResourceProfile, nano_cpus: int) -> dict[str, Any]:
-    """For a container that `profile` limits; `nano_cpus` is what it has of its machine."""
+    """Return the limits of a container with `profile`; `nano_cpus`: its share of the machine."""
     if not profile.separate_workload_cgroup:
         return none("separate_workload_cgroup is false: sessions share the cgroup of their sandbox")
     reserve = profile.control_plane_pids_reserve
@@ -40,7 +40,7 @@ def of_profile(profile: ResourceProfile, nano_cpus: int) -> dict[str, Any]:
 
 
 def of_machine() -> dict[str, Any]:
-    """For a sandbox of this machine that no profile limits: most of it for one session, yet never so much that the machine goes down with it."""
+    """Return the limits of a local sandbox without a profile: most of the machine for a session, with a reserve for the host."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "workload": {"memory_max_bytes": memory * 7 // 8},

@@ -1,4 +1,4 @@
-"""Sandboxes without Docker: the same agent straight on this machine, in namespaces of its own, as root or as an ordinary user.
+"""Sandboxes without Docker: the same agent on this machine, its sessions in namespaces, as root or as an ordinary user.
 
     <state>/sandboxes/<id>/  agent.json daemon.yml token endpoint.json daemon.log  layer-stack/ workspace/ run/
 
@@ -42,7 +42,7 @@ START_POLL_S = 0.003
 
 
 class Listens(NamedTuple):
-    """What an agent says of itself in its endpoint.json. `proves`: it is of a version that proves itself; `started` is absent before that."""
+    """The endpoint.json of an agent. `proves`: its version proves itself; `started` is absent in older versions."""
 
     tcp: AgentEndpoint
     http: AgentEndpoint
@@ -52,8 +52,8 @@ class Listens(NamedTuple):
 
 
 class LocalProvider:
-    """Makes sandboxes below `state_dir`. `private` are our own files and directories, hidden in every session; `engines` says where container engines
-    keep theirs."""
+    """Makes sandboxes below `state_dir`. `private`: the gateway's files and directories, hidden in every session; `engines` returns the
+    data directories of container engines, hidden as well."""
 
     name = "local"
 
@@ -86,15 +86,15 @@ class LocalProvider:
         return Keeping(escape=ordinary, acls=not ordinary)
 
     def _hidden(self) -> list[str]:
-        """Our own files and directories and what the configuration adds; the agent knows the rest."""
+        """List the gateway's files and directories and those of the configuration; the agent adds the built-in list."""
         return [*self.private, *self.engines(), *self.config.manager.local_daemon.hidden_paths]
 
     def images(self) -> list[str]:
-        """`host` where a sandbox can work."""
+        """List `host`, where sandboxes can run."""
         return [HOST_IMAGE] if self._problem() is None else []
 
     def _problem(self) -> local_probe.Problem | None:
-        """Why no sandbox can work here. Once it was found that they can, nobody looks again."""
+        """Return why sandboxes cannot run here, or None. A None is remembered."""
         if self._works:
             return None
         private_dirs.make(self.state_dir)
@@ -132,7 +132,8 @@ class LocalProvider:
         return self._log(record.id)
 
     def _lies_elsewhere(self, sandbox_id: str) -> str | None:
-        """Name the folder that the sandbox was made in, if it is not this one: the state directory was copied or moved. Its agent, if it has one, is not ours to speak to or to end."""
+        """Return the directory in which the sandbox was made, if it is another one: the state directory was copied or moved. Its agent may
+        serve the original: do not speak to it, and do not end it."""
         folder = self.folder(sandbox_id)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(os.path.join(folder, "agent.json"), encoding="utf-8") as file:
@@ -148,7 +149,7 @@ class LocalProvider:
         if made_at is not None:
             folder = self.folder(sandbox_id)
             here, there = (os.path.dirname(os.path.dirname(path)) for path in (folder, made_at))
-            hint = f"use the state directory under its own name again: move it back to {there}, or export from there; a copy can only be looked at and destroyed"
+            hint = f"use the state directory under its own name again: move it back to {there}, or export from there; a copy can only be inspected and destroyed"
             raise OperationError(
                 INTERNAL_ERROR,
                 f"sandbox {sandbox_id} was made in {made_at} and lies in {folder} now: it works at its own place alone",
@@ -184,7 +185,7 @@ class LocalProvider:
         return FoundSandbox(True, endpoint.tcp, endpoint.http, self._token(sandbox_id), self._reach(sandbox_id, endpoint))
 
     def _reach(self, sandbox_id: str, endpoint: Listens) -> dict[str, Any]:
-        """How its agent is spoken to: at its unix socket, where no process but one of ours can stand, whoever has got its port."""
+        """Return how to reach the agent: at its unix socket, where only this user's processes can listen, unlike at its port."""
         path = self._socket_path(self.folder(sandbox_id))
         with contextlib.suppress(OSError, ValueError, KeyError):
             with open(os.path.join(self.folder(sandbox_id), "agent.json"), encoding="utf-8") as file:
@@ -199,7 +200,7 @@ class LocalProvider:
             return None
 
     def _renew_token(self, sandbox_id: str) -> None:
-        """A new one for a new start of the agent: what anybody has heard before is worth nothing. On a full disk the old one stays."""
+        """Make a new token for a new start of the agent, so that an old one is worthless. On a full disk the old one stays."""
         try:
             fsync.write_file(f"{self.folder(sandbox_id)}/token", new_token().encode() + b"\n", mode=0o600)
         except OSError as error:
@@ -217,7 +218,7 @@ class LocalProvider:
         return agent is not None and (agent.is_stopped() or freezer.frozen(agent.pid) is not None)
 
     def _renew_hidden(self, sandbox_id: str) -> None:
-        """What is hidden now: the configuration may have changed since the sandbox was made."""
+        """Write the hidden paths of now: the configuration may have changed since the sandbox was made."""
         path = f"{self.folder(sandbox_id)}/agent.json"
         with open(path, encoding="utf-8") as file:
             settings: dict[str, Any] = json.load(file)
@@ -225,14 +226,14 @@ class LocalProvider:
             fsync.write_file(path, json.dumps({**settings, "private_dirs": self._hidden()}, indent=1).encode(), mode=0o600)
 
     def usage(self, record: SandboxRecord) -> EngineSample | None:
-        """The agent alone knows which processes are its sandbox's."""
+        """Return None: only the agent knows which processes are its sandbox's."""
         return None
 
     def destroy(self, record: SandboxRecord) -> list[str]:
         return self._remove(record.id)
 
     def adopt(self) -> list[SandboxRecord]:
-        """Sandboxes whose directory is there and whose record is not: a registry that was lost."""
+        """Find sandboxes that have a directory and no record: after a loss of the registry."""
         records: list[SandboxRecord] = []
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(os.path.join(self.state_dir, "sandboxes"))):
@@ -271,7 +272,7 @@ class LocalProvider:
             raise OperationError(INTERNAL_ERROR, f"the agent's runtime cannot be made: {error}", reason="bundle_failed") from error
 
     def _python(self) -> list[str]:
-        """An interpreter for a probe: the bundle's when it is there, else our own."""
+        """Return an interpreter for a probe: the bundle's if it was made, else this process's."""
         bundle = build.known(self.bundles)
         return [sys.executable, "-s"] if bundle is None else build.python_argv(bundle.path)
 
@@ -310,7 +311,7 @@ class LocalProvider:
         }
 
     def _socket_path(self, folder: str) -> str:
-        """In the sandbox's own directory, or where that name is too long for a unix socket, in a short private one."""
+        """Return a path in the sandbox's directory, or where that is too long for a unix socket, in a short private directory."""
         path = f"{folder}/run/runtime.sock"
         if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
             return path
@@ -322,7 +323,7 @@ class LocalProvider:
         return f"{short}/runtime.sock"
 
     def _start(self, sandbox_id: str, bundle: build.Bundle) -> Listens:
-        """Start the agent detached and wait until it says where it listens.
+        """Start the agent detached and wait for its endpoint.json.
 
         One that takes longer than `ready_timeout_s` is not ended: it goes on, and the next call waits for it instead of starting another.
 
@@ -389,14 +390,14 @@ class LocalProvider:
             "sandbox_id": sandbox_id,
             "pid": pid,
             "retryable": True,
-            "hint": "it goes on starting: repeat the call; if it stays so, start_sandbox replaces an agent that is frozen",
+            "hint": "it is still starting: repeat the call; if that does not help, start_sandbox replaces a frozen agent",
             "daemon_log": said,
         }
-        message = f"starting daemon: the agent of {sandbox_id}, process {pid}, did not say within {waited:g} s where it listens"
+        message = f"starting daemon: the agent of {sandbox_id}, process {pid}, has not written its address within {waited:g} s"
         return OperationError(INTERNAL_ERROR, message, details, reason="agent_starting")
 
     def _endpoint(self, sandbox_id: str, *, pid: int | None = None) -> Listens | None:
-        """Where the agent says that it listens, if the process that says so lives."""
+        """Read the agent's endpoint.json; None unless the process that wrote it lives."""
         folder = self.folder(sandbox_id)
         try:
             with open(os.path.join(folder, "endpoint.json"), encoding="ascii") as file:
@@ -410,12 +411,12 @@ class LocalProvider:
         listens = Listens(tcp, http, value.get("proof") == proof.FORMAT, number, started if isinstance(started, int) else None)
         if pid is not None:
             return listens if number == pid else None
-        if listens.started is not None:  # together with the pid it names one process only
+        if listens.started is not None:  # pid and start time name one process only
             return listens if HostProcess(number, listens.started).alive() and is_ours(number) else None
         return listens if is_agent(number, os.path.join(folder, "agent.json"), self.bundles) else None
 
     def _agents(self, sandbox_id: str) -> list[HostProcess]:
-        """The agent's processes: those that were started with this sandbox's settings file, the oldest first, and the one that its endpoint.json names."""
+        """List the agent's processes: those started with this sandbox's settings file, oldest first, and the one in its endpoint.json."""
         found = agents_of(os.path.join(self.folder(sandbox_id), "agent.json"), self.bundles)
         listens = self._endpoint(sandbox_id)
         if listens is not None and listens.started is not None:
@@ -439,7 +440,7 @@ class LocalProvider:
             return []
 
     def _stop(self, sandbox_id: str) -> list[str]:
-        """End the agent and everything that it started: asked first, killed after `stop_timeout_s`."""
+        """End the agent and all processes that it started: SIGTERM, and SIGKILL after `stop_timeout_s`."""
         agents = self._agents(sandbox_id)
         tree = {process.pid: process for agent in agents for process in (agent, *descendants(agent.pid))}
         warnings: list[str] = []
@@ -461,7 +462,7 @@ class LocalProvider:
             details: dict[str, Any] = {"processes": left}
             message = f"processes {left} of sandbox {sandbox_id} do not end"
             if held:
-                hint = f"they are frozen: `echo THAWED > {held[0]}/freezer.state` as who may, then repeat the call"
+                hint = f"they are frozen: run `echo THAWED > {held[0]}/freezer.state` as a user who may, then repeat the call"
                 details |= {"frozen_by": sorted(set(held)), "hint": hint, "retryable": True}
                 message += f": they are in a frozen cgroup, {held[0]}, with others or not ours to thaw"
             raise OperationError(INTERNAL_ERROR, message, details, reason="processes_left")
@@ -470,7 +471,7 @@ class LocalProvider:
     def _remove(self, sandbox_id: str) -> list[str]:
         folder = self.folder(sandbox_id)
         warnings = self._stop(sandbox_id)
-        if self._lies_elsewhere(sandbox_id) is None:  # else what its files name is that of the one at its own place
+        if self._lies_elsewhere(sandbox_id) is None:  # else its files name processes of the original
             self._reap_cgroups(folder)
             with contextlib.suppress(OSError, ValueError, KeyError):
                 with open(f"{folder}/agent.json", encoding="utf-8") as file:
@@ -487,14 +488,14 @@ class LocalProvider:
         return warnings
 
     def _reap_cgroups(self, folder: str) -> None:
-        """An agent that ended by itself has removed its cgroups and their record; after one that was killed both are there."""
+        """Remove the cgroups that a killed agent left; one that ended by itself has removed them and their record."""
         if os.path.exists(f"{folder}/run/cgroups.json"):
             argv = [*self._bundle(lambda _: None).argv(), "reap", "--settings", f"{folder}/agent.json"]
             subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/", timeout=30, check=False)
 
 
 def _gone(there: Callable[[], bool], timeout_s: float, reap: Callable[[], None]) -> bool:
-    """Wait until `there` is false; False when the time is over."""
+    """Wait until `there` returns False; return False after the timeout."""
     deadline = time.monotonic() + timeout_s
     while True:
         reap()

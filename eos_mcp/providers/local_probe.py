@@ -1,4 +1,4 @@
-"""Why this machine cannot run a local sandbox, found by doing it once in a child; and deleting what only a user namespace could make."""
+"""Try in a child process whether this machine can run local sandboxes; and delete trees that only a user namespace could make."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TRIAL = ".probe-"
 
 
 class Problem(NamedTuple):
-    """What this machine lacks, as an error shows it."""
+    """A requirement that this machine does not meet, as an error shows it."""
 
     reason: str
     message: str
@@ -76,7 +76,7 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
         return Problem("not_linux", "local sandboxes need Linux; use an image and Docker", {"hint": "start Docker and name an image"})
     mine = f"{TRIAL}{os.getpid()}-"
     for name in os.listdir(state_dir):
-        if name.startswith(TRIAL) and not name.startswith(mine):  # of a gateway that was killed meanwhile
+        if name.startswith(TRIAL) and not name.startswith(mine):  # of a gateway that was killed during a trial
             remove_tree(os.path.join(state_dir, name), lambda: python)
     trial = os.path.join(state_dir, f"{mine}{os.urandom(4).hex()}")
     os.makedirs(trial, mode=0o700)
@@ -106,7 +106,7 @@ def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
     kind = _file_system_of(state_dir)
     if kind == STATFS_OVERLAY:
         hint = "set EOS_STATE_DIR to a directory on ext4, xfs, btrfs or tmpfs"
-        message = f"the store at {state_dir} lies on an overlay file system, which cannot hold a layer being written; {hint}"
+        message = f"the store at {state_dir} is on an overlay file system, which cannot be the upper directory of another; {hint}"
         return Problem("store_on_overlay", message, {**details, "hint": hint, "file_system": kind})
     hint = "load the overlay module, or set EOS_STATE_DIR to another file system, or use a Docker image"
     message = f"overlayfs does not work in {state_dir} ({kind or 'unknown file system'}) [{found['errno']}]: {found['message']}; {hint}"
@@ -124,16 +124,16 @@ def rootfs_problem(rootfs: str, hidden: Sequence[str], python: Sequence[str]) ->
     found: dict[str, str] = json.loads(done.stdout)
     details: dict[str, Any] = {"argument": "image", "errno": found["errno"], "step": found["step"]}
     if found["errno"] == "EACCES" and "hidden" in found["message"]:
-        hint = "copy the tree to a directory of your own and name that"
-        message = f"{rootfs} is part of what is hidden from sessions (state of a gateway, data of a container engine, keys); {hint}"
+        hint = "copy the tree to a directory of your own and use that"
+        message = f"{rootfs} is hidden from sessions (state of a gateway, data of a container engine, keys); {hint}"
         return Problem("rootfs_hidden", message, {**details, "hint": hint})
-    hint = "copy the tree to a directory of your own on a file system that an overlay can be made of (ext4, xfs, btrfs, tmpfs)"
-    message = f"no session can have {rootfs} as its root: {found['step']}: {found['message']} [{found['errno']}]; {hint}"
+    hint = "copy the tree to a directory of your own on a file system that works below an overlay (ext4, xfs, btrfs, tmpfs)"
+    message = f"{rootfs} cannot be the root of a session: {found['step']}: {found['message']} [{found['errno']}]; {hint}"
     return Problem("rootfs_unusable", message, {**details, "hint": hint})
 
 
 def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
-    """Delete a tree of a sandbox, whatever modes its directories have. What an ordinary user may not delete directly goes inside a user
+    """Delete a tree of a sandbox, whatever the modes of its directories. What an ordinary user may not delete directly is deleted in a user
     namespace, where its owner is root.
 
     Raises:
@@ -146,14 +146,14 @@ def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
         if not os.path.lexists(path):
             return
     done = _run(python(), IN_NAMESPACE + REMOVE, path)
-    if os.path.lexists(path):  # deeper than Python recurses
+    if os.path.lexists(path):  # deeper than Python's recursion limit
         done = subprocess.run(["rm", "-rf", "--one-file-system", "--", path], capture_output=True, text=True, check=False)
     if os.path.lexists(path):
         raise OSError(1, f"still there: {(done.stderr or done.stdout).strip()[-300:]}", path)
 
 
 def _run(python: Sequence[str], code: str, argument: str) -> subprocess.CompletedProcess[str]:
-    """`code` in a fresh single-threaded interpreter, which finds our packages by itself or where this process has them."""
+    """Run `code` in a new single-threaded interpreter, which finds the packages by itself or at the paths of this process."""
     packages = dict.fromkeys(os.path.dirname(os.path.abspath(path)) for package in (layerstack, eos_agent) for path in package.__path__)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
     argv = [*python, "-c", code, argument]
@@ -161,7 +161,7 @@ def _run(python: Sequence[str], code: str, argument: str) -> subprocess.Complete
 
 
 def _file_system_of(path: str) -> str:
-    """The type of the file system that `path` lies on, by the longest mount point above it."""
+    """Return the type of the file system of `path`, by the longest mount point above it."""
     best, kind = "", ""
     real = os.path.realpath(path)
     try:

@@ -1,4 +1,4 @@
-"""Which variables of the gateway's own environment commands of local sandboxes get, and with which values."""
+"""The environment variables that commands of local sandboxes get from the gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def variables(*, own_root: bool) -> list[str]:
-    """As NAME=value. own_root: the sandbox has a root file system of its own, in which the person is unknown."""
+    """List them as NAME=value. own_root: the sandbox has its own root file system, which does not know the user."""
     names = [name for name in NAMES if not (own_root and name in OF_THE_PERSON)]
     found = [*names, *(name.lower() for name in names if "PROXY" in name)]
     return [f"{name}={_value(name)}" for name in found if name in os.environ]
@@ -23,7 +23,7 @@ def _value(name: str) -> str:
 
 
 def without_credentials(address: str) -> str:
-    """The address of a proxy without user and password."""
+    """Remove user and password from the address of a proxy."""
     scheme = _SCHEME.match(address)
     start = scheme.end() if scheme else 0
     return address[:start] + address[start:].rpartition("@")[2]

@@ -1,4 +1,4 @@
-"""What the manager asks of a provider. Calls block and run in threads; whatever raises leaves nothing behind that it made itself."""
+"""The interface of a provider. Calls block and run in threads; one that raises removes all that it made."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Progress = Callable[[str], None]
 LOG_LINES = 200
 FIRST_POLL_S, EAGER_POLL_S, EAGER_FOR_S = 0.005, 0.025, 2.0
 LOOK_S = 0.2
-"""How often, while nobody answers, the provider is asked whether the agent has ended: for a container that is a call of a busy engine."""
+"""Interval at which a wait for the agent asks the provider whether it has ended: for a container that is a call of a busy engine."""
 
 
 class SandboxPlan(NamedTuple):
-    """One sandbox to be made. `sections` are the agent's configuration with defaults, `yaml` the bytes it was read from."""
+    """A sandbox to make. `sections`: the agent's configuration with defaults; `yaml`: the bytes from which it was read."""
 
     sandbox_id: str
     image: str
@@ -49,7 +49,7 @@ class Made(NamedTuple):
 
 
 class FoundSandbox(NamedTuple):
-    """A sandbox as it stands now. `running` False: it exists and its agent does not run.
+    """The present state of a sandbox. `running` False: it exists and its agent does not run.
 
     `paused`: it is held as a whole, and goes on by `revive`. `token` and `reach` (entries of the record's provider_data that say how its agent is reached) are None where the record's own hold.
     """
@@ -62,19 +62,19 @@ class FoundSandbox(NamedTuple):
     paused: bool = False
 
     def of(self, record: SandboxRecord) -> SandboxRecord:
-        """The record of a sandbox that was found so."""
+        """Return `record` with what was found."""
         data = record.provider_data if self.reach is None else {**record.provider_data, **self.reach}
         token = record.token if self.token is None else self.token
         return record.but(daemon=self.daemon, daemon_http=self.daemon_http, token=token, provider_data=data)
 
 
 class Provider(Protocol):
-    """How the outer shell of a sandbox is made, looked at, mended and removed."""
+    """Makes, finds, restarts and removes sandboxes of one kind."""
 
     name: str
 
     def check_image(self, image: str) -> None:
-        """Refuse an image that is not there, before anything is copied.
+        """Refuse an image that does not exist, before the workspace is copied.
 
         Raises:
             OperationError: internal_error, reason image_not_found, or the provider cannot work on this machine at all.
@@ -82,11 +82,11 @@ class Provider(Protocol):
         ...
 
     def keeping(self) -> Keeping:
-        """Which attributes of a workspace its stores can have, and how."""
+        """Return the attributes of a workspace that its stores can have, and their form."""
         ...
 
     def images(self) -> list[str]:
-        """What create_sandbox accepts as an image."""
+        """List the images that create_sandbox accepts."""
         ...
 
     def create(self, plan: SandboxPlan, progress: Progress) -> Made:
@@ -94,23 +94,24 @@ class Provider(Protocol):
         ...
 
     def exited(self, record: SandboxRecord) -> str | None:
-        """Why the agent cannot become ready any more, or None while it may."""
+        """Return the reason why the agent can no longer become ready; None while it can."""
         ...
 
     def log_tail(self, record: SandboxRecord) -> list[str]:
-        """The last lines that the agent wrote."""
+        """Return the last lines of the agent's log."""
         ...
 
     def find(self, record: SandboxRecord) -> FoundSandbox | None:
-        """The sandbox as it stands; None when nothing of it exists."""
+        """Return the present state of the sandbox; None when nothing of it exists."""
         ...
 
     def revive(self, record: SandboxRecord) -> FoundSandbox | None:
-        """As `find`, but start a dead agent again."""
+        """Find the sandbox and start a dead agent again."""
         ...
 
     def replace(self, record: SandboxRecord) -> None:
-        """End an agent that runs and does not answer, with all that it started; `revive` starts another. What sessions held becomes drafts.
+        """End an agent that runs and does not answer, with all processes of the sandbox; `revive` starts another. Work of sessions becomes
+        drafts.
 
         Raises:
             OperationError: internal_error: it does not end.
@@ -118,11 +119,11 @@ class Provider(Protocol):
         ...
 
     def is_frozen(self, record: SandboxRecord) -> bool:
-        """Whether something holds the agent's process still, as far as that can be seen from here."""
+        """Tell whether the agent's process is stopped or frozen, as far as the host can see."""
         ...
 
     def usage(self, record: SandboxRecord) -> EngineSample | None:
-        """What the sandbox has used until now as something outside of it counts it; None when nothing does.
+        """Return the resources that the sandbox has used, counted outside of it; None when they are not.
 
         Raises:
             OperationError: internal_error: the engine did not say.
@@ -130,7 +131,7 @@ class Provider(Protocol):
         ...
 
     def destroy(self, record: SandboxRecord) -> list[str]:
-        """Remove everything of the sandbox; what is gone already is fine.
+        """Remove everything of the sandbox; parts that are gone already are no error.
 
         Returns:
             Warnings: steps that failed and did not matter in the end.
@@ -140,7 +141,7 @@ class Provider(Protocol):
         ...
 
     def adopt(self) -> list[SandboxRecord]:
-        """Running sandboxes of this instance, from what they carry themselves."""
+        """Find running sandboxes of this instance by their labels or files, without the registry."""
         ...
 
 
@@ -149,7 +150,7 @@ def new_token() -> str:
 
 
 def ask_ready(target: AgentAddress, *, timeout_s: float = 5.0) -> str | None:
-    """One `sandbox_daemon_ready`, after both sides have proved who they are. None when the agent answered that it is ready, else what happened instead."""
+    """Ask the agent `sandbox_daemon_ready`, after both sides have proved themselves. None when it is ready, else the reason."""
     transport = {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
     line = protocol.encode_request("sandbox_daemon_ready", {}, request_id="docker-readiness", sandbox_id=target.sandbox_id, **transport)
     deadline = time.monotonic() + timeout_s
@@ -190,22 +191,22 @@ def _line(connection: socket.socket, deadline: float) -> bytes:
         connection.settimeout(max(0.01, deadline - time.monotonic()))
         piece = connection.recv(65536)
         if not piece:
-            raise EOFError("the connection was closed without an answer")
+            raise EOFError("the connection was closed without a reply")
         answer += piece
         if len(answer) > protocol.MAX_LINE_BYTES:
-            raise ValueError("the answer has no end")
+            raise ValueError("the reply has no end")
     return answer
 
 
 def _object(line: bytes) -> dict[str, Any]:
     value: Any = json.loads(line)
     if not isinstance(value, dict):
-        raise ValueError("the answer is no reply")
+        raise ValueError("the reply is not a JSON object")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def wait_ready(provider: Provider, record: SandboxRecord, *, timeout_s: float, poll_s: float, given_up: Callable[[], bool]) -> None:
-    """Wait until the agent of `record` answers; polls fast at first, since most are there within a quarter of a second.
+    """Wait until the agent of `record` answers; poll fast at first, since most answer within a quarter of a second.
 
     Args:
         given_up: true once nobody waits any more.
@@ -239,7 +240,7 @@ def wait_ready(provider: Provider, record: SandboxRecord, *, timeout_s: float, p
 
 
 def told_by_log(lines: list[str]) -> str:
-    """The last message that a log line of ours carries, or the last line."""
+    """Return the last message in an agent's log, or its last line."""
     for line in reversed(lines):
         try:
             value: Any = json.loads(line)

@@ -1,4 +1,4 @@
-"""Read-only volumes that many sandboxes share: the bundle, and each base. Filled once, named by what they hold.
+"""Read-only volumes that sandboxes share: the bundle, and each base. Filled once, named by the hash of their content.
 
 A volume cannot be renamed or labelled once it exists, so its last file is a marker; without it the volume is filled (again).
 """
@@ -29,7 +29,7 @@ PIECE = 1 << 20
 
 
 class Volumes:
-    """The shared volumes of one engine, as far as this process has seen them complete."""
+    """The shared volumes of one engine that this process has seen complete."""
 
     def __init__(self, client: Any, lock_dir: str, labels: dict[str, str], instance_id: str) -> None:
         self.client = client
@@ -40,20 +40,20 @@ class Volumes:
         self._mutex = threading.Lock()
 
     def bundle(self, bundle: build.Bundle, image: str) -> str:
-        """The name of the volume that holds `bundle`. When it is new, runtimes of earlier versions that no container has go: nobody makes one of those again."""
+        """Return the name of the volume of `bundle`, filled if needed. Then remove unused volumes of earlier versions of the runtime."""
         name = f"{RUNTIME_PREFIX}{bundle.sha}"
         if self._ensure(name, image, lambda: build.archive(bundle.path)):
             self._drop_earlier(name)
         return name
 
     def base(self, root_hash: str, path: str, image: str) -> str:
-        """The name of the volume that holds the base at `path` (the directory that holds `B000001-base`)."""
+        """Return the name of the volume of the base at `path` (the parent of `B000001-base`), filled if needed."""
         name = f"eos-shared-base-{root_hash}"
         self._ensure(name, image, lambda: base_archive(path))
         return name
 
     def remove(self, name: str) -> None:
-        """Remove one that no container has; nobody of this user fills it meanwhile."""
+        """Remove one that no container uses; the lock keeps this user's other processes from filling it."""
         from docker.errors import NotFound
 
         with self._mutex, _between_processes(os.path.join(self.lock_dir, f"{name}.lock")):
@@ -62,11 +62,12 @@ class Volumes:
                 self.client.volumes.get(name).remove()
 
     def whole(self, *names: str) -> bool:
-        """Whether the volumes are those that were filled: for one that somebody removed a container gets a new one, without labels and empty."""
+        """Tell whether the volumes are those that were filled: in place of a removed one the engine gives a container a new, empty one,
+        without labels."""
         return all("eos.shared" in (self.client.volumes.get(name).attrs.get("Labels") or {}) for name in names)
 
     def drop_empty(self, *names: str) -> None:
-        """Have those that are not whole filled again; they go where no container has them, so that they get their labels."""
+        """Have incomplete volumes filled again; those that no container uses are removed first, so that they get their labels."""
         from docker.errors import APIError
 
         for name in names:
@@ -78,7 +79,7 @@ class Volumes:
     def sweep(self) -> None:
         """Remove the containers through which a gateway of this instance id was filling a volume when it was killed."""
         ((label, value),) = self.helper_mark.items()
-        with self._mutex:  # ours lives only while this is held
+        with self._mutex:  # containers of this process exist only while the lock is held
             for left in self.client.containers.list(all=True, filters={"label": f"{label}={value}"}, ignore_removed=True):
                 left.remove(v=True, force=True)
 
@@ -88,11 +89,11 @@ class Volumes:
         labels = [f"{key}={value}" for key, value in self.labels.items()]
         for volume in self.client.volumes.list(filters={"dangling": True, "label": labels}):
             if volume.name.startswith(RUNTIME_PREFIX) and volume.name != newest:
-                with contextlib.suppress(APIError):  # a container has it by now
+                with contextlib.suppress(APIError):  # a container uses it by now
                     self.remove(volume.name)
 
     def _ensure(self, name: str, image: str, content: Callable[[], Iterator[bytes]]) -> bool:
-        """Fill it, unless this process has seen it complete: whether it still is, is asked once a container has it (`whole`). -> filled now."""
+        """Fill a volume, unless this process has seen it complete; return True if it did. `whole` checks again once a container uses it."""
         if name in self._complete:
             return False
         with self._mutex, _between_processes(os.path.join(self.lock_dir, f"{name}.lock")):
@@ -109,7 +110,7 @@ class Volumes:
 
     @contextlib.contextmanager
     def _helper(self, volume: str, image: str) -> Generator[Any]:
-        """A container that is never started, with the volume at /eos/volume."""
+        """Create a container that is never started, with the volume at /eos/volume."""
         helper = self.client.containers.create(
             image,
             entrypoint=["/never-started"],
@@ -140,7 +141,7 @@ def _marker() -> bytes:
 
 
 def base_archive(path: str) -> Iterator[bytes]:
-    """The base as a tar: modes, times in ns, symlinks, hard links, attributes; owner is root. One piece is in memory at a time."""
+    """Yield the base as a tar: modes, times in ns, symlinks, hard links, attributes; owner root. One piece is in memory at a time."""
     root = os.path.join(path, BASE_LAYER)
     seen: dict[int, bytes] = {}
     held: list[bytes] = []
@@ -178,7 +179,7 @@ def _xattrs(path: str) -> dict[bytes, bytes]:
 
 
 def files_archive(files: dict[str, tuple[int, bytes | None]]) -> bytes:
-    """A small tar of path -> (mode, content), None for a directory; parents come first in the given order."""
+    """Make a small tar of path -> (mode, content), None for a directory; parents come first in the given order."""
     out: list[bytes] = []
     for path, (mode, content) in files.items():
         if content is None:
@@ -190,7 +191,7 @@ def files_archive(files: dict[str, tuple[int, bytes | None]]) -> bytes:
 
 
 def read_file(container: Any, path: str) -> bytes:
-    """One small file out of a container, running or not.
+    """Read one small file of a container, running or not.
 
     Raises:
         docker.errors.NotFound: it is not there.
@@ -204,7 +205,7 @@ def read_file(container: Any, path: str) -> bytes:
 
 @contextlib.contextmanager
 def _between_processes(path: str) -> Generator[None]:
-    """One filler at a time over all processes of this user; the kernel frees it with its holder."""
+    """A lock over all processes of this user: one fills at a time; the kernel releases it when the process ends."""
     private_dirs.make(os.path.dirname(path))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -70,7 +70,7 @@ def test_a_root_without_a_shell_or_that_is_none_is_named_with_its_fault(tmp_path
     for image, reason, said in (
         (f"rootfs:{tmp_path}", "no_shell", f"no /bin/sh in {tmp_path}"),
         (f"rootfs:{tmp_path}/none", "image_not_found", "does not exist"),
-        (f"rootfs:{tmp_path}/file", "image_not_found", "is no directory"),
+        (f"rootfs:{tmp_path}/file", "image_not_found", "is not a directory"),
         ("rootfs:", "image_not_found", "the path is missing"),
         ("rootfs:rel", "image_not_found", "must be absolute"),
     ):

@@ -152,7 +152,7 @@ def test_of_a_call_whose_gateway_went_away_only_a_read_is_called_safe_to_repeat(
         ask(short_dir, says(), op=op)
     assert (error.value.kind, error.value.details["reason"]) == ("connection_error", "connection_lost")
     assert error.value.details["retryable"] is again
-    assert ("look before you repeat it" in error.value.details.get("hint", "")) is not again
+    assert ("check before you repeat it" in error.value.details.get("hint", "")) is not again
 
 
 def test_a_gateway_that_does_not_answer_runs_into_the_deadline(short_dir: str) -> None:
