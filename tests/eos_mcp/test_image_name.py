@@ -68,7 +68,7 @@ def test_a_shell_counts_where_a_command_would_find_it(tmp_path: Path, made: Call
 def test_a_root_without_a_shell_or_that_is_none_is_named_with_its_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for image, reason, said in (
-        (f"rootfs:{tmp_path}", "no_shell", f"no /bin/sh in {tmp_path}"),
+        (f"rootfs:{tmp_path}", "no_shell", f"{tmp_path} has no /bin/sh"),
         (f"rootfs:{tmp_path}/none", "image_not_found", "does not exist"),
         (f"rootfs:{tmp_path}/file", "image_not_found", "is not a directory"),
         ("rootfs:", "image_not_found", "the path is missing"),
