@@ -13,7 +13,7 @@ from layerstack.publish.edits import Edit
 from layerstack.publish.three_trees import Trees
 from layerstack.tree.state import WHITEOUT, fingerprint
 from layerstack.units.git_repository import commit_of
-from layerstack.units.plan_units import decided_database, unit_at
+from layerstack.units.plan_units import unit_at
 from layerstack.units.units import CONFLICT, HEAD, OURS, Decided, Kind, Unit, differs, held_by
 
 NOTICE_LIMIT = 100
@@ -128,8 +128,6 @@ class Report:
                 unit = unit_at(path, self._kinds, self._trees.sides())
                 if unit is not None:
                     alone.setdefault(unit, []).append(path)
-            elif (decided := decided_database(path, self._trees.sides())) is not None and decided.whose == CONFLICT:
-                alone[decided.unit] = [*decided.changed]
         torn += [Decided(unit, CONFLICT, tuple(paths)) for unit, paths in alone.items()]
         held = held_by(one.unit for one in torn)
         left = {path: what for path, what in self._found.conflicts.items() if not held(path)}

@@ -221,10 +221,10 @@ class _Merge:
         in_doubt = gone or three.head_changed
         if in_doubt and self.derived(path, b, o, h) and three.ours_changed and not three.agree:
             return self.give_way(path, h, above)
-        if h is not None and h.kind == DIRECTORY:
-            self.hidden(path)
         if not three.ours_changed:  # inside opaque directories, or a file that was only touched
             return self.heads(path, h, above) if three.head_changed else True
+        if h is not None and h.kind == DIRECTORY:
+            self.hidden(path)
         if not in_doubt:
             return True
         if h is not None and three.agree:

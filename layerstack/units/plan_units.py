@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from layerstack.layers.chain import Chain
 from layerstack.layers.index import Layer
 from layerstack.layers.index_record import Index
-from layerstack.model.paths import ancestors
+from layerstack.model.paths import ancestors, parent
 from layerstack.tree.state import DIRECTORY
 from layerstack.units.units import BUILT_IN, SQLITE, Candidates, Decided, Kind, Sides, Unit, decide, named_in, units_of
 
@@ -30,13 +30,37 @@ def decided_units(own: Layer, newer: Sequence[Layer], base: Chain, kinds: Sequen
         newer: the layers of the head since `base`.
     Cost: a search of the names, once per layer; the rest only where a name may be that of a member.
     """
-    named = named_in(own.index or {}, kinds).union(*(named_by(layer, kinds) for layer in newer))
+    named = named_in(own.index or {}, kinds).union(*(named_by(layer, kinds) for layer in newer), _unnamed(own, newer, base))
     if not named:
         return []
     found = [
         decide(unit, _candidates(unit, own, newer, base), sides()) for unit in sorted(named, key=lambda unit: (unit.root, unit.kind.name))
     ]
     return [one for one in found if one is not None]
+
+
+def _unnamed(own: Layer, newer: Sequence[Layer], base: Chain) -> Iterator[Unit]:
+    """Find the databases that no listed name shows: one side lists the file alone, the other deleted its
+    directory, with the other files that the base had there.
+    """
+    listed: set[str] = set()
+    hidden: dict[str, bool] = {}
+    for path, rec in (own.index or {}).items():
+        if rec.covers and base.shelf.touched(path, own.version):
+            found = base.find(path)
+            if found is not None and found.kind == DIRECTORY:
+                listed.update(below for layer in newer for below in layer.under(path))
+        if rec.kind == DIRECTORY:
+            continue
+        folder = parent(path)
+        if folder not in hidden:
+            hidden[folder] = any(base.shelf.covered(above, own.version) for above in ancestors(path))
+        if hidden[folder]:
+            listed.add(path)
+    for path in listed:
+        beside = (member for member in SQLITE.members(path) if member != path)
+        if any(base.find(member) is not None for member in beside):
+            yield Unit(SQLITE, path)
 
 
 def _candidates(unit: Unit, own: Layer, newer: Sequence[Layer], base: Chain) -> Candidates:
@@ -86,13 +110,6 @@ def meet(own: Iterable[Index], newer: Sequence[Layer], kinds: Sequence[Kind]) ->
             if any(layer.get(path) is not None for unit in named for path in unit.kind.members(unit.root) or ()):
                 return True
     return False
-
-
-def decided_database(path: str, sides: Sides) -> Decided | None:
-    """Decide the database whose file is at the path when its other files exist in the base alone: one side
-    deleted their directory, so that no layer lists their names.
-    """
-    return decide(Unit(SQLITE, path), Candidates(()), sides)
 
 
 def unit_at(path: str, kinds: Sequence[Kind], sides: Sides) -> Unit | None:

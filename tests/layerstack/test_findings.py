@@ -181,3 +181,23 @@ def test_a_version_stays_pinned_until_a_disk_has_taken_its_unpinning(s: Stack) -
     with refusing_from(s, "unpin.fsync_dir"):
         s.store.unpin_version(2)
     assert s.store.unpin_version(2) and s.store.pinned() == {} and os.listdir(f"{s.root}/pins") == []
+
+
+@pytest.mark.needs("overlay", "root")
+def test_a_file_that_was_only_touched_is_a_directory_where_the_head_made_it_one(short_dir: str) -> None:
+    """Found by the state machine: what the head has in that directory was a conflict of class `parent`."""
+
+    def act(machine: StackMatchesModel) -> None:
+        one, two, three = (machine.add_session() for _ in range(3))
+        os.unlink(f"{one.mount}/d/f")
+        os.makedirs(f"{one.mount}/d/f/made")
+        with open(f"{one.mount}/d/f/made/g", "wb") as file:
+            file.write(b"g\n")
+        os.utime(f"{two.mount}/d/f", (1, 1))
+        with open(f"{three.mount}/d/f", "wb") as file:
+            file.write(b"changed\n")
+        publish_all(machine, one, two)
+        machine.finish(three, previewed=True, to_draft=False)
+        assert machine.sessions == [three], "a change of the file is one conflict"
+
+    assert history("trusted", short_dir, small_tree(), act)["rejected"] == 1

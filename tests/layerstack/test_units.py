@@ -185,6 +185,20 @@ def test_a_database_that_came_beside_a_wal_whose_directory_the_other_side_remove
     assert torn.unit.members == ("d/app.db", "d/app.db-wal")
 
 
+@on_a_stack({"x": "x\n", "d/app.db": b"SQLite format 3\0page", "d/app.db-wal": b"log", "d/x": "x\n"})
+def test_a_database_whose_file_both_removed_and_only_one_its_wal_is_one_conflict(stack: Stack) -> None:
+    """Found by the state machine: nothing that a layer lists has the name of a log."""
+    for n in range(2):
+        sides = stack.session(), stack.session()
+        os.unlink(sides[0].at("d/app.db"))
+        shutil.rmtree(sides[1].at("d"))
+        sides[n].publish()
+        (torn,) = sides[1 - n].conflicts()
+        assert (torn.path, torn.cls) == ("d/app.db", "unit") and torn.unit is not None
+        assert torn.unit.members == ("d/app.db", "d/app.db-wal")
+        stack.store.rollback(1, owner="o", request_id="r")
+
+
 @on_a_stack({"x": "x\n", "d/app.db": b"", "d/x": "x\n"})
 def test_a_hot_journal_goes_with_its_database(stack: Stack) -> None:
     a, b = stack.session(), stack.session()

@@ -343,6 +343,13 @@ MUTANTS: tuple[Mutant, ...] = (
         (STORM,),
         soak=True,
     ),
+    Mutant(
+        "e24",
+        "layerstack/layers/version_files.py",
+        "return None if at and layers[at - 1].first_version <= version else at",
+        "return None if at and layers[at - 1].first_version < version else at",
+        "the oldest version of a squashed block can be opened and shows the one before",
+    ),
 )
 
 
