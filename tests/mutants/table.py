@@ -346,9 +346,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "e24",
         "layerstack/layers/version_files.py",
-        "return None if at and layers[at - 1].first_version <= version else at",
-        "return None if at and layers[at - 1].first_version < version else at",
-        "the oldest version of a squashed block can be opened and shows the one before",
+        "at = bisect.bisect_left(layers, -version,",
+        "at = bisect.bisect_right(layers, -version,",
+        "an earlier version is opened without its newest layer",
     ),
 )
 
