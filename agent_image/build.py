@@ -1,12 +1,14 @@
-"""The bundle: one read-only tree with everything that the agent needs, whatever the image of the sandbox holds.
+"""Build the bundle: a read-only tree with all that the agent needs, independent of the image of the sandbox.
 
-It is made from this machine's own Python: interpreter, its dynamic loader, every shared library that interpreter and extension modules
-name, a trimmed standard library, and our packages. Nothing of it is found by an absolute path, so it runs from any directory:
+It is made from this machine's Python: interpreter, dynamic loader, the shared libraries of interpreter and
+extension modules, a trimmed standard library, and our packages. It uses no absolute path, so it runs from any
+directory:
 
-    ld.so  bin/python3  bin/sandbox-daemon  lib/*.so*  lib/pythonX.Y/{stdlib, lib-dynload, eos_agent, layerstack}
+    ld.so  bin/python3  bin/sandbox-daemon  lib/*.so*  lib/pythonX.Y/
+    lib/pythonX.Y has the standard library, lib-dynload, eos_agent and layerstack
 
-The same inputs give the same bytes; the SHA-256 of the tree is its name. Where the host is no Linux, or of another architecture than the
-engine, `agent_image/Dockerfile` runs this file inside an image.
+The same inputs give the same bytes; the SHA-256 of the tree is its name. On a host that is not Linux, or has
+another architecture than the engine, `agent_image/Dockerfile` runs this file inside an image.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ PACKAGES = ("eos_agent", "layerstack")
 MOUNTED_AT = "/eos/bundle"
 PROGRAMS = ("ld.so", "bin/python3", "bin/sandbox-daemon")
 STEADY_TIME = 1_577_836_800
-"""mtime of every file, so that two archives of one tree are equal: 2020-01-01."""
+"""mtime of every file (2020-01-01), so that two archives of one tree are equal."""
 
-# A deny-list, not an allow-list: a module that a newer Python adds to its own start-up stays in.
+# A deny-list, not an allow-list: a newer Python may import further modules at start-up.
 MODULES_LEFT_OUT = """
 test tests idlelib tkinter turtledemo lib2to3 ensurepip __pycache__ site-packages dist-packages distutils pydoc_data venv lib-dynload unittest
 xmlrpc wsgiref curses dbm sqlite3 msilib zipapp.py turtle.py antigravity.py this.py doctest.py webbrowser.py pydoc.py imaplib.py nntplib.py
@@ -94,16 +96,16 @@ class Bundle(NamedTuple):
     sha: str
 
     def argv(self, at: str | None = None) -> list[str]:
-        """The command line that starts the agent; `at` is where the bundle lies for the reader of that line."""
+        """The command line that starts the agent; `at` is the path of the bundle where it runs."""
         return daemon_argv(at or self.path)
 
 
 class BuildError(Exception):
-    """This machine's Python cannot be carried; the message says what was looked at and what to do."""
+    """This machine's Python cannot be bundled; the message says what was checked and what to do."""
 
 
 def python_argv(root: str) -> list[str]:
-    """The bundle's interpreter below `root`, with nothing but the bundle in reach."""
+    """The command line of the bundle's interpreter below `root`, isolated from the image's Python."""
     interpreter = f"{root}/bin/python3"
     loader = [f"{root}/ld.so", "--inhibit-cache", "--library-path", f"{root}/lib", "--argv0", interpreter, interpreter]
     return [*loader, "-I", "-S", "-X", "utf8"]
@@ -114,13 +116,14 @@ def daemon_argv(root: str) -> list[str]:
 
 
 def build(dest_cache_dir: str) -> Bundle:
-    """The bundle of this machine's Python and our packages as they are now, below `dest_cache_dir`, made if it is not there yet.
+    """Build the bundle of this machine's Python and our packages below `dest_cache_dir`, unless it exists.
 
     Returns:
-        A complete tree at `<dest_cache_dir>/<sha>`, never changed again. Two callers at once get the same one.
+        A complete tree at `<dest_cache_dir>/<sha>`, never changed again. Concurrent callers get the same one.
     Raises:
-        BuildError: no Linux, no dynamic loader, a library of the interpreter is not to be found, or another user could exchange the bundle.
-    Cost: about a second the first time; then a read of our packages and a stat of each library, a few milliseconds.
+        BuildError: not Linux, no dynamic loader, a library of the interpreter was not found, or another user
+            could replace the bundle.
+    Cost: about a second the first time; later some milliseconds, to read our packages and stat each library.
     """
     make_cache(dest_cache_dir)
     key = _input_key()
@@ -145,10 +148,11 @@ def build(dest_cache_dir: str) -> Bundle:
 
 
 def make_cache(folder: str) -> None:
-    """Make the directory of the bundles, 0700. Records in one that others could write are dropped: they name what is run.
+    """Make the directory of the bundles, 0700. If others could write to it, its records are removed: they
+    name programs.
 
     Raises:
-        BuildError: another user owns it, or could exchange it.
+        BuildError: another user owns it, or could replace it.
     """
     try:
         could_write = private_dirs.make(folder) & private_dirs.MAY_WRITE
@@ -164,7 +168,8 @@ def make_cache(folder: str) -> None:
 
 
 def put(staging: str, path: str, sha: str) -> None:
-    """The finished tree gets its name; one that has it already stays when it is what its name says, and else goes aside."""
+    """Rename the finished tree to its hash; an existing tree stays if its hash is right, else it is moved
+    away."""
     for _ in range(8):
         try:
             os.rename(staging, path)
@@ -175,7 +180,7 @@ def put(staging: str, path: str, sha: str) -> None:
         if not _is_foreign(path) and tree_hash(path) == sha:
             return
         os.rename(path, os.path.join(os.path.dirname(path), f".torn-{sha[:16]}-{os.urandom(4).hex()}"))
-    raise BuildError(f"{path} keeps appearing with other content than its name says")
+    raise BuildError(f"{path} was replaced repeatedly by a tree whose hash is not its name")
 
 
 def _is_foreign(path: str) -> bool:
@@ -184,17 +189,17 @@ def _is_foreign(path: str) -> bool:
 
 
 def known(dest_cache_dir: str) -> Bundle | None:
-    """What `build` would give without making anything, or None."""
+    """The bundle that `build` would return without building, or None."""
     if private_dirs.untrusted(dest_cache_dir) is not None:
         return None
     return _recorded(os.path.join(dest_cache_dir, f"key-{_input_key()}.json"), dest_cache_dir)
 
 
 def make(out: str) -> list[list[Any]]:
-    """Write the tree to `out`, which must not exist or be empty; on failure `out` holds rubbish.
+    """Write the tree to `out`, which must not exist or be empty; on failure `out` is incomplete.
 
     Returns:
-        The files of the machine that it was made from and that an upgrade would change: [path, size, mtime_ns] each.
+        The files of the machine that it was made from, to detect upgrades: [path, size, mtime_ns] each.
     """
     if sys.platform != "linux":
         raise BuildError("the bundle is made on Linux; elsewhere agent_image/Dockerfile makes it in an image that has python3")
@@ -246,7 +251,7 @@ def make(out: str) -> list[list[Any]]:
 
 
 def tree_hash(root: str) -> str:
-    """SHA-256 over path, mode and content of every entry, in byte order of paths."""
+    """SHA-256 of path, mode and content of every entry, in byte order of paths."""
     digest = hashlib.sha256(f"bundle {FORMAT}\n".encode())
     for relative, path, status in _walk(root):
         digest.update(f"{relative}\0{stat.S_IMODE(status.st_mode):o}\0".encode())
@@ -257,7 +262,8 @@ def tree_hash(root: str) -> str:
 
 
 def archive(root: str) -> Iterator[bytes]:
-    """The tree as an uncompressed tar, in pieces of about 1 MiB; names are relative, owner is root, and equal trees give equal bytes."""
+    """The tree as an uncompressed tar, in pieces of about 1 MiB; relative names, owner root; equal trees give
+    equal bytes."""
 
     def add(tar: tarfile.TarFile) -> Generator[None]:
         for relative, path, status in _walk(root):
@@ -276,7 +282,8 @@ def archive(root: str) -> Iterator[bytes]:
 
 
 def streamed_tar(add: Callable[[tarfile.TarFile], Generator[None]], piece: int = 1 << 20) -> Iterator[bytes]:
-    """Bytes of the archive that `add` fills, which yields after each member; no more than one member and one piece is in memory."""
+    """The bytes of the archive that `add` fills; `add` yields after each member, so memory has one member and
+    one piece."""
     buffer = _Buffer()
     with tarfile.open(fileobj=buffer, mode="w|", format=tarfile.PAX_FORMAT, bufsize=64 * 1024) as tar:
         for _ in add(tar):
@@ -305,7 +312,8 @@ class _Buffer(io.RawIOBase):
 
 
 def build_context() -> Iterator[bytes]:
-    """What `agent_image/Dockerfile` wants as its build context: the Dockerfile and our packages; no network is needed."""
+    """The build context of `agent_image/Dockerfile`: the Dockerfile and our packages. The build needs no
+    network."""
     here = os.path.dirname(os.path.abspath(__file__))
 
     def add(tar: tarfile.TarFile) -> Generator[None]:
@@ -335,7 +343,8 @@ def _interpreter() -> str:
 
 
 def _input_key() -> str:
-    """What a bundle is made from, apart from the libraries, whose stat the record keeps: the interpreter, our packages, this file."""
+    """A key of the inputs of a bundle: interpreter, our packages, this file. Libraries are in the record
+    instead."""
     digest = hashlib.sha256(f"{FORMAT} {sys.version} {shutil.which('strip') is not None} {_stat_of(_interpreter())}\n".encode())
     for source in (__file__, native_init.__file__):
         with open(os.path.abspath(source), "rb") as file:
@@ -383,7 +392,7 @@ def _elf_interpreter(path: str) -> str | None:
     with open(path, "rb") as file:
         head = file.read(64)
         if head[:6] != b"\x7fELF\x02\x01":
-            raise BuildError(f"{path} is no 64-bit little-endian ELF file")
+            raise BuildError(f"{path} is not a 64-bit little-endian ELF file")
         (offset,) = struct.unpack_from("<Q", head, 32)
         size, count = struct.unpack_from("<HH", head, 54)
         file.seek(offset)
@@ -397,7 +406,7 @@ def _elf_interpreter(path: str) -> str | None:
 
 
 def _needed(loader: str, path: str) -> list[tuple[str, str]]:
-    """Every shared library that the loader maps for `path`: (name, absolute path)."""
+    """List every shared library that the loader maps for `path`: (name, absolute path)."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("LD_")}
     done = subprocess.run([loader, "--list", path], capture_output=True, text=True, env=env, check=False)
     found: list[tuple[str, str]] = []
@@ -410,9 +419,11 @@ def _needed(loader: str, path: str) -> list[tuple[str, str]]:
 
 
 def _copy_loader(source: str, target: str) -> None:
-    """The loader, which looks for libraries to preload below /eos: /etc is the image's, and in Docker every command may write there.
+    """Copy the loader with its path of ld.so.preload changed to one below /eos: any command may write to the
+    image's /etc.
 
-    glibc has the name compiled in and no option that turns it off (elf/rtld.c); musl has no such file.
+    glibc has the path compiled in, without an option to disable it (elf/rtld.c); musl does not have such a
+    file.
     """
     with open(source, "rb") as file:
         content = file.read()
@@ -452,13 +463,14 @@ def _init_source() -> str:
 
 
 def _init_made() -> list[Any] | None:
-    """The native pid 1 that a wheel brought along."""
+    """The native init that a wheel brought along."""
     path = os.path.join(_package_root("eos_agent"), "init", native_init.NAME)
     return _stat_of(path) if os.path.exists(path) else None
 
 
 def _make_init(folder: str) -> None:
-    """The native pid 1 beside our modules: the wheel's, else from a compiler of this machine, else none: the agent has one in Python."""
+    """Add the native init to our modules: the wheel's, else one compiled here, else none (the agent has one
+    in Python)."""
     target = os.path.join(folder, native_init.NAME)
     made = _init_made()
     if made is not None:
@@ -468,7 +480,7 @@ def _make_init(folder: str) -> None:
 
 
 def _strip(out: str) -> None:
-    """Take debug data off, where the tool exists; the loader stays as it is."""
+    """Strip debug data, if the tool exists; the loader is not changed."""
     tool = shutil.which("strip")
     if tool is None:
         return
@@ -482,7 +494,7 @@ def _strip(out: str) -> None:
 
 
 def _settle(out: str) -> None:
-    """Modes and times that do not depend on the machine's umask or clock."""
+    """Set modes and times, independent of the machine's umask and clock."""
     for relative, path, status in _walk(out):
         if stat.S_ISDIR(status.st_mode):
             os.chmod(path, 0o755)
@@ -493,7 +505,8 @@ def _settle(out: str) -> None:
 
 
 def _walk(root: str) -> Iterator[tuple[str, str, os.stat_result]]:
-    """(relative path, path, lstat) of everything below `root` but byte code of the source tree, parents first, in byte order."""
+    """Yield (relative path, path, lstat) of all below `root` but __pycache__, parents first, in byte
+    order."""
     pending = [""]
     while pending:
         folder = pending.pop()

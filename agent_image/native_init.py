@@ -1,4 +1,7 @@
-"""The native pid 1 of sessions (eos_agent/init/init.c, ADR 0042) from a compiler of this machine, where there is one; the agent does without."""
+"""Compile the native init of sessions (eos_agent/init/init.c, ADR 0042), if this machine has a compiler.
+
+Without it the agent uses its init in Python.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import subprocess
 import sys
 
 COMPILERS = ("musl-gcc", "cc", "gcc", "clang")
-"""The first whose static program runs. With musl it has 60 kB, with glibc 700; a session touches some 10 pages of either."""
+"""Compilers in order; the first whose static program runs is used. musl: 60 kB, glibc: 700 kB, some 10 pages
+touched."""
 FLAGS = ("-std=gnu11", "-static", "-Os", "-s", "-fno-ident", "-Wl,--build-id=none")
 NAME = f"eos-init-{platform.machine()}"
 SOURCE = "init.c"
@@ -18,7 +22,7 @@ LIMIT_S = 60
 
 
 def key(source: str) -> str:
-    """What a program would be made from: the compilers that are there, by size and time, and the source."""
+    """A key of the inputs of the program: the installed compilers, by size and time, and the source."""
     parts: list[str] = []
     for path in _compilers():
         found = os.stat(path)
@@ -28,7 +32,8 @@ def key(source: str) -> str:
 
 
 def make(source: str, target: str) -> bool:
-    """Compile `source` to `target`, a static program that runs here. False, and no file, where no compiler can."""
+    """Compile `source` to `target`, a static program that runs here. False, and no file, if no compiler
+    can."""
     if sys.platform != "linux":
         return False
     for compiler in _compilers():
@@ -46,7 +51,7 @@ def _compilers() -> list[str]:
 
 
 def _run(argv: list[str], *, cwd: str) -> bytes | None:
-    """Its standard output, or None when it failed."""
+    """Run a command; return its standard output, or None if it failed."""
     env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
         done = subprocess.run(

@@ -107,7 +107,7 @@ def test_a_base_cache_of_another_user_is_refused_and_stays_as_it_is(short_dir: s
     with pytest.raises(OperationError) as refused:
         base.prepare(workspace(short_dir), cache)
     assert refused.value.details["reason"] == "not_private"
-    assert f"belongs to the user with the number {ORDINARY_UID}" in refused.value.message
+    assert f"belongs to uid {ORDINARY_UID}" in refused.value.message
     assert mode(cache) == 0o755 and os.listdir(cache) == []
 
 
@@ -162,7 +162,7 @@ def test_a_bundle_of_another_user_is_never_run(bundle: build.Bundle, short_dir: 
     os.chown(theirs, ORDINARY_UID, ORDINARY_UID)
     assert build.known(folder) is None
     if what == "the directory":
-        with pytest.raises(build.BuildError, match=f"belongs to the user with the number {ORDINARY_UID}"):
+        with pytest.raises(build.BuildError, match=f"belongs to uid {ORDINARY_UID}"):
             build.build(folder)
     else:
         made = build.build(folder)
@@ -260,5 +260,5 @@ def test_a_token_that_another_user_wrote_is_refused(short_dir: str) -> None:
     path = f"{short_dir}/gateway.token"
     token_file.ensure(path)
     os.chown(path, ORDINARY_UID, ORDINARY_UID)
-    with pytest.raises(OperationError, match=f"belongs to the user with the number {ORDINARY_UID}"):
+    with pytest.raises(OperationError, match=f"belongs to uid {ORDINARY_UID}"):
         token_file.read(path)

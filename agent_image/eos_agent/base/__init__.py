@@ -1,4 +1,4 @@
-"""What the agent process uses everywhere: settings, log, thread pools, telemetry, errors on the wire.
+"""Settings, log, thread pools, telemetry and wire errors of the agent process.
 
 Imports `machine` and `wire`.
 """

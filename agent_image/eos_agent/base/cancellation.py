@@ -1,4 +1,4 @@
-"""Requests that can be cancelled by their id: known from their arrival on, before there is a command to kill."""
+"""Cancel requests by their id, from their arrival on, before there is a command to kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def request_not_found(request_id: str) -> OperationError:
 
 
 class Cancellations:
-    """What cancel_request and the start of a command tell each other. Everything here runs on the event loop."""
+    """State shared by cancel_request and the start of a command. Every method runs on the event loop."""
 
     def __init__(self) -> None:
         self._starting: dict[str, asyncio.Event] = {}
@@ -28,7 +28,7 @@ class Cancellations:
 
     @contextlib.contextmanager
     def starting(self, request_id: str) -> Generator[None]:
-        """Around the start of a command."""
+        """Mark a command as starting for the length of the block."""
         started = self._starting[request_id] = asyncio.Event()
         try:
             yield
@@ -39,7 +39,7 @@ class Cancellations:
             self._cancelled.pop(request_id, None)
 
     def check(self, request_id: str) -> None:
-        """Just before a command would be spawned.
+        """Check for a cancellation just before a command is spawned.
 
         Raises:
             OperationError: operation_failed, reason cancelled.
@@ -50,9 +50,10 @@ class Cancellations:
             )
 
     async def take(self, args: dict[str, Any]) -> tuple[str, bool]:
-        """The id that cancel_request names, once a start that is under way has come to its end; and whether there was one.
+        """Wait for a start in progress of the named request; return the id, and whether there was one.
 
-        `in_flight` comes from the gateway, which still waits for the answer to that request: if it has not arrived here, it will be refused.
+        The gateway sets `in_flight` while it waits for the answer to that request: if the request arrives
+        later, it is refused.
         """
         request_id = args.get("request_id")
         if not isinstance(request_id, str) or not request_id:
@@ -66,7 +67,7 @@ class Cancellations:
         return request_id, started is not None
 
     def expect(self, request_id: str) -> None:
-        """Refuse that request when it arrives. The newest 256 of these are remembered."""
+        """Refuse that request when it arrives. The newest 256 ids are kept."""
         self._cancelled[request_id] = None
         while len(self._cancelled) > KEPT:
             self._cancelled.popitem(last=False)

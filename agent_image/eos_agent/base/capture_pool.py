@@ -1,7 +1,7 @@
-"""Work whose length the caller decides: what looks at every file that a session wrote. It has threads of its own, and can be stopped.
+"""A thread pool for captures, which read every file that a session wrote, and can be stopped.
 
-A capture is as long as a session's work is large. In the pool of all blocking calls as many of them as it has threads would stop the agent; here
-others of their kind wait for them, and nothing else does.
+The time of a capture grows with the work of the session. In the pool of all blocking calls a few captures
+would occupy every thread; here captures wait for captures only.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from layerstack.model.cancel import stoppable
 T = TypeVar("T")
 
 KEPT = 256
-"""Requests that were cancelled before they came to their capture: the newest of them are remembered."""
+"""Largest number of ids kept of requests that were cancelled before their capture began; the newest are
+kept."""
 CANCELLED = "the request was cancelled"
 SHUTTING_DOWN = "the agent is shutting down"
 
 
 class _Capture:
-    """One that waits or runs."""
+    """A capture that waits or runs."""
 
     def __init__(self) -> None:
         self.cancelled = False
 
     def take(self) -> bool:
-        """Whether it was cancelled. Told once: who has stopped for it keeps the work, which may take long as well."""
+        """Consume the cancellation: True once. Keeping the work afterwards, which may take long too, is not
+        stopped."""
         was, self.cancelled = self.cancelled, False
         return was
 
 
 class Captures:
-    """At most `width` captures at a time; more wait in order. Everything but the calls themselves runs on the event loop."""
+    """At most `width` captures at a time; others wait in order. All but the calls themselves runs on the
+    event loop."""
 
     def __init__(self, width: int) -> None:
         self._pool = Pool(width, "eos-capture")
@@ -44,10 +47,11 @@ class Captures:
         self._ending = False
 
     async def run(self, call: Callable[[], T], *, request_id: str | None = None) -> T:
-        """The result of call(), made in a thread; `cancel` of that request stops it while it looks at files, and so does `stop`.
+        """Run call() in a thread and return its result. `cancel` of that request, or `stop`, stops it between
+        two files.
 
         Raises:
-            Stopped: it was stopped, and nothing was published; whatever call() raises.
+            Stopped: it was stopped, and nothing was published. Errors of call() are passed on.
         """
         capture = _Capture()
 
@@ -75,30 +79,30 @@ class Captures:
                 del self._known[request_id]
 
     def cancel(self, request_id: str) -> bool:
-        """Stop what that request captures now. False: it captures nothing."""
+        """Stop the capture of that request. False: it has none."""
         found = self._known.get(request_id, [])
         for capture in found:
             capture.cancelled = True
         return bool(found)
 
     def expect(self, request_id: str) -> None:
-        """Refuse that request when it comes to a capture."""
+        """Refuse that request when its capture begins."""
         self._expected[request_id] = None
         while len(self._expected) > KEPT:
             self._expected.popitem(last=False)
 
     def stop(self) -> None:
-        """Stop all of them, and all that are still to come: the agent ends. What was not published is found by its next start."""
+        """Stop all captures, also later ones: the agent ends. Its next start recovers unpublished work."""
         self._ending = True
 
     @property
     def active(self) -> int:
-        """Captures that run now."""
+        """Number of captures that run."""
         return self._pool.active
 
     @property
     def waiting(self) -> int:
-        """Captures that wait for a thread."""
+        """Number of captures that wait for a thread."""
         return self._pool.waiting
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A task that begins before the loop turns: up to its first wait it runs in the caller's own step (asyncio has this from Python 3.12 on)."""
+"""Start a task in the caller's step, up to its first wait (`asyncio.eager_task_factory` in Python 3.12)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ T = TypeVar("T")
 
 
 def start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task of `work`, which has come to its first wait, or to its end, on return; it is told of as done a turn of the loop later.
+    """Start `work` as a task and run it to its first wait or its end; the task is done one turn of the loop
+    later.
 
-    It is the current task meanwhile and has a context of its own, as in any other task. Not to be called from within a task.
+    During that step it is the current task and has a context of its own. Not to be called from within a task.
     """
     context = copy_context()
     begun = _Begun(work)
@@ -27,11 +28,12 @@ def start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyn
 
 
 class _Begun(Coroutine[Any, Any, T]):
-    """A coroutine of which the first step was made already: what came of it is given to whoever makes the first step now."""
+    """A coroutine whose first step was already run: the next call of send() returns the outcome of that
+    step."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
-        self._outcome: Any = None  # what the first step waits for, or how it ended
+        self._outcome: Any = None  # the future that the first step waits for, or its result
         self._ended = False
         self._kept = True
 
@@ -50,7 +52,7 @@ class _Begun(Coroutine[Any, Any, T]):
         return self._outcome
 
     def throw(self, *error: Any) -> Any:
-        if self._kept and self._ended:  # cancelled when it was over already
+        if self._kept and self._ended:  # cancelled after it had ended
             return self.send(None)
         self._kept = False
         return self._work.throw(*error)

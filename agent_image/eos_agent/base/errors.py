@@ -1,4 +1,4 @@
-"""Any exception -> the error envelope that goes on the wire: kind, reason, details; nothing of our own internals."""
+"""Turn any exception into the error of the wire: kind, reason, details, without internals."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ from eos_agent.base.publication import rejection
 from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError, os_error
 from layerstack.errors import Busy, LayerStackError, PublishRejected, QuotaExceeded
 
-QUOTA_HINT = "make room: squash_layerstacks, end sessions, drafts and pins that keep old layers; then repeat it. Another quota holds for new sandboxes"
+QUOTA_HINT = (
+    "make room: run squash_layerstacks, unpin versions, close sessions and discard drafts whose work is no longer needed; "
+    "then repeat it. A changed quota applies to new sandboxes only"
+)
 NEVER_HINT = (
-    "this work alone is larger than the quota, so that no room would be enough: remove files that need not be published from the session, then "
-    "repeat it. A larger quota (runtime.layerstack.quota_bytes) holds for new sandboxes"
+    "this work alone is larger than the quota: remove files that need not be published from the session, then "
+    "repeat it. A larger quota (runtime.layerstack.quota_bytes) applies to new sandboxes only"
 )
 HINTS = {
-    "version_not_found": "list_versions shows those that can be opened",
-    "cancelled": "nothing was published and nothing is lost: the same request does it again",
-    "draft_not_found": "list_drafts shows the ones that are kept",
+    "version_not_found": "list_versions shows the versions that can be opened",
+    "cancelled": "nothing was published and nothing is lost: repeat the request",
+    "draft_not_found": "list_drafts shows the drafts that are kept",
 }
 
 
 def quota_hint(error: QuotaExceeded) -> str:
-    """What to do about it, where anything can be done."""
+    """The hint for a quota error: how to make room."""
     return NEVER_HINT if error.details.get("retryable") is False else QUOTA_HINT
 
 
 def operation_error(error: BaseException, request_id: str | None = None) -> OperationError:
-    """The error as the wire shows it. What was not raised on purpose becomes `internal_error` without its text."""
+    """The wire form of an error. An error not raised on purpose becomes `internal_error`, without its
+    text."""
     if isinstance(error, OperationError):
         found = error
     elif isinstance(error, PublishRejected):

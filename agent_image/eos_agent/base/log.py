@@ -12,12 +12,12 @@ from layerstack.errors import LayerStackError
 
 
 def log(event: str, **fields: Any) -> None:
-    """One line `{"event", "ts", ...}`; a full or closed standard error is no reason to fail."""
+    """Write one line `{"event", "ts", ...}`. A full or closed standard error is ignored."""
     line({"event": event, "ts": int(time.time() * 1000), **fields})
 
 
 def failure(event: str, error: BaseException, **fields: Any) -> None:
-    """An exception; with its traceback, which goes nowhere else, unless the store or the kernel refused on purpose."""
+    """Log an exception; with its traceback, unless the store or the kernel raised it on purpose."""
     if isinstance(error, (LayerStackError, OSError)):
         log(event, error=type(error).__name__, **{"message": str(error), **fields})
         return
@@ -25,7 +25,7 @@ def failure(event: str, error: BaseException, **fields: Any) -> None:
 
 
 def line(value: object) -> None:
-    """A plain text line as it is, anything else as JSON."""
+    """Write a text as it is, any other value as JSON."""
     try:
         sys.stderr.write((value if isinstance(value, str) else json.dumps(value, ensure_ascii=True, default=str)) + "\n")
         sys.stderr.flush()

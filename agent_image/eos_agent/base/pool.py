@@ -1,4 +1,4 @@
-"""The agent's small pool of threads for blocking work: the store and the disk. Waiting for anything else never comes here."""
+"""The agent's thread pool for blocking calls of the store and the disk; other waits do not use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """At most `width` blocking calls at a time; more wait in order."""
+    """At most `width` blocking calls at a time; others wait in order."""
 
     def __init__(self, width: int, name: str = "eos-blocking") -> None:
         self._executor = ThreadPoolExecutor(max_workers=width, thread_name_prefix=name)
@@ -21,7 +21,8 @@ class Pool:
         self._counting = threading.Lock()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The result of call(), made in a thread, in the context of the caller. It runs to its end even if the caller stops waiting."""
+        """Run call() in a thread, in the caller's context, and return its result. It runs to its end even if
+        the caller is cancelled."""
         context = contextvars.copy_context()
 
         def counted() -> T:
@@ -37,16 +38,16 @@ class Pool:
 
     @property
     def active(self) -> int:
-        """Calls that run now."""
+        """Number of calls that run."""
         return min(self._asked, self._width)
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a thread."""
+        """Number of calls that wait for a thread."""
         return max(0, self._asked - self._width)
 
     def later(self, call: Callable[[], object]) -> None:
-        """Made in a thread, in order; nobody waits for it. May be called from any thread."""
+        """Queue call() for a thread, in order, without waiting for it. May be called from any thread."""
         self._executor.submit(call)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What publications, previews and rejections look like on the wire: values of the store -> JSON objects."""
+"""JSON objects of the wire for publications, previews and rejections of the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ INLINE_BYTES = 64 * 1024
 
 
 def inline_conflicts(conflicts: Sequence[Conflict], start: int = 0) -> tuple[list[dict[str, Any]], int | None]:
-    """The conflicts from `start` on that fit into one answer (100 and 64 KiB), and where to go on, or None."""
+    """The conflicts from `start` on that fit into one answer (100 and 64 KiB), and the start of the next page
+    or None."""
     out: list[dict[str, Any]] = []
     size = 0
     for index in range(start, len(conflicts)):
@@ -31,7 +32,8 @@ def inline_conflicts(conflicts: Sequence[Conflict], start: int = 0) -> tuple[lis
 
 
 def rejection(conflicts: Sequence[Conflict], reason: str = "source_conflict") -> dict[str, Any]:
-    """The `publish_rejection` object: the reference's five keys, which name the first conflict, then all of them."""
+    """The `publish_rejection` object: the reference's five keys for the first conflict, then all
+    conflicts."""
     shown, _more = inline_conflicts(conflicts)
     first = shown[0] if shown else None
     found: dict[str, Any] = {
@@ -60,7 +62,7 @@ def publish_json(published: Published) -> dict[str, Any]:
 
 
 def left_out(done: Published | Rebased) -> dict[str, Any]:
-    """`notices` and `dropped`, where there are any."""
+    """The keys `notices` and `dropped`, each if not empty."""
     found: dict[str, Any] = {}
     if done.notices:
         found["notices"] = [notice.to_json() for notice in done.notices]

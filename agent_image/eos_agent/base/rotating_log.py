@@ -1,6 +1,7 @@
-"""Lines of JSON on disk that never grow beyond a bound: `path`, and `path.1` with what was written before it.
+"""A log of JSON lines with a bounded size: `path`, and the older segment `path.1`.
 
-A line that a kill tore is closed by the next writer and left out by readers. Nothing is synced: after a power cut the newest lines may be gone.
+The next writer ends a line that a kill cut short, and readers skip it. Nothing is fsynced: a power cut may
+lose the newest lines.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ TAIL_BYTES = 64 * 1024
 
 
 class Segments:
-    """Two segments of half the bound each. Methods may be called from any thread.
+    """Two segments, each of half the bound. Methods may be called from any thread.
 
     Args:
         path: the newer segment; its directory is made.
@@ -33,7 +34,7 @@ class Segments:
         self._fd = -1
         self._size = 0
         self.lines: int
-        """Lines that are kept now, about: those of a deleted file are counted until the next start."""
+        """Approximate number of kept lines: those of a deleted file count until the next start."""
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         older, newer = (data.count(b"\n") for data in self._read())
         self.lines, self._older_lines = older + newer, older
@@ -43,7 +44,10 @@ class Segments:
         return self.path + ".1"
 
     def write(self, lines: Iterable[bytes]) -> int:
-        """Append lines, each with its newline; one that is longer than a segment is left out. How many were written; those after an error were not."""
+        """Append lines, each with its newline, and return how many were written.
+
+        A line longer than a segment is skipped, and so is everything after an error.
+        """
         written = 0
         with self._lock:
             try:
@@ -72,7 +76,7 @@ class Segments:
         return lines
 
     def _open(self) -> None:
-        """The newer segment, at its end; a torn last line is closed. A file that somebody deleted is made anew."""
+        """Open the newer segment at its end; terminate a torn last line. Make a deleted file again."""
         if self._fd >= 0:
             if os.fstat(self._fd).st_nlink:
                 return
@@ -83,7 +87,7 @@ class Segments:
             self._size += os.write(self._fd, b"\n")
 
     def _turn(self) -> None:
-        """The newer segment takes the place of the older one, and a new one begins."""
+        """Rename the newer segment over the older one and begin a new one."""
         self._close()
         os.rename(self.path, self.older)
         self.lines, self._older_lines = self.lines - self._older_lines, self.lines - self._older_lines
@@ -95,7 +99,7 @@ class Segments:
             self._fd = -1
 
     def read(self) -> list[bytes]:
-        """The content, the older segment first. Part of a line may stand at the end."""
+        """Read both segments, the older one first. The last line may be incomplete."""
         with self._lock:
             return self._read()
 
@@ -103,7 +107,7 @@ class Segments:
         return [_content(self.older, self._half), _content(self.path, self._half)]
 
     def tail(self) -> bytes:
-        """The last whole lines, at most 64 KiB."""
+        """Read the last whole lines, at most 64 KiB."""
         older, newer = self.read()
         return (older[-TAIL_BYTES:] + newer)[-TAIL_BYTES:]
 
@@ -113,7 +117,7 @@ class Segments:
 
 
 def _content(path: str, limit: int) -> bytes:
-    """What a segment holds; of one that was made under a wider bound the end."""
+    """Read a segment; only its end if it is longer than `limit` (written under a larger bound)."""
     found = b""
     with fsync.suppress_errno(errno.ENOENT, errno.EACCES, errno.EIO, errno.EISDIR, errno.ELOOP):
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
@@ -125,7 +129,8 @@ def _content(path: str, limit: int) -> bytes:
 
 
 def decode(line: bytes, **members: type) -> dict[str, Any] | None:
-    """The object of one line; None for a torn one, for one that is no object, and for one that lacks one of `members` or has it of another type."""
+    """Decode one line; None if it is torn, not an object, or if one of `members` is absent or of another
+    type."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

@@ -9,17 +9,20 @@ from typing import Any, NamedTuple
 
 FORMAT = 1
 ONLY = {"reserved_names": "none", "recreated_directory": "unite"}
-"""Of `runtime.layerstack`: keys with a second value that restores the reference's behaviour and that nothing here does."""
+"""Keys of `runtime.layerstack` whose other value (the reference's behaviour) is not implemented here."""
 
 
 class SettingsError(Exception):
-    """The settings file is missing, damaged or asks for what this agent cannot do; the message names the key."""
+    """The settings file is missing or damaged, or has a value that this agent does not support; the message
+    names the key."""
 
 
 class Settings(NamedTuple):
-    """What is fixed for the life of one sandbox. Paths are absolute; `config` holds the sections of the YAML with defaults filled in.
+    """Settings fixed for the life of one sandbox. Paths are absolute; `config` has the YAML sections with
+    defaults filled in.
 
-    `limits`: {"workload": {...}, "session": {...}} with the names of cgroups.Limits, or {"none": why}; None: nobody asked for any.
+    `limits`: {"workload": {...}, "session": {...}} with the names of cgroups.Limits, or {"none": reason};
+    None: no limits are configured.
     """
 
     sandbox_id: str
@@ -48,7 +51,7 @@ class Settings(NamedTuple):
     config: Mapping[str, Any]
 
     def get(self, dotted: str, default: Any) -> Any:
-        """The configuration value at `section.key...`, or `default` where the file says nothing (or null)."""
+        """The configuration value at `section.key...`, or `default` if it is absent or null."""
         value: Any = self.config
         for key in dotted.split("."):
             if not isinstance(value, Mapping) or key not in value:
@@ -62,12 +65,13 @@ class Settings(NamedTuple):
 
     @property
     def transcripts(self) -> str:
-        """Where the output of commands lies: the configured scratch root when it was moved, else beside the rest of the scratch."""
+        """The directory of command output: below the configured scratch root if that was changed, else in the
+        scratch directory."""
         moved = self.get("runtime.namespace_execution.scratch_root", "/eos/namespace_execution")
         return str(moved) if moved != "/eos/namespace_execution" else os.path.join(self.scratch_root, "commands")
 
     def token(self) -> str:
-        """The secret that TCP requests carry; read once at start.
+        """The secret of TCP requests, read once at start.
 
         Raises:
             SettingsError: the file is empty.
@@ -80,7 +84,7 @@ class Settings(NamedTuple):
 
 
 def parse(value: Any) -> Settings:
-    """Settings from the decoded JSON.
+    """Build settings from the decoded JSON.
 
     Raises:
         SettingsError: a key is missing or of the wrong type, or the format number is unknown.
@@ -89,7 +93,7 @@ def parse(value: Any) -> Settings:
         raise SettingsError("the settings file is not a JSON object")
     raw: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
     if raw.get("format") != FORMAT:
-        raise SettingsError(f"format: {raw.get('format')!r} is unknown, this agent reads {FORMAT}")
+        raise SettingsError(f"format: {raw.get('format')!r} is unknown; this agent reads format {FORMAT}")
 
     def text(key: str, *, optional: bool = False) -> Any:
         found = raw.get(key)
@@ -153,10 +157,10 @@ def parse(value: Any) -> Settings:
 
 
 def load(path: str) -> Settings:
-    """Settings from the file at `path`.
+    """Read settings from the file at `path`.
 
     Raises:
-        SettingsError: it is no such file, no JSON, or `parse` refuses it.
+        SettingsError: the file cannot be read, is not JSON, or `parse` refuses it.
     """
     try:
         with open(path, encoding="utf-8") as file:

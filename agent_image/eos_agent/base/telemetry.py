@@ -1,7 +1,8 @@
-"""Spans and events of requests: kept in a buffer, written to disk by a thread of its own a moment later.
+"""Spans and events of requests: buffered, then written to disk by a thread.
 
-The span that code runs in is a context variable, so `span(...)` and `event(...)` need no handle: outside of a traced request they do nothing.
-Attributes are numbers, ids and names of this program: never the text of a command, an environment, a path or a file's content.
+The current span is a context variable, so `span(...)` and `event(...)` need no handle; outside of a traced
+request they do nothing. Attributes are numbers, ids and names of this program, never the text of a command,
+an environment, a path or a file's content.
 """
 
 from __future__ import annotations
@@ -30,32 +31,33 @@ if TYPE_CHECKING:
 COMPLETED, ERROR, CANCELLED, TIMED_OUT = "completed", "error", "cancelled", "timed_out"
 DISPATCH = "daemon.dispatch"
 FLUSH_S = 0.1
-"""How long records wait for company: a write costs more than a line, and nobody waits for it. A killed agent loses that much."""
+"""Seconds for which records are collected, to write many at once. A killed agent loses the records of this
+time."""
 NO_REQUEST = "daemon"
-"""The trace of what the agent does by itself."""
+"""The trace id of the agent's own work."""
 PENDING_MAX = 16_384
 ID_MAX = 200
-"""Of a request id, in characters: a longer one is known by its beginning and its hash."""
+"""Largest length of a trace id in characters: of a longer request id it is the beginning and a hash."""
 _SPAN_IDS = re.compile(rb'"span":"(?:d|np)-(\d{1,18})"')
 _COUNTERS = re.compile(rb'"_counters":(\{[^{}]*\})')
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each line
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes one for each call
 _quoted = json.encoder.encode_basestring_ascii
 
 Plain = str | int | float | bool | None
 
 
 def trace_id(request_id: str) -> str:
-    """The id under which the trace of a request is kept: its own, unless it is longer than any sane one."""
+    """The trace id of a request: the request id, shortened if it is too long."""
     if len(request_id) <= ID_MAX:
         return request_id
     return f"{request_id[:64]}~{hashlib.sha256(request_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 class Span:
-    """One named stretch of time of a request; a context manager, inside of which it is the parent of others.
+    """A span of a request; as a context manager it is the parent of the spans begun inside.
 
-    `status` may be set by whoever knows better than how the block was left; `attrs` may be added to until it ends.
+    `status` may be set to override the outcome of the block; `attrs` may be added until the span ends.
     """
 
     __slots__ = ("_base", "_begun", "_token", "at", "attrs", "dur_ms", "id", "name", "owner", "parent", "status", "trace")
@@ -84,7 +86,7 @@ class Span:
         return False
 
     def end(self, error: BaseException | None = None) -> None:
-        """For those that are no block. Once more does nothing."""
+        """End a span that is not used as a context manager. Idempotent."""
         if self.owner.open.pop(self.id, self) is self:
             return
         self.dur_ms = (time.perf_counter() - self._begun) * 1000
@@ -102,7 +104,7 @@ class Span:
 
 
 class Nothing:
-    """The span of code that nobody traces."""
+    """The span of code that is not traced."""
 
     __slots__ = ("attrs", "status")
 
@@ -121,7 +123,7 @@ class Nothing:
 
 
 class Event:
-    """One moment."""
+    """An event: a point in time."""
 
     __slots__ = ("at", "attrs", "name", "parent", "trace")
 
@@ -144,20 +146,20 @@ def current() -> Span | None:
 
 
 def span(name: str, **attrs: Plain) -> Span | Nothing:
-    """A child of the span that runs now; outside of a traced request nothing."""
+    """A child of the current span; outside of a traced request it does nothing."""
     parent = _current.get()
     return Nothing() if parent is None else Span(parent.owner, parent.trace, parent, name, attrs)
 
 
 def event(name: str, **attrs: Plain) -> None:
-    """A moment in the span that runs now."""
+    """Record an event in the current span."""
     parent = _current.get()
     if parent is not None:
         parent.owner.keep(Event(parent.trace, parent.id, name, attrs))
 
 
 class within:
-    """For the length of the block code runs in that span, whoever called it. It goes on afterwards; None: in no span."""
+    """Make a span the current one for the length of the block, without ending it; None: no current span."""
 
     __slots__ = ("_span", "_token")
 
@@ -172,7 +174,7 @@ class within:
 
 
 class Phases:
-    """Child spans one after the other, each begun by a named step of the store (`on_step`), in whatever thread that happens."""
+    """Consecutive child spans, each begun by a named step of the store (`on_step`), in any thread."""
 
     def __init__(self, names: Mapping[str, str], first: str = "") -> None:
         self._names, self._first = names, first
@@ -198,7 +200,7 @@ class Phases:
             self._begin(name)
 
     def note(self, **attrs: Plain) -> None:
-        """Attributes of the phase that runs now."""
+        """Add attributes to the current phase."""
         if self._now is not None:
             self._now.attrs.update(attrs)
 
@@ -218,29 +220,29 @@ SQUASHING = {
 
 
 def on_step(step: str) -> None:
-    """The store's `step` in an agent: durable acts mark where a phase of the request ends and the next begins."""
+    """The store's `step` hook in an agent: a durable step ends a phase of the request and begins the next."""
     phases = _phases.get()
     if phases is not None:
         phases.step(step)
 
 
 def on_lease(change: str, lease: Lease) -> None:
-    """The store's leases tell here."""
+    """The store's hook for changes of leases."""
     event(f"lease.{change}", holder=lease.kind, version=lease.version, layer_count=len(lease.layer_ids))
 
 
 def _told(error: BaseException) -> dict[str, Plain]:
-    """What an error adds to its span: names, no text."""
+    """The attributes that an error adds to its span: names, no text."""
     if isinstance(error, OperationError):
         return {"error": error.kind, "reason": str(error.details.get("reason") or "")[:64]}
     return {"error": type(error).__name__[:64], "reason": str(getattr(error, "reason", "") or "")[:64]}
 
 
 class Telemetry:
-    """Where spans and events of one agent go. `request` begins a trace."""
+    """The spans and events of one agent. `request` begins a trace."""
 
     def __init__(self, path: str | None, *, max_bytes: int = 4 << 20, max_line: int = 16384) -> None:
-        """path: the newer segment; None keeps nothing and costs nothing.
+        """path: the newer segment; None disables telemetry.
 
         Raises:
             OSError: the directory cannot be made.
@@ -249,7 +251,7 @@ class Telemetry:
         self._max_line = max_line
         self.numbers = itertools.count(1)
         self.open: dict[str, str | None] = {}
-        """Spans that have not ended, and their parents."""
+        """Number of spans that have not ended, their parents included."""
         self._pending: deque[Span | Event] = deque()
         self._flushing = threading.Lock()
         self._lost = {"dropped_storage": 0, "dropped_oversized": 0, "truncated_records": 0}
@@ -265,7 +267,7 @@ class Telemetry:
 
     @staticmethod
     def of(settings: Settings) -> Telemetry:
-        """As the configuration says; a directory that cannot be made is told in the log and keeps nothing."""
+        """Build it from the configuration; if the directory cannot be made, log that and keep nothing."""
         if not settings.get("observability.enabled", True):
             return Telemetry(None)
         try:
@@ -279,7 +281,7 @@ class Telemetry:
             return Telemetry(None)
 
     def _go_on(self, tail: bytes) -> None:
-        """After a restart: span numbers and counters go on where the files end."""
+        """Continue span numbers and counters from the end of the files, after a restart."""
         last = max((int(number) for number in _SPAN_IDS.findall(tail)), default=0)
         self.numbers = itertools.count(last + 1)
         for found in reversed(_COUNTERS.findall(tail)):
@@ -296,7 +298,7 @@ class Telemetry:
         return Span(self, trace_id(request_id), None, name, attrs) if self.enabled else Nothing()
 
     def happened(self, name: str, attrs: Mapping[str, Plain]) -> None:
-        """An event that belongs to no request; on the event loop."""
+        """Record an event without a request; on the event loop."""
         if self.enabled:
             self.keep(Event(NO_REQUEST, None, name, dict(attrs)))
 
@@ -311,12 +313,12 @@ class Telemetry:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Records that were not kept, or not whole, since the files began."""
+        """Counters of records that were not kept, or not completely, since the files began."""
         return dict(self._lost)
 
     @property
     def kept(self) -> int:
-        """Records that can be read."""
+        """Number of records that can be read."""
         return 0 if self._segments is None else self._segments.lines + len(self._pending)
 
     def _work(self) -> None:
@@ -327,7 +329,8 @@ class Telemetry:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits. Blocking; on return what ended before the call is in the files, or counted as lost."""
+        """Write buffered records. Blocking; on return spans that ended before the call are written or counted
+        as lost."""
         segments = self._segments
         if segments is None:
             return
@@ -358,14 +361,14 @@ class Telemetry:
         return line.encode()
 
     def read(self) -> list[bytes]:
-        """The lines of all records, oldest first; blocking."""
+        """Read the lines of all records, oldest first; blocking."""
         if self._segments is None:
             return []
         self.flush()
         return [line for data in self._segments.read() for line in data.split(b"\n") if line]
 
     def close(self) -> None:
-        """Write what waits and stop."""
+        """Write buffered records and stop."""
         self._closing.set()
         self._wake.set()
         if self._thread is not None:

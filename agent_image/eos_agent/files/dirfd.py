@@ -1,6 +1,7 @@
-"""Reaching a file below a directory by descriptors: no link is ever followed, each parent is opened with O_NOFOLLOW from the one above it.
+"""Open files below a directory by descriptors, without following links: each parent with O_NOFOLLOW from its
+parent.
 
-What the file operations of a session share. Standard library only: a runner imports it before `/eos` is masked.
+Shared by the file operations of a session. Standard library only: init imports it before `/eos` is masked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from layerstack.model.conflict import path_json
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 KINDS = {"Directory": "directory", "Symlink": "symlink", "File": "file", "Other": "other"}
-"""How an error names a kind -> how a listing does."""
+"""Map the kind in an error to the kind in a listing."""
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -27,7 +28,8 @@ def not_found(path: str) -> OperationError:
 
 
 def not_a_file(path: str, kind: str, at: str | None = None, target: str | None = None) -> OperationError:
-    """`kind` is Directory, Symlink or Other; `at` is the path of the symlink when it is a parent of `path`, `target` where it points."""
+    """`kind` is Directory, Symlink or Other; `at` is the symlink if it is a parent of `path`, `target` its
+    target."""
     details: dict[str, Any] = {**path_json(path), "kind": kind}
     note = ""
     if at is not None and at != path:
@@ -77,10 +79,11 @@ def exists(root_fd: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def parent_of(root_fd: int, path: str, *, make: bool = False) -> Generator[tuple[int, str]]:
-    """The directory that holds `path`, open, and the last name.
+    """Open the parent directory of `path`; yield its descriptor and the last name.
 
     Raises:
-        OperationError: invalid_request when a parent is a symlink or no directory, not_found when one is absent and not to be made.
+        OperationError: invalid_request if a parent is a symlink or not a directory, not_found if one is
+            absent and not `make`.
     """
     *parents, name = path.split("/")
     fd = os.dup(root_fd)
@@ -111,17 +114,18 @@ def _bad_parent(path: str, at: str, name: str, dir_fd: int) -> OperationError:
 
 
 def below_a_file(path: str, at: str) -> OperationError:
-    """`at`, on the way to `path`, is neither a directory nor a symlink."""
+    """The error for a parent `at` of `path` that is neither a directory nor a symlink."""
     return OperationError(
         INVALID_REQUEST,
-        f"path is not a regular file: {shown(path)}, its parent {shown(at)} is no directory",
+        f"path is not a regular file: {shown(path)}, its parent {shown(at)} is not a directory",
         {**path_json(path), "at": shown(at)},
         reason="not_a_file",
     )
 
 
 def _make_directory(name: str, dir_fd: int) -> int:
-    """A new directory, mode 0755, owner and group of its parent; one that somebody else made meanwhile is as good."""
+    """Make a directory, mode 0755, owner and group of its parent; open one that another process made
+    first."""
     made = True
     try:
         os.mkdir(name, 0o755, dir_fd=dir_fd)
@@ -135,7 +139,7 @@ def _make_directory(name: str, dir_fd: int) -> int:
 
 
 def give(fd: int, owner: os.stat_result) -> None:
-    """chown to the owner and group of `owner`; ids that this namespace does not map stay as they are."""
+    """Set owner and group to those of `owner`; ids that this namespace does not map are not changed."""
     mine = os.fstat(fd)
     if (mine.st_uid, mine.st_gid) != (owner.st_uid, owner.st_gid):
         with contextlib.suppress(PermissionError, OSError):
@@ -143,7 +147,7 @@ def give(fd: int, owner: os.stat_result) -> None:
 
 
 def regular(path: str, name: str, dir_fd: int) -> os.stat_result | None:
-    """What is at `path`: None when absent; anything but a regular file is refused."""
+    """Stat the regular file at `path`; None if absent; another kind is refused."""
     found = lstat(name, dir_fd)
     if found is None or stat.S_ISREG(found.st_mode):
         return found
@@ -162,7 +166,7 @@ def open_regular(path: str, name: str, dir_fd: int) -> int:
         if error.errno == errno.ELOOP:
             raise not_a_file(path, "Symlink") from None
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):  # replaced since it was looked at
+    if not stat.S_ISREG(os.fstat(fd).st_mode):  # replaced since lstat(2)
         os.close(fd)
         raise not_a_file(path, "Other")
     return fd
@@ -170,7 +174,7 @@ def open_regular(path: str, name: str, dir_fd: int) -> int:
 
 @contextlib.contextmanager
 def directory(root_fd: int, path: str) -> Generator[int]:
-    """The directory at `path` ('' is the root), open."""
+    """Open the directory at `path` ('' is the root)."""
     if not path:
         with opened(".", DIR_FLAGS, root_fd) as fd:
             yield fd
@@ -186,7 +190,7 @@ def directory(root_fd: int, path: str) -> Generator[int]:
 
 
 def described(path: str, found: os.stat_result, target: str | None) -> dict[str, Any]:
-    """The result of file_stat: what is at `path` itself; `target` is where a symlink points."""
+    """The result of file_stat for `path` itself; `target` of a symlink."""
     kind = KINDS[kind_of(found.st_mode)]
     about: dict[str, Any] = {**path_json(path), "kind": kind, "size": found.st_size if kind == "file" else None}
     about["mode"] = f"{stat.S_IMODE(found.st_mode):04o}"
@@ -200,19 +204,19 @@ def described(path: str, found: os.stat_result, target: str | None) -> dict[str,
 
 
 def not_empty(path: str) -> OperationError:
-    hint = "recursive deletes what is in it too"
+    hint = "recursive also deletes its content"
     return OperationError(
         INVALID_REQUEST, f"directory is not empty: {shown(path)}", {**path_json(path), "hint": hint}, reason="directory_not_empty"
     )
 
 
 def in_the_way(path: str) -> OperationError:
-    """The target of a move is not empty."""
+    """The error for a move onto a directory that is not empty."""
     return OperationError(INVALID_REQUEST, f"directory is not empty: {shown(path)}", path_json(path), reason="directory_not_empty")
 
 
 def already_exists(path: str) -> OperationError:
-    hint = "overwrite lets a file take its place; to move into a directory give the whole new path"
+    hint = "overwrite replaces it; to move into a directory give the complete new path"
     return OperationError(
         INVALID_REQUEST, f"path exists already: {shown(path)}", {**path_json(path), "hint": hint}, reason="already_exists"
     )

@@ -1,4 +1,4 @@
-"""The file operations on the published head, without a session: reads from the layers, writes as one layer each."""
+"""File operations on the published head, without a session: read from the layers, write one layer each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ KINDS = {"directory": "Directory", "symlink": "Symlink", "other": "Other"}
 def perform_on_head(
     store: Store, name: str, root: str, args: Mapping[str, Any], data: bytes | None, *, request_id: str, agent: str | None
 ) -> dict[str, Any]:
-    """One file operation on the head: read | write | edit | list | stat | delete | move, as files.perform_in_mount.
+    """Perform one file operation on the head: read | write | edit | list | stat | delete | move, like
+    `perform_in_mount`.
 
     Raises:
         OperationError: as contract 1.2.5 to 1.2.7.
@@ -94,7 +95,7 @@ def _exists(snapshot: Snapshot, path: str) -> bool:
 
 
 def _refused(snapshot: Snapshot, path: str, error: NotAFile) -> OperationError:
-    """NotAFile with the place of the symlink and where it points, or of the file that is no directory."""
+    """The error for NotAFile, with the symlink and its target, or the parent that is not a directory."""
     parts = path.split("/")
     for depth in range(1, len(parts) + 1):
         at = "/".join(parts[:depth])
@@ -107,7 +108,7 @@ def _refused(snapshot: Snapshot, path: str, error: NotAFile) -> OperationError:
 
 
 def _missing(snapshot: Snapshot, path: str) -> OperationError:
-    """Nothing is at `path`: it is not there, or something on the way is no directory."""
+    """The error for an absent `path`, or for a parent that is not a directory."""
     for ancestor in ancestors(path):
         entry = snapshot.stat(ancestor)
         if entry is None:
@@ -118,7 +119,7 @@ def _missing(snapshot: Snapshot, path: str) -> OperationError:
 
 
 def _entry(snapshot: Snapshot, path: str) -> Entry:
-    """What is at the path. Raises OperationError where nothing is, or where something on the way is no directory."""
+    """Look up the entry at `path`. Raises OperationError if it is absent or a parent is not a directory."""
     try:
         entry = snapshot.stat(path)
     except NotAFile as error:

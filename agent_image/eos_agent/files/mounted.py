@@ -1,7 +1,9 @@
-"""The file operations on a real directory tree, by descriptor: what a session's runner does inside the mount.
+"""File operations on a directory tree by descriptor, performed by a session's init or helper inside the
+mount.
 
-No link is ever followed: each parent is opened with O_NOFOLLOW from the one above it. The module is imported by the runner before `/eos` is
-masked and uses the standard library alone; errors are OperationError as they go on the wire. `files_of_head` is the twin without a mount.
+Links are never followed: each parent is opened with O_NOFOLLOW from its parent. Init imports this module
+before `/eos` is masked; it uses the standard library only. Errors are OperationError in wire form. `head` has
+the same operations without a mount.
 """
 
 from __future__ import annotations
@@ -35,16 +37,17 @@ EDIT_ROUNDS = 20
 def perform_in_mount(
     name: str, root: str, args: Mapping[str, Any], data: bytes | None = None, tell: Tell | None = None
 ) -> tuple[dict[str, Any], bytes | None]:
-    """One file operation below `root`, as the caller sees it there.
+    """Perform one file operation below `root`.
 
     Args:
-        name: read | write | edit | list | stat | delete | move | search; account: look up the `user` of a command.
-        args: the operation's checked arguments; `max_bytes` and `max_entries` carry the configured limits. A search sets a timer and limits
-            of its process: it belongs into one of its own.
+        name: read | write | edit | list | stat | delete | move | search; account: look up the `user` of a
+            command.
+        args: the operation's checked arguments; `max_bytes` and `max_entries` are the configured limits. A
+            search sets a timer and limits of its process, so it needs a process of its own.
         data: the content to write.
-        tell: of a search, see there.
+        tell: for a search, see `search.search`.
     Returns:
-        The result object, and bytes that go beside it (none of the present operations has any).
+        The result object, and bytes sent beside it (no operation has any at present).
     Raises:
         OperationError: as contract 1.2.5 to 1.2.7; any other refusal of the kernel is an OSError.
     """
@@ -68,7 +71,7 @@ def _read(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_content(file: IO[bytes], path: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The window of a file that file_read asks for, in its encoding."""
+    """Read the window of a file that file_read asks for, in its encoding."""
     encoding, max_bytes = encoding_of(args), args.get("max_bytes", text.MAX_WINDOW_BYTES)
     if encoding == BASE64:
         return read_window(file, path, args["offset"], args["limit"], max_bytes)
@@ -96,14 +99,21 @@ def _edit(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
                 edited = text.apply_edits(file.read(max_bytes + 1), edits, path, max_bytes, encoding)
             if _replace(parent, name, edited.content, before, unchanged=True):
                 return edit_result(path, len(edits), edited)
-    details = {**path_json(path), "retryable": True, "hint": "something in the session rewrites it all the time"}
+    details = {
+        **path_json(path),
+        "retryable": True,
+        "hint": "a process of the session keeps changing it: wait until it ends, then repeat the edit",
+    }
     raise OperationError(
-        OPERATION_FAILED, f"{shown(path)} was changed by others {EDIT_ROUNDS} times meanwhile", details, reason="file_changed"
+        OPERATION_FAILED,
+        f"{shown(path)} was changed by another process during each of {EDIT_ROUNDS} attempts to edit it",
+        details,
+        reason="file_changed",
     )
 
 
 def _same(one: os.stat_result, other: os.stat_result | None) -> bool:
-    """Whether the file is the one that was read, and nobody wrote to it since."""
+    """Test that the file is the one that was read, unchanged."""
     return other is not None and (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) == (
         other.st_dev,
         other.st_ino,
@@ -123,13 +133,14 @@ def edit_result(path: str, count: int, edited: text.Edited) -> dict[str, Any]:
 
 
 def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | None, *, unchanged: bool = False) -> bool:
-    """Make `name` hold `content` in one step: readers see the old file or the new one, whole.
+    """Replace the content of `name` in one step: readers see the whole old file or the whole new one.
 
-    With `unchanged` nothing is done, and False is the answer, when the file is not as it was `before` any more; rename(2) cannot ask that,
-    so what is written in the last microseconds is not seen.
+    With `unchanged` it does nothing and returns False if the file differs from `before`. rename(2) has no
+    such check, so a write in the last microseconds is not noticed.
 
-    It is written without a name and linked; only to take the place of another it gets a passing name first (`layerstack.kernel.tempnames`). Mode and owner of the
-    file before stay; a new one has mode 0644 and the owner of its directory.
+    The file is written without a name and linked; to replace another it gets a temporary name first
+    (`layerstack.kernel.tempnames`). Mode and owner of the old file stay; a new one has mode 0644 and the
+    owner of its directory.
     """
     mode = 0o644 if before is None else stat.S_IMODE(before.st_mode)
     with contextlib.ExitStack() as undo:
@@ -153,7 +164,7 @@ def _replace(dir_fd: int, name: str, content: bytes, before: os.stat_result | No
                     _link(fd, name, dir_fd)
                     return True
                 except FileExistsError:
-                    pass  # somebody made it since: replace that
+                    pass  # made by another process since: replace that
             aside_fd, temporary = dir_fd, tempnames.file_name(os.fstat(fd).st_mtime_ns)
             _link(fd, temporary, dir_fd)
             undo.callback(_unlink, temporary, dir_fd)
@@ -173,7 +184,7 @@ def _unlink(name: str, dir_fd: int) -> None:
 
 
 def _carry_xattrs(dir_fd: int, name: str, fd: int) -> None:
-    """Access lists and user attributes of the file before; what cannot be set here is left, as an editor would."""
+    """Copy ACLs and user xattrs of the old file; one that cannot be set is left out, as editors do."""
     try:
         with opened(name, FILE_FLAGS, dir_fd) as old:
             for key in os.listxattr(old):
@@ -184,30 +195,31 @@ def _carry_xattrs(dir_fd: int, name: str, fd: int) -> None:
 
 
 def list_limit(args: Mapping[str, Any]) -> int:
-    """The number of entries that the caller may get: `limit`, within the configured roof."""
+    """The number of entries of a page: `limit`, at most the configured maximum."""
     roof: int = args.get("max_entries", MAX_LIST_ENTRIES)
     limit: int = args.get("limit", roof)
     return min(limit, roof)
 
 
 def list_after(args: Mapping[str, Any]) -> bytes:
-    """The name that the listing goes on after, from the cursor of the page before; none is after b""."""
+    """Decode the cursor of the previous page: the name after which the listing continues; b"" for the
+    first."""
     try:
         name = base64.b64decode((args.get("cursor") or "").encode(), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        message = "cursor is not one that file_list gave"
+        message = "cursor does not come from file_list"
         raise OperationError(INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor") from None
     return name
 
 
 def list_page(path: str, entries: list[dict[str, Any]], last: bytes | None) -> dict[str, Any]:
-    """The result of file_list; `last` is the name of the last entry when there are more."""
+    """The result of file_list; `last` is the name of the last entry if there are more."""
     more = {} if last is None else {"next": base64.urlsafe_b64encode(last).decode("ascii")}
     return {**path_json(path), "entries": entries, "truncated": last is not None, **more}
 
 
 def list_entry(directory: str, name: str, kind: str, size: int | None) -> dict[str, Any]:
-    """One row of a listing; a name that is not UTF-8 has the whole path in `path_b64` beside it."""
+    """One row of a listing; a name that is not UTF-8 gets its whole path in `path_b64`."""
     entry: dict[str, Any] = {"name": shown(name), "kind": kind, "size": size if kind == "file" else None}
     raw = os.fsencode(name)
     if entry["name"].encode() != raw:

@@ -1,7 +1,8 @@
-"""Stat, delete and move inside a session's mount, by descriptors: real system calls of the session's own view, so watchers see them.
+"""Stat, delete and move inside a session's mount, by descriptors, with system calls that inotify watchers
+see.
 
-Deleting a tree and moving a directory across what the kernel will not rename (EXDEV: a directory of a lower layer in an ordinary user's
-overlay, overlayfs.rst "redirect_dir") go entry by entry.
+A tree is deleted entry by entry. So is a directory moved that the kernel refuses to rename (EXDEV: a
+directory of a lower layer in an ordinary user's overlay, overlayfs.rst "redirect_dir").
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from layerstack.model.conflict import path_json
 COPY_BYTES = 1 << 20
 COPY_NEEDED = "copy_needed"
 PASSING = "entry"
-"""The name in a passing place."""
+"""The name of the entry in a temporary directory."""
 
 
 def stat_path(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The operation file_stat: of a symlink, the link itself and where it points."""
+    """Perform file_stat; of a symlink, stat the link itself and read its target."""
     path = resolve(args, root, lambda p: exists(root_fd, p), allow_root=True)
     if not path:
         return described(path, os.fstat(root_fd), None)
@@ -57,9 +58,10 @@ def stat_path(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any
 
 
 def delete(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The operation file_delete. A symlink is deleted, not what it points to.
+    """Perform file_delete. A symlink is deleted, not its target.
 
-    A tree is deleted entry by entry: what others make in it meanwhile goes too, or is in the way of the last step.
+    A tree is deleted entry by entry: entries that others make during that are deleted too, or make the last
+    rmdir fail.
     """
     path = resolve(args, root, lambda p: exists(root_fd, p))
     with parent_of(root_fd, path) as (parent, name):
@@ -82,8 +84,9 @@ def delete(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remove_tree(name: str, dir_fd: int) -> None:
-    """rm -r of a directory, without following anything; a descriptor is open for each level."""
-    stack: list[tuple[int, str, list[str]]] = []  # descriptor of a directory, its name in the one above, names left in it
+    """Delete a directory recursively without following links, with an open descriptor for each level."""
+    # descriptor of a directory, its name in its parent, names left in it
+    stack: list[tuple[int, str, list[str]]] = []
 
     def enter(inner: str, above: int) -> None:
         fd = os.open(inner, DIR_FLAGS, dir_fd=above)
@@ -122,7 +125,8 @@ def remove_tree(name: str, dir_fd: int) -> None:
 
 @contextlib.contextmanager
 def passing_place(dir_fd: int, name: str = "") -> Generator[int]:
-    """A new directory in another one, open, where an entry is completed before it is renamed out; removed with what is left in it."""
+    """Make and open a temporary directory in which an entry is completed before its rename; remove it with
+    its rest."""
     name = name or passing.place_name()
     os.mkdir(name, passing.PLACE_MODE, dir_fd=dir_fd)
     try:
@@ -144,10 +148,10 @@ def _clear(name: str, dir_fd: int) -> None:
 
 
 def clear_after_move(root: str, args: Mapping[str, Any]) -> None:
-    """Remove what a move that was killed left in its passing place, whose name was `passing`.
+    """Remove the temporary directory `passing` of a move that was killed.
 
     Raises:
-        OperationError, OSError: it is not where it was made, or is in use; sealing leaves it out.
+        OperationError, OSError: it was moved, or is in use; a capture leaves it out.
     """
     with opened(root, DIR_FLAGS) as root_fd:
         target = resolve(args, root, lambda p: exists(root_fd, p), argument="to")
@@ -156,10 +160,11 @@ def clear_after_move(root: str, args: Mapping[str, Any]) -> None:
 
 
 def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The operation file_move: rename(2), missing parents of the new path made; nothing is lost when two do it at once.
+    """Perform file_move: make missing parents of the new path, then rename(2). Concurrent moves lose nothing.
 
-    What the kernel does not rename is copied and deleted when `copy` is given, and else an error with reason COPY_NEEDED, since it takes long.
-    `passing` is the name of the place where it is copied to first, for whoever clears up after us: `clear_after_move`.
+    An entry that the kernel does not rename is copied and deleted with `copy`, which may take long; without
+    it the error has reason COPY_NEEDED. `passing` is the name of the temporary directory of the copy, for
+    `clear_after_move`.
     """
     source = resolve(args, root, lambda p: exists(root_fd, p), argument="from")
     target = resolve(args, root, lambda p: exists(root_fd, p), argument="to")
@@ -192,7 +197,7 @@ def move(root_fd: int, root: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _may_replace(found: os.stat_result, target: str, over: os.stat_result | None, *, overwrite: bool) -> None:
-    """As rename(2): a file or symlink takes the place of another, a directory that of an empty one."""
+    """Check as rename(2): a file or symlink may replace one, a directory may replace an empty one."""
     if over is None:
         return
     if not overwrite:
@@ -211,7 +216,7 @@ def _rename(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool) ->
 
 
 def _move_by_copy(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bool, passing: str) -> None:
-    """mv of a directory that the kernel does not rename: copied beside its new place, renamed in whole, the old one deleted last."""
+    """Move a directory by copy: copy it beside its target, rename the copy, then delete the old one."""
     with passing_place(to_fd, passing) as aside_fd:
         _TreeCopy(aside_fd).entry(from_fd, old, aside_fd, PASSING, PASSING)
         _rename(aside_fd, PASSING, to_fd, new, overwrite=overwrite)
@@ -219,11 +224,12 @@ def _move_by_copy(from_fd: int, old: str, to_fd: int, new: str, *, overwrite: bo
 
 
 class _TreeCopy:
-    """cp -a below one directory; names of one file stay names of one file."""
+    """Copies a tree below one directory like cp -a, hard links included."""
 
     def __init__(self, top_fd: int) -> None:
         self._top_fd = top_fd
-        self._first: dict[tuple[int, int], str] = {}  # inode of a file with several names -> where its copy is, below `top_fd`
+        # inode of a file with several names -> path of its copy below `top_fd`
+        self._first: dict[tuple[int, int], str] = {}
 
     def entry(self, from_fd: int, old: str, to_fd: int, new: str, path: str) -> None:
         found = os.stat(old, dir_fd=from_fd, follow_symlinks=False)
@@ -259,7 +265,7 @@ class _TreeCopy:
 
 
 def _carry(source: int, target: int, found: os.stat_result) -> None:
-    """Owner, mode, xattrs and times of one descriptor's file to another's."""
+    """Copy owner, mode, xattrs and times from one open file to another."""
     with contextlib.suppress(PermissionError):
         os.fchown(target, found.st_uid, found.st_gid)
     for key in os.listxattr(source):

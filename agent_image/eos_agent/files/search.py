@@ -1,8 +1,9 @@
-"""Search the text of a tree line by line, for a literal or a regular expression: a page at a time, bounded in time, memory and output.
+"""Search the text of a tree line by line, for a literal or a regular expression: a page at a time, bounded in
+time, memory and output.
 
-It runs in a child of its session's runner (eos_agent.init.worker), alone in its process: a timer's signal ends a regular expression in the middle of
-a match. Python's `re` looks for signals every few thousand steps, but one step can be a run over a whole line: before a long line the page so far
-is told, and when the runner has to kill the child that is its answer.
+It runs in a child of the session's init (eos_agent.init.worker), alone in its process: a timer's signal ends
+a match in progress. Python's `re` checks for signals every few thousand steps, but one step can scan a whole
+line: before a long line the page so far is reported, and it is the answer if init has to kill the child.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import resource
 import signal
 import stat
-import unicodedata  # noqa: F401  # pyright: ignore[reportUnusedImport]  # `re` imports it for \N{...}: where it searches it could not open it
+import unicodedata  # noqa: F401  # pyright: ignore[reportUnusedImport]  # `re` imports it for \N{...}; in a session it could not open the module
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -30,19 +31,19 @@ from layerstack.text import gitignore
 from layerstack.text.gitignore import IgnoreRules
 
 SEARCH_S = 8.0
-"""Longest time of one page."""
+"""Longest time of one page, in seconds."""
 KILL_S = 4.0
-"""How much later the process is killed that did not heed its own timer."""
+"""Seconds after which a process is killed that its own timer did not stop."""
 PAGE_MATCHES = 200
 PAGE_BYTES = 20_000
 TEXT_CHARACTERS = 240
 LEAD_CHARACTERS = 60
 BLOCK_BYTES = 4 << 20
-"""A longer line is searched in pieces: what lies across a cut is not found."""
+"""A longer line is searched in pieces: a match across two pieces is not found."""
 BINARY_PROBE_BYTES = 8192
 LONG_CHARACTERS = 32 * 1024
 MEMORY_BYTES = 192 << 20
-"""Above what the process has when it starts; an expression that backtracks over a long line remembers each step."""
+"""Memory beyond that at the start; an expression that backtracks over a long line stores each step."""
 PATTERN_BYTES = 8192
 GLOB_BYTES = 1024
 GLOB_ALTERNATIVES = 64
@@ -54,7 +55,7 @@ class _TimeUp(Exception):
 
 
 class Place(NamedTuple):
-    """Where a page goes on: at the line `line` (from 1), which begins at byte `offset` of the file at `path`."""
+    """The start of a page: line `line` (from 1), at byte `offset` of the file at `path`."""
 
     path: str
     offset: int
@@ -66,7 +67,7 @@ class Place(NamedTuple):
 
 
 def place_of(cursor: str) -> Place:
-    """The place that a cursor of ours names.
+    """Decode a cursor.
 
     Raises:
         OperationError: invalid_request.
@@ -77,7 +78,7 @@ def place_of(cursor: str) -> Place:
             raise ValueError
         return Place(os.fsdecode(path), int(offset), max(1, int(line)))
     except (binascii.Error, ValueError):
-        message = "cursor is not one that file_search gave"
+        message = "cursor does not come from file_search"
         raise OperationError(INVALID_REQUEST, message, {"argument": "cursor"}, reason="invalid_cursor") from None
 
 
@@ -86,10 +87,10 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def compile_pattern(pattern: str, *, regex: bool) -> bytes | Find:
-    """What to look for: the bytes of a literal, or the `search` of an expression.
+    """Compile a pattern to the bytes of a literal, or to the `search` of an expression.
 
     Raises:
-        OperationError: invalid_request; empty, too long, over several lines, or no regular expression.
+        OperationError: invalid_request; empty, too long, with a line end, or not a regular expression.
     """
 
     def bad(why: str, **more: Any) -> NoReturn:
@@ -102,28 +103,29 @@ def compile_pattern(pattern: str, *, regex: bool) -> bytes | Find:
     if not raw:
         bad("is empty")
     if len(raw) > PATTERN_BYTES:
-        bad(f"has {len(raw)} bytes, at most {PATTERN_BYTES} are searched for", maximum=PATTERN_BYTES)
+        bad(f"has {len(raw)} bytes, at most {PATTERN_BYTES} are accepted", maximum=PATTERN_BYTES)
     if not regex:
         if b"\n" in raw:
-            bad("has a line end: lines are searched one by one", hint="search for one of its lines, then file_read there")
+            bad("has a line end: lines are searched one by one", hint="search for one of its lines, then use file_read at the match")
         return raw
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return re.compile(pattern).search
     except re.error as error:
-        bad(f"is no regular expression: {error}", position=error.pos, hint="regex false looks for the text as it stands")
+        bad(f"is not a regular expression: {error}", position=error.pos, hint="regex false searches for the literal text")
     except (RecursionError, OverflowError):
         bad("is nested too deeply or repeats too often")
 
 
 def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
-    """Which files a glob names, as a line of .gitignore would: `*.py` at any depth, `src/` all below, `src/**/*.py` from the workspace root or
-    from `top`.
+    """Compile a glob with the rules of a .gitignore line: `*.py` at any depth, `src/` all below,
+    `src/**/*.py` from the workspace root or from `top`.
 
-    `{a,b}` are alternatives, a leading `!` turns it round.
+    `{a,b}` are alternatives, a leading `!` inverts the glob.
     Raises:
-        OperationError: invalid_request; too long, with too many alternatives, or one of them can match nothing, as git would find in silence.
+        OperationError: invalid_request; too long, too many alternatives, or one that cannot match (which git
+            ignores silently).
     """
     if not glob:
         return lambda _path: True
@@ -134,13 +136,13 @@ def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
     except UnicodeEncodeError:
         size = GLOB_BYTES + 1
     if size > GLOB_BYTES or len(patterns) > GLOB_ALTERNATIVES or "\n" in glob:
-        message = f"glob is no text, too long, or has more than {GLOB_ALTERNATIVES} alternatives"
+        message = f"glob is not valid Unicode, too long, or has more than {GLOB_ALTERNATIVES} alternatives"
         raise OperationError(INVALID_REQUEST, message, {"argument": "glob"}, reason="invalid_pattern")
     lines = ["\\" + p if p.startswith(("#", "!")) else p for p in patterns]
     nothing = next((p for p, line in zip(patterns, lines, strict=True) if p and gitignore.parse(os.fsencode(line)) is None), None)
     if nothing is not None:
-        message = f"glob {glob!r} can match no file: {nothing!r} is no pattern (a bracket is not closed, or it names nothing)"
-        details = {"argument": "glob", "value": glob, "hint": "a backslash takes the next character as it stands, as in \\["}
+        message = f"glob {glob!r} can match no file: {nothing!r} is not a pattern (an unclosed bracket, or an empty name)"
+        details = {"argument": "glob", "value": glob, "hint": "a backslash makes the next character literal, as in \\["}
         raise OperationError(INVALID_REQUEST, message, details, reason="invalid_pattern")
     text = os.fsencode("\n".join(lines))
     rules = IgnoreRules(lambda path: text if path == ".gitignore" else None)
@@ -153,7 +155,8 @@ def compile_glob(glob: str | None, top: str) -> Callable[[str], bool]:
 
 
 def _alternatives(glob: str) -> Iterator[str]:
-    """Braces written out, as a shell does; those without a comma stand for themselves. Gives one more than the limit at most."""
+    """Expand braces like a shell; braces without a comma are literal. Yields at most one more than the
+    limit."""
     pending, count = [glob], 0
     while pending and count <= GLOB_ALTERNATIVES:
         at = pending.pop(0)
@@ -169,13 +172,14 @@ def _alternatives(glob: str) -> Iterator[str]:
 
 
 def search(root_fd: int, root: str, args: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
-    """The operation file_search, one page. Sets a timer of this process and its memory limit: a process that does nothing else.
+    """Perform one page of file_search. Sets the timer and the memory limit of this process, which must do
+    nothing else.
 
     Args:
-        tell: is given what the answer is should this process be killed from now on, a result or an error.
+        tell: called with the answer (a result or an error) to use if this process is killed from now on.
     Raises:
-        OperationError: invalid_request; pattern, glob, cursor or path, and search_too_slow or search_too_large for a line that an
-            expression does not come to an end with.
+        OperationError: invalid_request; pattern, glob, cursor or path, and search_too_slow or
+            search_too_large for a line on which the expression does not finish.
     """
     find = compile_pattern(args["pattern"], regex=args["regex"])
     start = place_of(args["cursor"]) if args.get("cursor") else None
@@ -185,7 +189,7 @@ def search(root_fd: int, root: str, args: Mapping[str, Any], tell: Tell | None =
     page = _Page(find, start, limit_s, tell or (lambda _answer: None))
     _bound_memory(MEMORY_BYTES)
     signal.signal(signal.SIGALRM, _time_up)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)  # again and again: one may fall where it is lost
+    signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)  # repeated: a single signal may be lost
     try:
         named = bool(args.get("glob")) and not args["glob"].startswith("!")
         for path, fd in _files(root_fd, top, start, chosen, ignored=args["include_ignored"], named=named, page=page):
@@ -216,7 +220,7 @@ def _stop_timer() -> None:
 
 
 def _bound_memory(more: int | None) -> None:
-    """Let this process grow by so many bytes; None: as far as it may."""
+    """Limit the growth of this process to `more` bytes; None: no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = hard
     if more is not None:
@@ -233,7 +237,7 @@ class _Full(Exception):
 
 
 class _Page:
-    """What one call found, and where it is."""
+    """The matches of one call, and its position."""
 
     def __init__(self, find: bytes | Find, start: Place | None, limit_s: float, tell: Tell) -> None:
         self._find, self._limit_s, self._tell = find, limit_s, tell
@@ -242,17 +246,17 @@ class _Page:
         self._searched = 0
         self.unreadable = self._binary = 0
         self.stopped: str | None = None
-        self.at = start  # the line that is being looked at
-        self._moved = False  # a line or a file was done with
+        self.at = start  # the line being searched
+        self._moved = False  # a line or a file was finished
 
     def pass_by(self, path: str) -> None:
-        """All before `path` is done."""
+        """Advance the position to `path`."""
         if self.at is None or self.at.path != path:
             self._moved = self._moved or self.at is not None
             self.at = Place(path, 0, 1)
 
     def read(self, path: str, fd: int) -> None:
-        """Search one file from its start, or from where this page begins."""
+        """Search one file from its start, or from the start of this page."""
         self.pass_by(path)
         assert self.at is not None
         offset, line = self.at.offset, self.at.line
@@ -314,13 +318,14 @@ class _Page:
             raise
 
     def not_read(self, error: OSError) -> None:
-        """Count a file or directory that cannot be read. An allocation that a C library did not get (ENOMEM) ends the search."""
+        """Count a file or directory that cannot be read. ENOMEM (a failed allocation in C) ends the
+        search."""
         if error.errno == errno.ENOMEM:
             raise MemoryError from error
         self.unreadable += 1
 
     def _reach(self, path: str, block: bytes, offset: int, line: int, number: int) -> None:
-        """All lines of the block before line `number` of it, from 0, are done."""
+        """Advance the position to line `number` (from 0) of the block."""
         done = sum(len(raw) + 1 for raw in block.split(b"\n", number)[:number])
         self.at, self._moved = Place(path, offset + done, line + number), self._moved or number > 0
 
@@ -349,7 +354,8 @@ class _Page:
         self._size += size
 
     def out_of(self, what: str) -> None:
-        """The page ends here for want of `time` or `memory`; an error when it did not get on at all, since the next one would not either."""
+        """End the page for lack of `time` or `memory`; an error if it made no progress, since the next page
+        would not either."""
         self.stopped = what
         if not self._moved and not self._matches:
             raise self._stuck(what)
@@ -380,8 +386,11 @@ class _Page:
 def _files(
     root_fd: int, top: str, start: Place | None, chosen: Callable[[str], bool], *, ignored: bool, named: bool, page: _Page
 ) -> Iterator[tuple[str, int]]:
-    """The regular files at or below `top` from `start` on, open: directories in byte order of names, `.git` and what .gitignore excludes left
-    out unless `top` lies in it. `named`: the glob says which files, so only directories are left out."""
+    """Yield the regular files at or below `top` from `start` on, open, in byte order of names.
+
+    `.git` and ignored entries are left out unless `top` is inside. `named`: the glob selects the files, so
+    only ignored directories are left out.
+    """
     if top and not _is_directory(root_fd, top):
         with parent_of(root_fd, top) as (parent, name), opened_regular(top, name, parent) as fd:
             yield top, fd
@@ -427,7 +436,7 @@ def _files(
 
 
 class _Folder:
-    """A directory on the way, and its names that are still to come."""
+    """A directory of the walk and its names not visited yet."""
 
     def __init__(self, path: str, fd: int, resume: bytes) -> None:
         self.path, self.fd = path, fd
@@ -438,7 +447,7 @@ class _Folder:
 
 
 def _resume(path: str, start: Place | None) -> bytes:
-    """The first name in the directory `path` that is still to be looked at."""
+    """The first name in the directory `path` not visited yet."""
     if start is None:
         return b""
     prefix = path + "/" if path else ""
@@ -463,7 +472,7 @@ def opened_regular(path: str, name: str, dir_fd: int) -> Generator[int]:
 
 
 def _small_file(root_fd: int, path: str) -> bytes | None:
-    """A .gitignore; None when it is absent or no regular file."""
+    """Read a .gitignore; None if it is absent or not a regular file."""
     try:
         with parent_of(root_fd, path) as (parent, name), opened_regular(path, name, parent) as fd:
             return os.pread(fd, IGNORE_FILE_BYTES, 0)

@@ -1,4 +1,5 @@
-"""Windows and edits of a text file, byte for byte: the same rules with and without a session; pure, standard library only."""
+"""Windows and edits of a text file, with the same rules with and without a session. Pure, standard library
+only."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ MAX_WINDOW_LINES = 2000
 MAX_WINDOW_BYTES = 262144
 CHUNK = 1 << 20
 SCAN_S = 20.0
-"""Longest time for one pass over a file: a sparse file of some TiB would hold up everything else of its session for hours."""
+"""Longest time of one pass over a file, in seconds: a sparse file of some TiB would block its session for
+hours."""
 BOM = b"\xef\xbb\xbf"
 _DECODERS = {encoding: codecs.getincrementaldecoder(encoding) for encoding in (UTF8, LATIN1)}
-"""Looked up now: a codec is a module, and where a session reads a file no module can be opened any more."""
+"""Looked up at import: a codec is a module, and inside a session modules cannot be opened any more."""
 
 
 def not_utf8(path: str) -> OperationError:
@@ -61,23 +63,24 @@ def read_window(
     encoding: str = UTF8,
     max_lines: int = MAX_WINDOW_LINES,
 ) -> Window:
-    """Read lines from `offset` (from 1; 0 is 1), at most `limit`. In latin-1 a byte order mark is three characters like any others.
+    """Read lines from `offset` (from 1; 0 is 1), at most `limit`. In latin-1 a byte order mark is three
+    ordinary characters.
 
     Raises:
-        OperationError: invalid_request; `limit` is over `max_lines`, the file is not UTF-8 (where that is the encoding), the window is
-            larger than `max_bytes`, or the file is not read through within SCAN_S.
-    Cost: one pass over the file in chunks of 1 MiB; memory for the window alone.
+        OperationError: invalid_request; `limit` is over `max_lines`, the file is not UTF-8 (if that is the
+            encoding), the window is larger than `max_bytes`, or reading the file takes longer than SCAN_S.
+    Cost: one pass over the file in chunks of 1 MiB; memory for the window only.
     """
     if limit > max_lines:
         details = {"argument": "limit", "value": limit, "maximum": max_lines}
         raise OperationError(INVALID_REQUEST, f"limit of file_read must be at most {max_lines} lines", details, reason="out_of_bounds")
     offset = max(1, offset)
-    first, last = offset - 1, offset - 1 + limit  # the window in line numbers from 0, the second one excluded
+    first, last = offset - 1, offset - 1 + limit  # the window in line numbers from 0, `last` excluded
     check = _DECODERS[encoding]()
     window = bytearray()
     line = total = 0  # number of the line that the next byte belongs to; bytes seen
     ended = True  # the last byte was a line end
-    roof = 2 * max_bytes + 4  # CR bytes are not counted against the limit, and there are at most as many as others
+    roof = 2 * max_bytes + 4  # CR bytes do not count against the limit, and are at most as many as others
     deadline = time.monotonic() + SCAN_S
     while chunk := file.read(CHUNK):
         if time.monotonic() > deadline:
@@ -112,7 +115,7 @@ def read_window(
 
 
 def _skip(chunk: bytes, lines: int) -> int:
-    """Index in `chunk` after that many line ends; its length when there are fewer."""
+    """The index in `chunk` after that many line ends; its length if there are fewer."""
     at = 0
     for _ in range(lines):
         at = chunk.find(b"\n", at) + 1
@@ -146,10 +149,11 @@ class Edit(NamedTuple):
 
 
 def parse_edits(value: Any, encoding: str = UTF8) -> list[Edit]:
-    """The `edits` of a request: an array of {old_string, new_string, replace_all?}, or a JSON string that holds one.
+    """Parse the `edits` of a request: an array of {old_string, new_string, replace_all?}, or a JSON string of
+    one.
 
     Raises:
-        OperationError: invalid_request that names `edits[i].member`; also for a character that `encoding` has no byte for.
+        OperationError: invalid_request that names `edits[i].member`; also for a character outside `encoding`.
     """
 
     def bad(where: str, why: str, index: int | None = None) -> OperationError:
@@ -190,7 +194,7 @@ def parse_edits(value: Any, encoding: str = UTF8) -> list[Edit]:
             try:
                 members[member].encode(encoding)
             except UnicodeEncodeError:
-                why = "is not valid Unicode" if encoding == UTF8 else f"has a character that {encoding} has no byte for"
+                why = "is not valid Unicode" if encoding == UTF8 else f"has a character outside {encoding}"
                 raise bad(f"edits[{index}].{member}", why, index) from None
         edits.append(Edit(old, new, replace_all))
     return edits
@@ -202,11 +206,13 @@ class Edited(NamedTuple):
 
 
 def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, encoding: str = UTF8) -> Edited:
-    """`raw` after all edits in order. Only what an edit names changes: BOM and every other line end stay.
+    """Apply all edits to `raw` in order. All else stays as it is, BOM and line ends included.
 
-    Edits match text with LF ends; a line end that an edit brings takes the ending of the line that it replaces or divides; between lines, of the one before.
+    Edits match text with LF ends. A new line end gets the ending of the line that it replaces or divides;
+    between lines, that of the line before.
     Raises:
-        OperationError: invalid_request; too large, not UTF-8, no match, several matches without `replace_all`, no net change.
+        OperationError: invalid_request; too large, not UTF-8, no match, several matches without
+            `replace_all`, no net change.
     """
     name = shown(path)
     if len(raw) > max_bytes:
@@ -215,7 +221,8 @@ def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, en
         whole = raw.decode(encoding)
     except UnicodeDecodeError:
         raise not_utf8(path) from None
-    bom, whole = ("\ufeff", whole[1:]) if whole.startswith("\ufeff") else ("", whole)  # in latin-1 no character is that
+    # no character of latin-1 is U+FEFF
+    bom, whole = ("\ufeff", whole[1:]) if whole.startswith("\ufeff") else ("", whole)
     text = _TextLines(whole)
     replacements = 0
     for index, edit in enumerate(edits):
@@ -246,24 +253,24 @@ def apply_edits(raw: bytes, edits: Sequence[Edit], path: str, max_bytes: int, en
 def _edit_too_large(name: str, size: int, max_bytes: int) -> OperationError:
     return OperationError(
         INVALID_REQUEST,
-        f"file is too large to edit: {name} has {size} bytes, at most {max_bytes} are edited",
+        f"file is too large to edit: {name} has {size} bytes, at most {max_bytes} can be edited",
         {"path": name, "size_bytes": size, "max_edit_bytes": max_bytes},
         reason="edit_too_large",
     )
 
 
 class _TextLines:
-    """A text with LF ends, and beside it which of its ends are CRLF in the file."""
+    """A text with LF ends, and the list of its ends that are CRLF in the file."""
 
     def __init__(self, whole: str) -> None:
         self.text = whole.replace("\r\n", "\n")
-        self.crlf: list[bool] | None = None  # None: no line of the file ends with CRLF
+        self.crlf: list[bool] | None = None  # None: the file has no CRLF
         if len(self.text) != len(whole):
             lines = whole.split("\n")
             self.crlf = [line.endswith("\r") for line in lines[:-1]]
 
     def replace(self, old: str, new: str) -> None:
-        """Every occurrence, left to right."""
+        """Replace every occurrence, left to right."""
         if self.crlf is None:
             self.text = self.text.replace(old, new)
             return
@@ -282,13 +289,14 @@ class _TextLines:
                 ends += replaced
             else:
                 own, above = self.crlf[before : before + 1], self.crlf[max(0, before - 1) : before]
-                between = prefix + suffix == len(old) and self.text[found + prefix - 1 : found + prefix] == "\n"  # no line is divided
+                # no line is divided
+                between = prefix + suffix == len(old) and self.text[found + prefix - 1 : found + prefix] == "\n"
                 neighbour = replaced or (above or own if between else own or above)
                 ends += [neighbour[0] if neighbour else True] * added
             seen = before + gone
             pieces += (self.text[at:found], new)
             at = found + len(old)
-            # what the common suffix holds is copied with the text that follows
+            # the common suffix is copied with the text that follows
             ends += self.crlf[seen : seen + old[len(old) - suffix :].count("\n")]
             seen += old[len(old) - suffix :].count("\n")
         ends += self.crlf[seen:]
@@ -303,7 +311,7 @@ class _TextLines:
 
 
 def _common(a: str, b: str) -> int:
-    """Length of the common prefix."""
+    """The length of the common prefix."""
     count = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

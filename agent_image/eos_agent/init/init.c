@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Pid 1 of a session as a static program: what resident.py does, but file operations (helper.py), in a few pages of memory (ADR 0042).
+ * Init (pid 1) of a session as a static program: loop.py without file operations (helper.py), in a few pages of
+ * memory (ADR 0042).
  *
- * The runner executes it once everything that needs Python is done. Descriptor 3 is then a stream socket, over which one order comes
- * (init_program.py), with the session's socket beside it. It hardens itself, says that it is ready and answers until the agent closes its end.
- * Frames are those of channel.py; whatever is refused is told by a word and an errno, which session_runner.py puts into a sentence.
- * Nothing is executed between fork and exec but system calls. What the agent sends is trusted; what processes of the session are called is not.
+ * setup.py executes it after all that needs Python. Descriptor 3 is then a stream socket with one order
+ * (native_program.py) and the session's socket attached. It hardens itself, reports that it is ready and answers
+ * until the agent closes its end. Frames are those of ipc/frames.py; a refusal is a word and an errno, which
+ * init_handle.py turns into an error message. Between fork and exec it makes system calls only. Frames of the agent
+ * are trusted; names of processes in the session are not.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -33,7 +35,7 @@
 #define FLAG_RULESET 1u
 #define NO_DATA 0xFFFFFFFFu
 #define MAX_JSON (24u << 20)
-#define KEEP_BYTES (32u << 10) /* a buffer that grew beyond this is given back once it is empty */
+#define KEEP_BYTES (32u << 10) /* a larger buffer is unmapped when it is empty */
 #define MARKS 65536
 #define MAX_FDS 8
 #define PASSWD_BYTES (1u << 20) /* as plain_file.py */
@@ -51,7 +53,7 @@
 #define SYS_close_range 436
 #endif
 
-struct order { /* little endian, as init_program.ORDER */
+struct order { /* little endian, as native_program.ORDER */
     uint32_t magic, flags;
     uint64_t capabilities;
     int32_t own_score, command_score;
@@ -66,7 +68,7 @@ struct buffer {
 struct process {
     int pid, parent, group;
     char state;
-    char name[64]; /* as bytes, at most 15 are used by the kernel for programs, 63 for its own threads */
+    char name[64]; /* bytes; the kernel uses at most 15 for programs, 63 for its threads */
 };
 
 struct processes {
@@ -79,7 +81,7 @@ struct command {
     int pid;
     long mark;
     int leader_gone, told, status;
-    uint64_t shown; /* a sum of who was told of last */
+    uint64_t shown; /* checksum of the processes reported last */
     long long pause, look_at;
     char key[];
 };
@@ -106,7 +108,7 @@ static struct processes all;
 static struct command *commands;
 static struct left *lefts;
 static struct kill *kills;
-static long long *ends; /* requests that are answered once nothing lives in the session */
+static long long *ends; /* requests answered when no process is left in the session */
 static int end_count;
 static int *stopped, stopped_count, stopped_size;
 static long mark_top, mark_last;
@@ -120,7 +122,7 @@ static long long now(void) {
     return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-/* Memory: what is large comes from the kernel and goes back to it. */
+/* Memory: large blocks are mmapped and unmapped. */
 
 static void reserve(struct buffer *b, size_t more) {
     size_t want = b->used + more, size = b->size ? b->size : 4096;
@@ -177,7 +179,7 @@ static void number(struct buffer *b, long long value) {
     word(b, decimal(value, digits));
 }
 
-/* JSON out: bytes that are no UTF-8 become U+FFFD, as in Python's "replace". */
+/* JSON out: bytes that are not UTF-8 become U+FFFD, as in Python's "replace". */
 
 static void text(struct buffer *b, const char *s) {
     static const char hex[] = "0123456789abcdef";
@@ -208,10 +210,10 @@ static void text(struct buffer *b, const char *s) {
     put(b, "\"", 1);
 }
 
-/* JSON in, decoded in place. The agent wrote it with json.JSONEncoder: ASCII, no blanks. Anything else ends us. */
+/* JSON in, decoded in place. The agent wrote it with json.JSONEncoder: ASCII, no blanks. Anything else ends this process. */
 
 static char *cursor;
-static int not_a_string; /* a string that no system call can take: a NUL in it, or a surrogate that stands for no byte */
+static int not_a_string; /* a string that is not valid for system calls: a NUL, or a surrogate that is not an escaped byte */
 
 static char peek(void) { return *cursor; }
 
@@ -265,7 +267,7 @@ static char *string(void) {
                 cursor = back;
         }
         if (code >= 0xDC80 && code < 0xDD00)
-            *to++ = (char)(code - 0xDC00); /* os.fsdecode's way to write a byte */
+            *to++ = (char)(code - 0xDC00); /* an escaped byte of os.fsdecode */
         else if (code == 0 || (code >= 0xD800 && code < 0xE000))
             not_a_string = 1;
         else if (code < 0x80)
@@ -381,7 +383,7 @@ static void parse(struct request *r) {
             r->has_env = 1;
             env_at = pointers.used;
             expect('{');
-            while (peek() != '}') { /* "NAME":"value" -> NAME=value, in place: what lies between has room for it */
+            while (peek() != '}') { /* "NAME":"value" -> NAME=value, in place: the result is shorter */
                 char *variable = string(), *end = variable + strlen(variable);
                 if (!*variable || strchr(variable, '='))
                     r->bad = 1;
@@ -409,7 +411,7 @@ static void parse(struct request *r) {
 
 /* Frames out: a reply with descriptors, events. */
 
-static size_t frame; /* where the frame that is being written begins in `out` */
+static size_t frame; /* start of the current frame in `out` */
 
 static void begin(void) {
     frame = out.used;
@@ -423,7 +425,7 @@ static void end_frame(uint32_t fds) {
 }
 
 static int flush_with(const int *fds, int count) {
-    /* Nothing is sent and -1 returned when the kernel takes no descriptors: too many of our user are in flight (open_files.py). */
+    /* Returns -1, with nothing sent, if the kernel refuses descriptors: too many of our user in flight (fd_limits.py). */
     size_t done = 0;
     while (done < out.used) {
         union {
@@ -466,7 +468,7 @@ static void begin_reply(long long id) {
 }
 
 static int send_reply(const int *fds, int count) {
-    /* descriptors ride on the first byte of their frame: what was written before goes first */
+    /* descriptors are attached to the first byte of their frame: send earlier bytes first */
     word(&out, "}");
     end_frame((uint32_t)count);
     if (count && frame) {
@@ -507,7 +509,7 @@ static void end_event(void) {
     end_frame(0);
 }
 
-/* Processes of this pid namespace. Who has no parent in it, but pid 1, is a helper of file operations that came from outside. */
+/* Processes of this pid namespace. One without a parent in it, except pid 1, is a helper of file operations. */
 
 static int read_file(const char *path, char *to, size_t size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -528,7 +530,7 @@ static char *proc_path(char *to, int pid, const char *name) {
     return strcat(to, name);
 }
 
-/* A static buffer for /proc, so that no stack of many pages is touched for long. */
+/* A static buffer for /proc, so that the stack stays within few pages. */
 static char listing[8192] __attribute__((aligned(8)));
 
 struct entry64 {
@@ -550,7 +552,7 @@ static int by_pid(const void *a, const void *b) { return ((const struct process 
 
 static int helped(const struct process *p) { return p->parent == 0; }
 
-/* Fill `all`, or with `count_only` return how many there are, zombies and we included, helpers not. */
+/* Fill `all`, or with `count_only` return the number of processes: with zombies and init, without helpers. */
 static void look_through(void) {
     all.count = 0;
     int fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -624,9 +626,9 @@ static void put_process(const struct process *p, int *first) {
     word(&out, "}");
 }
 
-static int send_signal(int pid, int signum) { return !kill(pid, signum) || errno == EPERM; /* it lives, and is not ours to signal */ }
+static int send_signal(int pid, int signum) { return !kill(pid, signum) || errno == EPERM; /* it lives, but we may not signal it */ }
 
-/* Marks (processes.py) and scores (oom.py) */
+/* Marks (process_tag.py) and scores (oom.py) */
 
 static void prepare_marks(void) {
     struct rlimit found;
@@ -647,7 +649,7 @@ static long take_mark(void) {
 
 static void set_score(const char *score) {
     if (oom_score >= 0 && *score && pwrite(oom_score, score, strlen(score), 0) < 0)
-        return; /* as it was: nothing depends on it but whom the kernel prefers */
+        return; /* ignored: it only changes which process the kernel kills first */
 }
 
 static void prepare_score(int own, int command) {
@@ -695,9 +697,9 @@ static char *find_program(char *name, char **env, struct buffer *place) {
 }
 
 static __attribute__((noinline)) long primary_group(long uid) {
-    /* the last line that is whole decides nothing: the first entry of that uid does */
+    /* the first entry of that uid counts */
     struct stat found;
-    int fd = open("/etc/passwd", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* in a container any session may replace it, by a FIFO too */
+    int fd = open("/etc/passwd", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* in a container any session may replace it, even by a FIFO */
     if (fd < 0)
         return uid;
     if (fstat(fd, &found) || !S_ISREG(found.st_mode)) {
@@ -791,10 +793,10 @@ static int plumb(struct plumbing *p, const struct request *r) {
 }
 
 static volatile int child_error;
-static struct rlimit files; /* how many a command may have: fewer than we may (open_files.py) */
+static struct rlimit files; /* limit of a command, below our own (fd_limits.py) */
 
 static _Noreturn void become(const char *program, char **argv, char **env, const struct plumbing *p, long uid, long gid) {
-    /* In the child of vfork(2), on our memory: nothing here changes any of it but the stack below us and child_error. */
+    /* In the child of vfork(2), which shares our memory: only the stack below and child_error may change. */
     struct sigaction plain;
     sigset_t none;
     memset(&plain, 0, sizeof plain);
@@ -820,7 +822,7 @@ static _Noreturn void become(const char *program, char **argv, char **env, const
         goto failed;
     if (p->merged && !p->tty && dup2(1, 2) < 0)
         goto failed;
-    if (uid >= 0) { /* the kernel's calls: libc's would change all threads of a process that we are not */
+    if (uid >= 0) { /* the system calls: libc's wrappers would change all threads of the parent */
         gid_t group = (gid_t)gid;
         if (p->tty && fchown(0, (uid_t)uid, (gid_t)-1))
             goto failed;
@@ -847,7 +849,7 @@ static int start(const char *program, char **argv, char **env, const struct plum
     int code = errno;
     set_score(oom_own);
     if (uid >= 0)
-        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* the child's change of user may have touched that of the memory it shared */
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* the child's change of uid may have changed it for the shared memory */
     if (pid < 0) {
         errno = code;
         return -1;
@@ -904,7 +906,7 @@ static void spawn(struct request *r) {
         pid = start(program, r->argv, env, &p, (long)r->uid);
     }
     int code = errno;
-    if (chdir("/")) /* a working directory in the workspace would keep it busy */
+    if (chdir("/")) /* a working directory in the workspace would keep the mount busy */
         die();
     close_all(p.theirs, p.tty ? 0 : p.count);
     if (pid < 0) {
@@ -927,7 +929,7 @@ static void spawn(struct request *r) {
     word(&out, p.tty ? ",\"fds\":[\"tty\"" : r->input ? ",\"fds\":[\"stdin\",\"stdout\"" : ",\"fds\":[\"stdout\"");
     word(&out, r->split && !p.tty ? ",\"stderr\"],\"mark\":" : "],\"mark\":");
     number(&out, mark);
-    if (send_reply(p.ours, p.count)) { /* nobody will hear of it: what it has done in its first moment, a killed one may have done too */
+    if (send_reply(p.ours, p.count)) { /* the reply was not sent, so kill it: a killed command may have done as much */
         *last = NULL;
         free(c);
         kill(-pid, SIGKILL);
@@ -945,7 +947,7 @@ static struct command *command_of(const char *key) {
 }
 
 static int reap(void) {
-    /* True: nobody is left, since what has no parent becomes our child (pid_namespaces(7)), and we have none. */
+    /* True: no process is left, since orphans become our children (pid_namespaces(7)), and we have none. */
     int empty = 0, status;
     for (;;) {
         pid_t pid = waitpid(-1, &status, WNOHANG);
@@ -1022,7 +1024,7 @@ static void wait_on(struct command *c, long long t) {
         for (const char *s = p->name; *s; s++)
             shown = (shown ^ (unsigned char)*s) * 1099511628211ull;
     }
-    if (!members) { /* zombies whose parent left the group and does not reap them */
+    if (!members) { /* zombies whose parent left the group and did not reap them */
         end_command(c, 1);
         return;
     }
@@ -1046,7 +1048,7 @@ static void to_members(struct kill *k, int signum) {
     for (int n = 0; n < all.count; n++)
         if (all.at[n].group != k->group)
             send_signal(all.at[n].pid, signum);
-    for (int n = 0; signum == SIGTERM && n < all.count; n++) /* a stopped process would see it only when continued */
+    for (int n = 0; signum == SIGTERM && n < all.count; n++) /* a stopped process gets it only after SIGCONT */
         if (still(&all.at[n]))
             send_signal(all.at[n].pid, SIGCONT);
 }
@@ -1131,7 +1133,7 @@ static void all_ended(void) {
 }
 
 static void end_all(long long id) {
-    /* SIGTERM to all but us, stopped ones too; the answer goes out once nobody is left. Whoever asks does not wait for ever. */
+    /* SIGTERM to all but us, stopped ones too; answered when no process is left. The agent has a timeout. */
     ends = realloc(ends, (size_t)(end_count + 1) * sizeof *ends);
     if (!ends)
         die();
@@ -1170,7 +1172,7 @@ static void begin_kill(const char *key, long long id) {
     *last = k;
 }
 
-/* Freezing, where no cgroup can */
+/* Freezing, without cgroups */
 
 static void thaw(void) {
     for (int n = 0; n < stopped_count; n++)
@@ -1286,7 +1288,7 @@ static void sockets(struct request *r) {
 static const char *const namespace_paths[] = {"/proc/self/ns/pid", "/proc/self/ns/net", "/proc/self/ns/ipc", "/proc/self/ns/mnt"};
 
 static void namespaces(long long id) {
-    /* Only we can open our own, since nobody may look at a process that is not dumpable. */
+    /* Only we can open our own: /proc of a process that is not dumpable is closed to others. */
     int fds[4], count = 0;
     for (; count < 4; count++) {
         fds[count] = open(namespace_paths[count], O_RDONLY | O_CLOEXEC);
@@ -1349,7 +1351,7 @@ static void answer(struct request *r) {
 
 static void hear_agent(void) {
     reserve(&in, 16384 + 1);
-    ssize_t got = recv(agent, in.at + in.used, in.size - in.used - 1, 0); /* descriptors that come along are closed by the kernel */
+    ssize_t got = recv(agent, in.at + in.used, in.size - in.used - 1, 0); /* without a buffer for descriptors the kernel closes them */
     if (got < 0 && errno == EINTR)
         return;
     if (got <= 0)
@@ -1426,7 +1428,7 @@ static void whole(int fd, void *to, size_t bytes) {
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            _exit(0); /* whoever would have given an order is gone */
+            _exit(0); /* the sender of the order has ended */
         done += (size_t)got;
     }
 }
@@ -1468,7 +1470,7 @@ static void harden(const struct order *order, int ruleset, const char *program) 
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1) { /* whoever compiled it wants to know whether it runs */
+    if (argc > 1) { /* native_init.py tests that the program runs */
         static const char says[] = "eos-init 1\n";
         return strcmp(argv[1], "--version") || write(1, says, sizeof says - 1) < 0;
     }
@@ -1489,7 +1491,7 @@ int main(int argc, char **argv) {
     sigprocmask(SIG_SETMASK, &child, NULL);
     signal(SIGCHLD, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGHUP, SIG_IGN); /* for commands on a terminal, see spawn.start */
+    signal(SIGHUP, SIG_IGN); /* for commands on a terminal, see `start` in spawn.py */
     wake = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
     fcntl(3, F_SETFD, FD_CLOEXEC);
     if (send(3, "1", 1, MSG_NOSIGNAL) < 0 && errno != EPIPE)
@@ -1524,7 +1526,7 @@ int main(int argc, char **argv) {
     if (fds[1] >= 0)
         close(fds[1]);
     dup2(0, 2);
-    signal(SIGINT, SIG_DFL); /* for pid 1 that means: ignored */
+    signal(SIGINT, SIG_DFL); /* the kernel ignores it for pid 1 */
     signal(SIGTERM, SIG_DFL);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* no ptrace, no /proc/1/mem for a session's uid 0 */
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);

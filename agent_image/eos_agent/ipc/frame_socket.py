@@ -1,4 +1,4 @@
-"""The agent's end of a socket to its zygote or to a session's runner."""
+"""The agent's end of a socket to the zygote or to the init of a session."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class FrameSocket:
         self._turn = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._open = True
-        self._room: asyncio.Future[None] | None = None  # what the holder of the turn waits for when the peer's buffer is full
-        self._rest: asyncio.Task[bool] | None = None  # sends what is left of a frame that was begun
+        self._room: asyncio.Future[None] | None = None  # pending while the peer's buffer is full
+        self._rest: asyncio.Task[bool] | None = None  # sends the rest of a frame that was begun
         self._loop.add_reader(sock, self._read)
 
     def _read(self) -> None:
@@ -42,10 +42,11 @@ class FrameSocket:
             self._on_end()
 
     async def send(self, message: dict[str, Any], data: bytes | None = None, fds: Sequence[int] = ()) -> None:
-        """Queue one frame in order. A frame that was begun goes out whole, also when its sender is cancelled: half of one would spoil the next.
+        """Send one frame, in order. A frame that was begun is sent whole even if the caller is cancelled: the
+        next frame would be unreadable after half of one.
 
         Raises:
-            OSError: the peer is gone, or the link was closed meanwhile.
+            OSError: the peer has ended, or the socket was closed before the frame was sent.
         """
         raw = channel.encode(message, data, len(fds))
         async with self._turn:
@@ -71,7 +72,7 @@ class FrameSocket:
             raise _gone()
 
     async def _send_rest(self, rest: memoryview) -> bool:
-        """False: the peer is gone."""
+        """Send the rest of a frame; False: the peer has ended."""
         while rest and self._open:
             try:
                 rest = rest[self._sock.send(rest) :]
@@ -82,7 +83,8 @@ class FrameSocket:
         return not rest
 
     async def _writable(self) -> None:
-        """Return once there is room, or the link was closed: the loop says nothing of a socket that it watches no more."""
+        """Wait until the socket is writable or closed: the loop does not report a socket that it no longer
+        watches."""
         ready = self._room = self._loop.create_future()
         self._loop.add_writer(self._sock, resolve, ready)
         try:
@@ -104,7 +106,7 @@ class FrameSocket:
 
 
 def _gone() -> BrokenPipeError:
-    return BrokenPipeError(errno.EPIPE, "the session's process is gone")
+    return BrokenPipeError(errno.EPIPE, "the process at the other end has ended")
 
 
 def resolve(future: asyncio.Future[None]) -> None:

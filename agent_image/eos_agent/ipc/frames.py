@@ -1,8 +1,9 @@
-"""Frames between the agent, the zygote and a session's runner: one JSON object, optional bytes, descriptors beside them.
+"""Frames between the agent, the zygote and a session's init: one JSON object, optional bytes, descriptors.
 
-A stream socket carries `u32 length of the JSON, u32 length of the bytes (or NO_DATA), u32 count of descriptors`, the JSON, the bytes; the
-descriptors ride (SCM_RIGHTS) on the first byte of their frame. The kernel never lets one recvmsg(2) run past a byte that carries
-descriptors (unix(7)), so they arrive in the order of the frames. What a runner sends is checked here: it shares its uid with user code.
+A frame on the stream socket is `u32 length of the JSON, u32 length of the bytes (or NO_DATA), u32 count of
+descriptors`, the JSON, the bytes; the descriptors (SCM_RIGHTS) are attached to the first byte of their frame.
+One recvmsg(2) never reads past a byte with descriptors (unix(7)), so they arrive in the order of the frames.
+Frames of an init are checked here: it shares its uid with user code.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_JSON_BYTES = 24 * 1024 * 1024
 MAX_DATA_BYTES = 256 * 1024 * 1024
 MAX_FDS = 8
 READ_BYTES = 64 * 1024  # malloc(3) maps and unmaps each buffer from 128 KiB on
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each frame
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps makes one for each call
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_FDS * 4) if hasattr(socket, "CMSG_SPACE") else 0
 
 
@@ -34,17 +35,17 @@ class Frame(NamedTuple):
 
 
 class BadFrame(ValueError):
-    """The peer sent what no peer of ours sends; the connection is of no more use."""
+    """The peer sent an invalid frame; the connection cannot be used any more."""
 
 
 def encode(message: dict[str, Any], data: bytes | None = None, fd_count: int = 0) -> bytes:
-    """The bytes of one frame. Names that are no UTF-8 travel as the surrogates of os.fsdecode."""
+    """Encode one frame. Names that are not UTF-8 are sent as the surrogates of os.fsdecode."""
     body = _ENCODER.encode(message).encode()
     return HEADER.pack(len(body), NO_DATA if data is None else len(data), fd_count) + body + (data or b"")
 
 
 def rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
-    """The ancillary data that hands `fds` over."""
+    """The ancillary data that passes `fds`."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
 
 
@@ -57,7 +58,7 @@ def send(sock: socket.socket, message: dict[str, Any], data: bytes | None = None
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """What is there to read, and the descriptors that came with it (close-on-exec); b"" at the end of the stream."""
+    """Receive available bytes, and their descriptors (close-on-exec); b"" at the end of the stream."""
     raw, ancillary, _, _ = sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, content in ancillary:
@@ -67,17 +68,18 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 
 
 class FrameDecoder:
-    """Puts frames together from what `receive` returned."""
+    """Assembles frames from the bytes and descriptors of `receive`."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._fds: list[int] = []
 
     def feed(self, raw: bytes, fds: Sequence[int] = ()) -> list[Frame]:
-        """Frames that are complete now.
+        """Add received bytes and return the frames that are complete.
 
         Raises:
-            BadFrame: lengths beyond the limits, no JSON object, or fewer descriptors than announced.
+            BadFrame: lengths beyond the limits, JSON that is not an object, or fewer descriptors than
+                announced.
         """
         self._buffer += raw
         self._fds += fds
@@ -92,7 +94,7 @@ class FrameDecoder:
             if len(self._buffer) < end:
                 break
             if len(self._fds) < fd_count:
-                raise BadFrame(f"{fd_count} descriptors announced, {len(self._fds)} came")
+                raise BadFrame(f"{fd_count} descriptors announced, {len(self._fds)} received")
             try:
                 message = json.loads(self._buffer[HEADER.size : body_end])
             except (ValueError, RecursionError):
@@ -106,7 +108,7 @@ class FrameDecoder:
         return frames
 
     def close(self) -> None:
-        """Close descriptors of frames that never came whole."""
+        """Close the descriptors of incomplete frames."""
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()

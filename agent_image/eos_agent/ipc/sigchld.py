@@ -1,4 +1,4 @@
-"""A descriptor that becomes readable when a child has ended."""
+"""Descriptors that become readable when a child ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import signal
 from layerstack.kernel import syscalls
 
 SIGINFO_BYTES = 128
-"""struct signalfd_siginfo: what is read of the descriptor of `hear_of_children`. SIGCHLD is pending once, however many ended."""
+"""Size of struct signalfd_siginfo, read from the descriptor of `hear_of_children`; one for several ended
+children."""
 
 
 def wake_on_child() -> int:
-    """By a signal handler; to be emptied by `drain`."""
+    """Return a pipe that a signal handler writes to; empty it with `drain`."""
     readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
@@ -20,7 +21,7 @@ def wake_on_child() -> int:
 
 
 def hear_of_children() -> int:
-    """Without a signal handler, which would break off poll(2) first: SIGCHLD is blocked from here on, and read from the descriptor."""
+    """Block SIGCHLD and return a signalfd for it. A signal handler would interrupt poll(2) instead."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     return syscalls.signalfd(signal.SIGCHLD)
 

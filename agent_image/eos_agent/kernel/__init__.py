@@ -1,4 +1,4 @@
-"""What Linux offers for confinement: namespaces, cgroups, seccomp, netlink, /proc.
+"""Confinement by Linux: namespaces, cgroups, seccomp, netlink, /proc.
 
 Runs in the agent, in the zygote and in init. Imports `ipc` and what is below it.
 """

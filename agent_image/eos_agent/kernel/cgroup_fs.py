@@ -1,6 +1,7 @@
-"""The cgroup trees of this kernel, version 2 (its name is "") and those of version 1: where we are in them, a cgroup's files, its removal.
+"""The cgroup hierarchies of this kernel, version 2 (named "") and version 1: our place in them, files,
+removal.
 
-As root they are mounted for ourselves, detached: an engine's own mounts are read-only, and nobody sees ours. cgroups(7), fsmount(2).
+As root we use detached mounts of our own, since an engine mounts them read-only. cgroups(7), fsmount(2).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _MOUNTED = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 
 def memberships() -> dict[str, str]:
-    """Hierarchy -> path below the root that our cgroup namespace shows, version 2 (the empty name) last. Those with a name only are left out."""
+    """Map hierarchy to our path in our cgroup namespace, version 2 ("") last. Named hierarchies are left
+    out."""
     found: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -29,7 +31,7 @@ def memberships() -> dict[str, str]:
 
 
 def root_of(hierarchy: str) -> int:
-    """A descriptor of the root of a hierarchy, through a mount of our own where we may make one."""
+    """Open the root of a hierarchy, through a mount of our own if we may make one."""
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             return _detached(hierarchy)
@@ -40,7 +42,8 @@ def root_of(hierarchy: str) -> int:
 
 
 def _detached(hierarchy: str) -> int:
-    """Only what the kernel has as version 1 is asked for as that: else a mount could take a controller away from version 2."""
+    """Mount a hierarchy detached. Only existing version 1 hierarchies: a new one would take controllers from
+    version 2."""
     context = syscalls.fsopen("cgroup" if hierarchy else "cgroup2")
     try:
         for name in hierarchy.split(",") if hierarchy else ():
@@ -67,10 +70,10 @@ def name_of(hierarchy: str) -> str:
 
 
 def remove_tree(dir_fd: int, path: str) -> bool:
-    """Kill everything in a cgroup and below, and remove it; whether it was there.
+    """Kill all processes in and below a cgroup and remove it; return whether it existed.
 
     Raises:
-        OSError: EBUSY, something in it does not end.
+        OSError: EBUSY, a process in it does not end.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
@@ -92,7 +95,7 @@ def remove_tree(dir_fd: int, path: str) -> bool:
             try:
                 os.rmdir(path, dir_fd=dir_fd)
                 return True
-            except FileNotFoundError:  # the zygote was faster
+            except FileNotFoundError:  # removed by the zygote
                 return True
             except OSError as error:
                 if error.errno != errno.EBUSY or time.monotonic() > deadline:
@@ -106,7 +109,7 @@ def remove_tree(dir_fd: int, path: str) -> bool:
 
 
 def members(dir_fd: int, leaf: str) -> list[int]:
-    """Its processes, by their numbers in our pid namespace; those that have none there are left out."""
+    """List the processes of a cgroup by their pids in our namespace; processes outside of it are left out."""
     with contextlib.suppress(FileNotFoundError, OSError):
         return [pid for pid in map(int, read(dir_fd, f"{leaf}/cgroup.procs").split()) if pid]
     return []

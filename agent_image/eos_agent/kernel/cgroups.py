@@ -1,11 +1,13 @@
-"""Control groups of one agent: a folder of its own below the cgroup that it was started in, and in that one leaf for each session.
+"""Control groups of one agent: one below the cgroup that it was started in, and below that one for each
+session.
 
-    <cgroup of the agent>/<sandbox>-<hash>.<start>/    limits of all sessions together ("workload")
-                                               s7/     one session: its pid 1 and all that descends from it
+    <cgroup of the agent>/<sandbox>-<hash>.<start>/    limits for all sessions together ("workload")
+                                               s7/     one session: its init and all its descendants
 
-Version 2 is used for freezing and killing wherever it is, and for limits where it has the controllers; version 1 has those elsewhere. As root
-the hierarchies are mounted for ourselves, detached: an engine's own mounts of them are read-only, and nobody sees ours. An ordinary user
-has what was delegated to it. cgroups(7); the kernel's cgroup-v2.rst, cgroup-v1/{memory,pids}.rst, sched-bwc.rst; ADR 0023.
+Version 2, if mounted, freezes and kills, and limits what its controllers can; version 1 limits the rest. As
+root we use detached mounts of our own, since an engine mounts the hierarchies read-only. An ordinary user has
+the cgroups that were delegated to it. cgroups(7); the kernel's cgroup-v2.rst, cgroup-v1/{memory,pids}.rst,
+sched-bwc.rst; ADR 0023.
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ from layerstack.kernel import fsync
 CONTROLLERS = ("memory", "pids", "cpu")
 APPLIED, UNPROFILED, UNSUPPORTED, NOT_CONFIGURED = "applied", "available_unprofiled", "unsupported", "not_configured"
 OWN_PIDS = 8
-"""What a session may have beyond its limit of processes: its pid 1 and the helpers of file operations."""
-REAL_TIME = (os.SCHED_FIFO, os.SCHED_RR, 6)  # 6: SCHED_DEADLINE; with SCHED_RESET_ON_FORK it is another number, and no child has it
+"""Processes allowed beyond a session's limit: its init and the helpers of file operations."""
+# 6: SCHED_DEADLINE. SCHED_RESET_ON_FORK changes the number, and no child inherits the class
+REAL_TIME = (os.SCHED_FIFO, os.SCHED_RR, 6)
 CONTROL_LEAF = "eos-control"
 ZYGOTE_LEAF = "zygote"
 PERIOD_US = 100_000
 
 
 class Limits(NamedTuple):
-    """None: no limit. `pids_max` counts threads too."""
+    """Limits of a cgroup; None: no limit. `pids_max` counts threads too."""
 
     nano_cpus: int | None = None
     memory_high_bytes: int | None = None
@@ -46,14 +49,14 @@ class Limits(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the settings ask for: limits of all sessions together and of each one."""
+    """Limits from the settings: for all sessions together and for each one."""
 
     workload: Limits
     session: Limits
 
 
 class CgroupPart(NamedTuple):
-    """The agent's folder in one hierarchy: "" is version 2, else the controllers of a hierarchy of version 1, as /proc/PID/cgroup has them."""
+    """The agent's cgroup in one hierarchy: "" for version 2, else the controllers as in /proc/PID/cgroup."""
 
     hierarchy: str
     path: str
@@ -63,7 +66,10 @@ class CgroupPart(NamedTuple):
 
 
 class Groups:
-    """The agent's folders, made by `open_groups`. `state` and `reason` are the words of contract 7.7; `applied` is what each session is held to."""
+    """The agent's cgroups, made by `open_groups`.
+
+    `state` and `reason` as in contract 7.7; `applied` are the limits enforced for each session.
+    """
 
     def __init__(self, parts: list[CgroupPart], wanted: Wanted | None, state: str, reason: str | None) -> None:
         self.parts = parts
@@ -77,23 +83,23 @@ class Groups:
         return next((part for part in self.parts if not part.hierarchy), None)
 
     def told(self) -> dict[str, Any]:
-        """The `limits` of a session's answers."""
+        """The `limits` object in answers about a session."""
         return {"state": self.state, **self.applied._asdict(), "reason": self.reason}
 
-    # Leaves: made and removed by the zygote
+    # Cgroups of sessions: made and removed by the zygote
 
     def inherit(self, fds: list[int]) -> None:
-        """In a child that keeps these descriptors of `fds()` only."""
+        """Replace the descriptors in a child that kept only those of `fds()`."""
         self.parts = [part._replace(fd=fd, parent_fd=-1) for part, fd in zip(self.parts, fds, strict=True)]
 
     def fds(self) -> list[int]:
         return [part.fd for part in self.parts]
 
     def make(self) -> str:
-        """A leaf with the limits of a session; its name, "" where there are no cgroups.
+        """Make the cgroup of a session, with its limits; return its name, "" without cgroups.
 
         Raises:
-            OSError: the kernel refused; nothing is left of it.
+            OSError: the kernel refused; the cgroup was removed again.
         """
         if not self.parts:
             return ""
@@ -110,15 +116,18 @@ class Groups:
         return leaf
 
     def join(self, leaf: str) -> None:
-        """Put the calling process, and what it will start, into a leaf."""
+        """Move the calling process, and its later children, into a session's cgroup."""
         if leaf:
             for part in self.parts:
                 write(part.fd, f"{leaf}/cgroup.procs", "0")
 
     def join_workload(self) -> None:
-        """Put the calling process, the zygote, among what is held to the limit of all sessions together, by memory alone: what it copies at each
-        fork, and the kernel's own memory of a new session, is then taken from the sessions' part and not from the agent's. In version 2, where it
-        would have to share their processor time and their number of processes too, it stays where it is."""
+        """Move the calling process, the zygote, under the memory limit of all sessions (version 1 only).
+
+        Pages copied at each fork and kernel memory of a new session then count for the sessions, not for the
+        agent. In version 2 the zygote would share their limits of CPU time and processes too, so it stays
+        where it is.
+        """
         for part in self.parts:
             if part.hierarchy == "memory" and part.controllers:
                 with contextlib.suppress(OSError):
@@ -126,7 +135,7 @@ class Groups:
                     write(part.fd, f"{ZYGOTE_LEAF}/cgroup.procs", "0")
 
     def remove(self, leaf: str) -> bool:
-        """Whether nothing is left of it; a process that is on its way out makes it wait."""
+        """Remove a session's cgroup; False while a process in it is still exiting."""
         gone = True
         for part in self.parts if leaf else ():
             try:
@@ -145,15 +154,15 @@ class Groups:
             pids = None if limits.pids_max is None else limits.pids_max + OWN_PIDS
             _limit(part, controller, leaf, limits._replace(pids_max=pids))
 
-    # The folder itself: the agent's business
+    # The agent's own cgroup: used by the agent
 
     def record(self, path: str) -> None:
-        """Write down where the folders are, for whoever comes after an agent that was killed."""
+        """Record the paths of the cgroups, for `reap` after the agent was killed."""
         where = [{"hierarchy": part.hierarchy, "path": part.path} for part in self.parts]
         fsync.write_file(path, json.dumps({"format": 1, "folders": where}).encode() + b"\n", mode=0o600)
 
     def close(self) -> None:
-        """Kill what is left in the leaves and remove all of it."""
+        """Kill what is left in the cgroups of sessions and remove all of them."""
         for part in self.parts:
             if part.parent_fd >= 0:
                 with contextlib.suppress(OSError):
@@ -167,12 +176,14 @@ NONE = Groups([], None, UNSUPPORTED, "not enforced: this process was started wit
 
 
 def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none: str | None = None, whole: bool = False) -> Groups:
-    """Make the agent's folders. Never fails: what cannot be had is missing from `applied` and told in `reason`.
+    """Make the agent's cgroups. Never fails: a limit that is not available is missing in `applied` and named
+    in `reason`.
 
     Args:
-        store: the layer stack's path; with the id it makes a name that no other agent's folder on this machine has.
-        wanted: None when nothing limits sessions, because of `why_none` where that is a decision.
-        whole: the cgroup that we are in is the container's own, and all in it is ours to move (version 2 wants no process beside folders).
+        store: the layer stack's path; with the id it makes the name unique on this machine.
+        wanted: None without limits; `why_none` is the reason if that was decided.
+        whole: our cgroup is the container's own, so we may move all its processes (version 2 allows no
+            processes in a cgroup that has child cgroups with controllers).
     """
     name = f"{folder_name(sandbox_id, store)}.{secrets.token_hex(4)}"
     missing: dict[str, str] = {}
@@ -195,7 +206,7 @@ def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none:
         return Groups(parts, None, state, reason)
     for controller in wants:
         if not any(controller in part.controllers for part in parts):
-            missing.setdefault(controller, "no such controller is available to this process")
+            missing.setdefault(controller, "the controller is not available to this process")
     groups = Groups(parts, wanted, UNSUPPORTED, None)
     _apply(groups, wanted, missing)
     if whole:
@@ -204,15 +215,15 @@ def open_groups(sandbox_id: str, store: str, wanted: Wanted | None, *, why_none:
 
 
 def _keep_for_the_agent(groups: Groups, wanted: Wanted) -> None:
-    """In version 2: what the sessions may not have of the container's memory is not taken back from who is beside them."""
+    """Protect, in version 2, the rest of the container's memory, which sessions may not use, from reclaim."""
     part, most = groups.unified, wanted.workload.memory_max_bytes
     if part is not None and "memory" in part.controllers and most is not None:
-        with contextlib.suppress(OSError, ValueError):  # a container without a limit has nothing to keep
+        with contextlib.suppress(OSError, ValueError):  # without a limit of the container there is no rest
             write(part.parent_fd, f"{CONTROL_LEAF}/memory.min", str(max(0, int(read(part.parent_fd, "memory.max")) - most)))
 
 
 def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
-    """Set the limits of all sessions, try those of one, and find out what holds."""
+    """Set the limits of all sessions, try those of one session, and record which the kernel accepted."""
     _leave_out_what_real_time_may_not_join(groups, missing)
     for number, part in enumerate(groups.parts):
         good: list[str] = []
@@ -242,8 +253,12 @@ def _apply(groups: Groups, wanted: Wanted, missing: dict[str, str]) -> None:
 
 
 def _leave_out_what_real_time_may_not_join(groups: Groups, missing: dict[str, str]) -> None:
-    """A kernel with CONFIG_RT_GROUP_SCHED lets a process of real-time priority into no cgroup whose processor time has no real-time share,
-    as a new one has none: EINVAL. Our sessions would inherit our priority. Only then it is tried, since joining may wait for the kernel."""
+    """Leave controllers out that a process of real-time priority cannot join.
+
+    With CONFIG_RT_GROUP_SCHED such a process gets EINVAL from a cgroup without a real-time share, which a new
+    one lacks, and sessions would inherit our priority. Tried for such a priority only, since joining may take
+    long.
+    """
     if os.sched_getscheduler(0) not in REAL_TIME:
         return
     kept: list[CgroupPart] = []
@@ -259,7 +274,7 @@ def _leave_out_what_real_time_may_not_join(groups: Groups, missing: dict[str, st
 
 
 def _refuses(part: CgroupPart) -> int:
-    """The errno of a child that joins a leaf, or 0."""
+    """Let a child join a cgroup of a session; return its errno, or 0."""
     os.mkdir("try", dir_fd=part.fd)
     try:
         pid = os.fork()
@@ -301,7 +316,7 @@ def _limit(part: CgroupPart, controller: str, leaf: str, limits: Limits) -> None
             write(part.fd, f"{leaf}/cpu.max", f"{quota} {PERIOD_US}")
 
 
-# Where we are, and where our folder can be
+# Our cgroup, and the places where ours can be made
 
 
 def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], whole: bool) -> CgroupPart:
@@ -329,8 +344,9 @@ def _open(hierarchy: str, own: str, name: str, controllers: tuple[str, ...], who
 
 
 def _places(root: int, own: str, controllers: tuple[str, ...], whole: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Cgroups of version 2 whose folders get controllers: our own when nothing but us is in it, else the nearest one above, else our own if
-    it was delegated to an ordinary user, who may arrange what is in it. Whoever asks for the next one could not write to the last."""
+    """Candidates of version 2 for the parent of our cgroup: our own if we are alone in it, else the nearest
+    one above, else our own if it was delegated to this user. The next one is requested if the last was not
+    writable."""
     start = own
     here = descend(root, own)
     try:
@@ -362,8 +378,8 @@ def _places(root: int, own: str, controllers: tuple[str, ...], whole: bool) -> I
 
 
 def _give(here: int, offered: list[str]) -> None:
-    """Let the folders of a cgroup have these controllers, as far as that can be."""
-    if os.access("cgroup.type", os.F_OK, dir_fd=here):  # all but the root of all
+    """Enable controllers for the children of a cgroup, as far as the kernel allows."""
+    if os.access("cgroup.type", os.F_OK, dir_fd=here):  # absent in the root cgroup
         _make_room(here)
     for controller in offered:
         with contextlib.suppress(OSError):
@@ -371,7 +387,8 @@ def _give(here: int, offered: list[str]) -> None:
 
 
 def _make_room(fd: int) -> None:
-    """Move what is in a cgroup into a leaf of it: only then its folders may have controllers."""
+    """Move the processes of a cgroup into a child: only then its children may have controllers
+    (cgroup-v2.rst)."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(CONTROL_LEAF, dir_fd=fd)
     for _ in range(16):
@@ -399,7 +416,10 @@ def folder_name(sandbox_id: str, store: str) -> str:
 
 
 def reap(record: str, sandbox_id: str, store: str, *, but: Groups | None = None) -> int:
-    """Kill and remove what earlier agents of this store left; how many folders that were. Holds the store, so that none of them lives."""
+    """Kill and remove the cgroups of earlier agents of this store; return their number.
+
+    The caller holds the lock of the store, so none of these agents lives.
+    """
     base = folder_name(sandbox_id, store)
     own = {(part.hierarchy, part.path) for part in but.parts} if but is not None else set[tuple[str, str]]()
     found: set[tuple[str, str]] = set()

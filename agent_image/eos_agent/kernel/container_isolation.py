@@ -1,11 +1,12 @@
-"""Sandboxes of one engine do not reach each other: of the network that a container shares with others, its routes leave the gateway alone.
+"""Isolate containers of one engine from each other: of their shared network, routes keep only the gateway.
 
     172.17.0.0/16 dev eth0   ->   172.17.0.1 dev eth0, unreachable 172.17.0.0/16;   fd00::/64 and fe80::/64 likewise
 
-A container answers nobody there, and asks nobody: no connection comes about, whichever side begins it. What comes from there all the same (a
-datagram or a connection that its sender bound to the interface, a broadcast, a multicast) has no way back, and of IPv4 the kernel drops it for that
-(rp_filter). IPv6 has no such filter: a datagram that was bound to the interface by hand arrives there, and gets no answer. The rest of the world is
-behind the gateway, as before, and so is the host with the published ports. Sessions have no CAP_NET_ADMIN to take it back. ADR 0039, 0059.
+A container neither answers nor connects to addresses there, whichever side begins. Packets from there (bound
+to the interface by their sender, broadcast, multicast) have no return route, and the kernel drops them for
+IPv4 (rp_filter). IPv6 has no such filter: a datagram bound to the interface arrives, but is not answered. All
+other networks, and the host with its published ports, are still reached through the gateway. Sessions lack
+CAP_NET_ADMIN, so they cannot undo it. ADR 0039, 0059.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY = 1, 4, 5, 6
 _UNICAST, _UNREACHABLE = 1, 7
 _MAIN, _STATIC, _SCOPE_UNIVERSE, _SCOPE_LINK = 254, 4, 0, 253
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_ONLY_FROM_WHERE_IT_GOES = nested(  # what was sent by an address that is routed another way, or none, is dropped
+_ONLY_FROM_WHERE_IT_GOES = nested(  # strict mode: drop packets whose source has another route, or none
     netlink.IFLA_AF_SPEC, nested(socket.AF_INET, nested(netlink.IFLA_INET_CONF, number(netlink.IPV4_DEVCONF_RP_FILTER, 1)))
 )
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -40,7 +41,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class KernelRoute(NamedTuple):
-    """One unicast route of the main table; gateway None: the network is on the link itself. Of several to one network the least metric counts."""
+    """A unicast route of the main table; gateway None: the network is on the link. The lowest metric of a
+    network counts."""
 
     to: Network
     link: int
@@ -49,11 +51,12 @@ class KernelRoute(NamedTuple):
 
 
 def leave_neighbours(record: str) -> None:
-    """Called at the start of an agent in a container; what could not be done is logged, and the token at each port of ours remains.
+    """Isolate this container; called at the start of its agent. Failures are logged; each port still needs
+    its token.
 
     Args:
-        record: where the name servers of the first start are remembered, out of reach of sessions. They may write to /etc/resolv.conf, and a name
-            server that they add would be a neighbour that stays reachable.
+        record: file, out of reach of sessions, with the name servers of the first start. Sessions may write
+            to /etc/resolv.conf, and a neighbour added there as name server would stay reachable.
     """
     try:
         connection = Netlink()
@@ -67,7 +70,7 @@ def leave_neighbours(record: str) -> None:
 
 
 def _first_nameservers(record: str) -> list[Address]:
-    """Those of the record, which is made when there is none. One that cannot be read counts as empty."""
+    """Read the name servers of the record, or make it. A record that cannot be read counts as empty."""
     if not os.path.lexists(record):
         found = nameservers()
         fsync.write_file(record, json.dumps({"format": 1, "nameservers": [str(address) for address in found]}).encode() + b"\n", mode=0o600)
@@ -81,11 +84,12 @@ def _first_nameservers(record: str) -> list[Address]:
 
 
 def cut_off(connection: Netlink, kept: Iterable[Address] = ()) -> list[Network]:
-    """Make each network that a gateway of ours lies in unreachable, but for that gateway and `kept`, and on the same links those of addresses
-    that hold for the link alone. Returns those networks.
+    """Make the networks of our gateways unreachable, except the gateways and `kept`, and so the link-local
+    networks of the same links. Returns those networks.
 
     Raises:
-        OSError: the kernel refused; nothing or a part of it was done, and nothing more is reachable than before.
+        OSError: the kernel refused; only some networks may be cut off, and none is more reachable than
+            before.
     """
     kept = list(kept)
     done: list[Network] = []
@@ -109,7 +113,8 @@ def cut_off(connection: Netlink, kept: Iterable[Address] = ()) -> list[Network]:
 
 
 def nameservers(path: str = RESOLV_CONF) -> list[Address]:
-    """Without those of one link; a network that one process serves for one container (slirp) has its own beside the gateway."""
+    """List name servers without link-local ones. A slirp network has its own name server beside the
+    gateway."""
     found: list[Address] = []
     for line in read_lines(path, RESOLV_CONF_BYTES):
         words = line.split()
@@ -132,7 +137,8 @@ def _routes(connection: Netlink, of: int) -> Iterable[KernelRoute]:
 
 
 def _put(connection: Netlink, kind: int, to: Network, near: KernelRoute) -> None:
-    """A route in the place of, or beside, one to what is near; of its metric, since IPv6 keeps one of each."""
+    """Add or replace a route, with the metric of the route to `near`: IPv6 keeps one route for each
+    metric."""
     scope = _SCOPE_UNIVERSE if kind == _UNREACHABLE else _SCOPE_LINK
     family = socket.AF_INET if to.version == 4 else socket.AF_INET6
     head = _ROUTE.pack(family, to.prefixlen, 0, 0, _MAIN, _STATIC, scope, kind, 0)

@@ -1,9 +1,9 @@
-"""How many descriptors a process may have, which is also how many its user may have on their way through unix sockets when it sends some.
+"""Limits of descriptors per process, which also limit descriptors in flight through unix sockets.
 
-The kernel counts descriptors in flight (unix(7), SCM_RIGHTS) by user, for all sandboxes, sessions and programs of that user together, and refuses a
-sender (ETOOMANYREFS) for whom they are more than its own RLIMIT_NOFILE, unless it has CAP_SYS_ADMIN. A command that leaves many lying in a socket
-would so keep the pid 1 of each session from handing a command's output over. So the agent, the zygote and each pid 1 may have more than commands may:
-what commands can leave lying stays below that.
+The kernel counts descriptors in flight (unix(7), SCM_RIGHTS) per user, over all sandboxes, sessions and
+programs of that user, and refuses a sender (ETOOMANYREFS) without CAP_SYS_ADMIN if they are more than its own
+RLIMIT_NOFILE. A command that leaves many descriptors in a socket would thus keep every init from passing on
+the output of a command. So agent, zygote and init have a higher limit than commands.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 MORE = 4096
-"""Of the agent's own above what a command may have: one message, of 253 at most, may be let pass on each processor at once."""
+"""Margin above a command's limit: the kernel may let one message (at most 253 descriptors) per processor
+exceed it."""
 
 
 class OpenFiles(NamedTuple):
@@ -25,14 +26,15 @@ class OpenFiles(NamedTuple):
 
 
 def take_all() -> None:
-    """As many for this process as it may have."""
+    """Raise the limit of this process to the maximum."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError):  # an unlimited one is more than the kernel has for a process
+    with contextlib.suppress(ValueError):  # an unlimited hard limit exceeds fs.nr_open
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def divide(most: int) -> OpenFiles:
-    """Leave this process, and what it forks from here on, what is more than commands may have; that is at most `most`, and less where the machine gives little."""
+    """Split the limit: this process and its forks keep a margin above the limit of commands, which is at most
+    `most`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     own = most + MORE if hard == unlimited else min(most + MORE, hard)
@@ -43,8 +45,10 @@ def divide(most: int) -> OpenFiles:
 
 @contextlib.contextmanager
 def for_a_command(files: OpenFiles | None) -> Generator[list[int]]:
-    """A child that is started in the block has the soft limit of a command; its pid, which the block puts into the list, gets the hard one at the end (None: neither):
-    posix_spawn(3) has no way to say it before.
+    """Give a child started in the block the limits of a command (None: no change).
+
+    The soft limit is inherited; the hard one is set on exit for the pid that the block put into the list,
+    since posix_spawn(3) cannot set limits.
     """
     pids: list[int] = []
     if files is None:

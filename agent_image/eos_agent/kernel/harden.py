@@ -1,6 +1,6 @@
-"""What a session's processes may not do: capabilities, no_new_privs, seccomp, Landlock; one function each, all inherited by children.
+"""Restrict a session's processes: capabilities, no_new_privs, seccomp, Landlock, all inherited by children.
 
-`Hardening.prepare()` runs once in the zygote (what it reads does not change), `apply()` once per session in pid 1.
+`Hardening.prepare()` runs once in the zygote (its inputs do not change), `apply()` once per session in init.
 Sources: capabilities(7), seccomp(2), seccomp filter documentation of the kernel, landlock(7).
 """
 
@@ -28,7 +28,7 @@ CAP_NUMBERS = {
     "NET_RAW": 13,
     "MKNOD": 27,
     "SETFCAP": 31,
-}  # the ones that commands keep; setting up a package, a server or a file of another owner needs no more
+}  # capabilities that commands keep: enough to install packages, run servers and change owners of files
 
 _NAMESPACE_FLAGS = (
     syscalls.CLONE_NEWNS
@@ -121,9 +121,11 @@ SOCKET_FAMILIES = (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)
 _SOCK_RAW, _SOCK_PACKET, _SOCK_TYPE_MASK = 3, 10, 0xF
 _PING = (1, 58)  # IPPROTO_ICMP, IPPROTO_ICMPV6
 
-_LOAD, _JEQ, _JGE, _JSET, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06  # BPF_LD|W|ABS, BPF_JMP|..|K, BPF_ALU|AND|K, BPF_RET|K
+# BPF_LD|W|ABS, BPF_JMP|..|K, BPF_ALU|AND|K, BPF_RET|K
+_LOAD, _JEQ, _JGE, _JSET, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
-_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; arguments are 8 bytes, little endian, so the low word comes first
+# offsets in struct seccomp_data; arguments are 8 bytes, little endian, so the low word comes first
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
 
 def _errno(code: int) -> int:
@@ -135,16 +137,19 @@ def _op(code: int, jump_true: int, jump_false: int, k: int) -> bytes:
 
 
 def denied_calls(machine: str = syscalls.MACHINE) -> dict[str, int]:
-    """Name and number of every system call that fails with EPERM whatever its arguments are."""
+    """Map name to number of each system call that fails with EPERM whatever its arguments are."""
     return {**_DENIED_EVERYWHERE, **_DENIED_BY_MACHINE[machine]}
 
 
 def _only_families(machine: str, *, raw_sockets: bool) -> list[bytes]:
-    """Sockets of SOCKET_FAMILIES only, for another one the error of a kernel that does not have it. AF_VSOCK is why: it leads to the machine's own host
-    and to its other guests, whatever the network namespace is; others reach past it too or are the kernel's least used code.
+    """Allow sockets of SOCKET_FAMILIES only; another family fails as on a kernel without it.
 
-    raw_sockets: of packets as well; else no packet sockets, and of the raw ones those of ping only: any other shows what goes over the network that
-    the session shares. The token of the agent is among that: the gateway's requests come over TCP, and CAP_NET_RAW is for more than ping (ADR 0026).
+    AF_VSOCK reaches the machine's host and its other guests from any network namespace; other families do so
+    too, or are rarely used kernel code.
+
+    raw_sockets: allow packet sockets and all raw ones; else only the raw sockets of ping, since others can
+    read the traffic of the shared network, which has the agent's token in the gateway's requests over TCP
+    (ADR 0026).
     """
     deny, allow, unknown = (_op(_RETURN, 0, 0, k) for k in (_errno(errno.EPERM), _ALLOW, _errno(errno.EAFNOSUPPORT)))
     domain, kind, protocol = (_op(_LOAD, 0, 0, _ARGUMENTS + 8 * n) for n in range(3))
@@ -167,13 +172,14 @@ def _only_families(machine: str, *, raw_sockets: bool) -> list[bytes]:
 
 
 def seccomp_program(machine: str = syscalls.MACHINE, *, raw_sockets: bool = False) -> bytes:
-    """The BPF program of a session. raw_sockets: it has a network of its own, of which it may see every packet.
+    """The BPF program of a session. raw_sockets: it has its own network and may read every packet of it.
 
-    Another architecture's calls get EPERM; x32 calls kill the process; clone3 gets ENOSYS, since its flags lie in memory where no filter
-    can read them, and libc then falls back to clone, which gets EPERM for any namespace flag; mknod of devices gets EPERM.
+    Calls of another architecture get EPERM; x32 calls kill the process; clone3 gets ENOSYS, since a filter
+    cannot read its flags in memory: libc falls back to clone, which gets EPERM for any namespace flag; mknod
+    of devices gets EPERM.
 
     Raises:
-        OSError: ENOSYS, no numbers are known for this machine.
+        OSError: ENOSYS, system call numbers of this machine are unknown.
     """
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"seccomp: no system call numbers known for {machine}")
@@ -194,14 +200,15 @@ def seccomp_program(machine: str = syscalls.MACHINE, *, raw_sockets: bool = Fals
 
 
 def install_seccomp(program: bytes) -> None:
-    """Put the filter on this process; needs no_new_privs."""
+    """Install the filter for this process; needs no_new_privs."""
     code = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code)))
     syscalls.prctl(syscalls.PR_SET_SECCOMP, syscalls.SECCOMP_MODE_FILTER, ctypes.addressof(header))
 
 
 def shrink_bounding_set(keep: int) -> None:
-    """Drop what is not in the bit mask `keep` from the bounding set, and the ambient set whole. What this process itself may do stays."""
+    """Drop all but the bit mask `keep` from the bounding set, and clear the ambient set. Permitted
+    capabilities stay."""
     for number in range(64):
         if keep >> number & 1:
             continue
@@ -224,7 +231,7 @@ def permitted_capabilities() -> int:
 
 
 class Landlock(NamedTuple):
-    """Landlock of this kernel: its ABI, 0 where there is none."""
+    """Landlock of this kernel: its ABI, 0 without Landlock."""
 
     abi: int
 
@@ -236,7 +243,8 @@ class Landlock(NamedTuple):
             return Landlock(0)
 
     def restrict(self, writable: Sequence[str]) -> None:
-        """Writing only below `writable`; reading and running everywhere. Abstract sockets and signals end at the session (ABI 6)."""
+        """Allow writing below `writable` only, reading and executing everywhere; scope abstract sockets and
+        signals (ABI 6)."""
         if self.abi == 0:
             return
         ruleset = self.ruleset(writable)
@@ -246,7 +254,7 @@ class Landlock(NamedTuple):
             os.close(ruleset)
 
     def ruleset(self, writable: Sequence[str]) -> int:
-        """The descriptor of the rules, not in force yet."""
+        """Make the ruleset, not yet in force, and return its descriptor."""
         every = (1 << 13) - 1
         for abi, bit in ((2, 13), (3, 14), (5, 15)):  # refer, truncate, ioctl_dev
             if self.abi >= abi:
@@ -268,7 +276,7 @@ class Landlock(NamedTuple):
 
 
 class Hardening(NamedTuple):
-    """Everything that `apply` needs and that is the same for each session."""
+    """The restrictions that are the same for each session."""
 
     capabilities: int
     program: bytes
@@ -277,10 +285,11 @@ class Hardening(NamedTuple):
 
     @staticmethod
     def prepare() -> Hardening:
-        """Called in the zygote: shrinks its bounding set and sets no_new_privs, which sessions inherit; its own powers stay.
+        """Shrink the bounding set of the zygote and set no_new_privs, which sessions inherit; its own
+        capabilities stay.
 
         Raises:
-            OSError: the kernel lacks seccomp or refuses; no session can be made then.
+            OSError: the kernel lacks seccomp or refuses; sessions cannot be made then.
         """
         keep = permitted_capabilities() & sum(1 << number for number in CAP_NUMBERS.values())
         shrink_bounding_set(keep)
@@ -288,7 +297,10 @@ class Hardening(NamedTuple):
         return Hardening(keep, seccomp_program(), seccomp_program(raw_sockets=True), Landlock.probe())
 
     def apply(self, writable: Sequence[str] | None, *, own_network: bool) -> None:
-        """Called in pid 1 of a session, last of all: nothing can be mounted afterwards. writable: the only folders to write below, or None."""
+        """Restrict the init of a session, as its last step: it cannot mount afterwards.
+
+        writable: the only directories to write below, or None.
+        """
         if writable is not None:
             self.landlock.restrict(writable)
         syscalls.capset(self.capabilities, self.capabilities, 0)

@@ -1,8 +1,9 @@
-"""Whether there is memory, and a place for a process, for one more session: asked before it is made, so that none is made that another pays for.
+"""Check memory and number of processes before a session is made, so that it does not cost another session.
 
-Looked at is every limit that holds the sessions: that of all of them together, those of the cgroup that the agent was started in and of the
-ones above it (a container's), and what the machine has left. What the kernel can take back counts as free: file pages, and in version 2
-reclaimable kernel memory; before a refusal it is asked to take that back. cgroup-v2.rst, cgroup-v1/memory.rst; proc(5), MemAvailable.
+The check reads every limit of the sessions: the one of all of them together, those of the agent's cgroup and
+of the cgroups above it (a container's), and the free memory of the machine. Reclaimable memory counts as free
+(file pages, in version 2 also kernel memory); before a refusal the kernel is asked to reclaim it.
+cgroup-v2.rst, cgroup-v1/memory.rst; proc(5), MemAvailable.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from eos_agent.kernel.cgroups import Groups
 from eos_agent.wire.protocol import SERVER_BUSY, OperationError
 
 SESSION_BYTES = 3 << 20
-"""What a session takes with its first command, as its cgroup and the zygote's count it: measured 2.6 MB, of which 0.25 is the kernel's."""
+"""Memory of a session with its first command, in its cgroup and the zygote's: 2.6 MB measured, 0.25 of it
+kernel's."""
 COMMANDS_BYTES = 16 << 20
-"""Left for commands to start with, in the sessions that there are."""
+"""Memory left for commands of the existing sessions."""
 FIRST_COMMAND_BYTES = 128 << 10
-"""What a session grows by with its first command: still to come in those that ran none, and so not free."""
+"""Growth of a session with its first command; reserved for sessions that ran none yet."""
 SESSION_PIDS = 8
-"""Left in the number of processes: its pid 1, a command of a few."""
+"""Processes of a new session: its init and a small command."""
 RECLAIM_EVERY_S = 1.0
-HINT = "publish_workspace_session or destroy_workspace_session ends one; a larger resource_profile has room for more"
+HINT = (
+    "end a session: publish_workspace_session keeps its work, destroy_workspace_session discards it; "
+    "a larger resource_profile has room for more"
+)
 
 
 class Shortage(NamedTuple):
-    """A limit that has no room: `unit` is bytes or processes."""
+    """A limit without enough room: `unit` is bytes or processes."""
 
     limit: str
     where: str
@@ -41,7 +46,7 @@ class Shortage(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """A cgroup with a memory limit, by its folder."""
+    """A cgroup with a memory limit, by the descriptor of its directory."""
 
     where: str
     fd: int
@@ -69,7 +74,7 @@ class _Memory(NamedTuple):
         return sum(int(found.get(name, 0)) for name in names)
 
     def reclaim(self, amount: int) -> None:
-        """Have the kernel take back what it can; it may find less than that."""
+        """Let the kernel reclaim up to `amount` bytes."""
         with contextlib.suppress(OSError):
             if self.version_2:
                 write(self.fd, "memory.reclaim", str(amount))
@@ -78,10 +83,10 @@ class _Memory(NamedTuple):
 
 
 class Headroom:
-    """What `open_headroom` found. Every method may be called from any thread, one at a time."""
+    """The limits found by `open_headroom`. Methods may be called from any thread, one at a time."""
 
     def __init__(self, levels: list[_Memory], pids: list[tuple[int, int]], session_bytes: int) -> None:
-        self._levels, self._pids = levels, pids  # of `pids`: descriptors of pids.current, and of the folder
+        self._levels, self._pids = levels, pids  # of `pids`: descriptors of pids.current and of its directory
         self.session_bytes = session_bytes
         self._reclaimed = -RECLAIM_EVERY_S
         self._meminfo = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -97,11 +102,11 @@ class Headroom:
         self._levels, self._pids = [], []
 
     def needed(self, making: int, fresh: int) -> int:
-        """For one more session while `making` others are being made and `fresh` ran no command yet."""
+        """Bytes for one more session while `making` others are being made and `fresh` ran no command yet."""
         return self.session_bytes * (making + 1) + FIRST_COMMAND_BYTES * fresh + COMMANDS_BYTES
 
     def quick(self, making: int, fresh: int) -> bool:
-        """Whether there is room without looking at what could be taken back: some microseconds for each limit."""
+        """Test for room without counting reclaimable memory: some microseconds for each limit."""
         needed = self.needed(making, fresh)
         for level in self._levels:
             limit = level.limit()
@@ -110,7 +115,7 @@ class Headroom:
         return self._available() >= needed and self._processes(making) is None
 
     def shortage(self, making: int, fresh: int) -> Shortage | None:
-        """As `quick`, thoroughly: what is missing, or None."""
+        """The limit without room, reclaimable memory counted as free; None if there is room."""
         found = self._processes(making) or self._memory(making, fresh)
         if found is not None and found.unit == "bytes" and time.monotonic() - self._reclaimed >= RECLAIM_EVERY_S:
             self._reclaimed = time.monotonic()
@@ -149,11 +154,11 @@ class Headroom:
         for line in os.pread(self._meminfo, 512, 0).split(b"\n"):
             if line.startswith(b"MemAvailable:"):
                 return int(line.split()[1]) * 1024
-        return 1 << 62  # a kernel that does not tell it
+        return 1 << 62  # a kernel without this figure
 
 
 def open_headroom(groups: Groups, session_bytes: int = SESSION_BYTES) -> Headroom:
-    """Where the sessions of these groups are held. Never fails: a cgroup that cannot be looked at is left out."""
+    """Find the limits of the sessions of `groups`. Never fails: a cgroup that cannot be read is left out."""
     levels: list[_Memory] = []
     pids: list[tuple[int, int]] = []
     for part in groups.parts:
@@ -169,7 +174,7 @@ def open_headroom(groups: Groups, session_bytes: int = SESSION_BYTES) -> Headroo
 
 
 def _above() -> Iterator[_Memory]:
-    """The cgroup that the agent is in and those above it, as far as this namespace shows them and they have a limit."""
+    """The agent's cgroup and those above it that this namespace shows and that have a limit."""
     for hierarchy, own in memberships().items():
         if hierarchy and "memory" not in hierarchy.split(","):
             continue
@@ -190,7 +195,7 @@ def _above() -> Iterator[_Memory]:
 
 
 def refused(found: Shortage, sessions: int) -> OperationError:
-    """The answer to who wanted the session."""
+    """The error for a session that has no room."""
     details: dict[str, Any] = {
         "limit": found.limit,
         "value": found.value,
@@ -209,7 +214,7 @@ def refused(found: Shortage, sessions: int) -> OperationError:
 
 
 def too_many(sessions: int, value: int) -> OperationError:
-    """The answer when the configured number is reached."""
+    """The error when the configured number of sessions is reached."""
     details = {"limit": "runtime.workspace.max_sessions", "value": value, "sessions": sessions, "retryable": True, "hint": HINT}
     return OperationError(
         SERVER_BUSY, f"no room for another session: there are {sessions}, which is the limit", details, reason="sandbox_full"
@@ -225,7 +230,7 @@ def _open(dir_fd: int, name: str) -> int:
 
 
 def _number(dir_fd: int, name: str) -> int | None:
-    """A limit, or None where there is none: no such file, `max`, or more than the machine has."""
+    """Read a limit; None for no limit: an absent file, `max`, or more than the machine has."""
     try:
         fd = _open(dir_fd, name)
     except OSError:

@@ -1,8 +1,10 @@
-"""How many inotify instances one session may have: the kernel counts them by user, and root of all sessions is root of the machine.
+"""Limit the inotify instances of a session: the kernel counts them per user, and all sessions share root.
 
-A filter of its own asks the agent before each inotify_init (seccomp_unotify(2)); all other calls pass it at no cost, since the kernel remembers
-which ones it always allows. The two calls have no pointers, so that what was looked at is what happens. A session that asks all the time is answered
-with pauses, so that the agent's loop goes on. Where the kernel, or a filter that the agent itself is in, does not allow that, the kernel's own limit remains.
+A seccomp filter asks the agent before each inotify_init (seccomp_unotify(2)); other calls cost nothing, since
+the kernel caches the calls that a filter always allows. Both calls have no pointer arguments, so the checked
+arguments are the ones used. Answers to a session that asks continuously are delayed, so that the agent's loop
+is not blocked. If the kernel, or a filter on the agent itself, does not allow that, the kernel's own limit
+remains.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ _NOTICE_BYTES, _CONTINUE = 80, 1
 _INSTANCE = "anon_inode:inotify"
 
 INSTANCES = 32
-"""Of one session, a quarter of what Linux gives to one user."""
+"""Instances of one session: a quarter of the default of fs.inotify.max_user_instances."""
 LOOK_EVERY_S = 0.2
-"""Between two looks at what a session holds: until then a full one is refused by what was seen last."""
+"""Seconds between two counts of a session's instances; until then the last count decides."""
 BURST, PAUSE_S = 64, 0.02
 
 
 def install() -> int | None:
-    """Put the filter on this process, which has no_new_privs; the descriptor on which the calls of it and of its children are answered."""
+    """Install the filter for this process (with no_new_privs); return the descriptor for answering it and its
+    children."""
     calls = _CALLS.get(syscalls.MACHINE)
     if calls is None:
         return None
@@ -49,16 +52,16 @@ def install() -> int | None:
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(program)))
     try:
         return syscalls.syscall("seccomp", _SET_MODE_FILTER, _NEW_LISTENER, header)
-    except OSError:  # an old kernel, or somebody above us listens already
+    except OSError:  # an old kernel, or a listener above us
         return None
 
 
 class InotifyLimit:
-    """The agent's end for one session. `processes` says which ones are its, as the agent sees them."""
+    """The agent's end for one session. `processes` lists its processes, by pids of the agent's namespace."""
 
     def __init__(self, fd: int, most: int, processes: Callable[[], list[int]]) -> None:
         self._fd, self._most, self._processes = fd, most, processes
-        self._held = self._granted = 0  # when it was looked last, and since then
+        self._held = self._granted = 0  # at the last count, and granted since
         self._granted_to: dict[int, int] = {}
         self._looked = -LOOK_EVERY_S
         self._asked, self._since = 0, 0.0
@@ -80,12 +83,12 @@ class InotifyLimit:
         try:
             fcntl.ioctl(self._fd, _RECEIVE, notice)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.EINTR):  # who asked was killed, or a signal came
+            if error.errno not in (errno.ENOENT, errno.EINTR):  # the caller was killed, or a signal came
                 self.close()
             return
         number, pid = struct.unpack_from("QI", notice)
         code, flags = (0, _CONTINUE) if self._allow(pid) else (-errno.EMFILE, 0)
-        with contextlib.suppress(OSError):  # it does not wait any more
+        with contextlib.suppress(OSError):  # the caller no longer waits
             fcntl.ioctl(self._fd, _SEND, bytearray(struct.pack("QqiI", number, 0, code, flags)))
         self._pace()
 
@@ -115,8 +118,8 @@ class InotifyLimit:
 
 
 def count(pids: list[int], granted_to: dict[int, int]) -> int:
-    """How many instances these processes hold. A copy that a child has of its parent's counts once; of a process that may not be looked at,
-    what it was granted. What ended is taken out of `granted_to`."""
+    """Count the instances of these processes. A descriptor shared with a child counts once; a process that
+    cannot be read counts with what it was granted. Ended processes are removed from `granted_to`."""
     living = set(pids)
     for gone in [pid for pid in granted_to if pid not in living]:
         del granted_to[gone]
@@ -141,7 +144,7 @@ def count(pids: list[int], granted_to: dict[int, int]) -> int:
 
 
 def _same(one: int, other: int, number: int) -> bool:
-    """Whether both have the same open file under that number (kcmp(2), KCMP_FILE)."""
+    """Test that both have the same open file under that number (kcmp(2), KCMP_FILE)."""
     try:
         return syscalls.syscall("kcmp", one, other, 0, number, number) == 0
     except OSError:

@@ -1,15 +1,15 @@
-"""The root of a local session: this machine's file systems (or a rootfs), each behind a read-only overlay that leaves out what is hidden.
+"""The root of a local session: this machine's file systems (or a rootfs), each behind a read-only overlay.
 
-An overlay has inodes of its own. So a unix socket or a FIFO of the machine is a name in there and nothing else: connect(2) looks for the inode
-that was bound and does not find it, whatever name it was bound by and whenever; a read-only mount alone stops no connect(2). What is hidden
-is a whiteout in a layer above, found by file system and path in it (mounts.py) on every mount that shows it; it stays hidden when its file
-is replaced, which takes a mount over it away.
+An overlay has its own inodes, so connect(2) does not find the inode of a unix socket or FIFO of the machine,
+whatever its name; a read-only mount alone does not prevent connect(2). A hidden path is a whiteout in an
+upper layer, on every mount that shows it, found by file system and path in it (mountinfo.py). It stays hidden
+when its file is replaced; a mount over it would vanish then.
 
-An overlay remembers what it looked up: `refresh` makes it look again (ADR 0038).
+An overlay caches lookups: `refresh` drops them (ADR 0038).
 
-The powers of a user namespace do not reach to an overlay of a folder with mounts below it, which could show what these mounts cover (EINVAL).
-Such a folder becomes an ordinary one, whose entries are looked at one by one. What no overlay can be made of is bound, and the sockets in
-there are hidden one by one, as far as they are known (view.py).
+In a user namespace an overlay of a directory with mounts below it is refused (EINVAL), since it could show
+what the mounts hide. Such a directory is rebuilt from its entries, one by one. A path that no overlay accepts
+is bind-mounted, and known sockets in it are hidden one by one (mounts.py).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from layerstack.kernel import syscalls
 
 KERNEL_TREES = ("dev", "proc", "sys")
 _PRIVATE = ("/tmp", "/run")
-"""Each session mounts its own there."""
+"""Paths at which each session has mounts of its own."""
 _STAGES = ("/tmp", "/mnt", "/run", "/dev/shm")
 _MARK = "eos-view"
-"""The source of our overlays, as mountinfo shows it."""
+"""Source of our overlays in mountinfo."""
 _ENTRIES_MAX = 400
-"""A folder with mounts below it and more entries than this is bound as it is: each entry is a mount that each session copies."""
+"""A directory with mounts below it and more entries than this is bind-mounted: each entry would be a
+mount."""
 _NOT_SHOWN = frozenset(
     {"autofs", "nsfs", "proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "binfmt_misc", "debugfs", "tracefs"}
 )
@@ -40,8 +41,11 @@ _HARMLESS = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.M
 
 
 class ViewPaths(NamedTuple):
-    """Paths in the new root. masked: hidden, but a mount over it has to do that. late: hidden, its folder (the key) is not there yet. bound: some of
-    it is no overlay, so that its sockets are not cut off."""
+    """Paths in the new root.
+
+    masked: to be hidden by a mount. late: hidden paths whose directory (the key) does not exist yet. bound: a
+    part is not an overlay, so its sockets can be reached.
+    """
 
     masked: list[str]
     late: dict[str, list[str]]
@@ -49,20 +53,20 @@ class ViewPaths(NamedTuple):
 
 
 def enter(rootfs: str | None, hidden: Sequence[str], workspace_root: str) -> ViewPaths:
-    """Make it the root of this mount namespace.
+    """Build the view and make it the root of this mount namespace.
 
     Args:
-        rootfs: a folder, or None for this machine's own root.
-        hidden: absolute paths of this machine; what is behind them is left out on every mount.
+        rootfs: a directory, or None for this machine's own root.
+        hidden: absolute paths of this machine, hidden on every mount that shows them.
 
     Raises:
-        OSError: it cannot be made; EACCES: `rootfs` is itself a part of what is hidden.
+        OSError: the view cannot be made; EACCES: `rootfs` is in a hidden path.
     """
     return _Composer(rootfs or "/", hidden, workspace_root).compose()
 
 
 class _Composer:
-    """`inside` is a path as sessions will see it; `_outside(inside)` the same place on this machine."""
+    """`inside` is a path as sessions will see it; `_outside(inside)` is the same file on this machine."""
 
     def __init__(self, source: str, hidden: Sequence[str], workspace_root: str) -> None:
         self._source = os.path.realpath(source)
@@ -72,7 +76,7 @@ class _Composer:
         self._hidden = _outermost(looking.spots(hidden))
         here = looking.spot(self._source)
         if self._source != "/" and here is not None and self._is_hidden(here):
-            raise OSError(errno.EACCES, "what is hidden from sessions cannot be their root", self._source)
+            raise OSError(errno.EACCES, "a path that is hidden from sessions cannot be their root", self._source)
         self._shown = ViewPaths([], {}, False)
         self._done: set[int] = set()
         self._layers = 0
@@ -82,7 +86,8 @@ class _Composer:
         names = os.path.realpath("/etc/resolv.conf")
         text = _read(names)
         trees = {f"/{name}": mountinfo.clone(f"/{name}", recursive=True) for name in KERNEL_TREES}
-        if self._source == "/" and text is not None and is_below(names, "/run"):  # the whole folder: the file is replaced now and then
+        # the whole directory: the file in it may be replaced
+        if self._source == "/" and text is not None and is_below(names, "/run"):
             trees[os.path.dirname(names)] = mountinfo.clone(os.path.dirname(names), recursive=True)
         source = os.open(self._source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._fd = f"/proc/self/fd/{source}"
@@ -107,7 +112,7 @@ class _Composer:
         return self._shown
 
     def _outside(self, inside: str) -> str:
-        """On this machine, but for what the stage covers: looked up from a descriptor that was opened before."""
+        """The path on this machine, through a descriptor opened before the new root was mounted over it."""
         return self._fd + inside if inside != "/" else self._fd + "/"
 
     def _inside(self, point: str) -> str | None:
@@ -116,7 +121,7 @@ class _Composer:
         return "/" + point[len(self._source.rstrip("/")) :].lstrip("/")
 
     def _spot(self, inside: str) -> tuple[Mount, Spot]:
-        """The mount that `inside` is looked up on, and what is there."""
+        """Find the mount and the spot of `inside`."""
         place = os.path.normpath(self._source + "/" + inside)
         mount = max((mount for mount in self._mounts if is_below(place, mount.point)), key=lambda mount: len(mount.point))
         return mount, Spot(mount.device, os.path.normpath(os.path.join(mount.root, os.path.relpath(place, mount.point))))
@@ -125,17 +130,17 @@ class _Composer:
         return here in self._hidden or any(Spot(here.device, above) in self._hidden for above in _above(here.path))
 
     def _hidden_below(self, inside: str, here: Spot) -> list[str]:
-        """What is hidden of it, as paths in it."""
+        """List hidden paths below `here`, relative to it."""
         top = here.path.rstrip("/") + "/"
         return [spot.path[len(top) :] for spot in self._hidden if spot.device == here.device and spot.path.startswith(top)]
 
     def _mounted(self, mount: Mount, inside: str) -> None:
-        """What is mounted somewhere below."""
+        """Add the mounts below `inside`."""
         self._done.add(mount.number)
         target = self._root + inside
         try:
             kind = stat.S_IFMT(os.lstat(target).st_mode)
-        except OSError:  # it is mounted on what is hidden
+        except OSError:  # its mount point is hidden
             return
         if self._is_hidden(Spot(mount.device, mount.root)):
             if is_below(self._workspace, inside):
@@ -149,7 +154,7 @@ class _Composer:
                 self._bind(inside, recursive=False)
 
     def _cover(self, inside: str, names: bytes | None = None) -> None:
-        """Show the folder at `inside`, as far as one mount shows it; `names` becomes /etc/resolv.conf."""
+        """Mount an overlay of the directory `inside`, of one mount; `names` becomes /etc/resolv.conf."""
         mount, here = self._spot(inside)
         fd = os.open(self._outside(inside), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         before = ViewPaths(list(self._shown.masked), {folder: list(paths) for folder, paths in self._shown.late.items()}, self._shown.bound)
@@ -172,12 +177,12 @@ class _Composer:
             os.close(fd)
 
     def _layer(self, inside: str, mount: Mount, here: Spot, fd: int) -> str:
-        """A folder for above it: whiteouts of what is hidden, and the mount points that it lacks."""
+        """Make the upper layer: whiteouts of hidden paths, and missing mount points."""
         layer = f"{self._stage}/{self._layers}"
         self._layers += 1
         os.mkdir(layer)
         _copy_attributes(f"/proc/self/fd/{fd}", layer)
-        folders: dict[str, bool] = {}  # whether it is there, and then in the layer too
+        folders: dict[str, bool] = {}  # directory -> whether it exists below, and so in the layer
         top = inside.rstrip("/") + "/"
         for path in self._hidden_below(inside, here):
             place = top + path
@@ -201,7 +206,8 @@ class _Composer:
         return layer
 
     def _without_overlay(self, inside: str, fd: int, error: OSError) -> None:
-        """`inside` by its entries, where mounts below it are what the overlay was refused for; else bound."""
+        """Rebuild `inside` from its entries if the overlay was refused for mounts below it; else bind-mount
+        it."""
         below = [
             mount
             for mount in self._mounts
@@ -225,7 +231,7 @@ class _Composer:
             self._shown.masked.append(os.path.normpath(f"{inside}/{path}"))
 
     def _entry(self, inside: str) -> None:
-        """One entry of a folder that became an ordinary one."""
+        """Add one entry of a rebuilt directory."""
         mount, here = self._spot(inside)
         source, target = self._outside(inside), self._root + inside
         try:
@@ -259,9 +265,10 @@ class _Composer:
 
 
 def refresh(namespace_of: int) -> None:
-    """Have the overlays of that process' root look again at what they remember and do not use: entries that were not there, files that were replaced.
+    """Drop cached lookups of the overlays of that process' root: absent entries, replaced files.
 
-    The caller has CAP_SYS_ADMIN in the user namespace that made them. What could not be done is not told: they show what they remember.
+    The caller has CAP_SYS_ADMIN in the user namespace that made them. Errors are ignored: the cached view
+    stays.
     """
     points: list[tuple[int, bytes]] = []
     with contextlib.suppress(OSError), open(f"/proc/{namespace_of}/mountinfo", "rb") as table:
@@ -269,12 +276,13 @@ def refresh(namespace_of: int) -> None:
         points = [(int(words[0]), words[4]) for words in ours]
     for number, point in points:
         with contextlib.suppress(OSError), _opened(f"/proc/{namespace_of}/root{mountinfo.plain(point)}") as fd:
-            # what lies over it must not be made read-only: it may be a file system of the machine
+            # a mount over it must not become read-only: it may be a file system of the machine
             if mountinfo.number_of(fd) != number:
                 continue
             picked = syscalls.fspick(fd)
             try:
-                syscalls.fsconfig(picked, syscalls.FSCONFIG_SET_FLAG, "ro")  # as it is: without, the kernel takes it for a wish to write
+                # as it is now: without it the kernel reconfigures for writing
+                syscalls.fsconfig(picked, syscalls.FSCONFIG_SET_FLAG, "ro")
                 syscalls.fsconfig(picked, syscalls.FSCONFIG_CMD_RECONFIGURE)
             finally:
                 os.close(picked)
@@ -290,7 +298,7 @@ def _opened(path: str) -> Generator[int]:
 
 
 def _outermost(spots: Iterable[Spot]) -> dict[Spot, None]:
-    """Without those that lie in another one."""
+    """Drop spots below another one."""
     found: dict[Spot, None] = {}
     last = Spot("", "")
     for spot in sorted(spots, key=lambda spot: (spot.device, spot.path + "/")):
@@ -301,7 +309,7 @@ def _outermost(spots: Iterable[Spot]) -> dict[Spot, None]:
 
 
 def _above(path: str) -> Generator[str]:
-    """The folders that it lies in, from the nearest on."""
+    """The parent directories of `path`, nearest first."""
     while path != "/":
         path = os.path.dirname(path)
         yield path
@@ -312,7 +320,8 @@ def _is_private(inside: str) -> bool:
 
 
 def _overlay(lowerdirs: Sequence[str], attributes: int) -> int:
-    """Detached, of paths without special characters, together of up to 255: any kernel takes them as one `lowerdir`."""
+    """Make a detached overlay of paths without special characters, at most 255 characters: one `lowerdir`
+    option."""
     fd = syscalls.fsopen("overlay")
     try:
         syscalls.fsconfig(fd, syscalls.FSCONFIG_SET_STRING, "source", _MARK)
@@ -333,7 +342,7 @@ def _attach(fd: int, target: str) -> None:
 
 
 def _add_folders(layer: str, fd: int, path: str) -> None:
-    """`path` as folders of the layer, with the attributes of those that are there in the folder `fd` below it."""
+    """Make the directories of `path` in the layer, with the attributes of those in the directory `fd`."""
     at = ""
     for name in path.split("/"):
         at = f"{at}/{name}"
@@ -343,7 +352,7 @@ def _add_folders(layer: str, fd: int, path: str) -> None:
 
 
 def _copy_attributes(source: str, target: str) -> None:
-    """Mode and owner of a folder; an owner that has no name in this user namespace is left out."""
+    """Copy mode and owner of a directory; an owner not mapped in this user namespace is left out."""
     with contextlib.suppress(OSError):
         found = os.stat(source)
         if stat.S_ISDIR(found.st_mode):

@@ -1,7 +1,7 @@
-"""Where a file can be seen: every mount that shows it, from /proc/self/mountinfo.
+"""Find every mount that shows a file, from /proc/self/mountinfo.
 
-A file is named by its file system and its path in there (`Spot`), which bind mounts and second mounts of the file system share; the same
-file has as many names in the tree as there are mounts that show it.
+A file is identified by its file system and its path in it (`Spot`), which bind mounts and further mounts of
+the file system share; it has one name in the tree for each mount that shows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENTRIES_MAX = 100_000
 
 
 class Mount(NamedTuple):
-    """A line of mountinfo, proc(5): `root` is the path in the file system `device` that is shown at `point`."""
+    """A line of mountinfo, proc(5): `root` of the file system `device` is mounted at `point`."""
 
     number: int
     device: str
@@ -29,14 +29,14 @@ class Mount(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """One file or folder, whatever name it is looked up by."""
+    """A file or directory, independent of the name that it is looked up by."""
 
     device: str
     path: str
 
 
 def table() -> list[Mount]:
-    """The mounts of this process' namespace, in the order in which they were mounted."""
+    """List the mounts of this process' namespace, in the order in which they were mounted."""
     found: list[Mount] = []
     with open("/proc/self/mountinfo", "rb") as lines:
         for line, _ in zip(lines, range(ENTRIES_MAX), strict=False):
@@ -56,12 +56,12 @@ def table() -> list[Mount]:
 
 
 def visible(mounts: Iterable[Mount]) -> list[Mount]:
-    """Those that a look-up of their mount point leads to, and no other mount over it or above."""
+    """Keep mounts that a look-up of their mount point finds, not hidden by a mount over them or above."""
     return [mount for mount in mounts if _number_at(mount.point) == mount.number]
 
 
 class Looking:
-    """Spots of many paths among `mounts`, which are visible ones: each folder is looked up once."""
+    """Find the spots of many paths on `mounts` (visible ones); each directory is looked up once."""
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
         self._at = {mount.point: Spot(mount.device, mount.root) for mount in mounts}
@@ -69,7 +69,11 @@ class Looking:
         self._folders: dict[str, tuple[str, Spot | None]] = {"/": ("/", self._at.get("/"))}
 
     def spots(self, paths: Iterable[str]) -> list[Spot]:
-        """Of normal absolute paths, whose parents may be links and which need not exist; of a link and of what it points to. `/` is none."""
+        """Find the spots of normal absolute paths: of a link also its target. Parents may be links; a path
+        need not exist.
+
+        `/` has no spot.
+        """
         found: dict[Spot | None, None] = {}
         for path in paths:
             folder, base = os.path.split(path)
@@ -94,7 +98,7 @@ class Looking:
         return known
 
     def spot(self, path: str) -> Spot | None:
-        """What is behind `path`; of a link what it points to. None: it is on none of the mounts."""
+        """Find the spot of `path`; of a link, its target. None: it is on none of the mounts."""
         return self._folder(os.path.normpath(path))[1]
 
     def _folder(self, path: str) -> tuple[str, Spot | None]:
@@ -105,7 +109,8 @@ class Looking:
         real = os.path.join(real, os.path.basename(path))
         if os.path.islink(real):
             target = os.path.realpath(real)
-            found = (target, self._folder(target)[1]) if not os.path.islink(target) else (real, above)  # a circle of links leads nowhere
+            # a loop of links has no target
+            found = (target, self._folder(target)[1]) if not os.path.islink(target) else (real, above)
         elif real in self._at:
             found = real, self._at[real]
         else:
@@ -115,7 +120,7 @@ class Looking:
 
 
 def places(here: Spot, mounts: Iterable[Mount]) -> list[str]:
-    """Every path at which `mounts` show it, or a part of it."""
+    """List every path at which `mounts` show `here`, or a part of it."""
     found: dict[str, None] = {}
     for mount in mounts:
         if mount.device == here.device:
@@ -131,12 +136,13 @@ def is_below(path: str, top: str) -> bool:
 
 
 def plain(text: bytes) -> str:
-    """A path of mountinfo without its octal escapes."""
+    """Decode the octal escapes of a path of mountinfo."""
     return os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), text))
 
 
 def _number_at(path: str) -> int:
-    """The number of the mount that `path` lies on; 0 when it cannot be looked up. Links are not followed, nothing is mounted by it."""
+    """The id of the mount of `path`; 0 if it cannot be looked up. Does not follow links or trigger
+    automounts."""
     try:
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -148,11 +154,11 @@ def _number_at(path: str) -> int:
 
 
 def number_of(fd: int) -> int:
-    """Of the mount that an open file lies on, as mountinfo has it; 0: the kernel does not say."""
+    """The id, as in mountinfo, of the mount of an open file; 0: unknown."""
     with open(f"/proc/self/fdinfo/{fd}") as lines:
         return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), 0)
 
 
 def clone(path: str, *, recursive: bool = False) -> int:
-    """A detached copy of the mount at `path`; with `recursive` also of what is mounted below."""
+    """Make a detached copy of the mount at `path`; with `recursive` also of the mounts below."""
     return syscalls.open_tree(path, syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | (syscalls.AT_RECURSIVE if recursive else 0))

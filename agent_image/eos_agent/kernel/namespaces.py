@@ -1,4 +1,4 @@
-"""Namespaces of the agent and of a session: what is mounted where, and what cannot be seen."""
+"""Enter user, mount and network namespaces, for the agent and for sessions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
 def enter_user_namespace() -> None:
-    """Give this single-threaded, ordinary process the powers that sessions need: own user and mount namespaces, its uid as 0.
+    """Enter own user and mount namespaces, with this uid as 0: the capabilities that sessions need.
+
+    For a single-threaded process of an ordinary user.
 
     Raises:
-        OSError: EPERM or ENOSPC where user namespaces are forbidden (sysctl user.max_user_namespaces, AppArmor, a container's seccomp).
+        OSError: EPERM or ENOSPC if user namespaces are forbidden (sysctl user.max_user_namespaces, AppArmor,
+            a container's seccomp).
     """
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
@@ -27,13 +30,13 @@ def enter_user_namespace() -> None:
 
 
 def enter_mount_namespace() -> None:
-    """As root: a mount namespace of our own, from which nothing propagates and which ends with its last process."""
+    """Enter, as root, a private mount namespace, which ends with its last process."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 
 
 def bind_base(base_dir: str, target: str) -> None:
-    """Show `base_dir` read-only at `target` (<store>/base), which is made when missing; only in our own mount namespace."""
+    """Mount `base_dir` read-only at `target` (<store>/base, made if missing), in our own mount namespace."""
     os.makedirs(target, exist_ok=True)
     tree = syscalls.open_tree(base_dir)
     try:
@@ -49,6 +52,6 @@ def _write(path: str, text: str) -> None:
 
 
 def bring_up_loopback() -> None:
-    """`lo` up, in a network namespace of our own; without CAP_NET_ADMIN there: EPERM."""
+    """Set `lo` up in our own network namespace; EPERM without CAP_NET_ADMIN in it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP | _IFF_RUNNING))

@@ -1,6 +1,7 @@
-"""Links and addresses by rtnetlink(7): one socket, one request at a time, its acknowledgement or the kernel's error with the kernel's words.
+"""Links and addresses by rtnetlink(7): one request at a time, its acknowledgement or the kernel's error
+message.
 
-A netlink socket belongs to the network namespace in which it was made, whoever uses it later, and keeps that namespace alive.
+A netlink socket belongs to the network namespace in which it was made and keeps it alive.
 Numbers: include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
 """
 
@@ -76,7 +77,7 @@ class Netlink:
     """A connection to rtnetlink of one network namespace."""
 
     def __init__(self, sock: socket.socket | None = None) -> None:
-        """sock: one that was made in another namespace; else a new one in the caller's own."""
+        """sock: a socket made in another namespace; None: a new one in the caller's."""
         self._sock = sock or socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
         self._sock.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
         self._sock.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
@@ -86,15 +87,15 @@ class Netlink:
         self._sock.close()
 
     def do(self, kind: int, *parts: bytes, flags: int = 0) -> None:
-        """One request; it has been carried out when this returns.
+        """Send one request and wait for its acknowledgement.
 
         Raises:
-            OSError: what the kernel answered, with its own explanation where it gives one.
+            OSError: the kernel's error, with its own message if it sent one.
         """
         self._exchange(kind, b"".join(parts), flags | NLM_F_ACK)
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
-        """All that the kernel lists in answer to a request."""
+        """List the objects of a dump request."""
         return self._exchange(kind, body, NLM_F_DUMP)
 
     def links(self) -> list[Interface]:
@@ -107,7 +108,7 @@ class Netlink:
         return found
 
     def add_address(self, index: int, address: str, prefix: int) -> None:
-        """An IPv4 address for an interface, with the route to its network that comes with it."""
+        """Add an IPv4 address to an interface; the kernel adds the route to its network."""
         raw = socket.inet_aton(address)
         host = (1 << (32 - prefix)) - 1
         broadcast = struct.pack(">I", struct.unpack(">I", raw)[0] | host)
@@ -124,7 +125,7 @@ class Netlink:
             while len(raw) >= _HEADER.size:
                 length, answered, answer_flags, answer_to, _ = _HEADER.unpack_from(raw)
                 content, raw = raw[_HEADER.size : length], raw[length + -length % 4 :]
-                if answer_to != sequence:  # of a request that somebody gave up
+                if answer_to != sequence:  # of an abandoned request
                     continue
                 if answered == _NLMSG_ERROR:
                     _raise(content, answer_flags)

@@ -1,11 +1,13 @@
-"""The network of isolated sessions: a bridge in a network namespace that no process is in, one isolated port of it for each session.
+"""The network of isolated sessions: a bridge in a network namespace without processes, an isolated port per
+session.
 
-    session's namespace: lo, eth0 10.244.0.N/24 ---- veth ---- port of the bridge, 10.244.0.1/24: the switch's namespace
+    session's namespace: lo, eth0 10.244.0.N/24 -- veth -- port of the bridge, 10.244.0.1/24: bridge's namespace
 
-The switch belongs to the zygote, which holds nothing but a netlink socket in it: no interface, address or rule is ever made in the
-network of the container or the machine, several agents never meet, and the kernel removes all of it with the last process that holds it.
-Ports are isolated (IFLA_BRPORT_ISOLATED): frames pass between a session and the gateway only. Nothing listens at the gateway, and it does
-not forward, so that a session reaches neither another one, nor the agent, nor the world. Source: bridge(8), veth(4).
+The bridge belongs to the zygote, which has only a netlink socket in its namespace: interfaces, addresses and
+rules of the container or the machine are never changed, several agents do not conflict, and the kernel
+removes everything with the last process that holds the socket. Ports are isolated (IFLA_BRPORT_ISOLATED):
+frames pass only between a session and the gateway, which has no listener and does not forward. So a session
+reaches neither another session, nor the agent, nor an outside network. Source: bridge(8), veth(4).
 """
 
 from __future__ import annotations
@@ -26,33 +28,33 @@ from layerstack.kernel import syscalls
 BRIDGE = "eos-shared0"
 INTERFACE = "eth0"
 GATEWAY, PREFIX = "10.244.0.1", 24
-_BRIDGE_INDEX = 1000  # above what a new namespace has of itself: lo, and tunnels where their modules are loaded
+_BRIDGE_INDEX = 1000  # above the interfaces of a new namespace: lo, and tunnels of loaded modules
 _INTERFACE_INDEX = 999  # in the session's namespace, likewise
 HOSTS = range(2, 255)
 _NETWORK = GATEWAY.rpartition(".")[0]
 _NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
 _ISOLATED = netlink.nested(netlink.IFLA_PROTINFO, netlink.attribute(netlink.IFLA_BRPORT_ISOLATED, b"\1"))
-_NO_FORWARDING = netlink.nested(  # inherited from the machine, where an engine has turned it on
+_NO_FORWARDING = netlink.nested(  # inherited from the machine, where an engine has enabled it
     netlink.IFLA_AF_SPEC,
     netlink.nested(socket.AF_INET, netlink.nested(netlink.IFLA_INET_CONF, netlink.number(netlink.IPV4_DEVCONF_FORWARDING, 0))),
 )
 
 
 class PoolExhausted(OSError):
-    """Every address is in use."""
+    """All addresses are in use."""
 
     def __init__(self) -> None:
         super().__init__(errno.EADDRNOTAVAIL, f"isolated_ip_pool_exhausted: all {len(HOSTS)} addresses are in use by live sessions")
 
 
 class Switch:
-    """The bridge, and who has which address. An address comes back into use as late as possible."""
+    """The bridge and the address of each session. A freed address is reused as late as possible."""
 
     def __init__(self) -> None:
         """Make the namespace and the bridge.
 
         Raises:
-            OSError: EPERM without CAP_NET_ADMIN; EOPNOTSUPP where the kernel has no bridges.
+            OSError: EPERM without CAP_NET_ADMIN; EOPNOTSUPP if the kernel lacks bridges.
         """
         self._netlink = Netlink(_socket_of_new_namespace())
         self._free = deque(HOSTS)
@@ -69,10 +71,11 @@ class Switch:
             raise
 
     def plug(self, pid: int) -> str:
-        """Give the network namespace of process `pid` an INTERFACE, down, whose other end is an isolated port of the bridge. Returns its address.
+        """Give the network namespace of process `pid` an INTERFACE, down, whose other end is an isolated port
+        of the bridge. Returns its address.
 
         Raises:
-            OSError: nothing can be reached through it then; PoolExhausted.
+            OSError: the interface cannot be used; PoolExhausted.
         """
         if not self._free:
             raise PoolExhausted
@@ -93,16 +96,17 @@ class Switch:
         return f"{_NETWORK}.{host}"
 
     def unplug(self, pid: int) -> None:
-        """The process has ended: its address is free. The kernel removes the link with the namespace; doing it here would take 20 ms."""
+        """Free the address of an ended process. The kernel removes the link with the namespace; to do it here
+        takes 20 ms."""
         host = self._taken.pop(pid, None)
         if host is not None:
             self._free.append(host)
 
 
 class IsolatedNetwork:
-    """The zygote's side: the switch, made when the first isolated session is; what each runner is told about its own connection.
+    """The zygote's side: the bridge, made for the first isolated session, and the message to each init.
 
-    required: a session without an address is refused; else it gets a loopback only.
+    required: refuse a session without an address; else it gets a loopback only.
     """
 
     def __init__(self, *, required: bool) -> None:
@@ -111,7 +115,7 @@ class IsolatedNetwork:
         self._refusal: OSError | None = None
 
     def plug(self, pid: int, wire_fd: int) -> None:
-        """Connect the process and tell it so; `wire_fd` is closed."""
+        """Connect the process and send it its address; `wire_fd` is closed."""
         told: dict[str, Any]
         try:
             told = {"address": self.address(pid)}
@@ -128,16 +132,18 @@ class IsolatedNetwork:
             self._switch.unplug(pid)
 
     def address(self, pid: int) -> str | None:
-        """Connect the process. Its address; None: it has a loopback only.
+        """Connect the process; return its address, None for a loopback only.
 
         Raises:
-            OSError: this session can have no network.
+            OSError: the session cannot have a network.
         """
         if self._switch is None and self._refusal is None:
             try:
                 self._switch = Switch()
             except OSError as error:
-                why = f"{error.strerror}; a bridge needs CAP_NET_ADMIN (manager.docker.net_admin gives it) and a kernel that has bridge and veth"
+                why = (
+                    f"{error.strerror}; a bridge needs CAP_NET_ADMIN (manager.docker.net_admin gives it) and a kernel with bridge and veth"
+                )
                 self._refusal = OSError(error.errno, why)
         if self._switch is not None:
             return self._switch.plug(pid)
@@ -148,15 +154,16 @@ class IsolatedNetwork:
 
 
 def await_plug(wire_fd: int) -> str | None:
-    """In pid 1 of a session: wait for what `plug` has to tell, and join. Returns the address; None: loopback only.
+    """Wait, in the init of a session, for the message of `plug`, and join. Returns the address; None:
+    loopback only.
 
     Raises:
-        OSError: why this session can have no network.
+        OSError: the reason why the session cannot have a network.
     """
     with open(wire_fd, "rb") as wire:
         raw = wire.read()
     if not raw:
-        raise OSError(errno.EPIPE, "the process that makes sessions is gone")
+        raise OSError(errno.EPIPE, "the zygote has ended")
     told = json.loads(raw)
     if "address" not in told:
         raise OSError(told["errno"], told["message"])
@@ -167,9 +174,10 @@ def await_plug(wire_fd: int) -> str | None:
 
 
 def join(address: str, own: socket.socket | None = None) -> None:
-    """Before a session is hardened: the interface that `plug` made gets its address and goes up. No default route.
+    """Set address and state (up) of the interface made by `plug`, before the session is hardened. No default
+    route.
 
-    own: a netlink socket of the session's namespace, which is closed; None: the caller is in there.
+    own: a netlink socket of the session's namespace, which is closed; None: the caller is in that namespace.
     """
     connection = Netlink(own)
     try:
@@ -180,12 +188,14 @@ def join(address: str, own: socket.socket | None = None) -> None:
 
 
 def own_netlink() -> socket.socket:
-    """For `join` in another process: an ordinary user could enter this namespace, but not come back."""
+    """Open a netlink socket for `join` in another process: an ordinary user can enter this namespace, but not
+    return."""
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
 
 
 def unconnected(families: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """In pid 1 of a session: stream sockets of its network, for whoever wants to reach a server in it. -1 stands for a family that it lacks."""
+    """Open, in the init of a session, stream sockets of its network for connecting to its servers. -1: family
+    not available."""
     fds: list[int] = []
     found: list[int] = []
     for family in families:
@@ -202,7 +212,8 @@ def unconnected(families: list[int]) -> tuple[dict[str, Any], list[int]]:
 
 
 def _socket_of_new_namespace() -> socket.socket:
-    """A netlink socket in a new network namespace. A child makes both: an ordinary user could not come back from there."""
+    """Open a netlink socket in a new network namespace, in a child: an ordinary user could not return from
+    it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         pid = syscalls.clone(syscalls.CLONE_NEWNET)

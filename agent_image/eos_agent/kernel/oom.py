@@ -1,9 +1,11 @@
-"""Who is ended when memory runs out: a command first, then the pid 1 of a session, then the zygote, and the agent last of all.
+"""Order in which the kernel kills when memory runs out: a command, then an init, then the zygote, last the
+agent.
 
-The kernel ends what has the most points: its memory in pages, and `oom_score_adj` thousandths of what the whole cgroup (or machine) has (proc(5),
-mm/oom_kill.c). A process may raise its own, and lower it to what a process with CAP_SYS_RESOURCE wrote last; so all but the agent are raised, as
-far above what the agent was started with as that leaves room, and the agent is lowered where it may be. No two kinds have one value, else the
-larger one of them would be chosen, which is the zygote as a rule.
+The kernel kills the process with the highest score: its memory in pages plus `oom_score_adj` thousandths of
+the memory of the cgroup (or machine) (proc(5), mm/oom_kill.c). A process may raise its own value, and lower
+it to the value last written with CAP_SYS_RESOURCE. So all others are raised above the value that the agent
+was started with, and the agent is lowered if allowed. Each kind has its own value: of two equal ones the
+larger process, usually the zygote, would be killed.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ class Scores(NamedTuple):
 
     @staticmethod
     def above(own: int) -> Scores:
-        """For an agent that was started with `own`: with less room above it than is wanted, all of them come closer."""
+        """The values for an agent that was started with `own`; closer to each other if there is little room
+        above it."""
         room = min(COMMAND, _TOP - own)
         return Scores(max(-_TOP, own + AGENT), *(own + room * wanted // COMMAND for wanted in (ZYGOTE, INIT, COMMAND)))
 
     @staticmethod
     def here() -> Scores:
-        """As `above`, for what this process has."""
+        """The values for an agent with this process' value."""
         own = 0
         with contextlib.suppress(OSError, ValueError), open(_FILE, "rb") as file:
             own = int(file.read())
@@ -42,7 +45,7 @@ class Scores(NamedTuple):
 
 
 def take(score: int) -> bool:
-    """Give this process, and what it forks from here on, that value; whether it was allowed to."""
+    """Set the value of this process and its later forks; return whether that was allowed."""
     try:
         fd = os.open(_FILE, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -57,7 +60,7 @@ def take(score: int) -> bool:
 
 
 class OomScore:
-    """The value of a pid 1, raised while a command is spawned: it is inherited over fork and exec, and kept."""
+    """The value of an init, raised while it spawns a command, which inherits it over fork and exec."""
 
     def __init__(self, scores: Scores) -> None:
         self._fd = -1

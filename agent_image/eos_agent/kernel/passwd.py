@@ -1,4 +1,4 @@
-"""Users of a session, as its own /etc/passwd names them."""
+"""Users of a session, from its own /etc/passwd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from eos_agent.machine.plain_file import read_lines
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 
-UID_MAX = 2**32 - 2  # the last number is "leave it as it is" to setresuid(2)
+UID_MAX = 2**32 - 2  # the last number means "no change" to setresuid(2)
 
 
 class Account(NamedTuple):
@@ -20,7 +20,8 @@ class Account(NamedTuple):
 
 
 def accounts() -> Iterator[Account]:
-    """The entries of /etc/passwd that make sense; none where there is no such file. In a container every session may replace it."""
+    """Read the valid entries of /etc/passwd; none without the file. In a container every session may replace
+    it."""
     for line in read_lines("/etc/passwd"):
         fields = line.split(":")
         if len(fields) > 5 and fields[2].isdigit() and fields[3].isdigit():
@@ -28,15 +29,16 @@ def accounts() -> Iterator[Account]:
 
 
 def primary_group(uid: int) -> int:
-    """The group of `uid`, else the same number."""
+    """The primary group of `uid`, or the same number if unknown."""
     return next((account.gid for account in accounts() if account.uid == uid), uid)
 
 
 def find_account(user: str) -> dict[str, Any]:
-    """The `user` of a command, a name or a number: its uid (null: the one that commands have anyway), name and home.
+    """Look up the `user` of a command, a name or a number: uid (null: the default of commands), name, home.
 
     Raises:
-        OperationError: invalid_request, reason user_not_found; operation_failed, reason user_not_mapped, for one that this sandbox cannot become.
+        OperationError: invalid_request, reason user_not_found; operation_failed, reason user_not_mapped, for
+            a uid that the user namespace of this sandbox does not map.
     """
     named = next((account for account in accounts() if account.name == user), None)
     if named is None and user.isascii() and user.isdecimal() and len(user) <= 10 and int(user) <= UID_MAX:
@@ -53,7 +55,7 @@ def find_account(user: str) -> dict[str, Any]:
     if not same and not (os.getuid() == 0 and _mapped("uid", named.uid) and _mapped("gid", named.gid)):
         raise OperationError(
             OPERATION_FAILED,
-            f"commands cannot run as {user!r} (uid {named.uid}): this sandbox has no other users than uid {os.getuid()}",
+            f"commands cannot run as {user!r} (uid {named.uid}): its user namespace maps uid {os.getuid()} only",
             {"argument": "user", "value": user, "uid": named.uid, "hint": "leave user out, or use a sandbox that root or the engine made"},
             reason="user_not_mapped",
         )
@@ -61,6 +63,6 @@ def find_account(user: str) -> dict[str, Any]:
 
 
 def _mapped(kind: str, number: int) -> bool:
-    """Whether the session's user namespace knows that uid or gid; see user_namespaces(7)."""
+    """Test that the session's user namespace maps that uid or gid; user_namespaces(7)."""
     with open(f"/proc/self/{kind}_map", encoding="utf-8") as file:
         return any(int(first) <= number < int(first) + int(count) for first, _, count in map(str.split, file))

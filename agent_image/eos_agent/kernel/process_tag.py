@@ -1,8 +1,9 @@
-"""Processes of a session as its pid 1 sees them in /proc, and the mark that tells whose they are.
+"""Processes of a session as its init sees them in /proc, and the tag that identifies their command.
 
-A child that calls setsid, forks twice and closes its descriptors leaves no trace of its command in /proc; a soft resource limit stays.
-Each command gets a value of its own for RLIMIT_MSGQUEUE, the least used of all: children inherit it over fork and exec, and
-/proc/PID/limits shows it to everyone (getrlimit(2), proc(5)).
+A child that calls setsid, forks twice and closes its descriptors has no relation to its command in /proc, but
+keeps soft resource limits. So each command has its own value of RLIMIT_MSGQUEUE, the least used limit:
+children inherit it over fork and exec, and /proc/PID/limits shows it to all users (getrlimit(2), proc(5)).
+ADR 0014.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ FREEZE_LIMIT_S = 2.0
 
 
 class TaggedProcess(NamedTuple):
-    """One line of /proc/PID/stat. state is its letter: R S D T t Z X I."""
+    """A process from /proc/PID/stat; `state` is its letter: R S D T t Z X I."""
 
     pid: int
     name: str
@@ -30,7 +31,8 @@ class TaggedProcess(NamedTuple):
 
 
 def list_processes() -> list[TaggedProcess]:
-    """Every process of this pid namespace but pid 1, by pid; one that exits meanwhile is left out."""
+    """List the processes of this pid namespace but pid 1, by pid; one that exits during the scan is left
+    out."""
     found: list[TaggedProcess] = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or entry == "1":
@@ -49,12 +51,13 @@ def list_processes() -> list[TaggedProcess]:
 
 
 def alone() -> bool:
-    """Whether pid 1 is the only process, zombies included."""
+    """Test that pid 1 is the only process, zombies included."""
     return sum(entry.isdigit() for entry in os.listdir("/proc")) == 1
 
 
 class Marks:
-    """Hands out marks and reads them back. Without room below the hard limit `mark` is 0 and nobody bears it."""
+    """Allocates tags (marks) and compares them. Without room below the hard limit `mark` is 0, which no
+    process has."""
 
     def __init__(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
@@ -64,7 +67,7 @@ class Marks:
         self._last = 0
 
     def take(self) -> int:
-        """A new mark, put on this process until the next one: children that are spawned now bear it."""
+        """Set a new mark on this process; children spawned from now on inherit it."""
         if not self._top:
             return 0
         self._last = self._last % (_MARKS - 1) + 1
@@ -73,13 +76,13 @@ class Marks:
         return mark
 
     def lay_down(self) -> None:
-        """No mark on this process until the next one: a child that is made now is no command's."""
+        """Remove the mark from this process: a child made now does not belong to a command."""
         if self._top:
             resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, self._hard))
 
 
 def bears(process: TaggedProcess, mark: int) -> bool:
-    """Whether a process descends from the command of `mark`."""
+    """Test that a process descends from the command of `mark`."""
     if not mark:
         return False
     try:

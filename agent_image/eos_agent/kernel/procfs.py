@@ -1,4 +1,4 @@
-"""What /proc says of processes. Nothing here fails because a process ends meanwhile: it is then not there. See proc(5)."""
+"""Read processes from /proc (proc(5)). A process that ends during a scan counts as absent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 1
 
 
 class ProcessStat(NamedTuple):
-    """One process from /proc/PID/stat. Times of the process itself and of children that it waited for."""
+    """A process from /proc/PID/stat, with CPU times of the process and of children that it waited for."""
 
     pid: int
     name: str
@@ -25,7 +25,7 @@ class ProcessStat(NamedTuple):
 
 
 def look(pid: int) -> ProcessStat | None:
-    """None when there is no such process."""
+    """Read one process; None if it does not exist."""
     raw = read(f"/proc/{pid}/stat")
     if raw is None:
         return None
@@ -51,7 +51,7 @@ def look(pid: int) -> ProcessStat | None:
 
 
 def everybody() -> dict[int, ProcessStat]:
-    """Each process that can be seen, by pid."""
+    """Read all visible processes, by pid."""
     found: dict[int, ProcessStat] = {}
     for name in entries("/proc") or ():
         if name.isdigit():
@@ -62,9 +62,11 @@ def everybody() -> dict[int, ProcessStat]:
 
 
 def tree_of(root: int) -> dict[int, ProcessStat]:
-    """`root` and what descends from it, by asking each for its children: where a machine has many other processes that is a tenth of the work.
+    """Read `root` and its descendants through /proc/PID/task/TID/children: a tenth of the work on a busy
+    machine.
 
-    A child that begins or ends meanwhile may be missing, with all below it. Where the kernel has no such files everybody is looked at.
+    A child that begins or ends during the scan may be missing, with its descendants. Without these files of
+    the kernel all processes are read.
     """
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return {seen.pid: seen for seen in below(root, everybody())}
@@ -83,7 +85,7 @@ def tree_of(root: int) -> dict[int, ProcessStat]:
 
 
 def below(root: int, everyone: dict[int, ProcessStat]) -> list[ProcessStat]:
-    """`root` and what descends from it, in order of pid; empty when it is gone."""
+    """Select `root` and its descendants, by pid; empty if it has ended."""
     children: dict[int, list[int]] = {}
     for seen in everyone.values():
         children.setdefault(seen.parent, []).append(seen.pid)
@@ -98,7 +100,7 @@ def below(root: int, everyone: dict[int, ProcessStat]) -> list[ProcessStat]:
 
 
 def read(path: str) -> bytes | None:
-    """The content of a file of /proc or /sys. None when it cannot be read: a process that ends is told in many ways, ENOENT, ESRCH, EACCES."""
+    """Read a file of /proc or /sys; None on any error: an ending process gives ENOENT, ESRCH or EACCES."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -127,13 +129,13 @@ def entries(path: str) -> list[str] | None:
 
 
 def fields(raw: bytes | None) -> dict[str, str]:
-    """`Name:   value` lines."""
+    """Parse `Name:   value` lines."""
     pairs = (line.partition(":") for line in (raw or b"").decode("utf-8", "replace").splitlines())
     return {name: value.strip() for name, colon, value in pairs if colon}
 
 
 def number(text: str | None) -> int | None:
-    """The leading number of a value such as `12 kB`."""
+    """Parse the leading number of a value such as `12 kB`."""
     word = (text or "").split(" ")[0]
     return int(word) if word.isdecimal() else None
 
@@ -144,13 +146,14 @@ def kilobytes(text: str | None) -> int | None:
 
 
 def cgroups(pid: int | str) -> list[str] | None:
-    """The lines of /proc/PID/cgroup."""
+    """Read the lines of /proc/PID/cgroup."""
     raw = read(f"/proc/{pid}/cgroup")
     return None if raw is None else raw.decode("utf-8", "replace").splitlines()
 
 
 def cgroup_path(lines: list[str] | None) -> str | None:
-    """The path in the second version's hierarchy; where that has no controllers of ours, that of the memory controller."""
+    """The path in the version 2 hierarchy; without controllers in it, that of the memory controller in
+    version 1."""
     found: dict[str, str] = {}
     for line in lines or []:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]

@@ -1,4 +1,4 @@
-"""One session's cgroup, as the agent uses it: stand still, go on, end what a command started, tell whether memory ran out."""
+"""One session's cgroup, used by the agent: freeze, thaw, kill a command's processes, count OOM kills."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _POLL_S = 0.0005
 
 
 class SessionGroup:
-    """A leaf of `Groups`; of no name where there are none. Everything in it, pid 1 too, is in the same leaf of each hierarchy."""
+    """A session's cgroup in `Groups`, "" without cgroups. Its processes, init included, are in the same one
+    of each hierarchy."""
 
     def __init__(self, groups: Groups, leaf: str) -> None:
         self._groups, self._leaf = groups, leaf
         self._told_kills = 0
-        self._holders = 0  # who froze it and did not thaw it yet
+        self._holders = 0  # callers that froze it and did not thaw it yet
 
     @property
     def can_freeze(self) -> bool:
@@ -31,19 +32,20 @@ class SessionGroup:
 
     @property
     def frozen(self) -> bool:
-        """Whether somebody made it stand still, so that its pid 1 answers nobody."""
+        """True while frozen: its init does not answer."""
         return self._holders > 0
 
     def path(self) -> str | None:
-        """Where it is in the hierarchy of version 2."""
+        """Its path in the hierarchy of version 2."""
         part = self._groups.unified
         return None if part is None or not self._leaf else os.path.join(part.path, self._leaf)
 
     async def freeze(self) -> None:
-        """Stop every process of the session, its pid 1 too; returns when all stand still. Who had been stopped before stays so after `thaw`.
+        """Freeze every process of the session, its init too, and wait for that. A stopped process stays
+        stopped after `thaw`.
 
         Raises:
-            OperationError: freeze_failed after 2 s; all of it goes on.
+            OperationError: freeze_failed after 2 s; all processes run again.
         """
         part = self._groups.unified
         assert part is not None
@@ -55,7 +57,10 @@ class SessionGroup:
                 if time.monotonic() > deadline:
                     moving = [{"pid": pid, "name": _name(pid)} for pid in cgroup_fs.members(part.fd, self._leaf)]
                     raise OperationError(
-                        OPERATION_FAILED, f"cannot freeze: {moving[:8]}", {"processes": moving[:8]}, reason="freeze_failed"
+                        OPERATION_FAILED,
+                        f"cannot freeze the session: processes {moving[:8]} still run",
+                        {"processes": moving[:8]},
+                        reason="freeze_failed",
                     )
                 await asyncio.sleep(_POLL_S)
         except BaseException:
@@ -63,7 +68,7 @@ class SessionGroup:
             raise
 
     def thaw(self) -> None:
-        """Go on, once everybody who froze it has called this. Harmless when the session is gone."""
+        """Thaw, once each caller of `freeze` has called this. Does nothing if the session has ended."""
         part = self._groups.unified
         assert part is not None
         self._holders -= 1
@@ -73,10 +78,11 @@ class SessionGroup:
             cgroup_fs.write(part.fd, f"{self._leaf}/cgroup.freeze", "0")
 
     async def kill_command(self, mark: int, leader: int) -> int:
-        """SIGKILL to all that descends from one command, while nothing in the session can fork; how many that were.
+        """Send SIGKILL to all descendants of one command, while the session is frozen; return their number.
 
         Args:
-            mark: what its processes bear (processes.py). leader: its process group, in the session's own numbers.
+            mark: the tag of its processes (process_tag.py). leader: its process group, in the session's own
+                numbers.
         """
         part = self._groups.unified
         assert part is not None
@@ -91,7 +97,7 @@ class SessionGroup:
             self.thaw()
 
     def new_oom_kills(self) -> int:
-        """How many of its processes the kernel killed for want of memory since the last call."""
+        """Number of its processes that the kernel killed for lack of memory since the last call."""
         if not self._leaf:
             return 0
         for part in self._groups.parts:
@@ -105,7 +111,7 @@ class SessionGroup:
         return 0
 
     def limits(self) -> dict[str, Any]:
-        """What the session is held to: the `limits` of answers."""
+        """The `limits` object of answers: the session's enforced limits."""
         return self._groups.told()
 
     def memory_max_bytes(self) -> int | None:
@@ -119,7 +125,7 @@ def _name(pid: int) -> str:
 
 
 def _is_of(pid: int, mark: int, leader: int) -> bool:
-    """Whether it bears the mark or is in the group; never pid 1, whose group is its own."""
+    """Test that a process has the mark or is in the group; False for init, whose group is its own."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file if b":" in line)

@@ -1,4 +1,4 @@
-"""Where the container engines of this machine keep images, containers and volumes, as their configuration and their command lines say."""
+"""Data directories of this machine's container engines, from their configuration and their command lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BYTES_MAX = 1 << 20
 
 
 def configured(homes: list[str]) -> list[str]:
-    """Absolute paths, beside those where engines are by default (secret_paths.py)."""
+    """List configured data directories, as absolute paths; the default ones are in secret_paths.py."""
     found: list[str] = []
     for path in ("/etc/docker/daemon.json", *(f"{home}/.config/docker/daemon.json" for home in homes)):
         with contextlib.suppress(ValueError, AttributeError):
@@ -32,7 +32,7 @@ def configured(homes: list[str]) -> list[str]:
 
 
 def _data_root_of(pid: str) -> list[str]:
-    """What the dockerd of that pid was told."""
+    """Read the data root from the command line of the dockerd with that pid."""
     words = _text(f"/proc/{pid}/cmdline").split("\0") if pid.isdigit() else []
     found: list[str] = []
     for word, following in zip(words, [*words[1:], ""], strict=True):

@@ -1,9 +1,10 @@
-"""Where other gateways of this machine keep what sessions must not see: each one notes its own folders in a register.
+"""Directories of other gateways of this machine, which sessions must not see: each gateway registers its own.
 
     <home>/.local/state/eos/gateways/<name>.json   {"format": 1, "folders": ["/abs/state", "/abs/cache"]}, 0600
 
-The home is that of the user data base, whatever HOME says, so that gateways of one person find each other; a gateway of root reads everybody's. A note
-counts for folders that are there and belong to the same user as the note, and is removed by the next gateway when none of them is left.
+The home directory is the one of the user database, not HOME, so that all gateways of a user find each other;
+a gateway of root reads the registers of all users. Of a note only directories count that exist and belong to
+the owner of the note; the next gateway removes a note whose directories are all gone.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ NOTE_BYTES_MAX = 65536
 
 
 def note(home: str, folders: Sequence[str]) -> None:
-    """Note our own, again at each start and when one of them is made: who looks for news sees that the register changed. Notes go of
-    which nothing is left, or nothing but what we note too.
+    """Register our own directories; called at each start and when one of them is made, so that readers see
+    the change.
+
+    Removes notes whose directories are all gone or in our own note.
 
     Raises:
-        OSError: the register cannot be written; other gateways do not hide these folders then.
+        OSError: the register cannot be written; other gateways do not hide these directories then.
     """
-    import hashlib  # the agent has no use for it
+    import hashlib  # the agent does not need it
 
     register = os.path.join(home, REGISTER)
     os.makedirs(register, mode=0o700, exist_ok=True)
@@ -49,7 +52,7 @@ def note(home: str, folders: Sequence[str]) -> None:
 
 
 def folders() -> list[str]:
-    """List those of every gateway that this user can know of."""
+    """List the directories of every gateway whose register this user can read."""
     found: dict[str, None] = {}
     for register in registers():
         with contextlib.suppress(OSError):
@@ -64,7 +67,8 @@ def registers() -> list[str]:
 
 
 class News:
-    """Folders of gateways that were not noted when this process began. The zygote, which it forks later, knows what was there by then."""
+    """Directories registered since this process began. The zygote, forked later, knows those registered until
+    then."""
 
     def __init__(self) -> None:
         self._registers = registers()
@@ -73,7 +77,7 @@ class News:
         self._known = frozenset(folders())
 
     def late(self) -> list[str]:
-        """Cost: a stat(2) for each home."""
+        """List the directories registered since. Cost: one stat(2) for each home directory."""
         times = [_changed(path) for path in self._registers]
         if times != self._times:
             self._late, self._times = [folder for folder in folders() if folder not in self._known], times
@@ -88,7 +92,7 @@ def _changed(path: str) -> int:
 
 
 def _named(path: str) -> tuple[int, list[str]] | None:
-    """The writer's uid and what one note names; None: it is no note."""
+    """Read one note: the uid of its owner and its directories; None if the file is not a note."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
@@ -105,7 +109,8 @@ def _named(path: str) -> tuple[int, list[str]] | None:
 
 
 def _folders(path: str) -> list[str]:
-    """Of one note; none of what is not its writer's to name: a note of another user must not hide what belongs to the machine."""
+    """List the directories of one note that belong to its owner: a user's note must not hide files of
+    others."""
     uid, named = _named(path) or (-1, [])
     found: list[str] = []
     for folder in named:

@@ -1,4 +1,5 @@
-"""Text files that others may have replaced: by a FIFO, which a reader waits at, or by one that has no end."""
+"""Read text files that another user may have replaced: by a FIFO, which blocks a reader, or by an endless
+file."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import os
 import stat
 
 BYTES_MAX = 1 << 20
-"""/etc/passwd of 10,000 users is 600 kB; what lies behind that is not looked at."""
+"""/etc/passwd of 10,000 users has 600 kB; the rest of a longer file is ignored."""
 
 
 def read_lines(path: str, limit: int = BYTES_MAX) -> list[str]:
-    """The lines of a regular file, as far as `limit` bytes hold them; none where there is no such file."""
+    """Read the lines of a regular file, up to `limit` bytes; [] if there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

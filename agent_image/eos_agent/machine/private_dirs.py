@@ -1,7 +1,8 @@
 """Directories that one user alone may enter: cache, state, runtimes. Standard library only.
 
-What the agent is made of and what its sessions hold must not depend on a umask, nor on what an older version left open. A directory of ours
-is made 0700, tightened when it is found open, and refused when another user owns it or could have exchanged it.
+The agent's code and the content of its sessions must be private whatever the umask was, and whatever an older
+version left open. A directory of ours is made with mode 0700, tightened if others may enter it, and refused
+if another user owns it or could have replaced it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import stat
 OWN_NAMES = frozenset({"registry.json", "gateway.pid", "gateway.lock", "gateway.token", "gateway.log", "export-records", "gateway.sock"})
 _OF_A_CACHE = ("key-", ".building-", ".torn-", ".pruned-", ".unpacking-", "eos-rt-", "eos-shared-base-")
 _LENGTH_OF_A_HASH = 64
-"""Signs that a directory is ours, whatever else is in it."""
+"""Names that show that a directory is ours, whatever else is in it."""
 COMMON_NAMES = frozenset({"exports", "instance_id", "sandboxes", "bundles", "bases", "index"})
-"""Names that we have too, and others may: a directory that is found open and holds something else beside these is another's, and stays as it is."""
+"""Names that we use and others may use too: an open directory that has other names beside these is not
+changed."""
 OTHERS = 0o077
 MAY_WRITE = 0o022
 LINKS_MAX = 40
 
 
 class NotPrivate(OSError):
-    """The message says what was found at which path; `hint` what to do, which loses nothing."""
+    """The message has the path and its state; `hint` says what to do, and loses nothing."""
 
     def __init__(self, path: str, what: str, hint: str) -> None:
         super().__init__(errno.EACCES, f"{what}; {hint}", path)
@@ -30,12 +32,12 @@ class NotPrivate(OSError):
 
 
 def make(path: str) -> int:
-    """Make `path` a directory of mode 0700 with all that is missing above it, or tighten the one that is there.
+    """Make the directory `path` and its missing parents with mode 0700, or tighten the one that exists.
 
     Returns:
-        The permission bits that group and others had before: 0 for a new or private one.
+        The permission bits that group and others had before: 0 for a new or a private directory.
     Raises:
-        NotPrivate: another user owns it, or it is open and is not ours to close.
+        NotPrivate: another user owns it, or it is open and is not recognised as ours.
         OSError: it cannot be made.
     """
     for folder in reversed(_missing(path)):
@@ -43,7 +45,7 @@ def make(path: str) -> int:
             os.mkdir(folder, 0o700)
         except FileExistsError:
             continue
-        os.chmod(folder, 0o700)  # a umask may have taken from it
+        os.chmod(folder, 0o700)  # the umask may have removed bits
     if os.name != "posix":
         return 0
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -51,7 +53,7 @@ def make(path: str) -> int:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid():
             hint = "name a directory of your own with EOS_STATE_DIR and XDG_CACHE_HOME"
-            raise NotPrivate(path, f"belongs to the user with the number {found.st_uid}, not to {os.geteuid()}", hint)
+            raise NotPrivate(path, f"belongs to uid {found.st_uid}, not to uid {os.geteuid()}", hint)
         open_to = found.st_mode & OTHERS
         if open_to:
             _check_ours(path, fd, found)
@@ -62,7 +64,7 @@ def make(path: str) -> int:
 
 
 def _missing(path: str) -> list[str]:
-    """`path` and what is above it, innermost first, as far as it is not there."""
+    """List `path` and its parents that do not exist, innermost first."""
     missing: list[str] = []
     while not os.path.isdir(path) and path != os.path.dirname(path):
         missing.append(path)
@@ -77,7 +79,9 @@ def _check_ours(path: str, fd: int, found: os.stat_result) -> None:
         shown = ", ".join(sorted(names)[:3])
         hint = f"name an empty directory, or {os.path.join(path, 'eos')}, which is made when needed; or close it: chmod 700 {path}"
         mode = stat.S_IMODE(found.st_mode)
-        raise NotPrivate(path, f"is open to other users (mode {mode:04o}) and holds what is not ours ({shown}): it is not closed", hint)
+        raise NotPrivate(
+            path, f"is open to other users (mode {mode:04o}) and has files that are not ours ({shown}): its mode was not changed", hint
+        )
 
 
 def _are_ours(names: set[str]) -> bool:
@@ -89,11 +93,12 @@ def _is_our_name(name: str) -> bool:
 
 
 def untrusted(path: str) -> NotPrivate | None:
-    """Which component of `path`, links followed one by one, another user could exchange for something else, or None.
+    """Find a component of `path`, following links one by one, that another user could replace; None if there
+    is none.
 
-    A directory counts as safe when root or this user owns it and no one else may write it; a sticky one protects what others own in it. A
-    group counts as no one else when it is its only member's own, as systems with a umask of 002 have it.
-    Cost: an lstat per component.
+    A directory is safe if root or this user owns it and only they may write to it, or if it is sticky. Write
+    permission of a group counts as this user's own if the user is its only member (systems with umask 002).
+    Cost: one lstat per component.
     """
     if os.name != "posix":
         return None
@@ -125,7 +130,7 @@ def untrusted(path: str) -> NotPrivate | None:
 def _foreign(path: str, found: os.stat_result) -> NotPrivate | None:
     if found.st_uid in (0, os.geteuid()) or (found.st_uid == _overflow_uid()):
         return None
-    what = f"belongs to the user with the number {found.st_uid}, who could put other code of the agent there"
+    what = f"belongs to uid {found.st_uid}, who could replace the agent's code there"
     return NotPrivate(path, what, "name another directory with XDG_CACHE_HOME")
 
 
@@ -138,12 +143,12 @@ def _loose(path: str, found: os.stat_result) -> NotPrivate | None:
     import shlex
 
     letters = ("g" if writers & 0o020 else "") + ("o" if writers & 0o002 else "")
-    what = f"can be written by other users (mode {stat.S_IMODE(found.st_mode):04o}), who could put other code of the agent below it"
+    what = f"can be written by other users (mode {stat.S_IMODE(found.st_mode):04o}), who could replace the agent's code below it"
     return NotPrivate(path, what, f"chmod {letters}-w {shlex.quote(path)}, or name another directory with XDG_CACHE_HOME")
 
 
 def _is_own_group(uid: int, gid: int) -> bool:
-    """Whether the group is the one that the system made for this user alone."""
+    """Test that the group is the private group of this user."""
     import grp
     import pwd
 
@@ -155,7 +160,8 @@ def _is_own_group(uid: int, gid: int) -> bool:
 
 
 def _overflow_uid() -> int:
-    """What files of users without a number here are shown to belong to, in a user namespace; else -1: root is shown so in a session."""
+    """The uid that stands for unmapped users in a user namespace, else -1. In a session it stands for
+    root."""
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             if file.read().split() == ["0", "0", "4294967295"]:
@@ -167,7 +173,8 @@ def _overflow_uid() -> int:
 
 
 def untrusted_file(path: str) -> bool:
-    """Whether another user may have written this file: owner or mode say so, or it is no plain file."""
+    """Test whether another user may have written this file, by owner and mode; True if it is not a regular
+    file."""
     if os.name != "posix":
         return False
     found = os.lstat(path)

@@ -1,6 +1,7 @@
-"""What is hidden from sessions on this machine beside our own files: keys and tokens in homes, and the data of container engines.
+"""Paths hidden from local sessions beside our own: keys and tokens in home directories, data of container
+engines.
 
-Names only, so that what is made later is hidden as well. Whoever makes a sandbox adds to it (`manager.local.hidden_paths`).
+The lists have names, so that files made later are hidden too. `manager.local.hidden_paths` adds to them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from eos_agent.machine import engine_roots
 
 SECRET_NAMES = (
-    # keys and what holds them
+    # keys and key stores
     ".ssh", ".gnupg", ".pki", ".age", ".password-store", ".vault-token", ".keychain", ".local/share/keyrings", ".gnome2/keyrings",
     ".local/share/kwalletd", ".config/sops", ".config/age", ".config/keybase", ".config/1Password", ".config/op", ".config/Bitwarden",
     ".config/Bitwarden CLI", ".config/keepassxc", ".electrum", ".bitcoin", ".ethereum",
@@ -29,7 +30,7 @@ SECRET_NAMES = (
     ".netrc", "_netrc", ".authinfo", ".authinfo.gpg", ".pgpass", ".my.cnf", ".mylogin.cnf", ".mongorc.js", ".dbshell",
     ".msmtprc", ".fetchmailrc", ".mbsyncrc", ".offlineimaprc", ".smbcredentials", ".cifs", ".curlrc", ".wgetrc", ".config/rustdesk",
     ".thunderbird", ".config/evolution", ".local/share/evolution", ".Xauthority", ".ICEauthority",
-    # agents and their talks
+    # coding agents and their transcripts
     ".claude", ".claude.json", ".codex", ".gemini", ".config/github-copilot", ".copilot", ".cursor", ".config/Cursor", ".aider.conf.yml",
     ".config/goose", ".config/openai", ".openai", ".anthropic", ".config/anthropic", ".continue", ".config/io.datasette.llm", ".codeium",
     ".local/share/opencode", ".config/opencode", ".config/amp", ".local/share/amp",
@@ -42,26 +43,26 @@ SECRET_NAMES = (
     ".bash_history", ".zsh_history", ".zhistory", ".histfile", ".sh_history", ".ash_history", ".history", ".local/share/fish/fish_history",
     ".local/share/atuin", ".python_history", ".node_repl_history", ".psql_history", ".mysql_history", ".sqlite_history", ".rediscli_history",
     ".irb_history", ".lesshst", ".viminfo", ".config/nushell/history.txt", ".bash_sessions", ".zsh_sessions",
-    # other gateways of this program, in their usual places
+    # other gateways of this program, in their default directories
     ".local/state/eos", ".cache/eos", ".ephemeral-sandbox",
 )  # fmt: skip
-"""Below each home. Hidden are files that hold secrets by themselves or whole folders in which they lie; a tool that only has its settings there
-runs as if it had none."""
+"""Paths below each home directory: files with secrets, or whole directories that contain them. A tool whose
+settings are in such a directory runs with its defaults."""
 
 ENGINE_ROOTS = (
     "/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/var/lib/kubelet", "/var/lib/rancher", "/var/lib/etcd", "/var/lib/lxc",
     "/var/lib/lxd", "/var/lib/incus", "/var/lib/machines", "/var/lib/libvirt", "/var/snap/docker", "/var/snap/lxd", "/var/snap/microk8s",
     "/var/lib/buildkit", "/var/lib/nerdctl",
 )  # fmt: skip
-"""Where engines keep containers, images and volumes unless their configuration says otherwise; also of one that is started later."""
+"""Default data directories of container engines, hidden even if the engine is started later."""
 ENGINE_ROOTS_OF_HOME = (".local/share/docker", ".local/share/containers", ".local/share/containerd", ".local/share/nerdctl")
 MACHINE_SECRETS = ("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/ssl/private", "/etc/docker/key.json")
-"""Of the machine: a session of root would read them."""
+"""Files of the machine that a session of root could read."""
 FIRST_UID, LAST_UID = 1000, 65533
 
 
 def homes() -> list[str]:
-    """Of the person that started the agent; of everybody when that is root."""
+    """List the home directory of the user who started the agent, or of all users if that is root."""
     found = {os.environ.get("HOME", "")}
     try:
         with open("/proc/self/uid_map") as f:
@@ -88,7 +89,8 @@ def ssh_host_keys() -> list[str]:
 
 
 def hidden_here() -> list[str]:
-    """Every path that is hidden in local sessions of this machine, whether or not it is there yet, but for what gateways note (neighbours.py)."""
+    """List every path hidden from local sessions, existing or not; paths of other gateways are in
+    neighbours.py."""
     below, people = (*SECRET_NAMES, *ENGINE_ROOTS_OF_HOME), homes()
     of_homes = [os.path.join(home, name) for home in people for name in below]
     return [*of_homes, *ENGINE_ROOTS, *engine_roots.configured(people), *MACHINE_SECRETS, *ssh_host_keys()]

@@ -1,4 +1,4 @@
-"""The arguments of a request against an operation's declaration: names, types, bounds, defaults. Any OS, standard library only."""
+"""Check the arguments of a request: names, types, bounds, defaults. Any OS, standard library only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
 
 def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bool = False, bounds: bool = True) -> dict[str, Any]:
-    """The arguments with defaults filled in, in the order: unknown names, types, missing ones, bounds and choices.
+    """Return the arguments with defaults filled in. Checks names first, then types, missing ones, bounds and
+    choices.
 
     Args:
-        server: a raw request: unknown names are dropped, an array may come as the JSON text of one, `server_default` stands for a missing argument.
-        bounds: False leaves bounds and choices to the server (the command lines, so that their exit code stays the server's).
+        server: the request is raw: unknown names are ignored, an array may be given as JSON text,
+            `server_default` replaces a missing argument.
+        bounds: False leaves bounds and choices to the server (for the command lines, whose exit code is then
+            the one of the server's error).
     Raises:
         OperationError: invalid_request; details name `argument` and, where there is one, `value`.
     """
@@ -47,7 +50,8 @@ def check_arguments(operation: Operation, args: Mapping[str, Any], *, server: bo
 
 
 def budget_s(operation: Operation | None, args: Mapping[str, Any]) -> float | None:
-    """Seconds that a gateway waits for the answer: 30 and the operation's own wait; None = as long as it takes."""
+    """Seconds that a gateway waits for the answer: 30 plus the operation's own wait; None: without a
+    limit."""
     if operation is None:
         return ANSWER_S
     waits = operation.waits
@@ -107,7 +111,8 @@ LONGEST = {
     "after": 128,
     "cursor": 65536,
 }
-"""Bytes of the texts that are kept, logged and shown: one caller must not fill what all of them read. Others are bounded by the request."""
+"""Largest size in bytes of texts that are kept, logged and shown to others. The size of a request bounds all
+others."""
 
 
 def _within(operation: Operation, argument: Argument, value: Any) -> None:
@@ -115,7 +120,7 @@ def _within(operation: Operation, argument: Argument, value: Any) -> None:
     if longest is not None and isinstance(value, str) and len(value) * 4 > longest:
         size = len(value.encode("utf-8", "surrogatepass"))
         if size > longest:
-            raise _refused(operation, argument, value, f"is {size} bytes, at most {longest} are taken", "too_long", max_bytes=longest)
+            raise _refused(operation, argument, value, f"is {size} bytes, at most {longest} are accepted", "too_long", max_bytes=longest)
     if argument.choices and value not in argument.choices:
         raise _refused(
             operation, argument, value, f"must be one of {', '.join(argument.choices)}", "bad_choice", choices=list(argument.choices)
@@ -133,7 +138,7 @@ def _refused(operation: Operation, argument: Argument, value: Any, must: str, re
 
 
 def _shown(value: Any) -> Any:
-    """A refused value as an error can carry it: short, and nothing that JSON cannot write."""
+    """Shorten a refused value for an error, and replace what JSON cannot write."""
     if isinstance(value, (list, dict)):
         return "an array" if isinstance(value, list) else "an object"
     if isinstance(value, (int, float)) and not (_finite(value) and abs(value) <= U64_MAX):
@@ -142,7 +147,7 @@ def _shown(value: Any) -> Any:
 
 
 def _finite(value: float) -> bool:
-    """Whether a float can hold it: an integer of JSON may be larger than any."""
+    """Test that a float can hold the value: an integer of JSON may be too large."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -158,7 +163,8 @@ def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
 
 
 def _plain(value: Any) -> bool:
-    """Whether it is an array that JSON can carry: no NaN or infinity in it, and not nested beyond all reason, which overflows a stack somewhere."""
+    """Test for an array without NaN or infinity, nested at most ARRAY_DEPTH deep: recursion elsewhere has a
+    limit."""
     if not _is_array(value):
         return False
     level = value

@@ -1,4 +1,4 @@
-"""How the content of a file travels in JSON: as UTF-8 text, as latin-1 (one character per byte), or as base64 (the bytes themselves)."""
+"""Encodings of file content in JSON: UTF-8 text, latin-1 (one character per byte), base64 (bytes)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SPELLINGS = {"utf-8": UTF8, "utf8": UTF8, "latin-1": LATIN1, "latin1": LATIN1, 
 
 
 def encoding_of(args: Mapping[str, Any], *, text_only: bool = False) -> str:
-    """The `encoding` of a request: UTF8 when it has none.
+    """Read the `encoding` of a request; UTF8 when absent.
 
     Raises:
-        OperationError: invalid_request; no such encoding, or base64 where only text makes sense.
+        OperationError: invalid_request; an unknown encoding, or base64 where `text_only`.
     """
     given = args.get("encoding", UTF8)
     found = _SPELLINGS.get(str(given).lower())
@@ -34,10 +34,10 @@ def encoding_of(args: Mapping[str, Any], *, text_only: bool = False) -> str:
 
 
 def bytes_of(content: str, encoding: str) -> bytes:
-    """What `content` writes into a file.
+    """Decode `content` to the bytes of the file.
 
     Raises:
-        OperationError: invalid_request; it is no base64, or has a character that latin-1 has no byte for.
+        OperationError: invalid_request; it is not base64, or has a character outside latin-1.
     """
     if encoding == UTF8:
         return content.encode("utf-8", "surrogatepass")
@@ -50,7 +50,8 @@ def bytes_of(content: str, encoding: str) -> bytes:
 
 
 def read_window(file: IO[bytes], path: str, offset: int, limit: int, max_bytes: int) -> dict[str, Any]:
-    """A window of bytes in base64: `offset` is the first one, counted from 1 as lines are, `limit` their number.
+    """Read a window of bytes as base64: `offset` is the first byte, counted from 1 like lines, `limit` their
+    number.
 
     Raises:
         OperationError: invalid_request; `limit` is over `max_bytes`.
@@ -61,7 +62,7 @@ def read_window(file: IO[bytes], path: str, offset: int, limit: int, max_bytes: 
     first = max(1, offset) - 1
     total = file.seek(0, 2)
     pieces: list[bytes] = []
-    left = 0 if first >= total else limit  # also: an offset that no lseek takes
+    left = 0 if first >= total else limit  # also when lseek(2) would refuse the offset
     if left:
         file.seek(first)
     while left and (piece := file.read(left)):

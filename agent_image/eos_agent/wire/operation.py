@@ -1,4 +1,5 @@
-"""The shapes in which operations are declared: an operation, its arguments, the fields of its result. Pure data, any OS, standard library only."""
+"""The types that declare operations: an operation, its arguments, its result fields. Any OS, standard library
+only."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ ARRAY_DEPTH = 16
 KINDS = ("string", "integer", "float", "path", "json_array", "boolean")
 ANSWER_S = 30.0
 DEFAULT_YIELD_MS = 1000
-TTL_MIN_S, TTL_MAX_S = 0.1, 30 * 24 * 3600  # of a session
-NO_BUDGET = math.inf  # an operation whose length nobody can bound: the gateway waits for it
+TTL_MIN_S, TTL_MAX_S = 0.1, 30 * 24 * 3600  # ttl_s of a session
+NO_BUDGET = math.inf  # of an operation without a time limit: the gateway waits for its end
 
 
 class Argument(NamedTuple):
-    """One argument. Bounds are inclusive; `items` is the JSON schema of an array's members; `default` has its native JSON type."""
+    """One argument. Bounds are inclusive; `items` is the JSON schema of an array's members; `default` has its
+    native JSON type."""
 
     name: str
     kind: str
@@ -31,31 +33,31 @@ class Argument(NamedTuple):
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     items: dict[str, Any] | None = None
-    flag: str = ""  # "" = the kebab-case name
-    positional: str = ""  # the label, for the one argument of an operation that has no flag
+    flag: str = ""  # "" = the name in kebab case
+    positional: str = ""  # its label, if the argument has no flag; at most one of an operation
     aliases: tuple[str, ...] = ()
-    value: str = ""  # what stands for the value in a usage line; "" = by kind
-    file_flag: str = ""  # a command line also takes the value from a file, `-` is standard input
-    server_default: Any = None  # what a raw request without the (required) argument means
+    value: str = ""  # placeholder of the value in a usage line; "" = by kind
+    file_flag: str = ""  # flag of command lines that reads the value from a file; `-` is standard input
+    server_default: Any = None  # value in a raw request that lacks the (required) argument
     ours: bool = False
-    hidden: bool = False  # no part of a tool's schema, which a model reads in every session; accepted all the same
+    hidden: bool = False  # accepted, but left out of the tool schemas that a model reads
 
     @property
     def label(self) -> str:
-        """`--path`, or the positional's label."""
+        """The flag (`--path`), or the label of a positional argument."""
         return self.positional or self.flag or "--" + self.name.replace("_", "-")
 
     @property
     def value_label(self) -> str:
-        """`dir|tar`, `N`, `PATH`: the value in a usage line."""
+        """Placeholder of the value in a usage line: `dir|tar`, `N`, `PATH`."""
         by_kind = {"integer": "N", "float": "N", "path": "PATH", "json_array": "JSON", "boolean": "true|false"}
         return self.value or "|".join(self.choices) or by_kind.get(self.kind, "VALUE")
 
 
 class ResultField(NamedTuple):
-    """A key of the result, or `key.inner` of an object, or of each object of an array, where one of ours stands beside the contract's.
+    """A key of the result, or `key.inner` for a key of ours in an object (or in each object of an array).
 
-    `type` is JSON's word for it, alternatives joined by `|`. Any key may be absent.
+    `type` is a JSON type, alternatives joined by `|`. Any key may be absent.
     """
 
     name: str
@@ -74,7 +76,8 @@ class Family(NamedTuple):
 class Operation(NamedTuple):
     """One operation.
 
-    `waits` is how long it may rightly take beyond the common 30 s: seconds, NO_BUDGET, or the name of the argument (`…_ms` or `…_s`) that says so.
+    `waits` is the time allowed beyond the common 30 s: seconds, NO_BUDGET, or the name of the argument
+    (`…_ms` or `…_s`) that has it.
     """
 
     name: str

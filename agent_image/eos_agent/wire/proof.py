@@ -1,11 +1,13 @@
-"""Mutual proof on the line protocol: each end shows that it knows the sandbox's secret, and no byte of that secret is ever sent.
+"""Mutual proof on the line protocol: each end shows that it knows the sandbox's secret, and no byte of that
+secret is ever sent.
 
     gateway   {"_prove": {"format": 1, "sandbox_id": S, "nonce": N}}
     agent     {"_prove": {"format": 1, "start": B, "nonce": M, "proof": HMAC(K, "agent" S B N M)}}      K = HMAC(secret, "line" S B)
-    gateway   {"_proof": HMAC(K, "gateway" S B N M)}                                                     no answer but to a wrong one
+    gateway   {"_proof": HMAC(K, "gateway" S B N M)}                                                     answered only if wrong
 
-B is drawn once for each start of the agent, so its keys are new with each start; N and M are drawn once for each connection, so nothing of
-one connection is of use on another. The names of the two roles keep an answer from being sent back to where it came from. ADR 0039.
+B is a random number of each start of the agent, so each start has its own keys; N and M are random numbers
+of each connection, so a proof cannot be replayed on another one. The role in each proof keeps an answer from
+being reflected to its sender. ADR 0039.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ _HEX = frozenset("0123456789abcdef")
 
 
 class WrongProof(Exception):
-    """The peer did not prove itself; the message says what it did instead, without anything secret."""
+    """The peer did not prove itself; the message says what it did instead, without secrets."""
 
 
 class Expected(NamedTuple):
-    """What remains to be shown on one connection: the answer that goes out and the proof that must come in."""
+    """The agent's answer on one connection, and the proof that it expects next."""
 
     reply: dict[str, Any]
     proof: str
@@ -40,17 +42,17 @@ def new_nonce() -> str:
 
 
 def start_key(secret: str, sandbox_id: str, start: str) -> bytes:
-    """The key of one start of the agent."""
+    """Derive the key of one start of the agent."""
     return _mac(secret.encode(), "line", sandbox_id, start)
 
 
 def hello(sandbox_id: str, nonce: str) -> dict[str, Any]:
-    """The first line of whoever connects."""
+    """The first line of a client."""
     return {PROVE_KEY: {"format": FORMAT, "sandbox_id": sandbox_id, "nonce": nonce}}
 
 
 def meet(key: bytes, sandbox_id: str, start: str, asked: object) -> Expected:
-    """The agent's answer to a `hello`, and the proof that its sender owes.
+    """Build the agent's answer to a `hello`, and the proof to expect from its sender.
 
     Raises:
         WrongProof: malformed, or meant for another sandbox's agent.
@@ -58,7 +60,7 @@ def meet(key: bytes, sandbox_id: str, start: str, asked: object) -> Expected:
     table = _table(asked)
     nonce = table.get("nonce")
     if table.get("format") != FORMAT or not is_nonce(nonce):
-        raise WrongProof(f"{PROVE_KEY} wants format {FORMAT} and a nonce of {NONCE_BYTES} bytes in hex")
+        raise WrongProof(f"{PROVE_KEY} needs format {FORMAT} and a nonce of {NONCE_BYTES} bytes in hex")
     if table.get("sandbox_id") != sandbox_id:
         raise WrongProof("this agent belongs to another sandbox")
     own = new_nonce()
@@ -68,14 +70,14 @@ def meet(key: bytes, sandbox_id: str, start: str, asked: object) -> Expected:
 
 
 def check(secret: str, sandbox_id: str, nonce: str, reply: Mapping[str, Any]) -> dict[str, Any]:
-    """The line that answers an agent which proved itself to the sender of `nonce`.
+    """Check the agent's proof for `nonce`; return the line that proves the gateway to it.
 
     Raises:
-        WrongProof: it did not: nothing may be sent to it.
+        WrongProof: the agent is not authentic: send nothing to it.
     """
     if PROVE_KEY not in reply:
         error = reply.get("error")
-        raise WrongProof("another program answers there" if error is None else "it does not prove itself, but answers an error")
+        raise WrongProof("another program answers there" if error is None else "it answered an error instead of a proof")
     table = _table(reply[PROVE_KEY])
     start, own, shown = table.get("start"), table.get("nonce"), table.get("proof")
     if table.get("format") != FORMAT or not is_nonce(start) or not is_nonce(own) or not is_nonce(shown):
@@ -87,17 +89,17 @@ def check(secret: str, sandbox_id: str, nonce: str, reply: Mapping[str, Any]) ->
 
 
 def matches(expected: str, given: object) -> bool:
-    """Whether a `_proof` is the one that was owed; compared in constant time."""
+    """Compare a `_proof` with the expected one, in constant time."""
     return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
 def stamp(key: bytes, parts: Sequence[str], until: int) -> str:
-    """A pass for what `parts` name, good until that second of the epoch for whoever shows it; the key cannot be got from it."""
+    """Sign `parts` until that second of the epoch: a bearer pass from which the key cannot be derived."""
     return f"{until}.{_mac(key, *parts, until).hex()}"
 
 
 def stamped(key: bytes, parts: Sequence[str], shown: str, now: float) -> bool:
-    """Whether it is such a pass, and not over."""
+    """Test that `shown` is a pass for `parts` that has not expired."""
     found = _STAMP.fullmatch(shown)
     if found is None or int(found[1]) < now:
         return False
@@ -105,7 +107,10 @@ def stamped(key: bytes, parts: Sequence[str], shown: str, now: float) -> bool:
 
 
 def ticket(secret: str, sandbox_id: str, prefix: str, until: int) -> str:
-    """The pass that opens `prefix` (/forward/shared/PORT, /forward/isolated=SESSION/PORT) of an agent's HTTP port in a browser."""
+    """Sign the pass with which a browser may use `prefix` of an agent's HTTP port.
+
+    `prefix` is /forward/shared/PORT or /forward/isolated=SESSION/PORT.
+    """
     return stamp(secret.encode(), ("ticket", sandbox_id, prefix), until)
 
 
@@ -118,5 +123,5 @@ def _table(value: object) -> dict[str, Any]:
 
 
 def _mac(key: bytes, *parts: object) -> bytes:
-    """HMAC-SHA256 over the parts; each is hex, a role or an id, none of which holds a newline."""
+    """HMAC-SHA256 of the parts joined by newlines; each part is hex, a role or an id, without a newline."""
     return hmac.digest(key, "\n".join(("eos", *map(str, parts))).encode(), "sha256")

@@ -1,6 +1,7 @@
 """One JSON line each way: request and reply envelope, error envelope. Any OS, standard library only.
 
-A success is the bare result object; a failure is `{"error": {"kind", "message", "details"}}` and nothing else has a top-level `error`.
+A success is the bare result object; a failure is `{"error": {"kind", "message", "details"}}` and nothing else
+has a top-level `error`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ DAEMON_TOKEN_KEY = "_sandbox_daemon_auth_token"
 STREAM_LOGS_KEY = "_stream_logs"
 KEEP_ALIVE_KEY = "_keep_alive"
 REQUEST_ID_MAX, DERIVED_ID_MAX = 256, 512
-"""Bytes of a client's request id; of one to which the gateway appended what its own request is about."""
+"""Largest size in bytes of a client's request id, and of one that the gateway extended for a request of its
+own."""
 TRANSPORT_KEYS = (GATEWAY_TOKEN_KEY, DAEMON_TOKEN_KEY, STREAM_LOGS_KEY, KEEP_ALIVE_KEY)
 
 INVALID_REQUEST = "invalid_request"
@@ -42,7 +44,7 @@ CONFIG_ERROR = "config_error"
 
 
 class OperationError(Exception):
-    """A failure as it goes on the wire: kind, message, details. `reason` lands in `details.reason`."""
+    """A failure in its wire form: kind, message, details. `reason` becomes `details.reason`."""
 
     def __init__(self, kind: str, message: str, details: Mapping[str, Any] | None = None, *, reason: str | None = None) -> None:
         super().__init__(message)
@@ -57,7 +59,8 @@ class OperationError(Exception):
 
 
 class Request(NamedTuple):
-    """One decoded request. `sandbox_id` is None in system scope; `transport` holds the stripped `_…` siblings."""
+    """One decoded request. `sandbox_id` is None in system scope; `transport` holds the stripped `_…`
+    siblings."""
 
     op: str
     request_id: str
@@ -79,11 +82,15 @@ def new_request_id() -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps would make one for each line
+# json.dumps makes one for each call
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def encode(value: object) -> bytes:
-    """Compact UTF-8 JSON and one newline. A lone surrogate (from a name that is no UTF-8) becomes U+FFFD; NaN raises ValueError."""
+    """Encode compact UTF-8 JSON and one newline.
+
+    A lone surrogate (from a name that is not UTF-8) becomes U+FFFD; NaN raises ValueError.
+    """
     text = _ENCODER.encode(value)
     try:
         return text.encode() + b"\n"
@@ -92,19 +99,21 @@ def encode(value: object) -> bytes:
 
 
 def encode_request(op: str, args: Mapping[str, Any], *, request_id: str, sandbox_id: str | None = None, **transport: Any) -> bytes:
-    """The request line; `transport` are the `_…` siblings."""
+    """Encode a request line; `transport` are its `_…` keys."""
     scope = {"kind": "system"} if sandbox_id is None else {"kind": "sandbox", "sandbox_id": sandbox_id}
     return encode({"op": op, "request_id": request_id, "scope": scope, "args": dict(args), **transport})
 
 
 def decode_object(line: bytes) -> dict[str, Any]:
-    """The JSON object of one line.
+    """Decode the JSON object of one line.
 
     Raises:
         OperationError: bad_json.
     """
     try:
-        value = _DECODER.decode(line.decode(json.detect_encoding(line), "surrogatepass"))  # as json.loads, which makes a decoder each time
+        value = _DECODER.decode(
+            line.decode(json.detect_encoding(line), "surrogatepass")
+        )  # like json.loads, which makes a decoder for each call
     except (ValueError, RecursionError):
         raise OperationError(BAD_JSON, "the request line is not JSON", reason="bad_json") from None
     if not isinstance(value, dict):
@@ -113,7 +122,7 @@ def decode_object(line: bytes) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")  # NaN and Infinity, which Python would read and could not write again
+    raise ValueError(f"{name} is not JSON")  # NaN and Infinity: Python reads them, `encode` refuses them
 
 
 _INFINITY = float("inf")
@@ -122,7 +131,7 @@ _INFINITY = float("inf")
 def _finite(text: str) -> float:
     value = float(text)
     if value in (_INFINITY, -_INFINITY):
-        raise ValueError(f"{text[:40]} is beyond what a double can hold")  # it would be read as Infinity
+        raise ValueError(f"{text[:40]} is beyond what a double can hold")  # Python would read it as Infinity
     return value
 
 
@@ -130,10 +139,11 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def check_request_id(found: str, longest: int = REQUEST_ID_MAX) -> None:
-    """Refuse an id that is longer than what is kept, logged and shown with every draft and layer: invalid_request, reason too_long."""
+    """Refuse an id of more than `longest` bytes: invalid_request, reason too_long. Drafts, layers and logs
+    keep the id."""
     if len(found) * 4 > longest and (size := len(found.encode("utf-8", "surrogatepass"))) > longest:
         details = {"argument": "request_id", "value": found[:200], "max_bytes": longest}
-        raise OperationError(INVALID_REQUEST, f"request_id is {size} bytes, at most {longest} are taken", details, reason="too_long")
+        raise OperationError(INVALID_REQUEST, f"request_id is {size} bytes, at most {longest} are accepted", details, reason="too_long")
 
 
 def decode_request(value: Mapping[str, Any]) -> Request:
@@ -183,7 +193,7 @@ def is_error(reply: Mapping[str, Any]) -> bool:
 
 
 def os_error(error: OSError, *, kind: str = OPERATION_FAILED) -> OperationError:
-    """An errno that the kernel gave, with its name and path, as the wire shows it."""
+    """The wire form of an error of the kernel, with errno's name and the path."""
     name = errno.errorcode.get(error.errno or 0, "EIO")
     details: dict[str, Any] = {"reason": "os_error", "errno": name}
     if error.filename is not None:

@@ -1,4 +1,4 @@
-"""The `path` of a file operation: relative to the workspace or absolute below it, literal first, never through `..`."""
+"""The `path` of a file operation: relative to the workspace or absolute below it, without `..`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 NAME_MAX_BYTES = 255
-"""NAME_MAX of Linux: a longer segment names nothing, whatever the file system."""
+"""NAME_MAX of Linux: no file system has a longer segment."""
 
 
 def invalid_path(path: str, why: str) -> OperationError:
@@ -21,13 +21,14 @@ def invalid_path(path: str, why: str) -> OperationError:
 
 
 def normalise(path: str, root: str, *, folded: bool, allow_root: bool) -> str:
-    """`path` relative to `root`, without empty and `.` segments.
+    """Make `path` relative to `root`, without empty and `.` segments.
 
     Args:
-        folded: the reference's reading: outer white space is trimmed and `\\` is a separator.
-        allow_root: the root itself is a fine answer, as ''.
+        folded: read it like the reference: trim outer white space, and take `\\` as a separator.
+        allow_root: accept the root itself, as ''.
     Raises:
-        OperationError: invalid_request; it is empty, absolute outside the root, holds NUL, a `..` segment or one that no file system takes.
+        OperationError: invalid_request; it is empty, absolute outside the root, or has a NUL, a `..` segment or
+            one of more than NAME_MAX_BYTES bytes.
     """
     text = path.strip().replace("\\", "/") if folded else path
     if "\0" in text:
@@ -47,10 +48,11 @@ def normalise(path: str, root: str, *, folded: bool, allow_root: bool) -> str:
 
 
 def resolve(args: Mapping[str, Any], root: str, exists: Callable[[str], bool], *, allow_root: bool = False, argument: str = "path") -> str:
-    """The workspace-relative path that `path` or `path_b64` of a request means (or another `argument` than path), as os.fsdecode gives it.
+    """Resolve `path` or `path_b64` of a request (or another `argument`) to a path relative to the workspace
+    (os.fsdecode).
 
-    The literal reading wins where something of that name is there (`exists` asks, without following links); otherwise the path is
-    trimmed and its back-slashes are folded, as the reference does.
+    The literal path is used if it exists (`exists` does not follow links); otherwise outer white space is
+    trimmed and backslashes become slashes, as in the reference.
     """
     encoded = args.get(f"{argument}_b64")
     if encoded:
@@ -61,7 +63,7 @@ def resolve(args: Mapping[str, Any], root: str, exists: Callable[[str], bool], *
             raise OperationError(INVALID_REQUEST, f"{name} is not base64", {"argument": name}, reason="invalid_path") from None
         return normalise(os.fsdecode(raw), root, folded=False, allow_root=allow_root)
     path: str = args.get(argument) or ""
-    try:  # a name that JSON brought as text is looked up by its UTF-8 bytes
+    try:  # look a name that came as text up by its UTF-8 bytes
         path = os.fsdecode(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
         raise invalid_path(path.encode("utf-8", "replace").decode(), "is not valid Unicode") from None
@@ -77,5 +79,5 @@ def resolve(args: Mapping[str, Any], root: str, exists: Callable[[str], bool], *
 
 
 def shown(path: str) -> str:
-    """The path as JSON shows it: bytes that are no UTF-8 become U+FFFD."""
+    """Decode a path for JSON: bytes that are not UTF-8 become U+FFFD."""
     return os.fsencode(path).decode("utf-8", "replace")
