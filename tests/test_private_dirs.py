@@ -212,7 +212,7 @@ def test_a_name_that_others_have_too_makes_no_shared_directory_ours(short_dir: s
     os.makedirs(f"{path}/{name}")
     Path(path, "site.html").touch()
     os.chmod(path, 0o755)
-    with pytest.raises(private_dirs.NotPrivate, match=rf"holds what is not ours.*chmod 700 {path}"):
+    with pytest.raises(private_dirs.NotPrivate, match=rf"has files that are not ours.*chmod 700 {path}"):
         private_dirs.make(path)
     assert mode(path) == 0o755
     os.unlink(f"{path}/site.html")

@@ -29,7 +29,7 @@ def read(path: str | None = None) -> str | None:
         if os.name == "posix" and info.st_uid not in (0, os.geteuid()):
             raise _bad(
                 path,
-                f"belongs to the user with the number {info.st_uid}, not to {os.geteuid()}; name a file of your own with {paths.TOKEN_FILE_ENV}",
+                f"belongs to uid {info.st_uid}, not to uid {os.geteuid()}; name a file of your own with {paths.TOKEN_FILE_ENV}",
             )
         if info.st_mode & 0o077 and os.name == "posix":
             import shlex  # late: with its imports it would take half a millisecond of each command line
