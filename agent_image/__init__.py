@@ -1,1 +1,1 @@
-"""What goes into a sandbox, whatever its image: an interpreter with its own loader and libc, eos_agent and layerstack."""
+"""The content of every sandbox, whatever its image: an interpreter with its own loader and libc, eos_agent and layerstack."""

@@ -37,8 +37,8 @@ class _Capture:
 
 
 class Captures:
-    """At most `width` captures at a time; others wait in order. All but the calls themselves runs on the
-    event loop."""
+    """A pool for at most `width` captures at a time; others wait in order. All but the calls themselves runs
+    on the event loop."""
 
     def __init__(self, width: int) -> None:
         self._pool = Pool(width, "eos-capture")

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """At most `width` blocking calls at a time; others wait in order."""
+    """A pool for at most `width` blocking calls at a time; others wait in order."""
 
     def __init__(self, width: int, name: str = "eos-blocking") -> None:
         self._executor = ThreadPoolExecutor(max_workers=width, thread_name_prefix=name)
