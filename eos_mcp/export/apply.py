@@ -1,4 +1,4 @@
-"""The host's side of `export_changes`: where it may write, and one call that reads a stream and writes it in one of three formats.
+"""The host's side of `export_changes`: destinations that are allowed, and one call that writes a stream in one of three formats.
 
 Synchronous; the manager runs it in a thread. An export is all or nothing: a refused stream, a cap, a full disk or a kill leave the
 destination as it was (after a kill: from the next export to it, or `recover`, on).
@@ -27,20 +27,20 @@ FORMATS = ("dir", "tar", "tar-zst")
 
 
 class Guards(NamedTuple):
-    """Places that an export never writes to."""
+    """Paths to which an export never writes."""
 
     home: str
-    """Refused as such; what is below it is allowed."""
+    """Refused itself; directories below it are allowed."""
     own: tuple[str, ...]
-    """Our state, cache and runtime directories: refused with all that is below them."""
+    """State, cache and runtime directories of the gateway: refused with everything below them."""
     journals: str
-    """Of the state directory: where exports that are under way are on record; absolute."""
+    """Directory in the state directory with the records of running exports; absolute."""
     registry: str | None = None
-    """The manager's registry file: refused, and its directory as such."""
+    """The manager's registry file: refused, as is its directory itself."""
 
 
 def check_destination(dest: str, fmt: str, guards: Guards) -> str:
-    """Whether an export may go to `dest`: by its text, and by what it resolves to. Nothing is written and no sandbox is asked.
+    """Refuse a destination by its text, and by what it resolves to. Nothing is written and no sandbox is asked.
 
     Returns:
         The place that it goes to, without symlinks: of a `dir` export into a symlink the directory that this leads to.
@@ -72,12 +72,12 @@ def _refused(dest: str, why: str) -> OperationError:
 
 
 def _fold(path: str) -> str:
-    """Without `.`, `..` and doubled slashes, by the text alone."""
+    """Remove `.`, `..` and doubled slashes, without a look at the file system."""
     return "/" + os.path.normpath(path).lstrip("/") if os.sep == "/" else os.path.normpath(path)
 
 
 def _resolve(lexical: str, fmt: str) -> str:
-    """Symlinks of the directories on the way are followed, and one that leads to the directory to export into; of an archive the last name is
+    """Resolve symlinks of the directories on the way, and one that leads to the directory to export into; of an archive the last name is
     kept: a link there is never written through.
     """
     if fmt == "dir" and os.path.isdir(lexical):
@@ -152,7 +152,7 @@ def apply(
 
 @contextlib.contextmanager
 def _parents_of(place: str, dry_run: bool) -> Generator[None]:
-    """Make the directories that `place` lies in; they go again when the export fails. A dry run makes and removes none."""
+    """Make the directories above `place`; remove them again when the export fails. A dry run makes and removes none."""
     missing: list[str] = []
     above = os.path.dirname(place)
     while not dry_run and not os.path.lexists(above):
@@ -178,7 +178,8 @@ def _parents_of(place: str, dry_run: bool) -> Generator[None]:
 
 
 def _made_in(folder: DirTree, name: bytes) -> DirTree:
-    """A new directory, or the one that somebody made meanwhile; never what a symlink leads to. As root it belongs to whom its folder does."""
+    """Make a directory, or accept one that another process made in the meantime, but not a symlink. As root, give it the owner of its
+    parent."""
     made = False
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, dir_fd=folder.fd)

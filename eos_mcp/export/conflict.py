@@ -1,4 +1,4 @@
-"""What a person changed in the destination and an export would lose: found while the stream is read, before anything is written.
+"""Find changes of the user in the destination that an export would lose, while the stream is read and before anything is written.
 
 What lies at a path is nobody's work when it is as the sandbox found it (the base), as an export left it (the record, or the `earlier` of the
 stream), or as this export would make it. Anything else in the way is a conflict, and so is a path that is gone where one of the first two had it.
@@ -27,7 +27,7 @@ LISTED_MAX = 200
 
 
 class Conflicts:
-    """Asked about each path that would change. `target` is the destination as it is, None while it does not exist; the caller closes it.
+    """Decides for each path that would change. `target`: the destination, None if it does not exist; the caller closes it.
 
     Args:
         copy: the workspace that the sandbox was made from, where this machine has it; else `told` is what the agent says of it.
@@ -45,10 +45,10 @@ class Conflicts:
         self._workspace = self._is_workspace()
         self._again = self._is_again()
 
-    # what the receiver asks
+    # called by the receiver
 
     def on_the_way(self, header: pax.Header, found: os.stat_result | None, head: Fact) -> bool:
-        """Whether an entry would lose something of the person's, which is then noted.
+        """Tell whether an entry would lose a change of the user; if so, note it.
 
         Args:
             head: what the entry would leave at its path.
@@ -66,7 +66,7 @@ class Conflicts:
         return bool(differs)
 
     def below(self, path: bytes, *, of: bytes) -> int:
-        """Note what lies at `path` and below and is somebody's; how much that is."""
+        """Note the user's changes at `path` and below; return their number."""
         count = 0
         for at, differs in self._work_below(path):
             count += 1
@@ -74,11 +74,11 @@ class Conflicts:
         return count
 
     def any_below(self, path: bytes) -> bool:
-        """Whether `below` would note anything."""
+        """Tell whether `below` would note anything."""
         return any(True for _ in self._work_below(path))
 
     def _work_below(self, path: bytes) -> Iterator[tuple[bytes, str]]:
-        """Each file or link at `path` and below that is somebody's, and how it differs."""
+        """Yield each changed file or link at `path` and below, and how it differs."""
         assert self.target is not None
         waiting = [path]
         while waiting:
@@ -92,7 +92,7 @@ class Conflicts:
                 yield at, differs
 
     def keep(self, path: bytes) -> bool:
-        """Whether the person's version stays, which the result then names as a path of the delta that was kept back."""
+        """Tell whether the user's version stays; the result then lists the path as kept back."""
         if self.rules.on_conflict != "keep":
             return False
         self.kept_count += 1
@@ -101,7 +101,7 @@ class Conflicts:
         return True
 
     def refuse(self, dest: str, unsafe: list[dict[str, str]]) -> None:
-        """Raise when conflicts were found and are to be refused. Nothing was written.
+        """Raise if conflicts were found and `on_conflict` is fail. Nothing was written.
 
         Raises:
             OperationError: operation_failed, export_conflict.
@@ -115,7 +115,7 @@ class Conflicts:
             "conflicts": self.found,
             "conflict_count": self.count,
             **({"unsafe": unsafe} if unsafe else {}),
-            "hint": "on_conflict keep writes all else, leaves these as they are and names what it kept back; with dry_run it only says so. "
+            "hint": "on_conflict keep writes all other paths, leaves these as they are and lists what it kept back; with dry_run it only lists it. "
             "on_conflict overwrite loses what is there",
         }
         raise OperationError(
@@ -138,14 +138,14 @@ class Conflicts:
 
     @property
     def again(self) -> bool:
-        """The record speaks of this very directory, on the branch that it was on."""
+        """Tell whether the record is of this directory, on its present branch."""
         return self._again
 
     @property
     def knows_base(self) -> bool:
         return self.copy is not None or self.told is not None
 
-    # how it is told
+    # the kind of a difference
 
     def _note(self, path: bytes, differs: str, of: bytes) -> None:
         self.count += 1
@@ -158,7 +158,7 @@ class Conflicts:
             self.found.append({**row, "because_of": shown(of)} if of != path else row)
 
     def _leaf(self, path: bytes, found: os.stat_result, header: pax.Header | None = None, head: Fact | None = None) -> str:
-        """How what lies at `path`, no directory, differs; empty when it is nobody's work, or a program makes it again by itself."""
+        """Return how the file or link at `path` differs; empty when the user did not change it, or a program makes it again."""
         assert self.target is not None
         if derived(path):
             return ""
@@ -175,7 +175,7 @@ class Conflicts:
         return "edited" if was is None or was == _letter(found) else "kind"
 
     def _gone(self, header: pax.Header) -> bool:
-        """Nothing is at the path: it was deleted here if an export left it, or the workspace had it; an ordinary directory just gets it."""
+        """Classify a path that does not exist: it was deleted here if an export wrote it or the workspace had it; else it is new."""
         if header.kind == pax.WHITEOUT or header.type == pax.DIRECTORY:
             return False
         left = self.record.finished(header.path) if self.record is not None else None
@@ -188,7 +188,7 @@ class Conflicts:
         return deleted
 
     def _directory_itself(self, header: pax.Header) -> bool:
-        """A directory without anything of the person's below, in the way of a file or link: was there one before?"""
+        """Classify a directory without changes of the user below it, in the place of a file or link."""
         if header.kind == pax.WHITEOUT:
             return False
         was = self._was(header.path)
@@ -197,17 +197,17 @@ class Conflicts:
         self._note(header.path, "created" if was == NOTHING else "kind", header.path)
         return True
 
-    # what was there
+    # the state before
 
     def _was(self, path: bytes) -> str | None:
-        """The letter of what an export left at the path, else of what the base had; None when neither is known."""
+        """Return the letter of the entry that an export wrote at the path, else of the base's; None when neither is known."""
         left = self.record.finished(path) if self.record is not None else None
         if left is not None:
             return DIRECTORY if left.letter == OPAQUE else left.letter
         return NOTHING if self._hidden(path) else self._base_letter(path)
 
     def _hidden(self, path: bytes) -> bool:
-        """An export took away, or put something else in the place of, what the base has there."""
+        """Tell whether an export removed or replaced the base's entry at the path."""
         return self.record is not None and self.record.above(path) is not None
 
     def _base_letter(self, path: bytes) -> str | None:
@@ -237,14 +237,14 @@ class Conflicts:
             return False
 
     def _is_again(self) -> bool:
-        """Whether the destination is the directory, on the branch, that the record is about, and was not emptied."""
+        """Tell whether the destination is the directory, on the branch, of the record, and was not emptied."""
         if self.target is None or self.record is None or self.record.identity() != identity_of(self.target):
             return False
         return any(name != b".git" for name in self.target.names(b""))
 
 
 def tell(told: Facts, header: pax.Header) -> None:
-    """Take what the agent says of the base."""
+    """Take the agent's entries of the base."""
     told.put(header.path, fact_of_base(header.of_base))
 
 
@@ -254,7 +254,7 @@ def _letter(found: os.stat_result) -> str:
 
 
 def _same(path: bytes, found: os.stat_result, target: DirTree, base: DirTree) -> bool:
-    """Whether the base has this at `path`: by size and time, else by content; modes are not asked for."""
+    """Tell whether the base has this entry at `path`: by size and time, else by content; modes do not count."""
     was = base.lstat(path)
     if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(found.st_mode):
         return False
@@ -278,18 +278,18 @@ def _same(path: bytes, found: os.stat_result, target: DirTree, base: DirTree) ->
 
 
 class ComparedPaths:
-    """What lay at each path when it was compared, so that the commit can tell whether that is what it replaced."""
+    """The entry at each path when it was compared, by which the commit checks what it replaced."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, bytes] = {}
 
     def note(self, name: bytes, target: DirTree, path: bytes) -> None:
-        """`name` is that in the journal's `undo`, where what lies at `path` goes."""
+        """Note the entry at `path`. `name`: its name in the journal's `undo`, where the commit moves it."""
         if found := fingerprint(target, path):
             self._of[name] = found
 
     def check(self, stages: Iterable[DirTree], dest: str) -> None:
-        """After everything was put in place, and before that is final.
+        """Compare all replaced entries, after everything was put in place and before that is final.
 
         Raises:
             OperationError: operation_failed, export_conflict: what was moved out of the way is not what was compared.
@@ -298,13 +298,13 @@ class ComparedPaths:
         for stage in stages:
             changed += sum(fingerprint(stage, b"undo/" + name) != self._of.get(name, b"") for name in stage.names(b"undo"))
         if changed:
-            message = f"export to {dest}: {changed} path{'s' * (changed != 1)} changed there while it was exported; all is as it was found"
+            message = f"export to {dest}: {changed} path{'s' * (changed != 1)} changed there during the export; the destination is as it was found"
             details = {"dest": dest, "conflict_count": changed, "retryable": True, "hint": "repeat the export: it compares again"}
             raise OperationError(OPERATION_FAILED, message, details, reason="export_conflict")
 
 
 def fingerprint(tree: DirTree, path: bytes) -> bytes:
-    """Inodes, sizes and times of what lies at a path and below, in 16 bytes; none for nothing."""
+    """Digest inodes, sizes and times of the entries at a path and below to 16 bytes; empty without any."""
     first = tree.lstat(path)
     if first is None:
         return b""

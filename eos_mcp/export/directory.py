@@ -1,4 +1,4 @@
-"""Format `dir`: the delta onto a directory of the host, all of it or nothing.
+"""Format `dir`: apply the delta to a directory of the host, all of it or nothing.
 
 Files are written once, into the staging directory, while the stream is read and compared with what lies in the destination; when the whole
 stream is known to be good they are put in place by renames. See `export_stage` for the journal.
@@ -38,7 +38,7 @@ _HINTS = {
 def apply_directory(
     stream: ExportStream, request: ExportRequest, *, journals: str, progress: Progress, step: StepHook = no_step
 ) -> dict[str, Any]:
-    """Make the destination (pinned) show the delta of the stream.
+    """Apply the delta of the stream to the destination (pinned).
 
     Args:
         journals: of the state directory: where exports that are under way are on record.
@@ -93,9 +93,9 @@ def apply_directory(
 
 
 def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:
-    """Two that began at once see each other here."""
+    """Refuse to commit beside another running export to the same place: two that began at once see each other here."""
     found = find_records(journals, dest, but=stage.voucher)
-    busy = [*found.alive, *(voucher.said for voucher in found.dead if is_changing(voucher.said))]  # the latter died since `recover` looked
+    busy = [*found.alive, *(voucher.said for voucher in found.dead if is_changing(voucher.said))]  # the latter ended since `recover` ran
     for voucher in found.dead:
         voucher.close()
     if busy:
@@ -103,7 +103,7 @@ def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:
 
 
 def _left(stage: ExportStage) -> dict[str, Any]:
-    """Remove the staging of a finished export; it is named where that fails, as with an immutable file among what was replaced."""
+    """Remove the staging of a finished export; return its path if that fails, as with an immutable file among the replaced ones."""
     _end(stage)
     return {"left_staging": [stage.path]} if stage.voucher.said.staging(stage.home) is not None else {}
 
@@ -120,17 +120,17 @@ def _end(stage: ExportStage) -> None:
 
 
 def _commit_new(stage: ExportStage, dest: str, work: FreshReceiver, guard: ExportGuard) -> None:
-    """Put the whole tree in its place, or leave it where it is thrown away."""
+    """Rename the whole tree into its place, or leave it in the staging directory, which is removed."""
     try:
         commit_new(stage, work, os.fsencode(os.path.basename(dest)))
     except FileExistsError:
-        message = f"{dest} was made by somebody else while it was exported"
+        message = f"{dest} was made by another program during the export"
         raise refused(message, "destination_changed", path=dest, retryable=True) from None
     guard.finish(work.tree)
 
 
 def _commit(stage: ExportStage, dest: str, target: DirTree | None, guard: ExportGuard) -> None:
-    """Put everything in place, or take it back."""
+    """Commit, or roll back."""
     opened: DirTree | None = None
     name = os.fsencode(os.path.basename(dest))
     try:
@@ -154,7 +154,7 @@ def _commit(stage: ExportStage, dest: str, target: DirTree | None, guard: Export
     except BaseException as error:
         try:
             roll_back(stage, name, target)
-        except Exception as second:  # of whatever sort: what was moved out of the way is not thrown away
+        except Exception as second:  # of any kind: the staging directory with the replaced files stays
             stage.kept = True
             stage.leave()
             code = errno.errorcode.get(second.errno or 0, "EIO") if isinstance(second, OSError) else "EIO"
@@ -174,7 +174,7 @@ def _commit(stage: ExportStage, dest: str, target: DirTree | None, guard: Export
 
 
 def disk_refused(error: OSError, dest: str) -> OperationError:
-    """What the destination's file system answered; it is as it was before."""
+    """Convert an error of the destination's file system, after the rollback."""
     out = os_error(error)
     if (hint := _HINTS.get(str(out.details.get("errno")))) is not None:
         out.details["hint"] = hint

@@ -1,4 +1,4 @@
-"""What exports that were killed have left: taken back, or told, by the records in the gateway's state directory and by nothing else."""
+"""Roll back or report exports that were killed, by the records in the gateway's state directory alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRY_AGAIN = (
 
 
 def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
-    """Take back what a killed export left half done in `dest` (resolved, absolute), in it or above it; its staging directories are removed.
+    """Roll back killed exports to `dest` (resolved, absolute), to a directory in it or above it; remove their staging directories.
 
     Args:
         folder: of the state directory: where the records are.
@@ -48,13 +48,13 @@ def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
 
 
 def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
-    """Ends with the voucher closed; it stays where another try may do better."""
+    """Roll back one export. The voucher is closed at the end; its record stays if another try may succeed."""
     home = voucher.said.open_home()
-    if home is None:  # moved away, or on a disk that is not mounted now
+    if home is None:  # renamed, or on a disk that is not mounted now
         voucher.close()
         return []
     try:
-        if voucher.said.id is None:  # killed before anything could be put into it
+        if voucher.said.id is None:  # killed before anything was put into it
             with contextlib.suppress(OSError):
                 os.rmdir(voucher.said.name, dir_fd=home.fd)
             voucher.drop()
@@ -75,7 +75,7 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
         voucher.close()
         said = voucher.said
         details: dict[str, Any] = {"path": said.dest, "staging": os.path.join(said.home, os.fsdecode(said.name)), "hint": TRY_AGAIN}
-        message = f"export: an earlier export to {said.dest} was interrupted and cannot be taken back: {error}"
+        message = f"export: an earlier export to {said.dest} was interrupted and cannot be rolled back: {error}"
         if error.errno == errno.ENODEV:
             where = os.path.join(said.dest, os.fsdecode(error.filename))
             message = (
@@ -91,7 +91,7 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
 
 
 def _swept(home: DirTree, voucher: Voucher, step: StepHook) -> bool:
-    """Remove what an export that needs nothing taken back has left; False: it cannot be removed (an immutable file, a mount), which is in
+    """Remove the staging of an export that needs no rollback; False: it cannot be removed (an immutable file, a mount), which is in
     nobody's way. The voucher stays then, so that each later export tries, and the result names the directory.
     """
     try:
@@ -102,7 +102,7 @@ def _swept(home: DirTree, voucher: Voucher, step: StepHook) -> bool:
 
 
 def _take_back(stage: ExportStage, home: DirTree, voucher: Voucher) -> bool:
-    """False: all is taken back, but the staging directory cannot be removed."""
+    """Roll back and remove the staging directory; False: rolled back, but the directory cannot be removed."""
     target: DirTree | None = None
     done = False
     try:
@@ -126,7 +126,7 @@ def _take_back(stage: ExportStage, home: DirTree, voucher: Voucher) -> bool:
 
 
 def roll_back(stage: ExportStage, name: bytes, target: DirTree | None) -> None:
-    """Take the steps of an export back; `name` is the destination's in the stage's home, if that export made it."""
+    """Roll back the steps of an export. `name`: the destination's name in the stage's home, if that export made it."""
     if target is not None:
         stage.rollback(target)
     if stage.created:
@@ -139,7 +139,7 @@ def roll_back(stage: ExportStage, name: bytes, target: DirTree | None) -> None:
 
 
 def check_unfinished(dest: str, folder: str) -> None:
-    """What is left of earlier exports, without touching it: one that only has to be swept is left for the next export.
+    """Report earlier exports that were killed, without a change: a staging that only has to be removed is left to the next export.
 
     Raises:
         OperationError: operation_failed: `in_flight`, or `export_unfinished`: an export was killed while it changed the destination, so
@@ -156,7 +156,7 @@ def check_unfinished(dest: str, folder: str) -> None:
         details = {
             "path": dest,
             "staging": os.path.join(said.home, os.fsdecode(said.name)),
-            "hint": "the next export without dry_run takes it back first",
+            "hint": "the next export without dry_run rolls it back first",
         }
         message = (
             f"export: an earlier export to {said.dest} was interrupted while it changed it; a dry run cannot tell what comes after that"
@@ -165,7 +165,7 @@ def check_unfinished(dest: str, folder: str) -> None:
 
 
 def settle(workspace: str, folder: str) -> None:
-    """Before and after `workspace` (resolved, absolute) is copied: take back what killed exports left half done in it.
+    """Roll back killed exports to `workspace` (resolved, absolute), before and after it is copied.
 
     Raises:
         OperationError: operation_failed: `in_flight`, an export is putting files into it at this moment; `rollback_failed`.
@@ -175,7 +175,7 @@ def settle(workspace: str, folder: str) -> None:
     try:
         for said in found.alive:
             if is_changing(said):
-                message = f"workspace {workspace}: an export to {said.dest} is changing it at this moment"
+                message = f"workspace {workspace}: an export to {said.dest} is changing it now"
                 raise OperationError(OPERATION_FAILED, message, {"path": workspace, "retryable": True}, reason="in_flight")
         while waiting:
             _recover_one(waiting.pop(0), no_step)
@@ -185,7 +185,7 @@ def settle(workspace: str, folder: str) -> None:
 
 
 def is_changing(said: Said) -> bool:
-    """Whether an export has begun to change its destination, and has neither ended nor taken it back."""
+    """Tell whether an export has begun to change its destination, and has neither finished nor rolled back."""
     home = said.open_home()
     if home is None:
         return False
@@ -209,12 +209,12 @@ def in_flight(dest: str, other: Said | None = None) -> OperationError:
 
 
 def tag(dest: str) -> str:
-    """What the staging directory of a destination that does not exist yet has in its name."""
+    """Return the part of the name of a staging directory that stands for a destination that does not exist yet."""
     return hashlib.sha256(os.fsencode(os.path.basename(dest))).hexdigest()[:8] + "-"
 
 
 def strangers(dest: str, own: ExportStage | None) -> dict[str, Any]:
-    """Directories that are called like a staging directory of this destination and are none of this gateway's: left alone, and named."""
+    """List directories with the name of a staging directory of this destination that are not this gateway's; they are not touched."""
     found: list[str] = []
     for directory, start in ((dest, PREFIX), (os.path.dirname(dest), PREFIX + tag(dest).encode())):
         with contextlib.suppress(OSError):

@@ -1,8 +1,9 @@
-"""Room for the records of exports on a full disk: files of zeros, made while there was room, of which one becomes the record that is overwritten in place.
+"""Reserved space for records of exports on a full disk: files of zeros, made while there is room. One becomes the record and is
+overwritten in place.
 
     <state>/exports/<n>.reserve     64 KiB each; renamed to `<random>.record` where the disk has no room for a new file, and back when it is dropped
 
-An export to another disk so needs nothing of the full one. A record in such a file has the same lines; what follows them are zero bytes.
+So an export to another disk needs no space on the full one. A record in such a file has the same lines, followed by zero bytes.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from layerstack.kernel.fsync import fsync_dir
 
 SUFFIX = ".reserve"
 FILES = 2
-"""So many exports at once have room."""
+"""Number of simultaneous exports with reserved space."""
 SIZE = 1 << 16
 _OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def keep(folder: str) -> None:
-    """Have all of them, as far as there is room; those that are there cost one look each."""
+    """Make the missing ones, as far as there is room; an existing one costs a stat(2)."""
     for number in range(FILES):
         path = os.path.join(folder, f"{number}{SUFFIX}")
         if os.path.exists(path):
@@ -37,14 +38,14 @@ def keep(folder: str) -> None:
             finally:
                 os.close(fd)
             fsync_dir(folder)
-        except OSError:  # no room now: the next one tries again
+        except OSError:  # no room now: the next export tries again
             with contextlib.suppress(OSError):
                 os.unlink(made)
             return
 
 
 def take(folder: str, name: str) -> int | None:
-    """One of them under another name of the folder, open and locked; None: there is none left."""
+    """Rename one to `name` in the same directory; return it open and locked. None: all are in use."""
     for number in range(FILES):
         path = os.path.join(folder, f"{number}{SUFFIX}")
         try:
@@ -54,7 +55,7 @@ def take(folder: str, name: str) -> int | None:
         try:
             found = os.fstat(fd)
             ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_size == SIZE
-            if ours and lock(fd) and os.path.samestat(found, os.lstat(path)):  # nobody has taken it meanwhile
+            if ours and lock(fd) and os.path.samestat(found, os.lstat(path)):  # no other process has renamed it
                 os.rename(path, os.path.join(folder, name))
                 return fd
         except OSError:
@@ -64,7 +65,7 @@ def take(folder: str, name: str) -> int | None:
 
 
 def give_back(fd: int, path: str) -> bool:
-    """The record at `path` becomes a reserve again; False: it is none, or all are there, and it is to be removed."""
+    """Turn the record at `path` into a reserve again; False: it never was one, or all exist: remove it."""
     if os.fstat(fd).st_size != SIZE:
         return False
     folder = os.path.dirname(path)
@@ -78,7 +79,7 @@ def give_back(fd: int, path: str) -> bool:
 
 
 def zero(fd: int) -> None:
-    """Overwrite all of it, durably."""
+    """Overwrite all of it with zeros, durably."""
     at = 0
     while at < SIZE:
         at += os.pwrite(fd, bytes(SIZE - at), at)

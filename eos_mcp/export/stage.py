@@ -1,4 +1,4 @@
-"""The staging directory of one `dir` export, and the journal that takes a half-done one back.
+"""The staging directory of one `dir` export, and the journal by which an incomplete one is rolled back.
 
     .eos-export-<...>/      inside the destination, or beside it while that does not exist; locked with flock(2) by its export
       state                 {"format", "phase": ready | done | back, "created", "plan", "clears", "mac"}; replaced by rename; none while the
@@ -42,11 +42,11 @@ from eos_mcp.export.voucher import Said, Voucher
 
 FORMAT = 3
 SYNC_EACH_UP_TO = 64
-"""Above so many files or directories one syncfs is cheaper; below, it would wait for strangers' writes."""
+"""With more files or directories one syncfs(2) is cheaper; with fewer it would wait for other programs' writes."""
 
 _NO_MODE = 0xFFFF
 _RECORDS = {2: struct.Struct("<cBHHH"), 3: struct.Struct("<cBHHHQq")}
-"""By format; 2 has no size and time."""
+"""Records by format; 2 has no size and time."""
 _SECOND = 1_000_000_000
 _LETTERS = (b"f", b"h", b"l", b"d", b"w", b"n")
 _OPEN = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
@@ -55,31 +55,31 @@ StepHook = Callable[[str], None]
 
 
 def no_step(name: str) -> None:
-    """The step of production: nothing happens. Tests kill a child here."""
+    """A step without an effect. Tests pass a hook that kills the process here."""
 
 
 class NotVouched(Exception):
-    """What lies there is not the journal that this gateway has written."""
+    """The journal is not the one that this gateway wrote."""
 
 
 class Step(NamedTuple):
-    """What one entry of the stream asks for."""
+    """The plan of one entry of the stream."""
 
     letter: bytes
-    """f, h, l, d as in the index of the stream; w for a deletion; n for an entry that is left out, without a path."""
+    """f, h, l, d as in the index of the stream; w: a deletion; n: an entry that is left out, without a path."""
     staged: bool
-    """`new/<n>` is to be put at the path."""
+    """True: the commit moves `new/<n>` to the path."""
     mode: int
     """Permission bits afterwards, of a file or a directory."""
     old_mode: int | None
-    """Permission bits of what stays in place and is to be changed."""
+    """Permission bits before, of an entry that stays in place and gets others."""
     path: bytes
     size: int = 0
     mtime_ns: int = 0
-    """With `size`: of a file or a link that is put in place."""
+    """Modification time; like `size` of a file or symlink that is put in place."""
 
     def put_there(self, found: os.stat_result) -> bool:
-        """Tell by size and time if the path still has what this step put there. File systems that keep whole seconds may have rounded its time."""
+        """Tell by size and time whether the path still has the entry of this step. File systems with steps of a second round the time."""
         if self.letter == b"d":
             return stat.S_ISDIR(found.st_mode)
         kind = stat.S_IFLNK if self.letter == b"l" else stat.S_IFREG
@@ -89,7 +89,7 @@ class Step(NamedTuple):
 
 
 class ExportStage:
-    """One staging directory, locked and vouched for as long as it is open. `home`, which it lies in, is the caller's to close."""
+    """One staging directory, locked and on record while it is open. `home`: its parent, which the caller closes."""
 
     def __init__(self, home: DirTree, tree: DirTree, voucher: Voucher, step: StepHook, *, create: bool, form: int = FORMAT) -> None:
         self.home, self.tree, self.voucher, self.step, self.form = home, tree, voucher, step, form
@@ -111,7 +111,7 @@ class ExportStage:
 
     @classmethod
     def create(cls, folder: str, home: DirTree, home_path: str, dest: str, tag: str, step: StepHook = no_step) -> ExportStage:
-        """A new one in `home`, vouched for in `folder`, which gets the voucher first: whatever a kill leaves is known."""
+        """Make one in `home`. Its record in `folder` is written first, so that a kill leaves no unknown directory."""
         step("export.voucher")
         voucher = Voucher.create(folder, kind="dir", dest=dest, home=home_path, home_fd=home.fd, tag=tag)
         name = voucher.said.name
@@ -138,7 +138,7 @@ class ExportStage:
 
     @classmethod
     def take_over(cls, home: DirTree, voucher: Voucher, step: StepHook = no_step) -> ExportStage | None:
-        """The one that a dead export left, if there is anything in it to take back; None: it is only to be removed.
+        """Open the one of a killed export, if it has steps to roll back; None: it only has to be removed.
 
         Raises:
             NotVouched: it is not the recorded directory, or its journal is not as that export wrote it.
@@ -158,7 +158,7 @@ class ExportStage:
                 stage = cls(home, tree, voucher, step, create=False, form=state["format"])
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
-                    raise  # a disk that is read-only now, no descriptor left: what can be written again is still that export's
+                    raise  # a read-only disk, no free descriptor: a later try may succeed
                 raise NotVouched from error
             stack.callback(stage._close_files)
             stage._read_plan(state)
@@ -168,30 +168,30 @@ class ExportStage:
         return stage
 
     def leave(self) -> None:
-        """Close it as it is, for the next export to take over; the voucher is the caller's to close."""
+        """Close it as it is, for the next export to take over; the caller closes the voucher."""
         self._close_files()
         self.annexes.close()
         self.tree.close()
 
     def _close_files(self) -> None:
         for file in (self._plan, self._clears):
-            with contextlib.suppress(OSError):  # a full disk: what is not written is not needed any more
+            with contextlib.suppress(OSError):  # a full disk: the unwritten part is not needed any more
                 file.close()
 
     def destroy(self) -> None:
-        """Delete it with all that it holds, and forget it."""
+        """Delete it with its contents, and its record."""
         self._close_files()
         self.annexes.close()
         self.tree.close()
         clear_away(self.home, self.voucher, self.step)
 
     def place(self, path: bytes) -> DirTree:
-        """The staging directory, by its file system, of what lies at `path` in the destination."""
+        """Return the staging directory on the file system of `path` in the destination."""
         found = self.annexes.of(path)
-        assert found is not None  # of a living export none is lost
+        assert found is not None  # a running export has one for every file system
         return found
 
-    # what is written
+    # writing
 
     def set_phase(self, phase: str) -> None:
         """Write the state so that it survives a power cut."""
@@ -210,7 +210,7 @@ class ExportStage:
         os.fsync(self.tree.fd)
 
     def _code_of(self, file: IO[bytes]) -> str:
-        """The HMAC of the whole plan, or of the clears."""
+        """Return the HMAC of the whole plan, or of the clears."""
         file.flush()
         file.seek(0)
         code = hmac.new(self.voucher.said.key, digestmod="sha256")
@@ -239,14 +239,14 @@ class ExportStage:
                 raise NotVouched
 
     def add(self, what: Step) -> None:
-        """The next entry's. OSError, EINVAL: no export may change such a path."""
+        """Append the step of the next entry. OSError, EINVAL: an export must not change such a path."""
         data = self._packed(what)
         self._plan.write(data)
         self._at.append(self._end)
         self._end += len(data)
 
     def put(self, n: int, what: Step) -> None:
-        """Another decision on an entry, whose path stays."""
+        """Replace the step of an entry; its path stays."""
         assert self[n].path == what.path
         self._plan.seek(self._at[n])
         self._plan.write(self._packed(what))
@@ -258,7 +258,7 @@ class ExportStage:
         self._clears.write(struct.pack("<H", len(path)) + path)
 
     def ready(self, files: int) -> None:
-        """Everything staged and planned is on disk, then the phase changes."""
+        """Sync everything staged and planned, then write the next phase."""
         self.step("export.sync")
         self._plan.flush()
         self._clears.flush()
@@ -277,7 +277,7 @@ class ExportStage:
         self.step("export.ready")
         self.set_phase("ready")
 
-    # what is read
+    # reading
 
     def __len__(self) -> int:
         return len(self._at)
@@ -301,7 +301,7 @@ class ExportStage:
         return Step(letter, bool(staged), mode, None if old == _NO_MODE else old, path, *figures) if len(path) == size else None
 
     def steps(self) -> Iterator[tuple[int, Step]]:
-        """All steps in order, read apart from where the file stands."""
+        """Yield all steps in order; the file's offset does not change."""
         self._plan.flush()
         fd, at, held = self._plan.fileno(), 0, b""
         record = _RECORDS[self.form]
@@ -321,7 +321,7 @@ class ExportStage:
             yield n, self[n]
 
     def clears(self) -> list[bytes]:
-        """Paths to clear; as many as the destination has hidden names."""
+        """Yield the paths to clear: names of the destination that an opaque directory hides."""
         self._clears.flush()
         self._clears.seek(0)
         out: list[bytes] = []
@@ -353,7 +353,7 @@ class ExportStage:
                 self._place(target, n, what)
                 note(what.path)
             elif what.letter == b"d" and what.old_mode is not None and what.old_mode & 0o700 != 0o700:
-                target.chmod(what.path, what.old_mode | 0o700)  # so that its children can be changed; the last pass sets what it gets
+                target.chmod(what.path, what.old_mode | 0o700)  # so that its entries can be changed; the last pass sets its mode
         for _, what in self.backwards():
             if what.old_mode is not None or (what.letter == b"d" and what.staged and what.mode != 0o700):
                 self.step("export.mode")
@@ -376,7 +376,7 @@ class ExportStage:
         new, undo, stage = b"new/%d" % n, b"undo/%d" % n, self.place(what.path)
         old = target.lstat(what.path)
         if old is not None and stat.S_ISDIR(old.st_mode):
-            if what.letter == b"d":  # made by somebody since the plan
+            if what.letter == b"d":  # made by another program since the plan
                 return
             self.step("export.out")
             target.move(what.path, stage, undo, directory=True)
@@ -397,7 +397,7 @@ class ExportStage:
             raise OSError(error.errno, error.strerror, what.path) from None
 
     def rollback(self, target: DirTree) -> None:
-        """Take back what `commit` did, as far as it came. Can be repeated."""
+        """Undo the steps that `commit` has done. Can be repeated."""
         for n, what in self.steps():
             if (stage := self.annexes.of(what.path)) is None:
                 continue
@@ -422,7 +422,7 @@ class ExportStage:
 
     @staticmethod
     def _mode_back(target: DirTree, what: Step, old_mode: int) -> None:
-        """Of what the export gave another one: what has been put there since, or got a name elsewhere, is not ours to change."""
+        """Restore a mode that the commit changed, unless the entry was replaced since or has another hard link."""
         found = target.lstat(what.path)
         if found is None or (what.letter == b"d") != stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode):
             return
@@ -431,7 +431,7 @@ class ExportStage:
             target.chmod(what.path, old_mode)
 
     def _take_back(self, target: DirTree, n: int, what: Step) -> None:
-        """First the new one out, then the old one in: what lies in `new` says how far this came.
+        """Move the new entry out, then the old one in; the entries in `new` show how far this came.
 
         Files that others put or saved there meanwhile stay, and what the export had moved out of the way for its own is not put back then:
         that was a version that they had before theirs.
@@ -479,13 +479,13 @@ def _no_plan(path: bytes) -> OSError:
 
 
 def _code(said: Said, state: dict[str, Any]) -> str:
-    """The HMAC of a state, without its own."""
+    """Return the HMAC of a state, without the key `mac`."""
     what = json.dumps([said.name.decode(), {key: value for key, value in state.items() if key != "mac"}], sort_keys=True)
     return hmac.new(said.key, what.encode(), "sha256").hexdigest()
 
 
 def state_of(tree: DirTree, said: Said) -> dict[str, Any]:
-    """The state file of a staging directory; empty when there is none: it was just made, or it is half removed.
+    """Read the state file of a staging directory; empty without one: the directory was just made, or partly removed.
 
     Raises:
         NotVouched: that export has not written it. OSError: it cannot be read now.
@@ -509,7 +509,7 @@ def state_of(tree: DirTree, said: Said) -> dict[str, Any]:
 
 
 def clear_away(home: DirTree, voucher: Voucher, step: StepHook = no_step) -> None:
-    """Remove the staging that a voucher names, then the voucher: whoever comes after a kill in between finds the one or the other."""
+    """Remove the staging of a voucher, then its record: after a kill in between the record still names the rest."""
     try:
         step("export.remove")
         clear_annexes(home, voucher.said)

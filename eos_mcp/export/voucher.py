@@ -1,4 +1,4 @@
-"""What the gateway's state directory remembers of each export that is under way: only a staging that it vouches for is ever taken over.
+"""The record of each running export in the gateway's state directory. Only a staging with a record is ever taken over.
 
     <state>/exports/<random>.record     locked with flock(2) for as long as its export lives; two lines of JSON
         {"format", "kind": dir | archive, "dest", "home", "home_id", "name", "key", "boot"}
@@ -40,43 +40,43 @@ def identity(status: os.stat_result) -> Identity:
 
 
 class Annexed(NamedTuple):
-    """What a record says of the staging on a file system that is mounted in the destination."""
+    """The staging on a file system that is mounted in the destination, as a record has it."""
 
     path: bytes
-    """The mount point in the destination, in whose root the staging lies."""
+    """The mount point in the destination; the staging is in its root."""
     home_id: Identity
     id: Identity | None
     volatile: bool
-    """A restart of the machine empties it."""
+    """True: a restart of the machine empties the file system."""
 
 
 class Said(NamedTuple):
     """A record's content."""
 
     kind: str
-    """`dir`: the staging directory of a journal; `archive`: a file that is not yet whole."""
+    """`dir`: the staging directory of a journal; `archive`: an unfinished file."""
     dest: str
     home: str
-    """The directory that the staging lies in: the destination, or the one above it."""
+    """The parent of the staging: the destination, or the directory above it."""
     home_id: Identity
     name: bytes
     key: bytes
     boot: str
     id: Identity | None
-    """None: the staging was not there yet, or nothing was put into it."""
+    """None: the staging was not made yet, or is empty."""
     annexes: tuple[Annexed, ...] = ()
 
     def is_(self, one: Identity | None, status: os.stat_result) -> bool:
-        """Whether `status` is that of the recorded file. The numbers of devices may change from boot to boot, those of inodes stay."""
+        """Tell whether `status` is of the recorded file. Device numbers may change with a boot, inode numbers do not."""
         return one is not None and one[1] == status.st_ino and (one[0] == status.st_dev or self.boot != boot_id())
 
     def staging(self, home: DirTree) -> os.stat_result | None:
-        """The staging in `home`, if what lies under its name is the recorded inode of this user's."""
+        """Return the stat of the staging in `home`, if its name has the recorded inode and it is this user's."""
         found = home.lstat(self.name)
         return found if found is not None and found.st_uid == os.geteuid() and self.is_(self.id, found) else None
 
     def open_home(self) -> DirTree | None:
-        """The directory that the staging lies in; None: it is not there any more, or another one is in its place."""
+        """Open the parent of the staging; None: it is gone, or another directory has its path."""
         try:
             tree = DirTree(self.home)
         except OSError:
@@ -96,7 +96,7 @@ class Voucher:
 
     @classmethod
     def create(cls, folder: str, *, kind: str, dest: str, home: str, home_fd: int, tag: str = "", ending: str = "") -> Voucher:
-        """A durable record of a staging that is about to be made, under a name that nobody can have foreseen."""
+        """Write the durable record of a staging that is made next, under a random name that others cannot predict."""
         if not os.path.isdir(folder):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             fsync_dir(os.path.dirname(folder))
@@ -129,30 +129,30 @@ class Voucher:
                 return cls(path, fd, said)
 
     def bind(self, fd: int) -> None:
-        """Remember which inode the staging is, durably; from now on it may be used."""
+        """Record the inode of the staging, durably; from now on it may be used."""
         self.said = self.said._replace(id=identity(os.fstat(fd)))
         _append(self._fd, {"id": self.said.id})
 
     def annex(self, path: bytes, home_fd: int, *, volatile: bool) -> None:
-        """Remember, durably, that a staging is about to be made in a directory of the destination that lies on another file system."""
+        """Record, durably, that a staging is made next in a directory of the destination on another file system."""
         one = Annexed(path, identity(os.fstat(home_fd)), None, volatile)
         _append(self._fd, {"annex": os.fsdecode(path), "home_id": one.home_id, "volatile": volatile})
         self.said = self.said._replace(annexes=(*(a for a in self.said.annexes if a.path != path), one))
 
     def bind_annex(self, path: bytes, fd: int) -> None:
-        """As `bind`, of an annex."""
+        """Record the inode of an annex, as `bind`."""
         found = identity(os.fstat(fd))
         _append(self._fd, {"annex": os.fsdecode(path), "id": found})
         self.said = self.said._replace(annexes=tuple(a._replace(id=found) if a.path == path else a for a in self.said.annexes))
 
     def close(self) -> None:
-        """Let go of it; the next export takes it over. Closed already is fine."""
+        """Release the lock and keep the record for the next export. May be called again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def drop(self) -> None:
-        """Forget the export: nothing of it is left."""
+        """Remove the record of an export that has left nothing."""
         try:
             if self._fd < 0 or not reserve.give_back(self._fd, self.path):
                 with contextlib.suppress(FileNotFoundError):
@@ -165,9 +165,9 @@ class VoucherRecords(NamedTuple):
     """The records that concern one destination."""
 
     dead: list[Voucher]
-    """Their exports have ended without clearing up; locked, the caller's to close."""
+    """Records of exports that ended without cleaning up; locked, the caller closes them."""
     alive: list[Said]
-    """Their exports are running."""
+    """Records of running exports."""
 
 
 def find_records(folder: str, dest: str, *, but: Voucher | None = None, archive: bool = False) -> VoucherRecords:
@@ -184,7 +184,7 @@ def find_records(folder: str, dest: str, *, but: Voucher | None = None, archive:
             continue
         try:
             fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
-        except OSError:  # dropped meanwhile
+        except OSError:  # removed in the meantime
             continue
         keep = False
         try:
@@ -205,7 +205,7 @@ def find_records(folder: str, dest: str, *, but: Voucher | None = None, archive:
 
 
 class _Here:
-    """A destination, to be compared with what records say."""
+    """A destination, to compare with records."""
 
     def __init__(self, dest: str, archive: bool) -> None:
         self.dest, self.archive = dest, archive
@@ -218,7 +218,7 @@ class _Here:
         return _within(said.dest, self.dest) or _within(self.dest, said.dest) or self._renamed(said) is not None
 
     def moved(self, said: Said) -> Said:
-        """The record with the place where its staging is to be looked for now: a directory may have another name since."""
+        """Return the record with the present path of its staging: a directory may have been renamed since."""
         home = self.parent if self.archive and self._same(said, self.above) else None if self.archive else self._renamed(said)
         if home is None:
             return said
@@ -255,7 +255,7 @@ def _records(folder: str) -> Iterator[str]:
 
 
 def _read(fd: int) -> Said | None:
-    """None: torn, of another format, or no record at all."""
+    """Read a record; None: torn, of another format, or not a record."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         return None
@@ -270,7 +270,7 @@ def _read(fd: int) -> Said | None:
         home_id, key = _pair(first["home_id"]), bytes.fromhex(first["key"])
         said = Said(first["kind"], str(first["dest"]), str(first["home"]), home_id, name, key, str(first["boot"]), None)
         annexes: dict[bytes, Annexed] = {}
-        for line in lines[1:-1]:  # those are whole: a newline comes after each
+        for line in lines[1:-1]:  # complete lines: each ends with a newline
             more: dict[str, Any] = json.loads(line)
             if "annex" not in more:
                 said = said._replace(id=_pair(more["id"]))
@@ -294,14 +294,14 @@ def _pair(value: Any) -> Identity:
 
 
 def _forget_torn(fd: int, path: str) -> None:
-    """A record without a whole first line, of an export that died before it did anything."""
+    """Remove a record without a complete first line, of an export that was killed before it did anything."""
     if b"\n" not in os.pread(fd, MAX_BYTES, 0) and lock(fd) and os.fstat(fd).st_nlink:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def _written(path: str, line: dict[str, Any]) -> int | None:
-    """A new record, locked; None: somebody who looked on took it for a dead one."""
+    """Make a new record, locked; None: another process took it for one of a dead export and removed it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(fd, 0o600)
@@ -318,7 +318,7 @@ def _written(path: str, line: dict[str, Any]) -> int | None:
 
 
 def _append(fd: int, value: dict[str, Any]) -> None:
-    """Write a line behind the last whole one; the zero bytes of a reserve are overwritten."""
+    """Write a line after the last complete one; the zero bytes of a reserve are overwritten."""
     data = json.dumps(value, separators=(",", ":")).encode() + b"\n"
     at = os.pread(fd, MAX_BYTES, 0).rfind(b"\n") + 1
     if at + len(data) > MAX_BYTES:
