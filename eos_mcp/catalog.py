@@ -542,7 +542,9 @@ def find(name: str) -> Operation | None:
 
 
 def operations_of_set(name: str, *, ours: bool = True) -> tuple[Operation, ...]:
-    """List the tools of an MCP set, the contract's first, each group in catalog order. `ours=False`: the contract's only."""
+    """List the tools of an MCP set, the contract's first, each group in catalog order. `ours=False`: the
+    contract's only.
+    """
     members = [operation for operation in ALL if name in operation.sets]
     return (*(o for o in members if not o.ours), *(o for o in members if o.ours and ours))
 
@@ -553,7 +555,8 @@ def build(
     """Check one call; return its scope and arguments: `(sandbox_id or None for system scope, args)`.
 
     Args:
-        selector: the sandbox named outside the arguments, if any. A `sandbox_id` inside them must equal it, or selects alone.
+        selector: the sandbox named outside the arguments, if any. A `sandbox_id` inside them must equal it,
+            or selects alone.
     Raises:
         OperationError: invalid_request, in the order of contract 0.6.
     """
@@ -593,7 +596,9 @@ def build(
 
 
 def suggestions(word: str, domain: str | None = None) -> list[str]:
-    """List the operations in whose name, texts, arguments or family `word` occurs, case folded, in catalog order."""
+    """List the operations in whose name, texts, arguments or family `word` occurs, case folded, in catalog
+    order.
+    """
     needle = word.casefold()
     found: list[str] = []
     for operation in ALL if domain is None else DOMAINS[domain]:

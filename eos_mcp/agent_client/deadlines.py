@@ -21,8 +21,9 @@ class Deadlines:
             self._wake_at(at)
 
     def clear(self, key: Hashable) -> None:
-        """Remove the deadline of a key, if it has one. The timer is left as it is: when it fires and finds nothing due, it is set to the
-        next deadline."""
+        """Remove the deadline of a key, if it has one. The timer is left as it is: when it fires and finds
+        nothing due, it is set to the next deadline.
+        """
         self._due.pop(key, None)
 
     def close(self) -> None:

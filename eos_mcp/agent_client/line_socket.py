@@ -1,4 +1,6 @@
-"""Lines over non-blocking sockets: read a line or a number of bytes, send, and close without loss of sent data."""
+"""Lines over non-blocking sockets: read a line or a number of bytes, send, and close without loss of sent
+data.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class LineSocket:
         self._watcher: Callable[[], None] | None = None
 
     def watch(self, readable: Callable[[], None]) -> None:
-        """Call `readable` while bytes or the end of the stream are unread. Until `unwatch` no other reader may wait on the socket.
+        """Call `readable` while bytes or the end of the stream are unread. Until `unwatch` no other reader
+        may wait on the socket.
 
         Another function may replace `readable` without a system call.
         """
@@ -69,7 +72,8 @@ class LineSocket:
         return self._take(end, limit)
 
     def line_at_hand(self, limit: int) -> bytes | None:
-        """Return a line if all of it has arrived, without a wait. None: use `read_line`, which waits and raises.
+        """Return a line if all of it has arrived, without a wait. None: use `read_line`, which waits and
+        raises.
 
         Raises:
             TooLong: as `read_line`; OSError: the connection broke.
@@ -86,7 +90,8 @@ class LineSocket:
         """Receive once, for a watcher; return the line with its newline once it is complete, None before.
 
         Raises:
-            TooLong, EOFError: as `read_line`, and EOFError at the end of the stream before any byte; OSError: the connection broke.
+            TooLong, EOFError: as `read_line`, and EOFError at the end of the stream before any byte; OSError:
+                the connection broke.
         """
         try:
             chunk = self.socket.recv(CHUNK if self.pending else FIRST_CHUNK)
@@ -142,8 +147,9 @@ class LineSocket:
             return data
 
     async def linger(self) -> None:
-        """Read what the peer still sends, within bounds: close(2) with unread bytes resets the connection, and the peer may lose the
-        reply."""
+        """Read what the peer still sends, within bounds: close(2) with unread bytes resets the connection,
+        and the peer may lose the reply.
+        """
         taken = 0
         with contextlib.suppress(OSError, TimeoutError):
             self.socket.shutdown(socket.SHUT_WR)
@@ -169,8 +175,9 @@ class LineSocket:
 
 
 def unread(connected: socket.socket) -> bool:
-    """Tell whether received bytes are unread, with which close(2) would reset the connection. Does not wait, even on a blocking
-    socket."""
+    """Tell whether received bytes are unread, with which close(2) would reset the connection. Does not wait,
+    even on a blocking socket.
+    """
     try:
         return bool(connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:
@@ -178,8 +185,8 @@ def unread(connected: socket.socket) -> bool:
 
 
 def check_owner(connected: socket.socket, path: str) -> None:
-    """Check that the process that listens at a unix socket is this user's. Only Linux can tell (SO_PEERCRED, unix(7)); elsewhere the
-    mode of the socket's directory protects it.
+    """Check that the process that listens at a unix socket is this user's. Only Linux can tell (SO_PEERCRED,
+    unix(7)); elsewhere the mode of the socket's directory protects it.
 
     Raises:
         PermissionError: the process is another user's.

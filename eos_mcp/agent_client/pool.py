@@ -1,8 +1,9 @@
 """Requests to the agents of sandboxes: pooled connections, one request in flight on each.
 
-On a fresh connection both ends prove that they know the sandbox's secret (eos_agent/wire/proof.py) before a request is sent: at a
-published port connect(2) succeeds even without an agent, and the port may belong to another program by now. On one that has been idle
-the agent answers a `sandbox_daemon_ready` first. So a request is sent once, and only to the sandbox's agent.
+On a fresh connection both ends prove that they know the sandbox's secret (eos_agent/wire/proof.py) before a
+request is sent: at a published port connect(2) succeeds even without an agent, and the port may belong to
+another program by now. On one that has been idle the agent answers a `sandbox_daemon_ready` first. So a
+request is sent once, and only to the sandbox's agent.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ MAX_STREAM_LINE = protocol.MAX_LINE_BYTES
 
 
 class AgentTarget(Protocol):
-    """The address of an agent and the secret (`token`) that both ends know; it is not sent to an agent that `proves`.
+    """The address of an agent and the secret (`token`) that both ends know; it is not sent to an agent that
+    `proves`.
 
-    With a `socket_path` that unix socket is used; host and port then only distinguish one start of the agent from another.
+    With a `socket_path` that unix socket is used; host and port then only distinguish one start of the agent
+    from another.
     """
 
     @property
@@ -89,7 +92,9 @@ class ByteReader:
             return line
 
     def hand_over(self) -> tuple[socket.socket, bytes]:
-        """Give the connection to a thread that reads it with blocking calls, with the bytes received already. Do not read here afterwards."""
+        """Give the connection to a thread that reads it with blocking calls, with the bytes received already.
+        Do not read here afterwards.
+        """
         received = bytes(self._line.pending)
         self._line.pending.clear()
         return self._line.socket, received
@@ -125,13 +130,16 @@ class AgentPool:
     async def request_line(
         self, sandbox_id: str, op: str, args: Mapping[str, Any], *, request_id: str, timeout_s: float | None, sent_at: float | None = None
     ) -> bytes:
-        """Send a request; return the agent's reply as it came, a JSON object without a newline. Without `"error"` in it, it is a result.
+        """Send a request; return the agent's reply as it came, a JSON object without a newline. Without
+        `"error"` in it, it is a result.
 
         Args:
             timeout_s: for the whole exchange; None: as long as the connection lasts.
-            sent_at: time of a first attempt on a connection that broke: the timeout runs from then, and this attempt is the last.
+            sent_at: time of a first attempt on a connection that broke: the timeout runs from then, and this
+                attempt is the last.
         Raises:
-            OperationError: as `targets` raises; internal_error with reason forward_timeout, sandbox_unreachable or sandbox_gone.
+            OperationError: as `targets` raises; internal_error with reason forward_timeout,
+                sandbox_unreachable or sandbox_gone.
         """
         try:
             passed_s = 0.0 if sent_at is None else time.monotonic() - sent_at
@@ -172,7 +180,9 @@ class AgentPool:
             self.forget(sandbox_id)
 
     def at_rest(self, target: AgentTarget) -> Pooled | None:
-        """Take an idle connection to the agent on which nothing has arrived. The agent may be dead by now: see TRUSTED_IDLE_S."""
+        """Take an idle connection to the agent on which nothing has arrived. The agent may be dead by now:
+        see TRUSTED_IDLE_S.
+        """
         idle = self._idle.get(target.sandbox_id)
         while idle:
             pooled = idle.pop()
@@ -182,7 +192,9 @@ class AgentPool:
         return None
 
     def keep(self, sandbox_id: str, line: LineSocket, address: tuple[str, int]) -> None:
-        """Keep a connection for the next request, or close it. A kept one that the agent closes is closed at once."""
+        """Keep a connection for the next request, or close it. A kept one that the agent closes is closed at
+        once.
+        """
         idle = self._idle.setdefault(sandbox_id, [])
         if len(idle) < POOL_SIZE and not line.pending:
             pooled = Pooled(line, address, time.monotonic())
@@ -230,10 +242,11 @@ class AgentPool:
             return await self._reach(sandbox_id)
 
     async def _looked_at(self, target: AgentTarget) -> AgentTarget:
-        """Look up the port of a sandbox again, unless that was done within SEEN_S: another program may listen there by now.
+        """Look up the port of a sandbox again, unless that was done within SEEN_S: another program may listen
+        there by now.
 
-        The proof shows that the agent is at the end of the connection, not that no program relays it; at the port that the engine
-        names, none does.
+        The proof shows that the agent is at the end of the connection, not that no program relays it; at the
+        port that the engine names, none does.
         """
         if target.socket_path is not None or time.monotonic() - self._seen.get(target.sandbox_id, -SEEN_S) < SEEN_S:
             return target
@@ -250,7 +263,9 @@ class AgentPool:
         return found
 
     async def _reach(self, sandbox_id: str) -> tuple[LineSocket, AgentTarget]:
-        """Look up the address again (a restart moves the ports, a local agent is started again) and try for RECONNECT_S."""
+        """Look up the address again (a restart moves the ports, a local agent is started again) and try for
+        RECONNECT_S.
+        """
         for pooled in self._idle.pop(sandbox_id, ()):
             pooled.line.close()
         deadline, tries = time.monotonic() + RECONNECT_S, 0

@@ -1,4 +1,6 @@
-"""Line numbers of the keys of a YAML document, for messages; and keys that occur twice, of which YAML silently keeps the last."""
+"""Line numbers of the keys of a YAML document, for messages; and keys that occur twice, of which YAML
+silently keeps the last.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class Lines:
         self._root = root
 
     def of(self, location: Sequence[int | str]) -> int | None:
-        """Return the line of the key at `location`, or of the nearest existing key above it; None without any."""
+        """Return the line of the key at `location`, or of the nearest existing key above it; None without
+        any.
+        """
         import yaml
 
         node, line = self._root, None

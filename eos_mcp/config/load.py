@@ -1,7 +1,8 @@
 """Read one YAML document into frozen values. An unknown key anywhere is an error that names it.
 
-The gateway reads `gateway` and `manager` when it starts. The other four sections belong to the agent: their bytes are read again at each
-create_sandbox, so a mistake there fails that call and not the gateway; after the file is corrected the next call passes.
+The gateway reads `gateway` and `manager` when it starts. The other four sections belong to the agent: their
+bytes are read again at each create_sandbox, so a mistake there fails that call and not the gateway; after the
+file is corrected the next call passes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class ConfigError(Exception):
-    """`<dotted.field>: <reason> (line N)`, one line per mistake. `field` and `line` are those of the first; None: line unknown."""
+    """`<dotted.field>: <reason> (line N)`, one line per mistake. `field` and `line` are those of the first;
+    None: line unknown.
+    """
 
     def __init__(self, problems: list[tuple[str, str]], lines: list[int | None] | None = None) -> None:
         known = lines or [None] * len(problems)
@@ -53,7 +56,9 @@ class ConfigError(Exception):
 
 
 class Config(NamedTuple):
-    """The document of one gateway. `path` is None for the built-in one; relative paths in it are already absolute."""
+    """The document of one gateway. `path` is None for the built-in one; relative paths in it are already
+    absolute.
+    """
 
     path: str | None
     host: HostConfig
@@ -97,7 +102,9 @@ class Config(NamedTuple):
         return self.manager.docker.daemon_config_yaml_path or self.path
 
     def agent_problem(self) -> str | None:
-        """Return the error that the next create_sandbox would have in the agent's sections, with the file; None without one."""
+        """Return the error that the next create_sandbox would have in the agent's sections, with the file;
+        None without one.
+        """
         try:
             agent_config(self.daemon_yaml())
         except ConfigError as error:
@@ -106,7 +113,8 @@ class Config(NamedTuple):
         return None
 
     def daemon_yaml(self) -> bytes:
-        """Read the document for a new sandbox: the file that `manager.docker.daemon_config_yaml_path` names, else this document.
+        """Read the document for a new sandbox: the file that `manager.docker.daemon_config_yaml_path` names,
+        else this document.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -128,7 +136,8 @@ def load(path: str | None = None, *, relative_to: str | None = None) -> Config:
         path: the YAML file; None for the built-in document.
         relative_to: the directory that relative paths in it start from; None: the directory of the file.
     Raises:
-        ConfigError: the file cannot be read, is not YAML, has an unknown section, or a mistake in `gateway` or `manager`.
+        ConfigError: the file cannot be read, is not YAML, has an unknown section, or a mistake in `gateway`
+            or `manager`.
     """
     if path is None:
         source = BUILT_IN.encode()

@@ -1,4 +1,5 @@
-"""The sections of the configuration document as frozen values: every key, its default, its bounds. `load.py` reads them.
+"""The sections of the configuration document as frozen values: every key, its default, its bounds. `load.py`
+reads them.
 
 Sizes are bytes, times carry their unit in the name; docs/configuration.md explains each key.
 """
@@ -58,7 +59,8 @@ class GatewayConfig(Section):
 class Export(Section):
     """`max_stream_bytes` limits the received bytes; None: no limit.
 
-    Values that the contract's reference has: `directory_mode: 0700`, `git: include`, `on_conflict: overwrite`, `allow_unsafe: true`.
+    Values that the contract's reference has: `directory_mode: 0700`, `git: include`, `on_conflict:
+    overwrite`, `allow_unsafe: true`.
     """
 
     max_stream_bytes: Positive | None = None
@@ -82,9 +84,11 @@ class ObservabilitySnapshot(Section):
 
 
 class LocalDaemon(Section):
-    """`resource_profile`: a name of `manager.docker.resource_profiles` or a built-in one, for the sessions of local sandboxes;
-    None: most of the machine's memory and 4096 processes for each. `hidden_paths` adds to the list that `eos doctor` prints;
-    `~/` is the home of the gateway's user."""
+    """`resource_profile`: a name of `manager.docker.resource_profiles` or a built-in one, for the sessions of
+    local sandboxes;
+    None: most of the machine's memory and 4096 processes for each. `hidden_paths` adds to the list that `eos
+    doctor` prints; `~/` is the home of the gateway's user.
+    """
 
     resource_profile: NonEmpty | None = None
     hidden_paths: list[NonEmpty] = []
@@ -102,7 +106,9 @@ class LocalDaemon(Section):
 
 
 class Base(Section):
-    """`special_files`: leave out a socket, FIFO or device of the workspace, or refuse the workspace as the reference does."""
+    """`special_files`: leave out a socket, FIFO or device of the workspace, or refuse the workspace as the
+    reference does.
+    """
 
     special_files: Literal["skip", "abort"] = "skip"
 
@@ -158,9 +164,10 @@ BUILT_IN_PROFILES = {
 
 
 class Docker(Section):
-    """The Docker provider. `gateway_instance_id` None: an id made once per state directory. `bundle_base_image`: the image in which
-    the bundle is built when this machine's Python does not run on the engine (another system or architecture). `token_label`:
-    true as the reference has it."""
+    """The Docker provider. `gateway_instance_id` None: an id made once per state directory.
+    `bundle_base_image`: the image in which the bundle is built when this machine's Python does not run on the
+    engine (another system or architecture). `token_label`: true as the reference has it.
+    """
 
     docker_endpoint: NonEmpty | None = None
     daemon_binary_path: NonEmpty | None = None
@@ -203,8 +210,9 @@ class Docker(Section):
         return self
 
     def profile(self) -> ResourceProfile:
-        """Return the chosen profile with the two overrides applied. A `memory_bytes` of at most the profile's `memory_high_bytes` sets
-        that to 3/4 of it."""
+        """Return the chosen profile with the two overrides applied. A `memory_bytes` of at most the profile's
+        `memory_high_bytes` sets that to 3/4 of it.
+        """
         chosen = {**BUILT_IN_PROFILES, **self.resource_profiles}[self.resource_profile]
         changes: dict[str, Any] = {}
         if self.nano_cpus is not None:
@@ -246,8 +254,9 @@ class ManagerConfig(Section):
 
 
 class ServerConfig(Section):
-    """`worker_threads` and `max_worker_threads` (the older name, an upper limit) are accepted and reported; the agent has one
-    event loop."""
+    """`worker_threads` and `max_worker_threads` (the older name, an upper limit) are accepted and reported;
+    the agent has one event loop.
+    """
 
     socket_path: str = "/eos/runtime/daemon/runtime.sock"
     pid_path: str = "/eos/runtime/daemon/runtime.pid"
@@ -292,10 +301,12 @@ class Daemon(Section):
 
 
 class Workspace(Section):
-    """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference. `session_memory_bytes`: free memory that a
-    new session needs. `max_terminals`: per session, those of its commands included; `max_open_files`: per process of a session;
-    `max_inotify_instances`: per session. `left_behind_grace_s`: longest time between SIGTERM and SIGKILL for processes that run
-    at the end of a session; 0: SIGKILL at once. `exit_grace_s`: a key of the reference, without effect."""
+    """`rfc1918_egress: deny` makes isolated sessions unavailable, as in the reference.
+    `session_memory_bytes`: free memory that a new session needs. `max_terminals`: per session, those of its
+    commands included; `max_open_files`: per process of a session; `max_inotify_instances`: per session.
+    `left_behind_grace_s`: longest time between SIGTERM and SIGKILL for processes that run at the end of a
+    session; 0: SIGKILL at once. `exit_grace_s`: a key of the reference, without effect.
+    """
 
     layer_stack_root: str = "/eos/layer-stack"
     scratch_root: str = "/eos/workspace"
@@ -331,8 +342,9 @@ class AutosquashPolicies(Section):
 
 
 class UnitOfFiles(Section):
-    """Paths that are one value to their program: those that one of `members` matches below each directory that `root` matches
-    (`.`: the workspace). Both are patterns over whole paths, as in `.gitignore`."""
+    """Paths that are one value to their program: those that one of `members` matches below each directory
+    that `root` matches (`.`: the workspace). Both are patterns over whole paths, as in `.gitignore`.
+    """
 
     name: NonEmpty
     root: Annotated[NonEmpty, Field(max_length=256)]
@@ -361,8 +373,10 @@ class LayerStack(Section):
 
 
 class CommandConfig(Section):
-    """`max_active_per_session` None: three quarters of `max_active`. `max_kept_output_bytes`: on disk, for all ended commands.
-    `leader_grace_s`: a call returns that long after the end of the command, whatever it left in the background."""
+    """`max_active_per_session` None: three quarters of `max_active`. `max_kept_output_bytes`: on disk, for
+    all ended commands. `leader_grace_s`: a call returns that long after the end of the command, whatever it
+    left in the background.
+    """
 
     max_active: Annotated[int, Field(ge=1, le=1024)] = 32
     max_active_per_session: Annotated[int, Field(ge=1, le=1024)] | None = None

@@ -1,4 +1,6 @@
-"""Paths on this machine: state, cache, token, socket, log. Standard library only; only `make_folder` creates anything."""
+"""Paths on this machine: state, cache, token, socket, log. Standard library only; only `make_folder` creates
+anything.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def home() -> str:
 
 
 def state_dir() -> str:
-    """Directory of registry, local sandboxes, locks and log: EOS_STATE_DIR, else $XDG_STATE_HOME/eos, else ~/.local/state/eos."""
+    """Directory of registry, local sandboxes, locks and log: EOS_STATE_DIR, else $XDG_STATE_HOME/eos, else
+    ~/.local/state/eos.
+    """
     chosen = os.environ.get(STATE_DIR_ENV)
     if chosen:
         return os.path.abspath(chosen)
@@ -37,7 +41,9 @@ def cache_dir() -> str:
 
 
 def token_file() -> str:
-    """SANDBOX_GATEWAY_TOKEN_FILE, else in EOS_STATE_DIR when that is set, else ~/.ephemeral-sandbox/gateway.token."""
+    """SANDBOX_GATEWAY_TOKEN_FILE, else in EOS_STATE_DIR when that is set, else
+    ~/.ephemeral-sandbox/gateway.token.
+    """
     chosen = os.environ.get(TOKEN_FILE_ENV)
     if chosen:
         return os.path.abspath(chosen)
@@ -46,13 +52,15 @@ def token_file() -> str:
 
 
 def socket_path() -> str:
-    """Socket of this user's gateway, beside the token file, so that a server started by an IDE and a shell find the same one."""
+    """Socket of this user's gateway, beside the token file, so that a server started by an IDE and a shell
+    find the same one.
+    """
     return os.path.join(os.path.dirname(token_file()), "gateway.sock")
 
 
 def make_folder(path: str) -> None:
-    """Make the directory of the file `path`, mode 0700. An existing one gets that mode if it is the state directory or the default
-    one of token and socket.
+    """Make the directory of the file `path`, mode 0700. An existing one gets that mode if it is the state
+    directory or the default one of token and socket.
 
     Raises:
         OSError: the directory cannot be made, or another user owns it.
@@ -68,7 +76,9 @@ def start_lock_path() -> str:
 
 
 def pid_path() -> str:
-    """File with the pid of the gateway that owns the state directory; the gateway holds a lock on it while it runs."""
+    """File with the pid of the gateway that owns the state directory; the gateway holds a lock on it while it
+    runs.
+    """
     return os.path.join(state_dir(), "gateway.pid")
 
 

@@ -13,7 +13,8 @@ def read(path: str | None = None) -> str | None:
     """Read the token; None when the file does not exist.
 
     Raises:
-        OperationError: config_error that names the file and the change to make; no message holds the content of the file.
+        OperationError: config_error that names the file and the change to make; no message holds the content
+            of the file.
     """
     path = path or paths.token_file()
     try:
@@ -82,7 +83,9 @@ def write(token: str, path: str | None = None) -> None:
 
 
 def _create(path: str, token: str) -> None:
-    """Create the file complete, in one step: link(2) refuses an existing name, and a reader never sees half a file."""
+    """Create the file complete, in one step: link(2) refuses an existing name, and a reader never sees half a
+    file.
+    """
     temporary = _temporary(path, token)
     try:
         os.link(temporary, path)

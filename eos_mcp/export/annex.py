@@ -1,8 +1,10 @@
-"""Staging on the other file systems that a destination has mounted in it: nothing is renamed from one to another, so each has a directory of its own.
+"""Staging on the other file systems that a destination has mounted in it: nothing is renamed from one to
+another, so each has a directory of its own.
 
-An annex has the name of the export's staging directory and lies in the mount point (or in the root of a subvolume), with `new` and `undo` like
-that. State and plan are the main one's; a path belongs to the annex of the nearest mount point above it. The same voucher names it: its path in
-the destination, device and inode of the mount point before it is made, its own before it is used. What lies on a file system that a restart
+An annex has the name of the export's staging directory and lies in the mount point (or in the root of a
+subvolume), with `new` and `undo` like that. State and plan are the main one's; a path belongs to the annex of
+the nearest mount point above it. The same voucher names it: its path in the destination, device and inode of
+the mount point before it is made, its own before it is used. What lies on a file system that a restart
 empties (tmpfs) needs nothing taken back after one.
 """
 
@@ -23,7 +25,9 @@ VOLATILE = ("tmpfs", "ramfs", "devtmpfs")
 
 
 class Annexes:
-    """Those of one export, by mount point in the destination. `main` is the staging directory itself, the caller's to close."""
+    """Those of one export, by mount point in the destination. `main` is the staging directory itself, the
+    caller's to close.
+    """
 
     def __init__(self, main: DirTree) -> None:
         self._main = main
@@ -31,7 +35,9 @@ class Annexes:
         self._lost: set[bytes] = set()
 
     def of(self, path: bytes) -> DirTree | None:
-        """The staging directory of what lies at `path` in the destination; None: it was on a file system that is empty since a restart."""
+        """The staging directory of what lies at `path` in the destination; None: it was on a file system that
+        is empty since a restart.
+        """
         if self._open or self._lost:
             above = path
             while above := above.rpartition(b"/")[0]:

@@ -1,7 +1,8 @@
-"""The host's side of `export_changes`: destinations that are allowed, and one call that writes a stream in one of three formats.
+"""The host's side of `export_changes`: destinations that are allowed, and one call that writes a stream in
+one of three formats.
 
-Synchronous; the manager runs it in a thread. An export is all or nothing: a refused stream, a cap, a full disk or a kill leave the
-destination as it was (after a kill: from the next export to it, or `recover`, on).
+Synchronous; the manager runs it in a thread. An export is all or nothing: a refused stream, a cap, a full
+disk or a kill leave the destination as it was (after a kill: from the next export to it, or `recover`, on).
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ class Guards(NamedTuple):
 
 
 def check_destination(dest: str, fmt: str, guards: Guards) -> str:
-    """Refuse a destination by its text, and by what it resolves to. Nothing is written and no sandbox is asked.
+    """Refuse a destination by its text, and by what it resolves to. Nothing is written and no sandbox is
+    asked.
 
     Returns:
-        The place that it goes to, without symlinks: of a `dir` export into a symlink the directory that this leads to.
+        The place that it goes to, without symlinks: of a `dir` export into a symlink the directory that this
+        leads to.
     Raises:
         OperationError: invalid_request, `details.argument` tells which argument.
     """
@@ -77,7 +80,8 @@ def _fold(path: str) -> str:
 
 
 def _resolve(lexical: str, fmt: str) -> str:
-    """Resolve symlinks of the directories on the way, and one that leads to the directory to export into; of an archive the last name is
+    """Resolve symlinks of the directories on the way, and one that leads to the directory to export into; of
+    an archive the last name is
     kept: a link there is never written through.
     """
     if fmt == "dir" and os.path.isdir(lexical):
@@ -132,7 +136,8 @@ def apply(
     Returns:
         The result object of `export_changes`.
     Raises:
-        OperationError: invalid_request for the destination (asked again, now that the sandbox has answered), else operation_failed.
+        OperationError: invalid_request for the destination (asked again, now that the sandbox has answered),
+            else operation_failed.
     Memory: one piece of 1 MiB at a time, and some 20 bytes per entry.
     """
     with ExportStream(reader, limits) as stream:
@@ -152,7 +157,9 @@ def apply(
 
 @contextlib.contextmanager
 def _parents_of(place: str, dry_run: bool) -> Generator[None]:
-    """Make the directories above `place`; remove them again when the export fails. A dry run makes and removes none."""
+    """Make the directories above `place`; remove them again when the export fails. A dry run makes and
+    removes none.
+    """
     missing: list[str] = []
     above = os.path.dirname(place)
     while not dry_run and not os.path.lexists(above):
@@ -178,8 +185,9 @@ def _parents_of(place: str, dry_run: bool) -> Generator[None]:
 
 
 def _made_in(folder: DirTree, name: bytes) -> DirTree:
-    """Make a directory, or accept one that another process made in the meantime, but not a symlink. As root, give it the owner of its
-    parent."""
+    """Make a directory, or accept one that another process made in the meantime, but not a symlink. As root,
+    give it the owner of its parent.
+    """
     made = False
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, dir_fd=folder.fd)

@@ -1,9 +1,10 @@
 """Formats `tar` and `tar-zst`: the delta as an archive that any tar reads and that can be an OCI layer.
 
-A directory precedes its entries; deletions follow all content, as `.wh.NAME`; an opaque directory holds `.wh..wh..opq` (OCI
-image layer specification, "Whiteouts"). A file with holes has GNU tar's sparse format, PAX 1.0. The archive is written beside its
-place and renamed when the stream has proved complete. One that replaces nothing is written to a file without a name (O_TMPFILE)
-where the system has these: a kill leaves nothing of it, and it needs no record.
+A directory precedes its entries; deletions follow all content, as `.wh.NAME`; an opaque directory holds
+`.wh..wh..opq` (OCI image layer specification, "Whiteouts"). A file with holes has GNU tar's sparse format,
+PAX 1.0. The archive is written beside its place and renamed when the stream has proved complete. One that
+replaces nothing is written to a file without a name (O_TMPFILE) where the system has these: a kill leaves
+nothing of it, and it needs no record.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ NAMED_MAX = 20
 ZSTD_LEVEL = 3
 ZSTD_THREADS = 4
 ZSTD_JOB_BYTES = 1 << 19
-"""The least that zstd takes: two threads have 7 MiB in flight, with jobs of 1 MiB 11; the gateway stays below 64 in all."""
+"""The least that zstd takes: two threads have 7 MiB in flight, with jobs of 1 MiB 11; the gateway stays below
+64 in all.
+"""
 
 
 def apply_archive(
@@ -43,12 +46,13 @@ def apply_archive(
 ) -> dict[str, Any]:
     """Write the archive `request.dest` (pinned), or nothing.
 
-    With `dry_run` the archive is made, measured and discarded: `bytes_written` is its size, `changes` lists what it would hold
-    (`write`, or `delete` for a whiteout; directories are left out), `replaces` tells whether a file is at `dest`.
+    With `dry_run` the archive is made, measured and discarded: `bytes_written` is its size, `changes` lists
+    what it would hold (`write`, or `delete` for a whiteout; directories are left out), `replaces` tells
+    whether a file is at `dest`.
 
     Raises:
-        OperationError: operation_failed; `export_conflict` as `replaced_archive.check` says; `reserved_names` when a file of the
-            delta is called `.wh.*`: an archive would turn it into a deletion.
+        OperationError: operation_failed; `export_conflict` as `replaced_archive.check` says; `reserved_names`
+            when a file of the delta is called `.wh.*`: an archive would turn it into a deletion.
     """
     dest, overwrite = request.dest, request.rules.on_conflict == "overwrite"
     replaced_archive.check(dest, overwrite=overwrite)
@@ -205,10 +209,12 @@ class _Measure(io.RawIOBase):
 
 @contextlib.contextmanager
 def _replacing(dest: str, journals: str, dry_run: bool, step: StepHook, *, overwrite: bool) -> Generator[Any]:
-    """Open a file that replaces `dest` when the block ends without an error; first remove what killed exports left beside it.
+    """Open a file that replaces `dest` when the block ends without an error; first remove what killed exports
+    left beside it.
 
     Args:
-        overwrite: as `replaced_archive.check` takes it, for a file that got the name of a new archive in the meantime.
+        overwrite: as `replaced_archive.check` takes it, for a file that got the name of a new archive in the
+            meantime.
     """
     directory, name = os.path.split(dest)
     if dry_run:
@@ -317,7 +323,9 @@ def _umask() -> int:
 
 
 def _sweep(dest: str, journals: str) -> None:
-    """Remove the unfinished archives that killed exports of this gateway left in the same directory; no other file is touched."""
+    """Remove the unfinished archives that killed exports of this gateway left in the same directory; no other
+    file is touched.
+    """
     for voucher in find_records(journals, dest, archive=True).dead:
         home = voucher.said.open_home()
         if home is None:

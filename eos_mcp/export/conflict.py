@@ -1,8 +1,9 @@
-"""Find changes of the user in the destination that an export would lose, while the stream is read and before anything is written.
+"""Find changes of the user in the destination that an export would lose, while the stream is read and before
+anything is written.
 
-What lies at a path is nobody's work when it is as the sandbox found it (the base), as an export left it (the record, or the `earlier` of the
-stream), or as this export would make it. Anything else in the way is a conflict, and so is a path that is gone where one of the first two had it.
-See ADR 0037.
+What lies at a path is nobody's work when it is as the sandbox found it (the base), as an export left it (the
+record, or the `earlier` of the stream), or as this export would make it. Anything else in the way is a
+conflict, and so is a path that is gone where one of the first two had it. See ADR 0037.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ LISTED_MAX = 200
 
 
 class Conflicts:
-    """Decides for each path that would change. `target`: the destination, None if it does not exist; the caller closes it.
+    """Decides for each path that would change. `target`: the destination, None if it does not exist; the
+    caller closes it.
 
     Args:
-        copy: the workspace that the sandbox was made from, where this machine has it; else `told` is what the agent says of it.
+        copy: the workspace that the sandbox was made from, where this machine has it; else `told` is what the
+            agent says of it.
         record: of earlier exports of this sandbox to this destination.
     """
 
@@ -158,7 +161,9 @@ class Conflicts:
             self.found.append({**row, "because_of": shown(of)} if of != path else row)
 
     def _leaf(self, path: bytes, found: os.stat_result, header: pax.Header | None = None, head: Fact | None = None) -> str:
-        """Return how the file or link at `path` differs; empty when the user did not change it, or a program makes it again."""
+        """Return how the file or link at `path` differs; empty when the user did not change it, or a program
+        makes it again.
+        """
         assert self.target is not None
         if derived(path):
             return ""
@@ -175,7 +180,9 @@ class Conflicts:
         return "edited" if was is None or was == _letter(found) else "kind"
 
     def _gone(self, header: pax.Header) -> bool:
-        """Classify a path that does not exist: it was deleted here if an export wrote it or the workspace had it; else it is new."""
+        """Classify a path that does not exist: it was deleted here if an export wrote it or the workspace had
+        it; else it is new.
+        """
         if header.kind == pax.WHITEOUT or header.type == pax.DIRECTORY:
             return False
         left = self.record.finished(header.path) if self.record is not None else None
@@ -200,7 +207,9 @@ class Conflicts:
     # the state before
 
     def _was(self, path: bytes) -> str | None:
-        """Return the letter of the entry that an export wrote at the path, else of the base's; None when neither is known."""
+        """Return the letter of the entry that an export wrote at the path, else of the base's; None when
+        neither is known.
+        """
         left = self.record.finished(path) if self.record is not None else None
         if left is not None:
             return DIRECTORY if left.letter == OPAQUE else left.letter
@@ -292,7 +301,8 @@ class ComparedPaths:
         """Compare all replaced entries, after everything was put in place and before that is final.
 
         Raises:
-            OperationError: operation_failed, export_conflict: what was moved out of the way is not what was compared.
+            OperationError: operation_failed, export_conflict: what was moved out of the way is not what was
+                compared.
         """
         changed = 0
         for stage in stages:

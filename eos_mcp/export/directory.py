@@ -1,7 +1,8 @@
 """Format `dir`: apply the delta to a directory of the host, all of it or nothing.
 
-Files are written once, into the staging directory, while the stream is read and compared with what lies in the destination; when the whole
-stream is known to be good they are put in place by renames. See `export_stage` for the journal.
+Files are written once, into the staging directory, while the stream is read and compared with what lies in
+the destination; when the whole stream is known to be good they are put in place by renames. See
+`export_stage` for the journal.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ def apply_directory(
     Args:
         journals: of the state directory: where exports that are under way are on record.
     Returns:
-        The contract's keys, `hygiene` where something was found; with `dry_run` also what `DryRun` found, and nothing was written.
+        The contract's keys, `hygiene` where something was found; with `dry_run` also what `DryRun` found, and
+        nothing was written.
     Raises:
-        OperationError: operation_failed; the destination is as it was before, unless `details.reason` is `rollback_failed`.
+        OperationError: operation_failed; the destination is as it was before, unless `details.reason` is
+            `rollback_failed`.
     """
     dest, dry_run = request.dest, request.dry_run
     if dry_run:
@@ -93,7 +96,9 @@ def apply_directory(
 
 
 def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:
-    """Refuse to commit beside another running export to the same place: two that began at once see each other here."""
+    """Refuse to commit beside another running export to the same place: two that began at once see each other
+    here.
+    """
     found = find_records(journals, dest, but=stage.voucher)
     busy = [*found.alive, *(voucher.said for voucher in found.dead if is_changing(voucher.said))]  # the latter ended since `recover` ran
     for voucher in found.dead:
@@ -103,7 +108,9 @@ def _check_alone(stage: ExportStage, dest: str, journals: str) -> None:
 
 
 def _left(stage: ExportStage) -> dict[str, Any]:
-    """Remove the staging of a finished export; return its path if that fails, as with an immutable file among the replaced ones."""
+    """Remove the staging of a finished export; return its path if that fails, as with an immutable file among
+    the replaced ones.
+    """
     _end(stage)
     return {"left_staging": [stage.path]} if stage.voucher.said.staging(stage.home) is not None else {}
 

@@ -1,4 +1,6 @@
-"""A directory of the host by descriptors: every path is walked from the root's descriptor, and no symlink in it is ever followed."""
+"""A directory of the host by descriptors: every path is walked from the root's descriptor, and no symlink in
+it is ever followed.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,20 @@ _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class DirTree:
-    """Paths below one open directory. Methods raise OSError as the kernel gave it, `filename` being the path in the tree; EINVAL, without a
-    call, for a path that is absolute or has a component that is empty, `.` or `..`.
+    """Paths below one open directory. Methods raise OSError as the kernel gave it, `filename` being the path
+    in the tree; EINVAL, without a call, for a path that is absolute or has a component that is empty, `.` or
+    `..`.
     """
 
     def __init__(self, root: str | int) -> None:
-        """Of an absolute path without symlinks: one that took a directory's place on the way is an error. Or of a descriptor, which it owns."""
+        """Open an absolute path without symlinks; one that replaced a directory on the way is an error. Or
+        take a descriptor and own it.
+        """
         self.fd = root if isinstance(root, int) else _open_root(root)
         self._parent: tuple[bytes, int] | None = None
 
     def below(self, path: bytes) -> DirTree:
-        """The directory at `path` as a tree of its own."""
+        """Open the directory at `path` as a tree of its own."""
         name, parent = _name(path), self.parent(path)
         return DirTree(os.open(name, _LIST, dir_fd=parent))
 
@@ -38,13 +43,13 @@ class DirTree:
         os.close(self.fd)
 
     def forget(self) -> None:
-        """Before a directory is moved: no descriptor of it is kept."""
+        """Close all kept descriptors. Call it before a directory is moved."""
         if self._parent is not None:
             os.close(self._parent[1])
             self._parent = None
 
     def parent(self, path: bytes) -> int:
-        """The descriptor of the directory that holds `path`, valid until the next call.
+        """Return the descriptor of the parent directory of `path`, valid until the next call.
 
         Raises:
             FileNotFoundError, NotADirectoryError: something on the way is absent, a symlink or no directory.
@@ -74,14 +79,14 @@ class DirTree:
         return at
 
     def lstat(self, path: bytes) -> os.stat_result | None:
-        """None when there is nothing, or nothing that could be reached without following a symlink."""
+        """lstat(2); None when nothing exists there, or only behind a symlink."""
         try:
             return os.stat(_name(path), dir_fd=self.parent(path), follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def open_file(self, path: bytes) -> int | None:
-        """A regular file for reading, or None."""
+        """Open a regular file for reading; None for anything else."""
         try:
             fd = os.open(_name(path), _READ, dir_fd=self.parent(path))
         except OSError as error:
@@ -97,7 +102,7 @@ class DirTree:
         return os.readlink(_name(path), dir_fd=self.parent(path))
 
     def chmod(self, path: bytes, mode: int) -> None:
-        """Of a file or a directory, never through a symlink.
+        """chmod(2) a file or a directory, never through a symlink.
 
         Raises:
             OSError: EMLINK, without a change: the file has other names, which would change with it.
@@ -123,7 +128,7 @@ class DirTree:
             os.close(fd)
 
     def move(self, path: bytes, other: DirTree, new: bytes, *, directory: bool = False) -> None:
-        """rename(2) into a place in another tree; what was there is replaced."""
+        """rename(2) to a path in another tree; an entry there is replaced."""
         if directory:
             self.forget()
             other.forget()
@@ -140,7 +145,9 @@ class DirTree:
 
     @contextlib.contextmanager
     def _held_parent(self, path: bytes) -> Generator[int]:
-        """As `parent`, valid for the length of the block: the other path of a rename or a link may be in the same tree."""
+        """Open the parent as `parent` does, for the length of the block: the other path of a rename or link
+        may be in the same tree.
+        """
         held = os.dup(self.parent(path))
         try:
             yield held
@@ -148,7 +155,7 @@ class DirTree:
             os.close(held)
 
     def names(self, path: bytes) -> list[bytes]:
-        """The names in a directory; '' is the root. Nothing when it is no directory."""
+        """List the names in a directory; '' is the root. Empty when `path` is not a directory."""
         try:
             if path:
                 fd = os.open(_name(path), _READ | getattr(os, "O_DIRECTORY", 0), dir_fd=self.parent(path))
@@ -166,7 +173,9 @@ class DirTree:
             os.close(fd)
 
     def remove(self, path: bytes) -> None:
-        """Delete a file, a link or a whole directory, through no symlink; what cannot be opened is opened up. Absent is fine."""
+        """Delete a file, a symlink or a whole directory, never through a symlink. Directories without
+        permission get it. A missing path is no error.
+        """
         name = _name(path)
         parent = os.dup(self.parent(path))
         try:
@@ -183,7 +192,9 @@ def _no_path(path: bytes) -> OSError:
 
 
 def _open_root(root: str) -> int:
-    """Component by component, so that no symlink is followed that was put on the way meanwhile."""
+    """Open a path component by component, so that a symlink that replaces a directory in the meantime is not
+    followed.
+    """
     names = [name for name in root.split(os.sep) if name]
     if not os.path.isabs(root) or not names or not hasattr(os, "O_PATH"):
         return os.open(root, _LIST)
@@ -205,7 +216,7 @@ def _name(path: bytes) -> bytes:
 
 
 def _remove(name: bytes, parent: int) -> None:
-    """Post-order with one descriptor per level of the present path."""
+    """Delete in post-order, with one descriptor per level of the present path."""
     try:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -243,7 +254,7 @@ def _remove(name: bytes, parent: int) -> None:
 
 
 def copy_data(source: int, target: int, size: int) -> None:
-    """The first `size` bytes of a file into an empty one, by their data: holes stay holes. Both offsets move."""
+    """Copy the first `size` bytes of a file to an empty one; holes stay holes. Both offsets move."""
     for begin, end in data_ranges(source):
         os.lseek(target, begin, os.SEEK_SET)
         while begin < min(end, size) and (data := os.pread(source, min(1 << 20, min(end, size) - begin), begin)):

@@ -1,4 +1,4 @@
-"""A dry run of a `dir` export: what would change, and what the kernel would refuse. Only reads."""
+"""A dry run of a `dir` export: the changes it would make, and the errors it would get. Only reads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ LISTED_MAX = 200
 
 
 class DryRun:
-    """Told of each change in the order of the stream; `target` is the caller's to close.
+    """Receives each change in the order of the stream; the caller closes `target`.
 
     Args:
-        home: where the export would make its staging directory: the destination, or the nearest directory above it that exists.
+        home: where the export would make its staging directory: the destination, or the nearest directory
+            above it that exists.
     """
 
     def __init__(self, home: str, target: DirTree | None) -> None:
@@ -31,7 +32,7 @@ class DryRun:
         self._open: dict[bytes, bool] = {}
 
     def change(self, action: str, path: bytes, size: int = 0, system: bytes = b"") -> None:
-        """`write`, `delete` or `mode`.
+        """Note a change: `write`, `delete` or `mode`.
 
         Args:
             system: the directory of the destination that begins the path's file system.
@@ -52,14 +53,16 @@ class DryRun:
             self._may_change(path, old, self.target)
 
     def room(self) -> None:
-        """Raises OSError, ENOSPC: a file system of the destination has less room than the files need that would be written."""
+        """Raises OSError, ENOSPC: a file system of the destination has less room than the files need that
+        would be written.
+        """
         for system, needed in self._bytes.items():
             check_room(os.path.join(self.home, os.fsdecode(system)) if system else self.home, needed)
 
     def to_json(self) -> dict[str, Any]:
         return {"dry_run": True, "changes": self.changes, "change_count": self.change_count}
 
-    # what the kernel would refuse
+    # errors of the kernel
 
     def _own(self, path: bytes, old: os.stat_result | None) -> None:
         if old is not None and os.geteuid() not in (0, old.st_uid):
@@ -72,7 +75,7 @@ class DryRun:
             if len(self._open) > 1000:
                 self._open.clear()
             parent = target.lstat(above) if above else os.fstat(target.fd)
-            # a directory that is not there, or is none, the export makes; one of ours it opens up
+            # the export makes a missing directory, and opens up one of this user's
             may = self._open[above] = (
                 parent is None
                 or not stat.S_ISDIR(parent.st_mode)
@@ -88,7 +91,7 @@ class DryRun:
 
 
 def _check_system(target: DirTree, point: bytes) -> None:
-    """Raises OSError: what a staging directory would get in a mount point of the destination."""
+    """Raise the OSError that a staging directory in a mount point of the destination would get."""
     below = target.below(point)
     try:
         if not _access(b".", below.fd):
@@ -99,10 +102,12 @@ def _check_system(target: DirTree, point: bytes) -> None:
 
 
 def check_home(dest: str) -> str:
-    """Where an export to `dest` (resolved, absolute) would begin to write: itself, or the nearest directory above it.
+    """Return where an export to `dest` (resolved, absolute) would begin to write: itself, or the nearest
+    directory above it.
 
     Raises:
-        OSError: what it would get there: it is no directory, cannot be written, or lies on a read-only file system.
+        OSError: the error it would get there: it is not a directory, cannot be written, or lies on a
+            read-only file system.
     """
     home = dest
     while not os.path.lexists(home):
@@ -123,7 +128,7 @@ def check_room(directory: str, needed: int) -> None:
 
 
 def folds_by_names(directory: str) -> bool:
-    """Whether this file system takes different spellings for one name, told by names that are there: in the directory, then its own.
+    """Tell whether this file system folds names, by existing names: in the directory, then its own.
 
     Without any name that has two spellings (an empty root of a volume) it is taken for one that does not.
     """
@@ -142,7 +147,9 @@ def folds_by_names(directory: str) -> bool:
 
 
 def _spelt_twice(directory: str, name: str) -> bool | None:
-    """Whether another spelling of a name leads to the same; None where there is no other, or it is a file of its own."""
+    """Tell whether another spelling of a name is the same file; None without another spelling, or when it is
+    a file of its own.
+    """
     try:
         others = {name.swapcase(), unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)} - {name}
         own = os.lstat(os.path.join(directory, name))
@@ -160,6 +167,6 @@ def _spelt_twice(directory: str, name: str) -> bool | None:
 
 
 def _access(path: str | bytes, dir_fd: int | None) -> bool:
-    """Write and search permission, as the effective user has it."""
+    """Check write and search permission of the effective user."""
     effective = os.access in os.supports_effective_ids
     return os.access(path, os.W_OK | os.X_OK, dir_fd=dir_fd, effective_ids=effective)

@@ -1,4 +1,6 @@
-"""What keeps one `dir` export from harming the person's own work and machine: conflicts, what is left out, what would run by itself."""
+"""The protection of the user's work and machine in a `dir` export: conflicts, left-out paths, files that run
+by themselves.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ _OTHERS = 0o077
 
 
 class ExportGuard:
-    """Asked by the receiver. `target` is the destination before the export, None while it does not exist."""
+    """Decides for the receiver. `target`: the destination before the export, None if it does not exist."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class ExportGuard:
         self._ended = False
         self.seen = ComparedPaths()
 
-    # what it is made of
+    # construction
 
     def hygiene_of(self, stream: ExportStream) -> Hygiene:
         target = self.target
@@ -71,36 +73,38 @@ class ExportGuard:
     def left_out_of(self, *, folds: bool) -> LeftOut:
         return LeftOut(self.rules, self.target, folds)
 
-    # what the receiver asks and tells
+    # called by the receiver
 
     def on_the_way(self, header: pax.Header, old: os.stat_result | None) -> bool:
-        """Whether the person's version stays in the place of an entry that differs."""
+        """Tell whether the user's version stays in the place of an entry that differs."""
         return self.conflicts is not None and self.conflicts.on_the_way(header, old, self._head(header)) and self.keep(header.path)
 
     def keep(self, path: bytes) -> bool:
         return self.conflicts is not None and self.conflicts.keep(path)
 
     def holds_work(self, path: bytes) -> bool:
-        """Whether something at a path that would be cleared is to stay: a directory is then looked through."""
+        """Tell whether an entry at a path that would be cleared must stay; a directory is then walked."""
         return self.conflicts is not None and self.rules.on_conflict == "keep" and self.conflicts.any_below(path)
 
     def note_cleared(self, path: bytes, of: bytes) -> None:
-        """What lies at `path` and below is cleared, or stays as `holds_work` said: it is told."""
+        """Note that `path` and the entries below are cleared, or stay as `holds_work` decided."""
         if self.conflicts is not None:
             self.conflicts.below(path, of=of)
 
     def gather(self, header: pax.Header, *, passed: bool = False) -> None:
-        """What an entry leaves at its path; one that was passed over leaves nothing, but another may be a further name of it."""
+        """Note the state that an entry leaves at its path. `passed`: it is not written, but another may be a
+        further name of it.
+        """
         if self.heads is not None:
             self.heads.put(header.path, self._head(header), int(passed))
 
     def gather_rows(self, rows: list[RunRow]) -> None:
-        """`gather` of plain files and directories that were all written."""
+        """Do `gather` for plain files and directories that were all written."""
         if self.heads is not None:
             self.heads.put_all((row.path, fact_of_row(row)) for row in rows)
 
     def retime(self, path: bytes, mtime_ns: int) -> None:
-        """What was gathered of a file has another time in the destination."""
+        """Note the time that a gathered file has in the destination."""
         if self.heads is not None and (found := self.heads.get(path)):
             self.heads.put(path, found[0]._replace(mtime_ns=mtime_ns))
 
@@ -111,12 +115,14 @@ class ExportGuard:
         return found[0] if found else Fact(FILE, -1)
 
     def mode_of_base(self, path: bytes) -> int | None:
-        """Permission bits of the directory that the base has there; None: not known, or there is none."""
+        """Return the permission bits of the base's directory; None: not known, or the base has none."""
         found = None if self.copy is None else self.copy.lstat(path)
         return None if found is None or not stat.S_ISDIR(found.st_mode) else stat.S_IMODE(found.st_mode)
 
     def closed(self, header: pax.Header, old: os.stat_result) -> pax.Header:
-        """Without what the person took away from group and others of a file or directory since the copy was made: it is not opened again."""
+        """Without what the person took away from group and others of a file or directory since the copy was
+        made: it is not opened again.
+        """
         lost = header.mode & ~old.st_mode & _OTHERS
         was = self.copy.lstat(header.path) if lost and self.copy is not None else None
         if was is None or stat.S_IFMT(was.st_mode) != stat.S_IFMT(old.st_mode):
@@ -124,8 +130,9 @@ class ExportGuard:
         return header._replace(mode=header.mode & ~(lost & was.st_mode))
 
     def withdrawn(self, index: PathIndex) -> Iterator[bytes]:
-        """Paths that an earlier export put here, that are still as it left them, and that the version has not any more: made in the sandbox and
-        removed there since, so that neither the base nor the delta speaks of them.
+        """Paths that an earlier export put here, that are still as it left them, and that the version has not
+        any more: made in the sandbox and removed there since, so that neither the base nor the delta speaks
+        of them.
         """
         if self.target is None or self.record is None or self.copy is None or self.conflicts is None or not self.conflicts.again:
             return
@@ -156,7 +163,7 @@ class ExportGuard:
             "dest": self.dest,
             "unsafe": hygiene.unsafe,
             "unsafe_count": count,
-            "hint": "skip_unsafe writes all else and names what it left out; or read them in the sandbox (file_read), or export an archive, where "
+            "hint": "skip_unsafe writes all others and lists what it left out; or read them in the sandbox (file_read), or export an archive, where "
             "nothing runs; a person who has read them may export with --allow-unsafe (of the command, or of eos-mcp when it starts)",
         }
         message = f"export to {self.dest}: {count} file{'s' * (count != 1)} would run by {'themselves' if count != 1 else 'itself'} there"
@@ -166,8 +173,8 @@ class ExportGuard:
         """Before the destination changes.
 
         Args:
-            whole: what becomes the destination by one rename. Where its time of birth is known no other directory can be taken for it, so the
-                record says at once what `finish` would.
+            whole: what becomes the destination by one rename. Where its time of birth is known no other
+                directory can be taken for it, so the record says at once what `finish` would.
         """
         if self.record is not None and self.heads is not None:
             about = None if whole is None else identity_of(whole)
@@ -179,12 +186,12 @@ class ExportGuard:
                 self.record, self.unrecorded = None, True
 
     def check(self, stages: Iterable[DirTree]) -> None:
-        """Everything is in place and can still be taken back. Raises as `ComparedPaths.check`."""
+        """Check after everything is in place, while a rollback is possible. Raises as `ComparedPaths.check`."""
         if self.conflicts is not None and self.rules.on_conflict != "overwrite":
             self.seen.check(stages, self.dest)
 
     def finish(self, target: DirTree) -> None:
-        """It is final."""
+        """Finish the record, once the export is final."""
         if self.record is not None and not self._ended:
             try:
                 self.dropped = self.record.finish(identity_of(target), self.dest)
@@ -221,8 +228,8 @@ def _replaced_above(index: PathIndex, path: bytes) -> bool:
 
 @contextlib.contextmanager
 def guarding(request: ExportRequest, target: DirTree | None, stream: ExportStream) -> Generator[ExportGuard]:
-    """The guard of one export, with what it knows of the base and of earlier exports, for the length of a block. Where this machine has no copy
-    of the base, the stream tells of it if it was asked to.
+    """The guard of one export, with what it knows of the base and of earlier exports, for the length of a
+    block. Where this machine has no copy of the base, the stream tells of it if it was asked to.
     """
     rules, dest, base, dry_run = request.rules, request.dest, request.base, request.dry_run
     with contextlib.ExitStack() as open_:

@@ -1,8 +1,9 @@
-"""Files of the destination that have several names: none of those names is written through.
+"""Files of the destination with several hard links: an export never changes them through one name.
 
-A file of the delta whose content is there already stays in place. But in the version that is exported it is a file of its own, or one of a
-group of names that the delta holds too: where another name leads to the same inode, in the destination or outside, the file is replaced by
-a copy, and so the other keeps its mode, its time and what is written to it later.
+A file of the delta whose content is there already stays in place. But in the version that is exported it is a
+file of its own, or one of a group of names that the delta holds too: where another name leads to the same
+inode, in the destination or outside, the file is replaced by a copy, and so the other keeps its mode, its
+time and what is written to it later.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from layerstack.export import pax
 
 
 class Held(NamedTuple):
-    """A file that is as the delta wants it but for its other names, until all names of the delta are known."""
+    """A file whose content is equal, until all names of the delta are known."""
 
     n: int
     header: pax.Header
     status: os.stat_result
     names: list[tuple[int, pax.Header]]
-    """Hard links of the delta to it."""
+    """Hard links to it in the delta."""
     seen: list[bytes]
-    """Those names that lead to the same inode in the destination already, its own first."""
+    """Names that are the same inode in the destination already, its own first."""
 
 
 class Names:
-    """The held files of one export: a few hundred bytes for each file of the delta that has several names in the destination."""
+    """The held files of one export: a few hundred bytes for each file of the delta that has several names in
+    the destination.
+    """
 
     def __init__(self) -> None:
         self._held: dict[bytes, Held] = {}
@@ -39,7 +42,7 @@ class Names:
         self._held[header.path] = Held(n, header, status, [], [header.path])
 
     def linked(self, n: int, header: pax.Header, old: os.stat_result | None) -> None:
-        """A hard link of the delta; `old` is what the destination has at its path."""
+        """Note a hard link of the delta; `old`: the destination's entry at its path."""
         held = self._held.get(header.target)
         if held is not None:
             held.names.append((n, header))
@@ -47,7 +50,9 @@ class Names:
                 held.seen.append(header.path)
 
     def shared(self) -> list[Held]:
-        """Those that have a name which the delta does not hold; and those that get another mode, so that no mode of several names is changed."""
+        """List the files that have a name outside the delta, and those that get another mode, which all names
+        would get.
+        """
         return [
             held
             for held in self._held.values()
@@ -57,7 +62,7 @@ class Names:
 
 @contextlib.contextmanager
 def copied(source: int, place: DirTree, name: bytes, status: os.stat_result) -> Generator[int]:
-    """A new file `name` in `place` with the content of an open file; all else is the caller's."""
+    """Make a file `name` in `place` with the content of an open file; the caller sets owner, mode and times."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place.fd)
     try:
         copy_data(source, fd, status.st_size)

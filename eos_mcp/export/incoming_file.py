@@ -1,5 +1,6 @@
-"""The content of one file of the delta: compared with the destination's file while it arrives, written from the first
-difference on."""
+"""The content of one file of the delta: compared with the destination's file while it arrives, written from
+the first difference on.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ from layerstack.kernel.content import next_data
 from layerstack.kernel.fsync import begin_write_out, write_all
 
 WRITE_OUT_BYTES = 8 << 20
-"""After so many bytes of a file the kernel is asked to write them while the rest still arrives: the fsync at the end then
-waits for little."""
+"""After so many bytes of a file the kernel is asked to write them while the rest still arrives: the fsync at
+the end then waits for little.
+"""
 
 
 class IncomingFile:
     """One file on its way. A context manager: at the end both descriptors are closed.
 
-    `equal_fd` is the destination's file while all that came equals it, then None; `fd` is the staged file once there is one.
+    `equal_fd` is the destination's file while all that came equals it, then None; `fd` is the staged file
+    once there is one.
     """
 
     def __init__(self, length: int, equal_fd: int | None, create: Callable[[], int] | None, judged: bytearray | None) -> None:

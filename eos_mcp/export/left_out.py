@@ -1,4 +1,4 @@
-"""Paths of the delta that an export does not bring into a destination: a repository's own `.git`, and byte code that nobody can read."""
+"""Paths of the delta that an export leaves out: the `.git` of a repository, and Python byte code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eos_mcp.workspace.staging_prefix import PREFIX
 
 FIRST = 20
 _IGNORED = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
-"""What HFS+ does not see in a name."""
+"""Code points that HFS+ ignores in a name."""
 _CACHE = b"__pycache__"
 
 GIT = "the destination is a git repository and keeps its own .git; with_git writes it too"
@@ -24,7 +24,7 @@ NEVER = "manager.export.git is exclude: no .git is written; with_git writes it"
 
 
 class LeftOut:
-    """Asked about each path, in byte order."""
+    """Decides for each path, in byte order."""
 
     def __init__(self, rules: ExportRules, target: DirTree | None, folds: bool) -> None:
         self.rules, self.target, self.folds = rules, target, folds
@@ -36,21 +36,23 @@ class LeftOut:
         self._fresh = not held
 
     def look(self, path: bytes) -> bool:
-        """Whether the path is left out, which is then noted."""
+        """Tell whether the path is left out; if so, note it."""
         why = self._reason(path)
         if why:
             self.note(path, why)
         return bool(why)
 
     def note(self, path: bytes, why: str) -> None:
-        """A path that is left out."""
+        """Note a path that is left out."""
         self.count += 1
         self._why[why] = self._why.get(why, 0) + 1
         if len(self.paths) < FIRST:
             self.paths.append(shown(path))
 
     def hides(self, path: bytes) -> bool:
-        """Whether a path of the destination is of this sort: nothing of it is deleted as a part of something else."""
+        """Tell whether a path of the destination is of this kind: it is not deleted with a directory above
+        it.
+        """
         return bool(self._reason(path))
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +75,7 @@ class LeftOut:
         return ""
 
     def _repository(self, directory: bytes) -> bool:
-        """Whether the destination has a repository there: a `.git`, of whatever kind."""
+        """Tell whether the destination has a `.git` of any kind there."""
         if self.target is None:
             return False
         known = self._repositories.get(directory)
@@ -85,7 +87,7 @@ class LeftOut:
 
 
 def is_git(name: bytes, folds: bool) -> bool:
-    """Whether a file system finds a `.git` by this name; one that folds by other spellings too."""
+    """Tell whether a file system finds a `.git` by this name; one that folds names also by other spellings."""
     if name == b".git" or not folds:
         return name == b".git"
     text = _IGNORED.sub("", name.decode("utf-8", "replace")).casefold().rstrip(". ")

@@ -1,4 +1,6 @@
-"""Refuse to move or remove a directory in which something is mounted: another file system, or another view of one."""
+"""Refuse to move or remove a directory in which something is mounted: another file system, or another view of
+one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from eos_mcp.workspace.mount_points import MOUNTINFO, mounts_below
 
 
 def kind_of(fd: int) -> str:
-    """The kind of file system that an open directory lies on, `ext4`; empty where the list of mounts does not say."""
+    """The kind of file system that an open directory lies on, `ext4`; empty where the list of mounts does not
+    say.
+    """
     device = os.fstat(fd).st_dev
     number = b"%d:%d" % (os.major(device), os.minor(device))
     try:
@@ -24,7 +28,9 @@ def kind_of(fd: int) -> str:
 
 
 def systems_of(target: DirTree, mounts: tuple[bytes, ...]) -> dict[bytes, int]:
-    """Directories that begin a file system, or another view of one, with its device: the destination itself (empty) and the mount points in it."""
+    """Directories that begin a file system, or another view of one, with its device: the destination itself
+    (empty) and the mount points in it.
+    """
     found = {b"": os.fstat(target.fd).st_dev}
     for point in mounts:
         status = target.lstat(point)

@@ -15,12 +15,16 @@ _DERIVED = re.compile(rb"(?:.*/)?__pycache__/[^/]*\.(?:py[co](?:\.[0-9]+)?|nb[ic
 
 
 def derived(path: bytes) -> bool:
-    """Tell a cache file of Python or numba in a `__pycache__`, which they make again, from any other file there."""
+    """Tell a cache file of Python or numba in a `__pycache__`, which they make again, from any other file
+    there.
+    """
     return b"__pycache__" in path and _DERIVED.fullmatch(path) is not None
 
 
 def flaw(path: bytes) -> str | None:
-    """Return the end of the sentence "PATH ...", or None for a path that is relative, normalised and short enough for the kernel."""
+    """Return the end of the sentence "PATH ...", or None for a path that is relative, normalised and short
+    enough for the kernel.
+    """
     if _ODD.search(path) is None and len(path) <= 0xFFFF:
         return None
     if path.startswith(b"/"):

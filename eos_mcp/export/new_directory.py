@@ -1,11 +1,11 @@
-"""An export to a directory that does not exist yet: the whole tree is made in the staging directory, and one rename puts it in
-place.
+"""An export to a directory that does not exist yet: the whole tree is made in the staging directory, and one
+rename puts it in place.
 
     .eos-export-<...>/tree/      the future destination
     .eos-export-<...>/new/<n>    the bytes of a file that is left out, for a later entry that is another name of it
 
-Nothing is compared and nothing is rolled back: a kill before the rename leaves a staging directory, which the next export
-removes; a kill after it leaves a complete destination.
+Nothing is compared and nothing is rolled back: a kill before the rename leaves a staging directory, which the
+next export removes; a kill after it leaves a complete destination.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class FreshReceiver(Receiver):
 
     @property
     def atomic(self) -> bool:
-        """True where the file system does not fold names; where it does, `Receiver` compares names and stages files one by one."""
+        """True where the file system does not fold names; where it does, `Receiver` compares names and stages
+        files one by one.
+        """
         return not self._folds
 
     def receive(self, progress: Progress) -> None:
@@ -119,7 +121,9 @@ class FreshReceiver(Receiver):
         self._done(header, writes=True)
 
     def _new_file(self, n: int, header: pax.Header, told: pax.Header) -> None:
-        """Write a file in its place; one that would run by itself is moved out of the tree again once its content is known."""
+        """Write a file in its place; one that would run by itself is moved out of the tree again once its
+        content is known.
+        """
         judged = bytearray() if self.hygiene.judges(header) else None
         parent, name = self._at(header.path)
         received = self._write(os.open(name, _NEW, 0o600, dir_fd=parent), header, judged)
@@ -167,7 +171,9 @@ class FreshReceiver(Receiver):
         return incoming.received
 
     def _further_name(self, header: pax.Header) -> None:
-        """Make a hard link to an earlier file of the tree, or to one that was left out; a copy where links fail."""
+        """Make a hard link to an earlier file of the tree, or to one that was left out; a copy where links
+        fail.
+        """
         found = self.stream.index.find(header.target)
         assert found is not None  # the stream has checked it
         there = self.tree.lstat(header.target) is not None

@@ -1,4 +1,6 @@
-"""`export_changes`: one at a time per sandbox, the agent's stream on one side, the host's checks and writes in a thread on the other."""
+"""`export_changes`: one at a time per sandbox, the agent's stream on one side, the host's checks and writes
+in a thread on the other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from eos_mcp.export import apply, facts, reserve
 from eos_mcp.export.apply import ExportRequest
 
 CHUNK = 1 << 20
-"""Bytes of a line that are asked for at a time."""
+"""Bytes that are requested at a time while a line is read."""
 
 
 class BlockingReader:
@@ -24,7 +26,7 @@ class BlockingReader:
 
     def __init__(self, connection: socket.socket, received: bytes, *, silence_s: float = STREAM_SILENCE_S) -> None:
         self._whole = 0
-        if os.name == "posix":  # the kernel keeps the deadline, so that it can fill a piece in one call
+        if os.name == "posix":  # SO_RCVTIMEO: the kernel keeps the deadline, and one call can fill a piece
             connection.setblocking(True)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(silence_s), int(silence_s % 1 * 1e6)))
             self._whole = socket.MSG_WAITALL
@@ -34,7 +36,7 @@ class BlockingReader:
         self._held = memoryview(received)
 
     def read(self, n: int, /) -> bytes:
-        """1 to n bytes, all of them but for a deadline; empty at the end.
+        """Read n bytes, fewer only at a deadline or the end; empty at the end.
 
         Raises:
             TimeoutError: silence; OSError: the connection was lost.
@@ -51,7 +53,7 @@ class BlockingReader:
             raise TimeoutError from None
 
     def readline(self, limit: int, /) -> bytes:
-        """Up to and with the next newline, at most `limit` bytes."""
+        """Read up to and with the next newline, at most `limit` bytes."""
         line = bytearray()
         while not line.endswith(b"\n") and len(line) < limit:
             if not self._held:
@@ -66,7 +68,9 @@ class BlockingReader:
 
 
 class Exports:
-    """The exports that are under way. `records`: the directory that remembers what exports wrote, by sandbox and destination."""
+    """The running exports. `records`: directory of the records of what exports wrote, by sandbox and
+    destination.
+    """
 
     def __init__(self, settings: Export, guards: apply.Guards, forwarder: AgentPool, run: Callable[..., Any], records: str) -> None:
         """`run(function, *args)` awaits a blocking call in a thread."""
@@ -75,7 +79,7 @@ class Exports:
         reserve.keep(guards.journals)
 
     def check(self, request: ExportRequest) -> ExportRequest:
-        """The request with its destination resolved, once and for all.
+        """Return the request with its destination resolved.
 
         Raises:
             OperationError: it is refused, before the sandbox is asked.
@@ -83,18 +87,19 @@ class Exports:
         return request.at(apply.check_destination(request.dest, request.fmt, self.guards))
 
     def forget(self, sandbox_id: str) -> None:
-        """Of a sandbox that is gone."""
+        """Remove the records of a sandbox that is gone."""
         facts.forget(self.records, sandbox_id)
 
     async def run(self, request: ExportRequest, workspace: str, request_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
-        """The result object of `export_changes`. A dry run counts as an export: it does not run beside one.
+        """Run one export; return the result of `export_changes`. A dry run counts as an export: it does not
+        run beside one.
 
         Args:
             request: as `check` gave it.
             workspace: the directory that the sandbox was made from.
         Raises:
-            OperationError: operation_failed, reason export_in_flight, while another export of the sandbox runs; what the forwarder and
-                `export.apply` raise.
+            OperationError: operation_failed, reason export_in_flight, while another export of the sandbox
+                runs; what the forwarder and `export.apply` raise.
         """
         sandbox_id = request.sandbox_id
         if sandbox_id in self._under_way:
@@ -132,9 +137,10 @@ class Exports:
 
 
 def guards(own: tuple[str, ...], registry: str, state_dir: str) -> apply.Guards:
+    """Return the paths of a gateway to which exports never write."""
     return apply.Guards(home=os.path.expanduser("~"), own=own, journals=journals_of(state_dir), registry=registry)
 
 
 def journals_of(state_dir: str) -> str:
-    """Where a gateway keeps the records of its exports."""
+    """Return the directory with the records of running exports."""
     return os.path.join(state_dir, "exports")

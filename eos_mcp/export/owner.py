@@ -1,8 +1,10 @@
-"""Owner, group and attributes of what a `dir` export writes: what replaces a file has those of that file, what is new has what its folder says.
+"""Owner, group and attributes of what a `dir` export writes: what replaces a file has those of that file,
+what is new has what its folder says.
 
-As root a new file belongs to the owner and the group of its folder; for everybody else the kernel's own rule holds, so that a folder with the
-setgid bit gives its group. A default ACL of a folder is passed on. Modes are the version's own: of an ACL they set the owner's, the mask's and the
-others' entry, as chmod(1) does. What the system refuses is named in the result (`not_kept`), and the file is written all the same.
+As root a new file belongs to the owner and the group of its folder; for everybody else the kernel's own rule
+holds, so that a folder with the setgid bit gives its group. A default ACL of a folder is passed on. Modes are
+the version's own: of an ACL they set the owner's, the mask's and the others' entry, as chmod(1) does. What
+the system refuses is named in the result (`not_kept`), and the file is written all the same.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ LISTED_MAX = 100
 FOLDERS_MAX = 4096
 
 _OF_THE_CONTENT = ("security.ima", "security.evm")
-"""Signatures over what was there: the system makes those of the new content."""
+"""Attributes that sign the old content: the system makes those of the new content."""
 _OF_OVERLAYS = ("user.overlay.", "trusted.overlay.")
-"""Say where the content of a file lies; this one has its own."""
+"""Attributes that say where the content of a file is; the new file has content of its own."""
 _KNOWS = hasattr(os, "listxattr")
 
 
 class Folder(NamedTuple):
-    """What a directory gives to what is made in it."""
+    """Owner, group and attributes that new entries of a directory inherit."""
 
     uid: int
     gid: int
@@ -40,7 +42,8 @@ class Folder(NamedTuple):
 
 
 class Owners:
-    """Asked for each file that is staged. `target` is the destination, None while it does not exist; `home` the directory that it will lie in.
+    """Sets owner and attributes of each staged file. `target`: the destination, None if it does not exist;
+    `home`: its parent.
 
     The caller closes both.
     """
@@ -58,10 +61,12 @@ class Owners:
     def root(self) -> bool:
         return self._uid == 0
 
-    # what is staged
+    # staged entries
 
     def file(self, fd: int, place: DirTree, path: bytes, old: os.stat_result | None) -> None:
-        """Dress a new file, open for writing, before it gets its mode. `place` is the staging directory that it lies in, `old` what it replaces."""
+        """Set owner and attributes of a new file, open for writing, before its mode. `place`: its staging
+        directory; `old`: the entry that it replaces.
+        """
         if old is None or not stat.S_ISREG(old.st_mode):
             folder = self._folder(path.rpartition(b"/")[0])
             lost = self._own(fd, place, *self._gives(folder))
@@ -72,18 +77,23 @@ class Owners:
         self._name(path, lost)
 
     def plainly(self, place: DirTree, folder: bytes) -> bool:
-        """Whether a new file in the directory `folder` of the destination needs no dressing."""
+        """Tell whether a new file in the directory `folder` of the destination already has the right owner
+        and attributes.
+        """
         found, made = self._folder(folder), self._of(place)
         return not found.acl and (made.uid, made.gid) == self._gives(found)
 
     def top(self, fd: int, place: DirTree) -> None:
-        """Dress what becomes the destination itself, made in a staging directory."""
+        """Set owner and attributes of the future destination, made in a staging directory."""
         folder = self._folder(b"")
         self._own(fd, place, folder.uid, folder.gid)
         self._set(fd, [(ACL, folder.acl), (DEFAULT_ACL, folder.acl)] if folder.acl else [])
 
     def directory(self, place: DirTree, name: bytes, path: bytes, parent: int | None = None) -> int:
-        """Dress a new directory, `name` in a staging directory, or in `parent` there. -> bits that its mode gets besides: setgid, where its folder has it."""
+        """Set owner and attributes of a new directory, `name` in a staging directory, or in `parent` there.
+
+        Returns: bits to add to its mode: setgid, where its parent has it.
+        """
         folder = self._folder(path.rpartition(b"/")[0])
         made, gives = self._of(place), self._gives(folder)
         if folder.acl or made.setgid or (made.uid, made.gid) != gives:
@@ -99,7 +109,7 @@ class Owners:
         return stat.S_ISGID if folder.setgid else 0
 
     def symlink(self, place: DirTree, name: bytes, path: bytes, old: os.stat_result | None, parent: int | None = None) -> None:
-        """Dress a new symlink, `name` in a staging directory, or in `parent` there."""
+        """Set the owner of a new symlink, `name` in a staging directory, or in `parent` there."""
         if old is not None and stat.S_ISLNK(old.st_mode):
             uid, gid = old.st_uid, old.st_gid
         else:
@@ -111,17 +121,19 @@ class Owners:
         self._name(path, self._chown(chown, place, uid, gid))
 
     def link(self, place: DirTree, name: bytes, path: bytes, old: os.stat_result | None) -> None:
-        """A further name of a staged file: it has the owner of its first name, whatever this name's was."""
+        """Note a further name of a staged file, which has the owner of its first name, if the old entry had
+        another.
+        """
         if old is None or not stat.S_ISREG(old.st_mode):
             return
         new = os.stat(name, dir_fd=place.fd, follow_symlinks=False)
         lost = ["owner"] if new.st_uid != old.st_uid else []
         self._name(path, lost + (["group"] if new.st_gid != old.st_gid else []))
 
-    # what a dry run says
+    # dry run
 
     def foresee(self, path: bytes, old: os.stat_result | None) -> None:
-        """Of a file or symlink that would be written: what it could not keep."""
+        """Note the owner or attributes that a file or symlink could not keep if it were written."""
         if old is None or stat.S_ISDIR(old.st_mode):
             return
         lost = [] if self.root or old.st_uid == self._uid else ["owner"]
@@ -132,7 +144,7 @@ class Owners:
         self._name(path, lost)
 
     def to_json(self) -> dict[str, Any]:
-        """Nothing when all was kept."""
+        """Return the result's fields; empty when all was kept."""
         return {"not_kept": self.listed, "not_kept_count": self.count} if self.count else {}
 
     # folders
@@ -154,7 +166,7 @@ class Owners:
         else:
             found = None if self._target is None else self._target.lstat(path)
             if found is not None and stat.S_ISDIR(found.st_mode) and self._target is not None:
-                with contextlib.suppress(PermissionError):  # cannot be read: what it passes on is not seen
+                with contextlib.suppress(PermissionError):  # cannot be read: its default ACL is not known
                     return self._opened(path)
                 return Folder(found.st_uid, found.st_gid, bool(found.st_mode & stat.S_ISGID), None)
             above = self._folder(path.rpartition(b"/")[0])
@@ -170,7 +182,7 @@ class Owners:
             below.close()
 
     def _gives(self, folder: Folder) -> tuple[int, int]:
-        """Owner and group of what is made in it."""
+        """Return owner and group of new entries of a directory."""
         inherits = self.root or folder.setgid or sys.platform == "darwin"
         return folder.uid if self.root else self._uid, folder.gid if inherits else self._gid
 
@@ -190,7 +202,9 @@ class Owners:
         return self._chown(lambda uid, gid: os.fchown(fd, uid, gid), place, uid, gid)
 
     def _chown(self, chown: Callable[[int, int], None], place: DirTree, uid: int, gid: int) -> list[str]:
-        """What of owner and group the system refuses; no call where it has both from the start."""
+        """Set owner and group; return the parts that the system refuses. No call where the file has both
+        already.
+        """
         made = self._of(place)
         uid, gid = (-1 if uid == made.uid else uid), (-1 if gid == made.gid else gid)
         if uid == gid == -1:
@@ -208,7 +222,7 @@ class Owners:
         return []
 
     def _attributes(self, fd: int, path: bytes) -> list[str]:
-        """Copy those of the file that is replaced."""
+        """Copy the attributes of the replaced file."""
         lost: list[str] = []
         wanted: list[tuple[str, bytes | None]] = []
         for name in self._names(path):
@@ -232,7 +246,7 @@ class Owners:
                     raise PermissionError
                 os.setxattr(fd, name, value)
             except OSError:
-                if not name.startswith("security."):  # labels are the system's to give
+                if not name.startswith("security."):  # the system sets labels
                     lost.append("access control list" if name in (ACL, DEFAULT_ACL) else name)
         return lost
 
@@ -241,11 +255,13 @@ class Owners:
             return []
         try:
             return os.listxattr(self._handle(path), follow_symlinks=False)
-        except OSError:  # a file system without any
+        except OSError:  # a file system without attributes
             return []
 
     def _handle(self, path: bytes) -> bytes:
-        """The file's name by the descriptor of its directory, since there is no call that takes both."""
+        """Return the path of a file by the descriptor of its directory: no xattr call takes a descriptor and
+        a name.
+        """
         assert self._target is not None
         return b"/proc/self/fd/%d/%s" % (self._target.parent(path), path.rpartition(b"/")[2])
 
@@ -260,13 +276,13 @@ def _folder_of(fd: int) -> Folder:
     found = os.fstat(fd)
     acl: bytes | None = None
     if _KNOWS:
-        with contextlib.suppress(OSError):  # none, or a file system without any
+        with contextlib.suppress(OSError):  # none, or a file system without attributes
             acl = os.getxattr(fd, DEFAULT_ACL)
     return Folder(found.st_uid, found.st_gid, bool(found.st_mode & stat.S_ISGID), acl)
 
 
 def owned_by_folder(fd: int, folder: int) -> None:
-    """As root: give a new directory the owner and the group of the one that it lies in."""
+    """As root, give a new directory the owner and group of its parent."""
     if os.geteuid() == 0:
         found = os.fstat(folder)
         with contextlib.suppress(OSError):
@@ -274,7 +290,7 @@ def owned_by_folder(fd: int, folder: int) -> None:
 
 
 def plain(fd: int) -> None:
-    """Take from a staging directory what it would pass on to all that is made in it."""
+    """Remove from a staging directory the attributes that its new entries would inherit."""
     if _KNOWS:
         with contextlib.suppress(OSError):
             os.removexattr(fd, DEFAULT_ACL)

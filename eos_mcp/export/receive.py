@@ -1,4 +1,5 @@
-"""Read one stream for a `dir` export: compare each entry with the destination, stage those that differ, plan, count.
+"""Read one stream for a `dir` export: compare each entry with the destination, stage those that differ, plan,
+count.
 
 The destination is only read.
 """
@@ -37,7 +38,9 @@ Progress = Callable[[str], None]
 
 
 class Receiver:
-    """Reads one stream, stages the entries that differ from the destination, and counts. A dry run has a preview and no stage."""
+    """Reads one stream, stages the entries that differ from the destination, and counts. A dry run has a
+    preview and no stage.
+    """
 
     def __init__(
         self,
@@ -164,7 +167,9 @@ class Receiver:
         return True
 
     def _skips(self, header: pax.Header, content: bytes | None = None) -> bool:
-        """Tell whether an entry that differs is left out because the host would run it by itself; if so, note it."""
+        """Tell whether an entry that differs is left out because the host would run it by itself; if so, note
+        it.
+        """
         if not self.guard.rules.skip_unsafe or not self.hygiene.would_run(header, content):
             return False
         self._left_out.note(header.path, UNSAFE)
@@ -182,7 +187,9 @@ class Receiver:
         return False
 
     def _pass(self, n: int, header: pax.Header) -> None:
-        """Take an entry that is not put in place. A file is staged all the same: a later entry may be another name of it."""
+        """Take an entry that is not put in place. A file is staged all the same: a later entry may be another
+        name of it.
+        """
         if header.type == pax.FILE and not header.kind and self.stage is not None:
             fd = self._new(n, header.path)
             try:
@@ -206,14 +213,18 @@ class Receiver:
             self.preview.change(action, path, size, self._system(path))
 
     def _place(self, path: bytes) -> DirTree:
-        """Return the staging directory for `path`, on the same file system: for its new entry, and for the old one that makes room."""
+        """Return the staging directory for `path`, on the same file system: for its new entry, and for the
+        old one that makes room.
+        """
         assert self.stage is not None
         if (point := self._system(path)) and self.target is not None:
             self.stage.annexes.add(self.stage.voucher, self.target, point, self.stage.step)
         return self.stage.place(path)
 
     def _system(self, path: bytes) -> bytes:
-        """Return the directory of the destination at which the file system of `path` begins; empty: the destination's own."""
+        """Return the directory of the destination at which the file system of `path` begins; empty: the
+        destination's own.
+        """
         if len(self._systems) > 1:
             above = path
             while above := above.rpartition(b"/")[0]:
@@ -222,7 +233,9 @@ class Receiver:
         return b""
 
     def _watch(self, path: bytes, found: os.stat_result) -> None:
-        """Note an existing directory at which another file system begins; a Btrfs subvolume is not in the list of mounts."""
+        """Note an existing directory at which another file system begins; a Btrfs subvolume is not in the
+        list of mounts.
+        """
         if path not in self._systems and self._systems[self._system(path)] != found.st_dev:
             self._systems[path] = found.st_dev
 
@@ -244,7 +257,8 @@ class Receiver:
     def _leave_out(self, header: pax.Header, name: bytes) -> None:
         """Leave out an entry under a staging name; at the end the export is refused for it.
 
-        A deletion of one is ignored, since no base holds any: after the name is changed or removed in the sandbox the export passes.
+        A deletion of one is ignored, since no base holds any: after the name is changed or removed in the
+        sandbox the export passes.
         """
         if header.kind != pax.WHITEOUT:
             self._reserved[name] = None
@@ -362,7 +376,9 @@ class Receiver:
         self._done(header, writes=True)
 
     def _link(self, n: int, header: pax.Header, first: int | None, old: os.stat_result | None) -> None:
-        """Make `new/<n>` a hard link to a staged file, or to one that is unchanged in the destination; a copy where links fail."""
+        """Make `new/<n>` a hard link to a staged file, or to one that is unchanged in the destination; a copy
+        where links fail.
+        """
         place, source_place, new = self._place(header.path), self._place(header.target), b"new/%d" % n
         try:
             if first is not None:
@@ -458,8 +474,9 @@ class Receiver:
         return self.target.open_file(header.path)
 
     def _complete(self, fd: int | None, header: pax.Header, old: os.stat_result | None, *, stays: bool) -> None:
-        """Give a staged file its owner, mode and time; in a dry run (no file) foresee the owner. `stays`: it is not put in place,
-        and only a later name of it may be."""
+        """Give a staged file its owner, mode and time; in a dry run (no file) foresee the owner. `stays`: it
+        is not put in place, and only a later name of it may be.
+        """
         if fd is None:
             if not stays:
                 self.owners.foresee(header.path, old)
@@ -469,7 +486,9 @@ class Receiver:
         self._finish(fd, header)
 
     def _unchanged(self, n: int, header: pax.Header, told: pax.Header, old: os.stat_result) -> None:
-        """Keep a file whose content is equal. Setuid bits that the destination's file has already are not stripped from it."""
+        """Keep a file whose content is equal. Setuid bits that the destination's file has already are not
+        stripped from it.
+        """
         was = stat.S_IMODE(old.st_mode)
         header = header._replace(mode=header.mode | (was & told.mode & BITS))
         self.counts["skipped_unchanged"] += 1
@@ -527,7 +546,9 @@ class Receiver:
     # the whole
 
     def _withdraw(self) -> None:
-        """Plan to delete what an earlier export wrote and the sandbox has removed since; after the entries of the stream."""
+        """Plan to delete what an earlier export wrote and the sandbox has removed since; after the entries of
+        the stream.
+        """
         for path in self.guard.withdrawn(self.stream.index):
             if not self._left_out.hides(path):
                 self._state.append(0)
@@ -561,7 +582,9 @@ class Receiver:
                     waiting.append(child)
 
     def _clear(self, child: bytes, opaque: bytes, target: DirTree, waiting: list[bytes]) -> None:
-        """Plan to delete one entry of the destination; a directory that holds the user's own work is walked instead."""
+        """Plan to delete one entry of the destination; a directory that holds the user's own work is walked
+        instead.
+        """
         if self.guard.holds_work(child):
             old = target.lstat(child)
             if old is not None and stat.S_ISDIR(old.st_mode):
@@ -580,8 +603,9 @@ class Receiver:
             self.stage.add_clear(child)
 
     def _collide(self, n: int, path: bytes) -> None:
-        """On a case-folding file system: note two names of the delta, or one and its other spelling in the destination, that are
-        one file."""
+        """On a case-folding file system: note two names of the delta, or one and its other spelling in the
+        destination, that are one file.
+        """
         if not self._folds:
             return
         other = self._folded.setdefault(folded(path), n)
@@ -592,7 +616,9 @@ class Receiver:
             self._collisions.append([shown(there), shown(path)])
 
     def _other_spelling(self, path: bytes) -> bytes | None:
-        """On a case-folding file system: return the destination's path that is the same file and is spelt in another way."""
+        """On a case-folding file system: return the destination's path that is the same file and is spelt in
+        another way.
+        """
         if not self._folds or self.target is None or self._old(path) is None:
             return None
         above, _, name = path.rpartition(b"/")
@@ -615,7 +641,9 @@ def folds(stage: ExportStage | None) -> bool:
 
 
 def folded(path: bytes) -> bytes:
-    """Return the one spelling of all paths that such a file system takes for the same: case and composition do not count."""
+    """Return the one spelling of all paths that such a file system takes for the same: case and composition
+    do not count.
+    """
     try:
         text = path.decode()
     except UnicodeDecodeError:
@@ -627,8 +655,8 @@ def _may_be_equal(old: os.stat_result, header: pax.Header, *, by_time: bool) -> 
     """Tell whether the contents are worth comparing.
 
     Args:
-        by_time: a file of another second is to get the sandbox's time. Without it only the content counts, since an earlier export may
-            have given the file its time.
+        by_time: a file of another second is to get the sandbox's time. Without it only the content counts,
+            since an earlier export may have given the file its time.
     """
     if not stat.S_ISREG(old.st_mode) or old.st_size != header.length:
         return False

@@ -24,12 +24,14 @@ TRY_AGAIN = (
 
 
 def recover(dest: str, folder: str, *, step: StepHook = no_step) -> list[str]:
-    """Roll back killed exports to `dest` (resolved, absolute), to a directory in it or above it; remove their staging directories.
+    """Roll back killed exports to `dest` (resolved, absolute), to a directory in it or above it; remove their
+    staging directories.
 
     Args:
         folder: of the state directory: where the records are.
     Returns:
-        `rolled_back` or `swept` for each that was found; `left` where its staging directory cannot be removed; `ignored` where a record names something that its export has not left so.
+        `rolled_back` or `swept` for each that was found; `left` where its staging directory cannot be
+        removed; `ignored` where a record names something that its export has not left so.
     Raises:
         OperationError: operation_failed, `in_flight`: such an export is running; `rollback_failed`.
     """
@@ -91,8 +93,9 @@ def _recover_one(voucher: Voucher, step: StepHook) -> list[str]:
 
 
 def _swept(home: DirTree, voucher: Voucher, step: StepHook) -> bool:
-    """Remove the staging of an export that needs no rollback; False: it cannot be removed (an immutable file, a mount), which is in
-    nobody's way. The voucher stays then, so that each later export tries, and the result names the directory.
+    """Remove the staging of an export that needs no rollback; False: it cannot be removed (an immutable file,
+    a mount), which is in nobody's way. The voucher stays then, so that each later export tries, and the
+    result names the directory.
     """
     try:
         clear_away(home, voucher, step)
@@ -126,7 +129,9 @@ def _take_back(stage: ExportStage, home: DirTree, voucher: Voucher) -> bool:
 
 
 def roll_back(stage: ExportStage, name: bytes, target: DirTree | None) -> None:
-    """Roll back the steps of an export. `name`: the destination's name in the stage's home, if that export made it."""
+    """Roll back the steps of an export. `name`: the destination's name in the stage's home, if that export
+    made it.
+    """
     if target is not None:
         stage.rollback(target)
     if stage.created:
@@ -139,11 +144,13 @@ def roll_back(stage: ExportStage, name: bytes, target: DirTree | None) -> None:
 
 
 def check_unfinished(dest: str, folder: str) -> None:
-    """Report earlier exports that were killed, without a change: a staging that only has to be removed is left to the next export.
+    """Report earlier exports that were killed, without a change: a staging that only has to be removed is
+    left to the next export.
 
     Raises:
-        OperationError: operation_failed: `in_flight`, or `export_unfinished`: an export was killed while it changed the destination, so
-            that what lies there is not what the next one, which takes that back first, would start from.
+        OperationError: operation_failed: `in_flight`, or `export_unfinished`: an export was killed while it
+            changed the destination, so that what lies there is not what the next one, which takes that back
+            first, would start from.
     """
     found = find_records(folder, dest)
     unfinished = [voucher.said for voucher in found.dead if is_changing(voucher.said)]
@@ -168,7 +175,8 @@ def settle(workspace: str, folder: str) -> None:
     """Roll back killed exports to `workspace` (resolved, absolute), before and after it is copied.
 
     Raises:
-        OperationError: operation_failed: `in_flight`, an export is putting files into it at this moment; `rollback_failed`.
+        OperationError: operation_failed: `in_flight`, an export is putting files into it at this moment;
+            `rollback_failed`.
     """
     found = find_records(folder, workspace)
     waiting = list(found.dead)
@@ -209,12 +217,16 @@ def in_flight(dest: str, other: Said | None = None) -> OperationError:
 
 
 def tag(dest: str) -> str:
-    """Return the part of the name of a staging directory that stands for a destination that does not exist yet."""
+    """Return the part of the name of a staging directory that stands for a destination that does not exist
+    yet.
+    """
     return hashlib.sha256(os.fsencode(os.path.basename(dest))).hexdigest()[:8] + "-"
 
 
 def strangers(dest: str, own: ExportStage | None) -> dict[str, Any]:
-    """List directories with the name of a staging directory of this destination that are not this gateway's; they are not touched."""
+    """List directories with the name of a staging directory of this destination that are not this gateway's;
+    they are not touched.
+    """
     found: list[str] = []
     for directory, start in ((dest, PREFIX), (os.path.dirname(dest), PREFIX + tag(dest).encode())):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""One call of `export_changes` as one value, from the manager to whoever writes."""
+"""One call of `export_changes` as a value."""
 
 from __future__ import annotations
 
@@ -14,39 +14,41 @@ from eos_mcp.requests.bounds import Bounds
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What a caller wants, over what the configuration says."""
+    """The arguments of a call, with the defaults of the configuration."""
 
     dest: str
-    """As it was given; once `pinned`, resolved: no symlink is followed from then on."""
+    """As given; after `pinned` resolved: no symlink is followed from then on."""
     fmt: str = "dir"
     sandbox_id: str = ""
     version: int | None = None
     dry_run: bool = False
-    """Read and compare only: the same checks, refusals and counts, and what would be written, deleted or get another mode."""
+    """Only read and compare: the same checks, refusals and counts, and a list of the changes."""
     keep_setuid: bool = False
-    """Setuid and setgid bits of files are written as they are; else they are left out and named."""
+    """Write setuid and setgid bits of files; else they are left out and listed."""
     directory_mode: str = "carried"
-    """`carried`, or `0700` for every directory that is made."""
+    """`carried`: modes of the sandbox; `0700` for every directory that is made."""
     base: str | None = None
-    """The copy of the workspace that the sandbox was made from; what differs from it was edited on the host."""
+    """The base of the sandbox on this machine; files that differ from it were edited on the host."""
     rules: ExportRules = REFERENCE
-    """For `dir`: what becomes of a repository's own files, of what the person changed, and of what would run by itself."""
+    """For `dir`: rules for a repository's own files, for changed files, and for files that would run by
+    themselves.
+    """
     bound: Bounds | None = None
-    """Where the caller may write; asked of the resolved destination right before it is opened. None: everywhere."""
+    """Checks the resolved destination right before it is opened. None: no bounds."""
     pinned: bool = False
     """`dest` was resolved when the call began: if it leads elsewhere now, the export is refused."""
 
     def at(self, place: str) -> ExportRequest:
-        """With its destination resolved."""
+        """Return the request with its destination resolved."""
         return replace(self, dest=place, pinned=True)
 
     def over(self, base: str) -> ExportRequest:
-        """With the copy of the workspace, if this machine has it."""
+        """Return the request with the copy of the workspace, if this machine has it."""
         return replace(self, base=base)
 
 
 def of(args: Mapping[str, Any], settings: Export) -> ExportRequest:
-    """The arguments of a call where it has them, else the configuration.
+    """Take the arguments of a call, and where it has none the configuration.
 
     Raises:
         OperationError: invalid_request.

@@ -1,9 +1,10 @@
-"""Reserved space for records of exports on a full disk: files of zeros, made while there is room. One becomes the record and is
-overwritten in place.
+"""Reserved space for records of exports on a full disk: files of zeros, made while there is room. One becomes
+the record and is overwritten in place.
 
     <state>/exports/<n>.reserve     64 KiB each; renamed to `<random>.record` where the disk has no room for a new file, and back when it is dropped
 
-So an export to another disk needs no space on the full one. A record in such a file has the same lines, followed by zero bytes.
+So an export to another disk needs no space on the full one. A record in such a file has the same lines,
+followed by zero bytes.
 """
 
 from __future__ import annotations

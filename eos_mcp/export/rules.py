@@ -1,4 +1,4 @@
-"""What an export may do to a destination that is somebody's: the choices of one call, over those of `manager.export`."""
+"""Rules for changes in a destination: the choices of one call, before those of `manager.export`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,31 @@ TIMES = ("fresh", "keep")
 
 
 class ExportRules(NamedTuple):
-    """The defaults ask nothing and write everything, as the reference does; `chosen` are those of a caller."""
+    """The defaults check nothing and write everything, as the reference does; `chosen` returns those of a
+    call.
+    """
 
     git: str = "include"
     """`auto`: not into a repository; `include`; `exclude`."""
     on_conflict: str = "overwrite"
     allow_unsafe: bool = True
     workspace: str | None = None
-    """The directory that the sandbox was made from."""
+    """The directory of which the sandbox has a copy."""
     times: str = "keep"
-    """`fresh`: what is written over somebody's files has a time that builds go by (`export_times`); `keep`: that of the sandbox."""
+    """`fresh`: replaced files get a time by which builds see the change (`export.times`); `keep`: the time in
+    the sandbox.
+    """
     record: str | None = None
-    """The file that remembers what exports of this sandbox wrote to this destination."""
+    """The file with the record of what exports of this sandbox wrote to this destination."""
     skip_unsafe: bool = False
-    """What would run by itself is left out and named, all else is written."""
+    """Files that the host would run by itself are left out and listed; all others are written."""
 
 
 REFERENCE = ExportRules()
 
 
 def chosen(args: Mapping[str, Any], settings: Export) -> ExportRules:
-    """The arguments of a call where it has them, else the configuration.
+    """Take the arguments of a call, and where it has none the configuration.
 
     Raises:
         OperationError: invalid_request.

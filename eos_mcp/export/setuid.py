@@ -1,7 +1,8 @@
-"""What lets a file act as its owner: setuid and setgid bits and file capabilities. An export leaves them out unless the person asks for them.
+"""Setuid and setgid bits and file capabilities, which an export leaves out unless the user asks for them.
 
-A file that a sandbox made would run as whoever exports it, root included. A directory's setgid bit gives what is made in it a group and
-nobody a right: it is carried like any other bit. Capabilities are extended attributes, of which an export writes none.
+A file that a sandbox made would run as whoever exports it, root included. A directory's setgid bit gives what
+is made in it a group and nobody a right: it is carried like any other bit. Capabilities are extended
+attributes, of which an export writes none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LISTED_MAX = 100
 
 
 class Stripped:
-    """What was taken from the files of one export."""
+    """The bits and capabilities that the files of one export lost."""
 
     def __init__(self, *, keep: bool) -> None:
         self.keep = keep
@@ -25,13 +26,17 @@ class Stripped:
         self.count = 0
 
     def clean(self, header: pax.Header) -> pax.Header:
-        """The entry as it is written: a file's mode without the bits; to be told by `note` where it comes to that."""
+        """Return the entry as it is written: a file's mode without the bits. `note` reports them once the
+        file is written.
+        """
         if self.keep or not header.mode & BITS or header.type not in (pax.FILE, pax.HARD_LINK):
             return header
         return header._replace(mode=header.mode & ~BITS)
 
     def note(self, header: pax.Header, mode: int) -> None:
-        """Of the entry as it came: its file is written with `mode`. Hard links are told under their first name."""
+        """Report the bits of an entry, as it came, whose file is written with `mode`. Hard links count under
+        their first name.
+        """
         lost = header.mode & ~mode & BITS
         if header.type == pax.FILE and (lost or CAPABILITY in header.xattrs):
             self.count += 1
@@ -41,5 +46,5 @@ class Stripped:
                 self.listed.append({"path": shown(header.path), "what": ", ".join(bits)})
 
     def to_json(self) -> dict[str, Any]:
-        """Nothing when nothing was left out."""
+        """Return the result's fields; empty when nothing was left out."""
         return {"stripped": self.listed, "stripped_count": self.count} if self.count else {}

@@ -9,14 +9,17 @@
       new/<n>               what entry n puts in place, complete and synced before the phase is `ready`
       undo/<n>, undo/c<k>   what was moved out of the way for it
 
-What goes to another file system that is mounted in the destination has its `new` and `undo` there (`export_annex`).
+What goes to another file system that is mounted in the destination has its `new` and `undo` there
+(`export_annex`).
 
-From `ready` on the destination changes by rename, link and chmod only, and each of them can be told from what lies in `new` and `undo`:
-a later export, or `recover`, takes the steps back in reverse. Every rollback step can be repeated, so a kill in the middle of it is fine too.
-A path that has another size or time than what was put there was written after the kill: it stays as it is.
+From `ready` on the destination changes by rename, link and chmod only, and each of them can be told from what
+lies in `new` and `undo`: a later export, or `recover`, takes the steps back in reverse. Every rollback step
+can be repeated, so a kill in the middle of it is fine too. A path that has another size or time than what was
+put there was written after the kill: it stays as it is.
 
-Anybody may have put a directory of such a name there, so a voucher in the gateway's state directory says which one it is (`export.voucher`),
-and `mac` is the HMAC, by the voucher's key, of the state with the HMACs of plan and clears in it: another journal is never carried out.
+Anybody may have put a directory of such a name there, so a voucher in the gateway's state directory says
+which one it is (`export.voucher`), and `mac` is the HMAC, by the voucher's key, of the state with the HMACs
+of plan and clears in it: another journal is never carried out.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ from eos_mcp.export.voucher import Said, Voucher
 
 FORMAT = 3
 SYNC_EACH_UP_TO = 64
-"""With more files or directories one syncfs(2) is cheaper; with fewer it would wait for other programs' writes."""
+"""With more files or directories one syncfs(2) is cheaper; with fewer it would wait for other programs'
+writes.
+"""
 
 _NO_MODE = 0xFFFF
 _RECORDS = {2: struct.Struct("<cBHHH"), 3: struct.Struct("<cBHHHQq")}
@@ -66,7 +71,8 @@ class Step(NamedTuple):
     """The plan of one entry of the stream."""
 
     letter: bytes
-    """f, h, l, d as in the index of the stream; w: a deletion; n: an entry that is left out, without a path."""
+    """f, h, l, d as in the index of the stream; w: a deletion; n: an entry that is left out, without a path.
+    """
     staged: bool
     """True: the commit moves `new/<n>` to the path."""
     mode: int
@@ -79,7 +85,9 @@ class Step(NamedTuple):
     """Modification time; like `size` of a file or symlink that is put in place."""
 
     def put_there(self, found: os.stat_result) -> bool:
-        """Tell by size and time whether the path still has the entry of this step. File systems with steps of a second round the time."""
+        """Tell by size and time whether the path still has the entry of this step. File systems with steps of
+        a second round the time.
+        """
         if self.letter == b"d":
             return stat.S_ISDIR(found.st_mode)
         kind = stat.S_IFLNK if self.letter == b"l" else stat.S_IFREG
@@ -89,7 +97,9 @@ class Step(NamedTuple):
 
 
 class ExportStage:
-    """One staging directory, locked and on record while it is open. `home`: its parent, which the caller closes."""
+    """One staging directory, locked and on record while it is open. `home`: its parent, which the caller
+    closes.
+    """
 
     def __init__(self, home: DirTree, tree: DirTree, voucher: Voucher, step: StepHook, *, create: bool, form: int = FORMAT) -> None:
         self.home, self.tree, self.voucher, self.step, self.form = home, tree, voucher, step, form
@@ -111,7 +121,9 @@ class ExportStage:
 
     @classmethod
     def create(cls, folder: str, home: DirTree, home_path: str, dest: str, tag: str, step: StepHook = no_step) -> ExportStage:
-        """Make one in `home`. Its record in `folder` is written first, so that a kill leaves no unknown directory."""
+        """Make one in `home`. Its record in `folder` is written first, so that a kill leaves no unknown
+        directory.
+        """
         step("export.voucher")
         voucher = Voucher.create(folder, kind="dir", dest=dest, home=home_path, home_fd=home.fd, tag=tag)
         name = voucher.said.name
@@ -142,7 +154,8 @@ class ExportStage:
 
         Raises:
             NotVouched: it is not the recorded directory, or its journal is not as that export wrote it.
-            OSError: it cannot be read, or a part of it lies on a file system that is not mounted now (ENODEV).
+            OSError: it cannot be read, or a part of it lies on a file system that is not mounted now
+                (ENODEV).
         """
         if voucher.said.staging(home) is None:
             raise NotVouched
@@ -332,7 +345,9 @@ class ExportStage:
     # the destination
 
     def commit(self, target: DirTree) -> None:
-        """Three passes: clear opaque directories, delete, put in place; then modes, then one sync. Any exception: call `rollback`."""
+        """Three passes: clear opaque directories, delete, put in place; then modes, then one sync. Any
+        exception: call `rollback`.
+        """
         touched: set[bytes] = set()
 
         def note(path: bytes) -> None:
@@ -422,7 +437,9 @@ class ExportStage:
 
     @staticmethod
     def _mode_back(target: DirTree, what: Step, old_mode: int) -> None:
-        """Restore a mode that the commit changed, unless the entry was replaced since or has another hard link."""
+        """Restore a mode that the commit changed, unless the entry was replaced since or has another hard
+        link.
+        """
         found = target.lstat(what.path)
         if found is None or (what.letter == b"d") != stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode):
             return
@@ -433,8 +450,8 @@ class ExportStage:
     def _take_back(self, target: DirTree, n: int, what: Step) -> None:
         """Move the new entry out, then the old one in; the entries in `new` show how far this came.
 
-        Files that others put or saved there meanwhile stay, and what the export had moved out of the way for its own is not put back then:
-        that was a version that they had before theirs.
+        Files that others put or saved there meanwhile stay, and what the export had moved out of the way for
+        its own is not put back then: that was a version that they had before theirs.
         """
         new, undo, stage = b"new/%d" % n, b"undo/%d" % n, self.annexes.of(what.path)
         if stage is None:
@@ -485,7 +502,8 @@ def _code(said: Said, state: dict[str, Any]) -> str:
 
 
 def state_of(tree: DirTree, said: Said) -> dict[str, Any]:
-    """Read the state file of a staging directory; empty without one: the directory was just made, or partly removed.
+    """Read the state file of a staging directory; empty without one: the directory was just made, or partly
+    removed.
 
     Raises:
         NotVouched: that export has not written it. OSError: it cannot be read now.
@@ -509,7 +527,9 @@ def state_of(tree: DirTree, said: Said) -> dict[str, Any]:
 
 
 def clear_away(home: DirTree, voucher: Voucher, step: StepHook = no_step) -> None:
-    """Remove the staging of a voucher, then its record: after a kill in between the record still names the rest."""
+    """Remove the staging of a voucher, then its record: after a kill in between the record still names the
+    rest.
+    """
     try:
         step("export.remove")
         clear_annexes(home, voucher.said)

@@ -1,12 +1,15 @@
-"""The record of each running export in the gateway's state directory. Only a staging with a record is ever taken over.
+"""The record of each running export in the gateway's state directory. Only a staging with a record is ever
+taken over.
 
     <state>/exports/<random>.record     locked with flock(2) for as long as its export lives; two lines of JSON
         {"format", "kind": dir | archive, "dest", "home", "home_id", "name", "key", "boot"}
         {"id"}                          the device and the inode of the staging, appended before anything is put into it
-        {"annex", "home_id", "volatile"} then {"annex", "id"}: the same of one on another file system in the destination (`export_annex`)
+        {"annex", "home_id", "volatile"} then {"annex", "id"}: the same of one on another file system in the
+        destination (`export_annex`)
 
-A destination's content comes from sandboxes, clones and other people, so nothing that lies there is believed: what a crash left is looked for
-from here, by name, inode and device, and its journal has to carry a code made with the record's key.
+A destination's content comes from sandboxes, clones and other people, so nothing that lies there is believed:
+what a crash left is looked for from here, by name, inode and device, and its journal has to carry a code made
+with the record's key.
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ class Said(NamedTuple):
     annexes: tuple[Annexed, ...] = ()
 
     def is_(self, one: Identity | None, status: os.stat_result) -> bool:
-        """Tell whether `status` is of the recorded file. Device numbers may change with a boot, inode numbers do not."""
+        """Tell whether `status` is of the recorded file. Device numbers may change with a boot, inode numbers
+        do not.
+        """
         return one is not None and one[1] == status.st_ino and (one[0] == status.st_dev or self.boot != boot_id())
 
     def staging(self, home: DirTree) -> os.stat_result | None:
@@ -96,7 +101,9 @@ class Voucher:
 
     @classmethod
     def create(cls, folder: str, *, kind: str, dest: str, home: str, home_fd: int, tag: str = "", ending: str = "") -> Voucher:
-        """Write the durable record of a staging that is made next, under a random name that others cannot predict."""
+        """Write the durable record of a staging that is made next, under a random name that others cannot
+        predict.
+        """
         if not os.path.isdir(folder):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             fsync_dir(os.path.dirname(folder))
@@ -134,7 +141,9 @@ class Voucher:
         _append(self._fd, {"id": self.said.id})
 
     def annex(self, path: bytes, home_fd: int, *, volatile: bool) -> None:
-        """Record, durably, that a staging is made next in a directory of the destination on another file system."""
+        """Record, durably, that a staging is made next in a directory of the destination on another file
+        system.
+        """
         one = Annexed(path, identity(os.fstat(home_fd)), None, volatile)
         _append(self._fd, {"annex": os.fsdecode(path), "home_id": one.home_id, "volatile": volatile})
         self.said = self.said._replace(annexes=(*(a for a in self.said.annexes if a.path != path), one))
@@ -171,7 +180,8 @@ class VoucherRecords(NamedTuple):
 
 
 def find_records(folder: str, dest: str, *, but: Voucher | None = None, archive: bool = False) -> VoucherRecords:
-    """Read the records of exports to `dest` (resolved, absolute), to a directory in it or to one that it lies in.
+    """Read the records of exports to `dest` (resolved, absolute), to a directory in it or to one that it lies
+    in.
 
     Args:
         but: the caller's own record, left out.

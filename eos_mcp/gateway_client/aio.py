@@ -1,7 +1,9 @@
-"""Calls to the gateway from an event loop: one connection and one line each way per call, cancellable at any point.
+"""Calls to the gateway from an event loop: one connection and one line each way per call, cancellable at any
+point.
 
-`eos_mcp.gateway_client.sync` finds and starts a gateway; this module waits for its replies. It connects to the socket itself;
-where no process listens, the blocking `sync.connect`, which starts a gateway, runs in a thread.
+`eos_mcp.gateway_client.sync` finds and starts a gateway; this module waits for its replies. It connects to
+the socket itself; where no process listens, the blocking `sync.connect`, which starts a gateway, runs in a
+thread.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class ToolGateway(Protocol):
 class GatewayClient:
     """The gateway of this user, or the one that the command line names.
 
-    It is looked up at the first call: a server whose gateway cannot be found still starts, and its tools report why.
+    It is looked up at the first call: a server whose gateway cannot be found still starts, and its tools
+    report why.
     """
 
     def __init__(self, *, endpoint: str | None = None, token: str | None = None) -> None:

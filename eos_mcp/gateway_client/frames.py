@@ -1,4 +1,5 @@
-"""The gateway's side of a connection, read from bytes: progress frames, one a line, then the reply. Standard library only.
+"""The gateway's side of a connection, read from bytes: progress frames, one a line, then the reply. Standard
+library only.
 
 A progress frame is `cli_log("...")` with a JSON string; the first other line is the reply, a JSON object.
 """
@@ -17,11 +18,15 @@ _FRAME_START, _FRAME_END = b"cli_log(", b")"
 
 
 class UnusableReply(Exception):
-    """The bytes received are neither a progress frame nor a reply; the text is the end of "the gateway's reply ..."."""
+    """The bytes received are neither a progress frame nor a reply; the text is the end of "the gateway's
+    reply ...".
+    """
 
 
 class ReplyParser:
-    """Split the bytes of one connection into frames. `feed` it what was received, then take `frame` until that is None."""
+    """Split the bytes of one connection into frames. `feed` it what was received, then take `frame` until
+    that is None.
+    """
 
     def __init__(self) -> None:
         self._pending = bytearray()

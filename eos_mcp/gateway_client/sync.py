@@ -1,4 +1,5 @@
-"""One request to the gateway: find it, start it where none listens, send a line, read the progress frames and the reply.
+"""One request to the gateway: find it, start it where none listens, send a line, read the progress frames and
+the reply.
 
 Standard library only and light to import: a command line program runs for a few dozen milliseconds.
 """
@@ -103,7 +104,8 @@ def discover(*, endpoint: str | None = None, token: str | None = None) -> Gatewa
 def connect(settings: GatewaySettings, *, timeout_s: float | None = None) -> socket.socket:
     """Connect to the gateway; start one first where no process listens on a unix endpoint.
 
-    Does not wait for readiness: the new gateway inherits the listening socket, whose backlog keeps the connection.
+    Does not wait for readiness: the new gateway inherits the listening socket, whose backlog keeps the
+    connection.
     Raises:
         OperationError: connection_error that names the endpoint and the next step.
     """
@@ -134,7 +136,8 @@ def call(
     Args:
         timeout_s: longest wait for the next bytes; None: no limit, since the gateway has its own budgets.
     Raises:
-        OperationError: connection_error or protocol_error, when there is no reply at all; config_error for a bad token file.
+        OperationError: connection_error or protocol_error, when there is no reply at all; config_error for a
+            bad token file.
     """
     with connect(settings, timeout_s=timeout_s) as connection:
         token = settings.token if settings.token is not None else token_file.read()
@@ -162,17 +165,20 @@ def call(
 
 
 def with_caller(op: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the caller's PATH to `create_sandbox`: a sandbox without a container gives it to its commands, and the gateway's own
-    may differ."""
+    """Add the caller's PATH to `create_sandbox`: a sandbox without a container gives it to its commands, and
+    the gateway's own may differ.
+    """
     path = os.environ.get("PATH")
     return {**args, "caller_path": path} if op == "create_sandbox" and path and "caller_path" not in args else dict(args)
 
 
 def bind_unix(path: str) -> socket.socket:
-    """Listen on a unix socket of mode 0600 at `path`, in place of a stale one; the caller holds the start lock.
+    """Listen on a unix socket of mode 0600 at `path`, in place of a stale one; the caller holds the start
+    lock.
 
     Raises:
-        OSError: EEXIST, `path` is not a socket: connect(2) fails with ECONNREFUSED for a plain file as for a stale socket.
+        OSError: EEXIST, `path` is not a socket: connect(2) fails with ECONNREFUSED for a plain file as for a
+            stale socket.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,6 @@
-"""Build the bundle inside an image that has python3, where this machine is not Linux, or not of the engine's architecture."""
+"""Build the bundle inside an image that has python3, where this machine is not Linux, or not of the engine's
+architecture.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from layerstack.kernel import fsync
 
 
 def build_in(client: Any, base_image: str, cache_dir: str) -> build.Bundle:
-    """Build agent_image/Dockerfile FROM `base_image`, without a network, and copy the tree to `<cache_dir>/<sha>`. Image and container are
-    removed.
+    """Build agent_image/Dockerfile FROM `base_image`, without a network, and copy the tree to
+    `<cache_dir>/<sha>`. Image and container are removed.
 
     Raises:
         OperationError: internal_error, reason bundle_failed, with the end of the build's output.

@@ -51,7 +51,9 @@ def labels(plan: SandboxPlan, docker: Docker, instance_id: str) -> dict[str, str
 
 
 def settings(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
-    """Encode the agent's settings file. `image`: the engine's description of the image; its variables are for commands, not the agent."""
+    """Encode the agent's settings file. `image`: the engine's description of the image; its variables are for
+    commands, not the agent.
+    """
     server: dict[str, Any] = plan.sections["daemon"]["server"]
     config: dict[str, Any] | None = image.get("Config")
     variables: list[str] | None = config.get("Env") if config else None
@@ -85,7 +87,9 @@ def settings(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: d
 
 
 def hidden_paths(plan: SandboxPlan) -> list[str]:
-    """List the paths hidden from sessions: the configured ones, and the agent's directories where they are outside of those."""
+    """List the paths hidden from sessions: the configured ones, and the agent's directories where they are
+    outside of those.
+    """
     runtime: dict[str, Any] = plan.sections["runtime"]
     hidden: list[str] = list(plan.sections["runner"]["mount_mask"]["hidden_paths"])
     moved = [stack_root(plan), runtime["workspace"]["scratch_root"], runtime["namespace_execution"]["scratch_root"]]
@@ -95,7 +99,9 @@ def hidden_paths(plan: SandboxPlan) -> list[str]:
 
 
 def archive(plan: SandboxPlan, docker: Docker, image: dict[str, Any], limits: dict[str, Any]) -> bytes:
-    """Make a tar for `/`: settings, the YAML, the token, and the mount point of the workspace, which an empty image lacks."""
+    """Make a tar for `/`: settings, the YAML, the token, and the mount point of the workspace, which an empty
+    image lacks.
+    """
     written = json.dumps(settings(plan, docker, image, limits), indent=1).encode()
     files: dict[str, tuple[int, bytes | None]] = {}
     for path, mode, content in (

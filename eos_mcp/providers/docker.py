@@ -1,9 +1,11 @@
-"""Sandboxes as containers of any image, the empty one included: the agent, its interpreter and its loader come in a volume.
+"""Sandboxes as containers of any image, the empty one included: the agent, its interpreter and its loader
+come in a volume.
 
     eos-rt-<sha> at /eos/bundle (ro)      eos-shared-base-<hash> at /eos/layer-stack/base (ro)
     <id>-layer-stack at /eos/layer-stack  <id>-workspace at /eos/workspace
 
-The token is no label, no variable and no argument: it is put into the container before the start, and read back the same way.
+The token is no label, no variable and no argument: it is put into the container before the start, and read
+back the same way.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ Container = Any
 
 BUNDLE_AT = build.MOUNTED_AT
 POISON = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES", "LOCPATH", "GCONV_PATH", "LANGUAGE")
-"""Variables that, set by an image, would act on the agent's loader and C library; for these an empty value is none."""
+"""Variables that, set by an image, would act on the agent's loader and C library; for these an empty value is
+none.
+"""
 WITHOUT_THE_IMAGE = {"LC_ALL": "C", "TZ": f"{BUNDLE_AT}/no-zone", "OPENSSL_CONF": f"{BUNDLE_AT}/no-openssl.cnf"}
-"""Settings that keep the agent's libraries from files of the image, where every command may write: locales (which name modules to
-load), the time zone, the configuration of OpenSSL. A FIFO there would block the start. The locale C has no files, and below the
-bundle, which is read-only, the others do not exist."""
+"""Settings that keep the agent's libraries from files of the image, where every command may write: locales
+(which name modules to load), the time zone, the configuration of OpenSSL. A FIFO there would block the start.
+The locale C has no files, and below the bundle, which is read-only, the others do not exist.
+"""
 MADE_BY = "eos.made_by"
 """Label of a shared volume: the gateway instance that filled it, and may prune it."""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -94,7 +99,9 @@ class DockerProvider:
             engine.unreachable(self._choice, error)
 
     def keeping(self) -> Keeping:
-        """Return `ALL`, or less where the engine runs in a user namespace: it cannot write access lists with users outside of that."""
+        """Return `ALL`, or less where the engine runs in a user namespace: it cannot write access lists with
+        users outside of that.
+        """
         self.client()
         options = str(self._info.get("SecurityOptions"))
         return Keeping(acls="name=rootless" not in options and "name=userns" not in options)
@@ -106,7 +113,8 @@ class DockerProvider:
         """Inspect an image.
 
         Raises:
-            OperationError: invalid_request, reason bad_image, for what can be no name; internal_error, reason image_not_found.
+            OperationError: invalid_request, reason bad_image, for what can be no name; internal_error, reason
+                image_not_found.
         """
         from docker.errors import APIError, ImageNotFound
 
@@ -155,7 +163,9 @@ class DockerProvider:
         )
 
     def _make_whole(self, plan: SandboxPlan, image: dict[str, Any], progress: Progress) -> Container:
-        """Create the sandbox; once more if a shared volume was pruned after it was filled and before the container kept it."""
+        """Create the sandbox; once more if a shared volume was pruned after it was filled and before the
+        container kept it.
+        """
         container, shared = self._make(plan, image, progress)
         assert self._volumes is not None
         if self._volumes.whole(*shared):
@@ -211,7 +221,9 @@ class DockerProvider:
         return min(wanted, cpus * 10**9) if cpus else wanted
 
     def _bundle(self, architecture: str) -> build.Bundle:
-        """Return the bundle for the engine: from this machine's Python, or where that does not run there, from `bundle_base_image`."""
+        """Return the bundle for the engine: from this machine's Python, or where that does not run there,
+        from `bundle_base_image`.
+        """
         engine_machine = str(self._info.get("Architecture") or platform.machine())
         wanted = ARCHITECTURES.get(architecture, engine_machine)
         try:
@@ -227,7 +239,8 @@ class DockerProvider:
         """Return the two published ports.
 
         Raises:
-            OperationError: internal_error when it does not within the configured attempts, or the container has ended.
+            OperationError: internal_error when it does not within the configured attempts, or the container
+                has ended.
         """
         for _ in range(self.docker.port_publish_attempts):
             container.reload()
@@ -327,7 +340,9 @@ class DockerProvider:
         return False
 
     def usage(self, record: SandboxRecord) -> EngineSample | None:
-        """Read the engine's figures once; without `one_shot` the engine would take a second sample a second later."""
+        """Read the engine's figures once; without `one_shot` the engine would take a second sample a second
+        later.
+        """
         with self._engine("reading the container's figures") as client:
             stats: dict[str, Any] = client.api.stats(record.id, stream=False, one_shot=True)
         return sample_of(stats, int(time.time() * 1000))

@@ -14,7 +14,9 @@ POOL = 64
 
 
 class EngineChoice(NamedTuple):
-    """An engine's address and where it was found. `context` is the name of a docker context, for its TLS files."""
+    """An engine's address and where it was found. `context` is the name of a docker context, for its TLS
+    files.
+    """
 
     endpoint: str
     source: str
@@ -22,10 +24,12 @@ class EngineChoice(NamedTuple):
 
 
 def choose(configured: str | None) -> EngineChoice:
-    """Choose the engine: configuration, DOCKER_HOST, DOCKER_CONTEXT, the current context, then the first known socket that exists.
+    """Choose the engine: configuration, DOCKER_HOST, DOCKER_CONTEXT, the current context, then the first
+    known socket that exists.
 
     Raises:
-        OperationError: internal_error, reason docker_context_missing, when a context is named that does not exist.
+        OperationError: internal_error, reason docker_context_missing, when a context is named that does not
+            exist.
     """
     if configured:
         return EngineChoice(configured, "manager.docker.docker_endpoint")
@@ -45,7 +49,9 @@ def choose(configured: str | None) -> EngineChoice:
 
 
 def known_sockets() -> list[str]:
-    """Default sockets of engines, the system's first, then rootless Docker, Desktop, Colima, OrbStack, Rancher, Podman."""
+    """Default sockets of engines, the system's first, then rootless Docker, Desktop, Colima, OrbStack,
+    Rancher, Podman.
+    """
     if sys.platform == "win32":
         return ["//./pipe/docker_engine"]
     home, run = os.path.expanduser("~"), os.environ.get("XDG_RUNTIME_DIR")
@@ -63,7 +69,8 @@ def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, EngineCho
     """Connect and have the engine answer. One client serves all threads.
 
     Raises:
-        OperationError: internal_error, reason docker_unreachable: names the endpoint, where it came from and what to do.
+        OperationError: internal_error, reason docker_unreachable: names the endpoint, where it came from and
+            what to do.
     """
     choice = choose(configured)
     try:
@@ -99,7 +106,9 @@ def connect(configured: str | None, *, timeout_s: float) -> tuple[Any, EngineCho
 
 
 def _reach(choice: EngineChoice) -> None:
-    """Connect to a unix socket once: the kernel's error is clearer than docker-py's, which also leaves its socket open."""
+    """Connect to a unix socket once: the kernel's error is clearer than docker-py's, which also leaves its
+    socket open.
+    """
     if not choice.endpoint.startswith("unix://") or not hasattr(socket, "AF_UNIX"):
         return
     with socket.socket(socket.AF_UNIX) as trial:

@@ -1,6 +1,8 @@
-"""Processes in a frozen cgroup (freezer of version 1, cgroup.freeze of version 2): they do not answer, and their state does not show it.
+"""Processes in a frozen cgroup (freezer of version 1, cgroup.freeze of version 2): they do not answer, and
+their state does not show it.
 
-One in a frozen cgroup of version 2 can be killed. In one of version 1 it dies when that is thawed, so what is to be killed has to be thawed too.
+One in a frozen cgroup of version 2 can be killed. In one of version 1 it dies when that is thawed, so what is
+to be killed has to be thawed too.
 Source: cgroups(7); the kernel's cgroup-v1/freezer-subsystem.rst and cgroup-v2.rst.
 """
 
@@ -16,7 +18,9 @@ _V2 = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 
 
 class Frozen(NamedTuple):
-    """A frozen cgroup, by its directory. `by`: the outermost cgroup above it, or itself, in which the freeze was set."""
+    """A frozen cgroup, by its directory. `by`: the outermost cgroup above it, or itself, in which the freeze
+    was set.
+    """
 
     folder: str
     by: str
@@ -39,7 +43,9 @@ def frozen(pid: int) -> Frozen | None:
 
 
 def thaw(found: Frozen, own: Container[int]) -> bool:
-    """Thaw a frozen cgroup of version 1 that has only the processes `own`, which have a SIGKILL pending. False: it stays frozen."""
+    """Thaw a frozen cgroup of version 1 that has only the processes `own`, which have a SIGKILL pending.
+    False: it stays frozen.
+    """
     if any(int(pid) not in own for folder, _, _ in os.walk(found.by) for pid in _read(f"{folder}/cgroup.procs").split()):
         return False
     try:

@@ -25,7 +25,9 @@ class HostProcess(NamedTuple):
         return found is not None and found[1] == self.started and found[2] in ("T", "t")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal through a pidfd, which cannot mean another process; does nothing when the process is gone."""
+        """Send a signal through a pidfd, which cannot mean another process; does nothing when the process is
+        gone.
+        """
         with contextlib.suppress(ProcessLookupError):
             fd = os.pidfd_open(self.pid)
             try:
@@ -36,9 +38,11 @@ class HostProcess(NamedTuple):
 
 
 def agents_of(settings_path: str, bundles: str) -> list[HostProcess]:
-    """Find agents of this user, started as `sandbox-daemon serve --settings <settings_path>`, that no such process started, oldest first.
+    """Find agents of this user, started as `sandbox-daemon serve --settings <settings_path>`, that no such
+    process started, oldest first.
 
-    An argument list is what its process says of itself, so whose it is and what it runs is looked at too: see `is_agent`.
+    An argument list is what its process says of itself, so whose it is and what it runs is looked at too: see
+    `is_agent`.
     """
     found: dict[int, tuple[HostProcess, int]] = {}
     for pid in _pids():
@@ -52,7 +56,9 @@ def agents_of(settings_path: str, bundles: str) -> list[HostProcess]:
 
 
 def is_agent(pid: int, settings_path: str, bundles: str) -> bool:
-    """Tell whether the process `pid` was started with this settings file, is this user's and runs the loader of a bundle below `bundles`."""
+    """Tell whether the process `pid` was started with this settings file, is this user's and runs the loader
+    of a bundle below `bundles`.
+    """
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")
@@ -62,7 +68,9 @@ def is_agent(pid: int, settings_path: str, bundles: str) -> bool:
 
 
 def is_ours(pid: int) -> bool:
-    """Tell whether it is a process of this user. The owner of its directory in /proc is root for one that is not dumpable (proc(5))."""
+    """Tell whether it is a process of this user. The owner of its directory in /proc is root for one that is
+    not dumpable (proc(5)).
+    """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             return next((int(line.split()[1]) for line in file if line.startswith(b"Uid:")), None) == os.geteuid()
@@ -73,8 +81,9 @@ def is_ours(pid: int) -> bool:
 def _runs_bundle(pid: int, bundles: str) -> bool:
     """Compare by device and inode: the path of a link in /proc may be of another mount namespace.
 
-    An ordinary user may not look at a process that has made a user namespace after its exec, as agents do. One whose exec was inside such a
-    namespace, as that of every process of a session was, can be looked at: so who cannot be is no session's.
+    An ordinary user may not look at a process that has made a user namespace after its exec, as agents do.
+    One whose exec was inside such a namespace, as that of every process of a session was, can be looked at:
+    so who cannot be is no session's.
     """
     try:
         path = os.readlink(f"/proc/{pid}/exe")

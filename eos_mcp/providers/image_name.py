@@ -1,4 +1,5 @@
-"""Valid names of images, and directories that can be one. A mistake is the caller's, and is found before the workspace is copied.
+"""Valid names of images, and directories that can be one. A mistake is the caller's, and is found before the
+workspace is copied.
 
 host              this machine's own file system       rootfs:/abs/dir   a directory that holds a root file system
 ubuntu:24.04      anything else is a name that the engine knows
@@ -23,7 +24,8 @@ def is_local(image: str) -> bool:
 
 
 def check_reference(image: str) -> None:
-    """Refuse a string that cannot be the name of an image: it would become part of a path of the engine's API.
+    """Refuse a string that cannot be the name of an image: it would become part of a path of the engine's
+    API.
 
     Raises:
         OperationError: invalid_request, reason bad_image.
@@ -51,8 +53,8 @@ def check_rootfs(image: str) -> str:
     """Return the directory of `rootfs:/abs/dir`.
 
     Raises:
-        OperationError: invalid_request: image_not_found where it is not a directory, no_shell where no command could ever run in it,
-            not_readable where this user may not look.
+        OperationError: invalid_request: image_not_found where it is not a directory, no_shell where no
+            command could ever run in it, not_readable where this user may not look.
     """
     root = image.removeprefix(ROOTFS_PREFIX)
     details = {"argument": "image", "image": image, "hint": "rootfs:/abs/dir names an existing directory that holds a root file system"}
@@ -73,7 +75,9 @@ def check_rootfs(image: str) -> str:
 
 
 def has_shell(root: str) -> bool:
-    """Tell whether `/bin/sh` is an executable file for a process whose root is `root`; symlinks are resolved in that root."""
+    """Tell whether `/bin/sh` is an executable file for a process whose root is `root`; symlinks are resolved
+    in that root.
+    """
     parts, at, links = ["bin", "sh"], root, 0
     while parts:
         part = parts.pop(0)

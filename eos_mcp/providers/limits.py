@@ -1,8 +1,10 @@
-"""The limits of a sandbox's sessions, as its agent reads them: of all together ("workload") and of each ("session").
+"""The limits of a sandbox's sessions, as its agent reads them: of all together ("workload") and of each
+("session").
 
-One session may use what the profile gives to the workload. All together may use more than one, so that a session that uses up its own share
-leaves the others room, and less than the sandbox, so that the agent never waits for what its sessions hold. No `memory.high`: what passes it
-is put to sleep and neither ends nor goes on (ADR 0031).
+One session may use what the profile gives to the workload. All together may use more than one, so that a
+session that uses up its own share leaves the others room, and less than the sandbox, so that the agent never
+waits for what its sessions hold. No `memory.high`: what passes it is put to sleep and neither ends nor goes
+on (ADR 0031).
 """
 
 from __future__ import annotations
@@ -13,10 +15,14 @@ from typing import Any
 from eos_mcp.config.model import ResourceProfile
 
 RUNNER_PIDS = 256
-"""Added to the profile's limit of processes for the container: init of each session counts, and a second session needs room."""
+"""Added to the profile's limit of processes for the container: init of each session counts, and a second
+session needs room.
+"""
 LOCAL_SESSION_PIDS = 4096
 AGENT_CPU = 20
-"""The agent keeps 1/N of a container's processor time: a quota that is used up stops every process in the container."""
+"""The agent keeps 1/N of a container's processor time: a quota that is used up stops every process in the
+container.
+"""
 
 
 def none(why: str) -> dict[str, Any]:
@@ -40,7 +46,9 @@ def of_profile(profile: ResourceProfile, nano_cpus: int) -> dict[str, Any]:
 
 
 def of_machine() -> dict[str, Any]:
-    """Return the limits of a local sandbox without a profile: most of the machine for a session, with a reserve for the host."""
+    """Return the limits of a local sandbox without a profile: most of the machine for a session, with a
+    reserve for the host.
+    """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "workload": {"memory_max_bytes": memory * 7 // 8},

@@ -1,8 +1,10 @@
-"""Sandboxes without Docker: the same agent on this machine, its sessions in namespaces, as root or as an ordinary user.
+"""Sandboxes without Docker: the same agent on this machine, its sessions in namespaces, as root or as an
+ordinary user.
 
     <state>/sandboxes/<id>/  agent.json daemon.yml token endpoint.json daemon.log  layer-stack/ workspace/ run/
 
-The agent is detached: it outlives the gateway, and a gateway that finds it dead starts it again on the next use.
+The agent is detached: it outlives the gateway, and a gateway that finds it dead starts it again on the next
+use.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ START_POLL_S = 0.003
 
 
 class Listens(NamedTuple):
-    """The endpoint.json of an agent. `proves`: its version proves itself; `started` is absent in older versions."""
+    """The endpoint.json of an agent. `proves`: its version proves itself; `started` is absent in older
+    versions.
+    """
 
     tcp: AgentEndpoint
     http: AgentEndpoint
@@ -52,8 +56,9 @@ class Listens(NamedTuple):
 
 
 class LocalProvider:
-    """Makes sandboxes below `state_dir`. `private`: the gateway's files and directories, hidden in every session; `engines` returns the
-    data directories of container engines, hidden as well."""
+    """Makes sandboxes below `state_dir`. `private`: the gateway's files and directories, hidden in every
+    session; `engines` returns the data directories of container engines, hidden as well.
+    """
 
     name = "local"
 
@@ -86,7 +91,9 @@ class LocalProvider:
         return Keeping(escape=ordinary, acls=not ordinary)
 
     def _hidden(self) -> list[str]:
-        """List the gateway's files and directories and those of the configuration; the agent adds the built-in list."""
+        """List the gateway's files and directories and those of the configuration; the agent adds the
+        built-in list.
+        """
         return [*self.private, *self.engines(), *self.config.manager.local_daemon.hidden_paths]
 
     def images(self) -> list[str]:
@@ -132,8 +139,9 @@ class LocalProvider:
         return self._log(record.id)
 
     def _lies_elsewhere(self, sandbox_id: str) -> str | None:
-        """Return the directory in which the sandbox was made, if it is another one: the state directory was copied or moved. Its agent may
-        serve the original: do not speak to it, and do not end it."""
+        """Return the directory in which the sandbox was made, if it is another one: the state directory was
+        copied or moved. Its agent may serve the original: do not speak to it, and do not end it.
+        """
         folder = self.folder(sandbox_id)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(os.path.join(folder, "agent.json"), encoding="utf-8") as file:
@@ -185,7 +193,9 @@ class LocalProvider:
         return FoundSandbox(True, endpoint.tcp, endpoint.http, self._token(sandbox_id), self._reach(sandbox_id, endpoint))
 
     def _reach(self, sandbox_id: str, endpoint: Listens) -> dict[str, Any]:
-        """Return how to reach the agent: at its unix socket, where only this user's processes can listen, unlike at its port."""
+        """Return how to reach the agent: at its unix socket, where only this user's processes can listen,
+        unlike at its port.
+        """
         path = self._socket_path(self.folder(sandbox_id))
         with contextlib.suppress(OSError, ValueError, KeyError):
             with open(os.path.join(self.folder(sandbox_id), "agent.json"), encoding="utf-8") as file:
@@ -200,7 +210,9 @@ class LocalProvider:
             return None
 
     def _renew_token(self, sandbox_id: str) -> None:
-        """Make a new token for a new start of the agent, so that an old one is worthless. On a full disk the old one stays."""
+        """Make a new token for a new start of the agent, so that an old one is worthless. On a full disk the
+        old one stays.
+        """
         try:
             fsync.write_file(f"{self.folder(sandbox_id)}/token", new_token().encode() + b"\n", mode=0o600)
         except OSError as error:
@@ -311,7 +323,9 @@ class LocalProvider:
         }
 
     def _socket_path(self, folder: str) -> str:
-        """Return a path in the sandbox's directory, or where that is too long for a unix socket, in a short private directory."""
+        """Return a path in the sandbox's directory, or where that is too long for a unix socket, in a short
+        private directory.
+        """
         path = f"{folder}/run/runtime.sock"
         if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
             return path
@@ -325,10 +339,12 @@ class LocalProvider:
     def _start(self, sandbox_id: str, bundle: build.Bundle) -> Listens:
         """Start the agent detached and wait for its endpoint.json.
 
-        One that takes longer than `ready_timeout_s` is not ended: it goes on, and the next call waits for it instead of starting another.
+        One that takes longer than `ready_timeout_s` is not ended: it goes on, and the next call waits for it
+        instead of starting another.
 
         Raises:
-            OperationError: internal_error: agent_starting; disk_full; what keeps this machine from it is named where a probe finds it.
+            OperationError: internal_error: agent_starting; disk_full; what keeps this machine from it is
+                named where a probe finds it.
         """
         folder = self.folder(sandbox_id)
         agent, child = self._agent(sandbox_id), None
@@ -416,7 +432,9 @@ class LocalProvider:
         return listens if is_agent(number, os.path.join(folder, "agent.json"), self.bundles) else None
 
     def _agents(self, sandbox_id: str) -> list[HostProcess]:
-        """List the agent's processes: those started with this sandbox's settings file, oldest first, and the one in its endpoint.json."""
+        """List the agent's processes: those started with this sandbox's settings file, oldest first, and the
+        one in its endpoint.json.
+        """
         found = agents_of(os.path.join(self.folder(sandbox_id), "agent.json"), self.bundles)
         listens = self._endpoint(sandbox_id)
         if listens is not None and listens.started is not None:
@@ -488,7 +506,9 @@ class LocalProvider:
         return warnings
 
     def _reap_cgroups(self, folder: str) -> None:
-        """Remove the cgroups that a killed agent left; one that ended by itself has removed them and their record."""
+        """Remove the cgroups that a killed agent left; one that ended by itself has removed them and their
+        record.
+        """
         if os.path.exists(f"{folder}/run/cgroups.json"):
             argv = [*self._bundle(lambda _: None).argv(), "reap", "--settings", f"{folder}/agent.json"]
             subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/", timeout=30, check=False)

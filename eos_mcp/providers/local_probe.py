@@ -1,4 +1,6 @@
-"""Try in a child process whether this machine can run local sandboxes; and delete trees that only a user namespace could make."""
+"""Try in a child process whether this machine can run local sandboxes; and delete trees that only a user
+namespace could make.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ class Problem(NamedTuple):
 
 
 def problem(state_dir: str, python: Sequence[str]) -> Problem | None:
-    """Try a mount namespace (as an ordinary user inside a user namespace) and an overlay whose upper lies in `state_dir`; None when both work.
+    """Try a mount namespace (as an ordinary user inside a user namespace) and an overlay whose upper lies in
+    `state_dir`; None when both work.
 
     Args:
         python: the command line of an interpreter that has `layerstack`, the bundle's.
@@ -133,8 +136,8 @@ def rootfs_problem(rootfs: str, hidden: Sequence[str], python: Sequence[str]) ->
 
 
 def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
-    """Delete a tree of a sandbox, whatever the modes of its directories. What an ordinary user may not delete directly is deleted in a user
-    namespace, where its owner is root.
+    """Delete a tree of a sandbox, whatever the modes of its directories. What an ordinary user may not delete
+    directly is deleted in a user namespace, where its owner is root.
 
     Raises:
         OSError: something is still there.
@@ -153,7 +156,9 @@ def remove_tree(path: str, python: Callable[[], Sequence[str]]) -> None:
 
 
 def _run(python: Sequence[str], code: str, argument: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a new single-threaded interpreter, which finds the packages by itself or at the paths of this process."""
+    """Run `code` in a new single-threaded interpreter, which finds the packages by itself or at the paths of
+    this process.
+    """
     packages = dict.fromkeys(os.path.dirname(os.path.abspath(path)) for package in (layerstack, eos_agent) for path in package.__path__)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
     argv = [*python, "-c", code, argument]

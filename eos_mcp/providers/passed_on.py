@@ -11,7 +11,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def variables(*, own_root: bool) -> list[str]:
-    """List them as NAME=value. own_root: the sandbox has its own root file system, which does not know the user."""
+    """List them as NAME=value. own_root: the sandbox has its own root file system, which does not know the
+    user.
+    """
     names = [name for name in NAMES if not (own_root and name in OF_THE_PERSON)]
     found = [*names, *(name.lower() for name in names if "PROXY" in name)]
     return [f"{name}={_value(name)}" for name in found if name in os.environ]

@@ -21,11 +21,15 @@ Progress = Callable[[str], None]
 LOG_LINES = 200
 FIRST_POLL_S, EAGER_POLL_S, EAGER_FOR_S = 0.005, 0.025, 2.0
 LOOK_S = 0.2
-"""Interval at which a wait for the agent asks the provider whether it has ended: for a container that is a call of a busy engine."""
+"""Interval at which a wait for the agent asks the provider whether it has ended: for a container that is a
+call of a busy engine.
+"""
 
 
 class SandboxPlan(NamedTuple):
-    """A sandbox to make. `sections`: the agent's configuration with defaults; `yaml`: the bytes from which it was read."""
+    """A sandbox to make. `sections`: the agent's configuration with defaults; `yaml`: the bytes from which it
+    was read.
+    """
 
     sandbox_id: str
     image: str
@@ -51,7 +55,8 @@ class Made(NamedTuple):
 class FoundSandbox(NamedTuple):
     """The present state of a sandbox. `running` False: it exists and its agent does not run.
 
-    `paused`: it is held as a whole, and goes on by `revive`. `token` and `reach` (entries of the record's provider_data that say how its agent is reached) are None where the record's own hold.
+    `paused`: it is held as a whole, and goes on by `revive`. `token` and `reach` (entries of the record's
+    provider_data that say how its agent is reached) are None where the record's own hold.
     """
 
     running: bool
@@ -77,7 +82,8 @@ class Provider(Protocol):
         """Refuse an image that does not exist, before the workspace is copied.
 
         Raises:
-            OperationError: internal_error, reason image_not_found, or the provider cannot work on this machine at all.
+            OperationError: internal_error, reason image_not_found, or the provider cannot work on this
+                machine at all.
         """
         ...
 
@@ -110,8 +116,8 @@ class Provider(Protocol):
         ...
 
     def replace(self, record: SandboxRecord) -> None:
-        """End an agent that runs and does not answer, with all processes of the sandbox; `revive` starts another. Work of sessions becomes
-        drafts.
+        """End an agent that runs and does not answer, with all processes of the sandbox; `revive` starts
+        another. Work of sessions becomes drafts.
 
         Raises:
             OperationError: internal_error: it does not end.
@@ -150,7 +156,9 @@ def new_token() -> str:
 
 
 def ask_ready(target: AgentAddress, *, timeout_s: float = 5.0) -> str | None:
-    """Ask the agent `sandbox_daemon_ready`, after both sides have proved themselves. None when it is ready, else the reason."""
+    """Ask the agent `sandbox_daemon_ready`, after both sides have proved themselves. None when it is ready,
+    else the reason.
+    """
     transport = {} if target.proves or target.socket_path is not None else {protocol.DAEMON_TOKEN_KEY: target.token}
     line = protocol.encode_request("sandbox_daemon_ready", {}, request_id="docker-readiness", sandbox_id=target.sandbox_id, **transport)
     deadline = time.monotonic() + timeout_s
@@ -206,12 +214,14 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def wait_ready(provider: Provider, record: SandboxRecord, *, timeout_s: float, poll_s: float, given_up: Callable[[], bool]) -> None:
-    """Wait until the agent of `record` answers; poll fast at first, since most answer within a quarter of a second.
+    """Wait until the agent of `record` answers; poll fast at first, since most answer within a quarter of a
+    second.
 
     Args:
         given_up: true once nobody waits any more.
     Raises:
-        OperationError: internal_error with the stage, what the agent said last and the end of its log in details.daemon_log.
+        OperationError: internal_error with the stage, what the agent said last and the end of its log in
+            details.daemon_log.
     """
     target = record.target()
     assert target is not None

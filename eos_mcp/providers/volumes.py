@@ -1,6 +1,8 @@
-"""Read-only volumes that sandboxes share: the bundle, and each base. Filled once, named by the hash of their content.
+"""Read-only volumes that sandboxes share: the bundle, and each base. Filled once, named by the hash of their
+content.
 
-A volume cannot be renamed or labelled once it exists, so its last file is a marker; without it the volume is filled (again).
+A volume cannot be renamed or labelled once it exists, so its last file is a marker; without it the volume is
+filled (again).
 """
 
 from __future__ import annotations
@@ -40,14 +42,18 @@ class Volumes:
         self._mutex = threading.Lock()
 
     def bundle(self, bundle: build.Bundle, image: str) -> str:
-        """Return the name of the volume of `bundle`, filled if needed. Then remove unused volumes of earlier versions of the runtime."""
+        """Return the name of the volume of `bundle`, filled if needed. Then remove unused volumes of earlier
+        versions of the runtime.
+        """
         name = f"{RUNTIME_PREFIX}{bundle.sha}"
         if self._ensure(name, image, lambda: build.archive(bundle.path)):
             self._drop_earlier(name)
         return name
 
     def base(self, root_hash: str, path: str, image: str) -> str:
-        """Return the name of the volume of the base at `path` (the parent of `B000001-base`), filled if needed."""
+        """Return the name of the volume of the base at `path` (the parent of `B000001-base`), filled if
+        needed.
+        """
         name = f"eos-shared-base-{root_hash}"
         self._ensure(name, image, lambda: base_archive(path))
         return name
@@ -62,12 +68,15 @@ class Volumes:
                 self.client.volumes.get(name).remove()
 
     def whole(self, *names: str) -> bool:
-        """Tell whether the volumes are those that were filled: in place of a removed one the engine gives a container a new, empty one,
-        without labels."""
+        """Tell whether the volumes are those that were filled: in place of a removed one the engine gives a
+        container a new, empty one, without labels.
+        """
         return all("eos.shared" in (self.client.volumes.get(name).attrs.get("Labels") or {}) for name in names)
 
     def drop_empty(self, *names: str) -> None:
-        """Have incomplete volumes filled again; those that no container uses are removed first, so that they get their labels."""
+        """Have incomplete volumes filled again; those that no container uses are removed first, so that they
+        get their labels.
+        """
         from docker.errors import APIError
 
         for name in names:
@@ -77,7 +86,9 @@ class Volumes:
                 self._complete.discard(name)
 
     def sweep(self) -> None:
-        """Remove the containers through which a gateway of this instance id was filling a volume when it was killed."""
+        """Remove the containers through which a gateway of this instance id was filling a volume when it was
+        killed.
+        """
         ((label, value),) = self.helper_mark.items()
         with self._mutex:  # containers of this process exist only while the lock is held
             for left in self.client.containers.list(all=True, filters={"label": f"{label}={value}"}, ignore_removed=True):
@@ -93,7 +104,9 @@ class Volumes:
                     self.remove(volume.name)
 
     def _ensure(self, name: str, image: str, content: Callable[[], Iterator[bytes]]) -> bool:
-        """Fill a volume, unless this process has seen it complete; return True if it did. `whole` checks again once a container uses it."""
+        """Fill a volume, unless this process has seen it complete; return True if it did. `whole` checks
+        again once a container uses it.
+        """
         if name in self._complete:
             return False
         with self._mutex, _between_processes(os.path.join(self.lock_dir, f"{name}.lock")):
@@ -141,7 +154,9 @@ def _marker() -> bytes:
 
 
 def base_archive(path: str) -> Iterator[bytes]:
-    """Yield the base as a tar: modes, times in ns, symlinks, hard links, attributes; owner root. One piece is in memory at a time."""
+    """Yield the base as a tar: modes, times in ns, symlinks, hard links, attributes; owner root. One piece is
+    in memory at a time.
+    """
     root = os.path.join(path, BASE_LAYER)
     seen: dict[int, bytes] = {}
     held: list[bytes] = []
@@ -179,7 +194,9 @@ def _xattrs(path: str) -> dict[bytes, bytes]:
 
 
 def files_archive(files: dict[str, tuple[int, bytes | None]]) -> bytes:
-    """Make a small tar of path -> (mode, content), None for a directory; parents come first in the given order."""
+    """Make a small tar of path -> (mode, content), None for a directory; parents come first in the given
+    order.
+    """
     out: list[bytes] = []
     for path, (mode, content) in files.items():
         if content is None:
@@ -205,7 +222,9 @@ def read_file(container: Any, path: str) -> bytes:
 
 @contextlib.contextmanager
 def _between_processes(path: str) -> Generator[None]:
-    """A lock over all processes of this user: one fills at a time; the kernel releases it when the process ends."""
+    """A lock over all processes of this user: one fills at a time; the kernel releases it when the process
+    ends.
+    """
     private_dirs.make(os.path.dirname(path))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

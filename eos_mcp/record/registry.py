@@ -1,4 +1,5 @@
-"""The records of all sandboxes: one file, replaced as a whole after each change, readable by its owner only (it holds tokens).
+"""The records of all sandboxes: one file, replaced as a whole after each change, readable by its owner only
+(it holds tokens).
 
 {"format": 1, "sandboxes": [record, ...]}
 """
@@ -78,7 +79,9 @@ class SandboxRecord(RecordPart):
     """The first entries that the copy of the workspace left out."""
 
     def public(self) -> dict[str, Any]:
-        """Return the record as operations show it: exactly these keys, `quota` where one is configured, `warnings` if any."""
+        """Return the record as operations show it: exactly these keys, `quota` where one is configured,
+        `warnings` if any.
+        """
         shown = {
             "id": self.id,
             "workspace_root": self.workspace_root,
@@ -93,8 +96,9 @@ class SandboxRecord(RecordPart):
         return {**shown, **more, **({"warnings": self.warnings} if self.warnings else {})}
 
     def target(self) -> AgentAddress | None:
-        """Return the address of the agent; None while it has none. `proves` is absent in records of agents that could not prove
-        themselves yet."""
+        """Return the address of the agent; None while it has none. `proves` is absent in records of agents
+        that could not prove themselves yet.
+        """
         if self.daemon is None:
             return None
         path, proves = self.provider_data.get("socket_path"), self.provider_data.get("proves") is True
@@ -105,7 +109,9 @@ class SandboxRecord(RecordPart):
 
 
 def quota_of(sections: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the `quota` of a record: the configured limits, and that only published layers count. None without limits."""
+    """Return the `quota` of a record: the configured limits, and that only published layers count. None
+    without limits.
+    """
     layerstack = sections["runtime"]["layerstack"]
     found = {"bytes": layerstack.get("quota_bytes"), "layers": layerstack.get("quota_layers")}
     return None if found == {"bytes": None, "layers": None} else {**found, "published": "enforced", "sessions": SESSIONS_UNLIMITED}
@@ -172,11 +178,13 @@ class Registry:
     def put(self, record: SandboxRecord) -> SandboxRecord:
         """Insert or replace. A new record and one that becomes ready are on disk when this returns.
 
-        Any other change is kept in memory when the disk is full, and written with the next one: the next gateway finds out itself that a
-        sandbox is gone and which ports it has, and destroy_sandbox, which frees space, must work on a full disk.
+        Any other change is kept in memory when the disk is full, and written with the next one: the next
+        gateway finds out itself that a sandbox is gone and which ports it has, and destroy_sandbox, which
+        frees space, must work on a full disk.
 
         Raises:
-            OperationError: internal_error: a record that must be on disk cannot be written; the table is as it was.
+            OperationError: internal_error: a record that must be on disk cannot be written; the table is as
+                it was.
         """
         before = self._records.get(record.id)
         self._records[record.id] = record

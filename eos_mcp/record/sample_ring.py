@@ -1,4 +1,6 @@
-"""The newest samples of one sandbox in a file of 64 KiB: a header and 1,023 slots that are written in turn, each with a checksum."""
+"""The newest samples of one sandbox in a file of 64 KiB: a header and 1,023 slots that are written in turn,
+each with a checksum.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class EngineSample(NamedTuple):
 
 
 class Ring:
-    """One file. A slot that a crash tore fails its checksum and is left out; a file without the header is emptied and begun again."""
+    """One file. A slot that a crash tore fails its checksum and is left out; a file without the header is
+    emptied and begun again.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path

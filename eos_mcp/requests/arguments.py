@@ -1,4 +1,6 @@
-"""Argument checks of the manager's operations, since a raw request skips those of the clients. Unknown arguments are ignored."""
+"""Argument checks of the manager's operations, since a raw request skips those of the clients. Unknown
+arguments are ignored.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ def text(args: Mapping[str, Any], name: str, op: str, *, default: str | None = N
     """Return a string argument.
 
     Raises:
-        OperationError: invalid_request: missing, not a string, blank, or with a lone surrogate, which file system calls refuse.
+        OperationError: invalid_request: missing, not a string, blank, or with a lone surrogate, which file
+            system calls refuse.
     """
     value = args.get(name, default)
     if value is None:

@@ -1,8 +1,8 @@
 """Bounds of one request: the directories from which it may copy a workspace and to which it may export.
 
-They are the roots of the server that sent it, without sensitive places. A command line is used by a person and has no roots. An MCP
-server sends its roots with each request (`allowed_roots`), since a model chose the paths in it. Sensitive places need
-`allow_sensitive`, which a model cannot give.
+They are the roots of the server that sent it, without sensitive places. A command line is used by a person
+and has no roots. An MCP server sends its roots with each request (`allowed_roots`), since a model chose the
+paths in it. Sensitive places need `allow_sensitive`, which a model cannot give.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _OF_HOME = tuple((name, name.partition("/")[0].casefold()) for name in _NAMES)
 
 
 class Bounds(NamedTuple):
-    """The bounds of one request. `roots`: resolved by the sender; None: no bound; an empty tuple allows nothing."""
+    """The bounds of one request. `roots`: resolved by the sender; None: no bound; an empty tuple allows
+    nothing.
+    """
 
     roots: tuple[str, ...] | None = None
     allow_sensitive: bool = False
@@ -47,8 +49,9 @@ class Bounds(NamedTuple):
     def check(self, path: str, argument: str) -> None:
         """Refuse a path that is, or resolves to a path, outside the roots or in a sensitive place.
 
-        A path that does not exist yet counts by its directory. Relative paths, and those that file system calls refuse, pass here: the
-        next check refuses them. Roots are not resolved again: an export may have replaced a root inside another root by a symlink.
+        A path that does not exist yet counts by its directory. Relative paths, and those that file system
+        calls refuse, pass here: the next check refuses them. Roots are not resolved again: an export may have
+        replaced a root inside another root by a symlink.
 
         Raises:
             OperationError: invalid_request, reason outside_roots or sensitive_place.
@@ -75,7 +78,8 @@ class Bounds(NamedTuple):
             )
 
     def check_rootfs(self, image: str) -> None:
-        """Refuse the directory of `rootfs:DIR` outside the roots. Sensitive ones pass: secrets in it are hidden from sessions.
+        """Refuse the directory of `rootfs:DIR` outside the roots. Sensitive ones pass: secrets in it are
+        hidden from sessions.
 
         Raises:
             OperationError: as `check`.
@@ -105,7 +109,8 @@ def of_request(args: Mapping[str, Any]) -> Bounds:
 def sensitive(real: str) -> str | None:
     """Return the reason why a resolved path is a sensitive place; None when it is not.
 
-    Cost: one look-up per known place that may exist; it reads only the list of users and the names in their homes.
+    Cost: one look-up per known place that may exist; it reads only the list of users and the names in their
+    homes.
     """
     there = [(home, _there(home)) for home in homes()]
     for home, names in there:

@@ -1,4 +1,6 @@
-"""Tell whether the client of the present request still waits. Work in several parts then ends after the part under way."""
+"""Tell whether the client of the present request still waits. Work in several parts then ends after the part
+under way.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,8 @@ def answering(connected: socket.socket) -> Generator[None]:
 
 
 def is_gone() -> bool:
-    """Tell whether the client has closed its connection; False outside a request. Over TCP this shows only after data was sent to it."""
+    """Tell whether the client has closed its connection; False outside a request. Over TCP this shows only
+    after data was sent to it.
+    """
     asked = _hung_up.get()
     return asked is not None and asked()

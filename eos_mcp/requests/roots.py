@@ -12,16 +12,19 @@ LIMIT = 500
 
 
 def list_directories(path: str | None, roots: Sequence[str] | None, *, limit: int = LIMIT) -> dict[str, Any]:
-    """List the roots, or the immediate sub-directories of `path`, sorted without regard to case and then cut to `limit`.
+    """List the roots, or the immediate sub-directories of `path`, sorted without regard to case and then cut
+    to `limit`.
 
     Args:
         path: absolute, or None for the roots.
         roots: the configured roots; None: the home directory.
     Returns:
-        {path, parent, truncated, directories: [{name, path}]}; `parent` is None outside all roots. Symlinks to directories are
-        resolved; those that leave the roots are left out, and one directory is listed once.
+        {path, parent, truncated, directories: [{name, path}]}; `parent` is None outside all roots. Symlinks
+        to directories are resolved; those that leave the roots are left out, and one directory is listed
+        once.
     Raises:
-        OperationError: invalid_request: `path` is relative, missing, not a directory, outside the roots, or unreadable.
+        OperationError: invalid_request: `path` is relative, missing, not a directory, outside the roots, or
+            unreadable.
     """
     allowed = _real(roots if roots is not None else [os.path.expanduser("~")])
     if path is None:

@@ -4,9 +4,9 @@
     <cache>/<root_hash>/boot, durable             the boot id of its making; a mark that it survives a power cut
     <cache>/index/<hash of the workspace's path>  lstat and SHA-256 of each file at the last copy
 
-An unchanged workspace is recognised by its lstat results alone, as git does. A workspace with few changes is hard linked from the
-previous copy, and only the changed files are read. Times, permission bits, symlinks, hard links, `user.` attributes and access
-control lists are kept; owners are not.
+An unchanged workspace is recognised by its lstat results alone, as git does. A workspace with few changes is
+hard linked from the previous copy, and only the changed files are read. Times, permission bits, symlinks,
+hard links, `user.` attributes and access control lists are kept; owners are not.
 """
 
 from __future__ import annotations
@@ -32,17 +32,23 @@ from layerstack.kernel.content import ContentHash, data_ranges
 
 BASE_LAYER = "B000001-base"
 ROUNDS = 4
-"""Rounds in which files that changed during the copy are copied again, before the workspace counts as changing."""
+"""Rounds in which files that changed during the copy are copied again, before the workspace counts as
+changing.
+"""
 COPY_THREADS = 2
 LARGE_BYTES = 256 * 1024
-"""Files of at least this size are read and hashed in a thread; with smaller ones, threads only wait for one another."""
+"""Files of at least this size are read and hashed in a thread; with smaller ones, threads only wait for one
+another.
+"""
 PIECE = 1 << 20
 NAMED_MAX = 20
 """Paths that an error names."""
 
 
 class BaseTree(NamedTuple):
-    """A base on this machine's disk. `path` has the directory `B000001-base`; `size_bytes` is the sum of its files."""
+    """A base on this machine's disk. `path` has the directory `B000001-base`; `size_bytes` is the sum of its
+    files.
+    """
 
     path: str
     root_hash: str
@@ -66,7 +72,8 @@ def check_workspace(workspace: str, own: Iterable[str]) -> None:
     Args:
         own: the gateway's directories, absolute: state, cache, token.
     Raises:
-        OperationError: invalid_request: not absolute, not a directory, or it contains (or is in) one of the gateway's directories.
+        OperationError: invalid_request: not absolute, not a directory, or it contains (or is in) one of the
+            gateway's directories.
     """
     details = {"argument": "workspace_root", "value": workspace}
     if not os.path.isabs(workspace) or "\0" in workspace:
@@ -104,14 +111,18 @@ def prepare(
 
     Args:
         keeping: the attributes that the store over it can have, and how.
-        settled: called before the copy and after it; raises OperationError while an export changes the workspace.
+        settled: called before the copy and after it; raises OperationError while an export changes the
+            workspace.
     Returns:
-        A complete tree; `reused` when a copy of the content existed. A thread makes it durable in the background: after a power cut
-        before that, the next call compares its content with its hash and copies it again if it was torn.
+        A complete tree; `reused` when a copy of the content existed. A thread makes it durable in the
+        background: after a power cut before that, the next call compares its content with its hash and copies
+        it again if it was torn.
     Raises:
-        OperationError: operation_failed: a file of the workspace cannot be read, it kept changing, it has a special file and
-            `special_files` is "abort", or the cache cannot be written. The staging directory is removed.
-    Cost: one lstat per entry when nothing changed; else a read of each changed file, and a link or copy of every file.
+        OperationError: operation_failed: a file of the workspace cannot be read, it kept changing, it has a
+            special file and `special_files` is "abort", or the cache cannot be written. The staging directory
+            is removed.
+    Cost: one lstat per entry when nothing changed; else a read of each changed file, and a link or copy of
+    every file.
     """
     try:
         settled()
@@ -203,7 +214,9 @@ def _prepare(workspace: str, cache: str, special_files: str, keeping: Keeping, p
 
 
 def _make_cache(cache: str) -> None:
-    """Make the directory of the bases, mode 0700 with its entries. Trees that other users could write are compared with their hash again."""
+    """Make the directory of the bases, mode 0700 with its entries. Trees that other users could write are
+    compared with their hash again.
+    """
     open_to = private_dirs.make(cache)
     if not open_to:
         return
@@ -272,7 +285,9 @@ def _make_durable(path: str) -> None:
 
 
 class _BaseCopy:
-    """A copy in progress. `content` has the digest or target of each path, `unstable` the paths that changed while they were read."""
+    """A copy in progress. `content` has the digest or target of each path, `unstable` the paths that changed
+    while they were read.
+    """
 
     def __init__(self, workspace: str, target: str, keeping: Keeping, index: Index | None, previous: str | None) -> None:
         self.workspace, self.target, self._keeping = workspace, target, keeping
@@ -422,7 +437,9 @@ class _BaseCopy:
             self.content[path], self._done[path] = digest, entry
 
     def _read(self, path: str, where: str, entry: Stat) -> str | None:
-        """Copy one file; return its digest, or None when it is not the file of the walk or changed during the copy."""
+        """Copy one file; return its digest, or None when it is not the file of the walk or changed during the
+        copy.
+        """
         try:
             source = os.open(os.path.join(self.workspace, path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:

@@ -1,7 +1,7 @@
 """Mount points below a directory, read from the kernel's list.
 
-Source: proc_pid_mountinfo(5): the fifth field is the mount point, with space, tab, newline and backslash as three octal
-digits after a backslash.
+Source: proc_pid_mountinfo(5): the fifth field is the mount point, with space, tab, newline and backslash as
+three octal digits after a backslash.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 def mounts_below(fd: int) -> tuple[bytes, ...]:
-    """List the mount points below an open directory, relative to it, sorted; empty where the system has no such list.
+    """List the mount points below an open directory, relative to it, sorted; empty where the system has no
+    such list.
 
     Cost: one read of the list of mounts.
     """

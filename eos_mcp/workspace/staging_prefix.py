@@ -1,5 +1,8 @@
-"""The names under which exports stage: a copy of a workspace leaves them out, and an export refuses to write them."""
+"""The names under which exports stage: a copy of a workspace leaves them out, and an export refuses to write
+them.
+"""
 
 PREFIX = b".eos-export-"
-"""Beginning of the name of every staging directory and every unfinished archive of an export; it writes nothing else
-under such a name."""
+"""Beginning of the name of every staging directory and every unfinished archive of an export; it writes
+nothing else under such a name.
+"""

@@ -1,4 +1,6 @@
-"""The index of a workspace: lstat and digest of each entry at the last copy, by which an unchanged file is known without a read."""
+"""The index of a workspace: lstat and digest of each entry at the last copy, by which an unchanged file is
+known without a read.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ from layerstack.kernel.content import digest_at
 INDEX_FORMAT = 3
 RACY_NS = 100_000_000
 RACY_COARSE_NS = 2_100_000_000
-"""A file whose times are this close to its lstat may change again with the same times: its content is read again next time.
-Time stamps have steps of a few milliseconds, on some file systems (FAT) of two seconds. Git: "racy-git.txt"."""
+"""A file whose times are this close to its lstat may change again with the same times: its content is read
+again next time. Time stamps have steps of a few milliseconds, on some file systems (FAT) of two seconds. Git:
+"racy-git.txt".
+"""
 
 _STAGING = os.fsdecode(PREFIX)
 
@@ -31,8 +35,9 @@ Stat = tuple[int, int, int, int, int, int]
 
 
 class Index(NamedTuple):
-    """The last copy of one workspace: per path its lstat, and for a file the digest of the content (`layerstack.kernel.content`), for a
-    symlink the target."""
+    """The last copy of one workspace: per path its lstat, and for a file the digest of the content
+    (`layerstack.kernel.content`), for a symlink the target.
+    """
 
     root_hash: str
     looked_ns: int
@@ -47,7 +52,9 @@ class Index(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """One walk over a workspace: lstat by relative path ('' is the root), in the order of the walk, without the last two."""
+    """One walk over a workspace: lstat by relative path ('' is the root), in the order of the walk, without
+    the last two.
+    """
 
     looked_ns: int
     entries: dict[str, Stat]
@@ -97,7 +104,8 @@ def root_hash_of(entries: Iterable[tuple[str, int, int, str]], xattrs: Mapping[s
     """Hash (path, mode, size, content) entries, in byte order of paths, to the root hash of a base in hex.
 
     Args:
-        entries: `content` is the hex digest of a file (`layerstack.kernel.content`) or the target of a symlink.
+        entries: `content` is the hex digest of a file (`layerstack.kernel.content`) or the target of a
+            symlink.
         xattrs: the digest of the attributes of each path that has any.
     """
     digest = hashlib.sha256()
@@ -107,13 +115,17 @@ def root_hash_of(entries: Iterable[tuple[str, int, int, str]], xattrs: Mapping[s
 
 
 def racy(entry: Stat, looked_ns: int) -> bool:
-    """Tell whether an entry changed so shortly before `looked_ns` that a later change may have the same times."""
+    """Tell whether an entry changed so shortly before `looked_ns` that a later change may have the same
+    times.
+    """
     newest = max(entry[2], entry[3])
     return looked_ns - newest < (RACY_NS if entry[3] % 1_000_000_000 else RACY_COARSE_NS)
 
 
 def unchanged(index: Index, listing: Listing) -> bool:
-    """Tell whether every lstat is as in the index, and none so close to the last walk that a later change would not show."""
+    """Tell whether every lstat is as in the index, and none so close to the last walk that a later change
+    would not show.
+    """
     if len(index.entries) != len(listing.entries):
         return False
     before, limit = index.entries, index.looked_ns - RACY_COARSE_NS
@@ -143,7 +155,9 @@ def tree_hash(tree: str) -> str:
 
 
 def load_index(path: str) -> Index | None:
-    """Read the index at `path`; None when it is missing, of another format or damaged: then every file is read again."""
+    """Read the index at `path`; None when it is missing, of another format or damaged: then every file is
+    read again.
+    """
     try:
         with open(path, "rb") as file:
             raw = json.load(file)
