@@ -1,10 +1,12 @@
-"""What was where: facts about paths, in a SQLite file. One of them, kept from export to export, is the record of a sandbox and a destination.
+"""Facts about the entries at paths, in a SQLite file. A file that is kept from export to export is the record
+of a sandbox and a destination.
 
     <state>/export-records/<sandbox>/<hash of the destination>.sqlite     0600; user_version is its format number
 
-A row says what an export wrote at a path: a file's size, time and digest, a link's digest, a directory, or nothing (it was deleted). Rows of
-`slot` 1 are those of an export that is under way: durable before the destination changes, they become rows of slot 0 when it has ended. After
-a kill both count as what an export wrote.
+A row says what an export wrote at a path: a file's size, time and digest, a link's digest, a directory, or
+nothing (it was deleted). Rows of `slot` 1 are those of an export that is under way: durable before the
+destination changes, they become rows of slot 0 when it has ended. After a kill both count as what an export
+wrote.
 """
 
 from __future__ import annotations
@@ -29,17 +31,21 @@ from layerstack.model.run_table import RunRow
 
 FORMAT = 1
 ROWS_MAX = 2_000_000
-"""Rows of one record; above, what the delta of the last export does not name goes. Only that delta can be larger."""
+"""Rows of one record; with more, those that the delta of the last export does not name are deleted. Only that
+delta can be larger.
+"""
 READ = 1 << 20
 SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN = 10, 13, 14
 ROOM = 1 << 18
-"""With less than so many bytes free a failed write is taken to be for want of room."""
+"""With fewer free bytes a failed write counts as a full disk."""
 
 NOTHING, FILE, LINK, DIRECTORY, OPAQUE = "-", "f", "l", "d", "o"
 
 
 class Fact(NamedTuple):
-    """What is at a path. A link and a file have a digest; of an empty one of a file nothing but size and time is known."""
+    """The entry at a path. A symlink and a file have a digest; a file with an empty one is known by size and
+    time only.
+    """
 
     letter: str
     size: int = 0
@@ -47,7 +53,9 @@ class Fact(NamedTuple):
     digest: bytes = b""
 
     def holds(self, path: bytes, found: os.stat_result, tree: DirTree, *, by_time: bool = True) -> bool:
-        """Whether this is what lies at `path`: a file by size and time, else by content; modes are not asked for."""
+        """Tell whether the entry at `path` is this one: a file by size and time, else by content; modes do
+        not count.
+        """
         if stat.S_ISLNK(found.st_mode):
             return self.letter == LINK and hashlib.sha256(tree.readlink(path)).digest() == self.digest
         if stat.S_ISDIR(found.st_mode):
@@ -58,7 +66,7 @@ class Fact(NamedTuple):
 
 
 def digest_of(tree: DirTree, path: bytes) -> bytes | None:
-    """The digest of a regular file's content, or None where there is none that can be read."""
+    """Return the digest of a regular file; None if it cannot be read."""
     fd = tree.open_file(path)
     if fd is None:
         return None
@@ -69,7 +77,7 @@ def digest_of(tree: DirTree, path: bytes) -> bytes | None:
 
 
 def fact_of_base(state: bytes) -> Fact:
-    """What the agent says of the base, in the form of `pax.Header.of_base`."""
+    """Read the fact about an entry of the base from the agent's text, in the form of `pax.Header.of_base`."""
     letter, *rest = state.decode("ascii").split(":")
     if letter == FILE:
         return Fact(FILE, int(rest[0]), int(rest[1]), bytes.fromhex(rest[2]))
@@ -77,7 +85,7 @@ def fact_of_base(state: bytes) -> Fact:
 
 
 def fact_of(header: pax.Header) -> Fact:
-    """What an entry of the stream leaves at its path; of a hard link, ask for its first name."""
+    """Return the fact about an entry of the stream; for a hard link, pass its first name."""
     if header.kind == pax.WHITEOUT:
         return Fact(NOTHING)
     if header.type == pax.DIRECTORY:
@@ -88,7 +96,7 @@ def fact_of(header: pax.Header) -> Fact:
 
 
 def fact_of_row(row: RunRow) -> Fact:
-    """As `fact_of`, of an entry of a run."""
+    """Return the fact about an entry of a run."""
     return Fact(DIRECTORY) if row.directory else Fact(FILE, row.size, row.mtime_ns, bytes.fromhex(row.digest.decode("ascii")))
 
 
@@ -98,10 +106,10 @@ create table if not exists fact (path blob not null, slot integer not null, lett
 
 
 class Facts:
-    """Facts by path. Opened and used in one thread."""
+    """Facts by path, opened and used in one thread."""
 
     def __init__(self, path: str = "") -> None:
-        """Empty and on disk only as far as it is large, unless `path` names a file."""
+        """Open the file `path`, or a temporary one, which is on disk only when it is large."""
         self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
         self._db.execute(f"pragma cache_size = {-4096}")
         if not path:
@@ -115,17 +123,19 @@ class Facts:
         self._db.execute("insert or replace into fact values (?, ?, ?, ?, ?, ?)", (path, slot, fact.letter, *_in_range(fact), fact.digest))
 
     def put_all(self, facts: Iterable[tuple[bytes, Fact]]) -> None:
-        """`put` of each, in slot 0."""
+        """Put each fact in slot 0."""
         rows = ((path, fact.letter, *_in_range(fact), fact.digest) for path, fact in facts)
         self._db.executemany("insert or replace into fact values (?, 0, ?, ?, ?, ?)", rows)
 
     def get(self, path: bytes) -> list[Fact]:
-        """What is known of the path, that of slot 0 first."""
+        """List the facts about the path, that of slot 0 first."""
         rows = self._db.execute("select letter, size, mtime_ns, digest from fact where path = ? order by slot", (path,))
         return [Fact(*row) for row in rows]
 
     def above(self, path: bytes) -> bytes | None:
-        """The nearest path above that is said to hold nothing, a file, a link or only what is named."""
+        """Return the nearest path above for which a fact rules out unknown entries: nothing, a file, a
+        symlink, or only known names.
+        """
         while path := path.rpartition(b"/")[0]:
             fact = self.finished(path)
             if fact is not None and fact.letter != DIRECTORY:
@@ -133,21 +143,21 @@ class Facts:
         return None
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Path, letter, size, time and digest of all that is in slot 0, in order of the paths."""
+        """Yield path, letter, size, time and digest of all facts in slot 0, in order of the paths."""
         return iter(self._db.execute("select path, letter, size, mtime_ns, digest from fact where slot = 0 order by path"))
 
     def finished(self, path: bytes) -> Fact | None:
-        """What the last export that ended left at the path; None where it said nothing of it."""
+        """Return the fact of the last finished export about the path; None without one."""
         row = self._db.execute("select letter, size, mtime_ns, digest from fact where path = ? and slot = 0", (path,)).fetchone()
         return None if row is None else Fact(*row)
 
 
 class RecordFull(Exception):
-    """The disk of the state directory has no room for what an export wrote."""
+    """The disk of the state directory has no room for the record of an export."""
 
 
 def _in_range(fact: Fact) -> tuple[int, int]:
-    """Size and time as far as SQLite can hold them."""
+    """Return size and time within the range of SQLite's integers."""
     if 0 <= fact.size < 1 << 63 and -(1 << 63) <= fact.mtime_ns < 1 << 63:
         return fact.size, fact.mtime_ns
     return max(-(1 << 63), min(fact.size, (1 << 63) - 1)), max(-(1 << 63), min(fact.mtime_ns, (1 << 63) - 1))
@@ -158,7 +168,8 @@ class DestinationRecord(Facts):
 
     Raises:
         RecordFull: there is none yet, and no room for one.
-        OperationError: operation_failed, export_record_unreadable: the file is damaged, or of a later version.
+        OperationError: operation_failed, export_record_unreadable: the file is damaged, or of a later
+            version.
     """
 
     def __init__(self, path: str) -> None:
@@ -201,7 +212,7 @@ class DestinationRecord(Facts):
             ) from error
 
     def _full(self, error: sqlite3.DatabaseError) -> bool:
-        """Whether it was the disk: SQLite says so, or failed to write where nothing is free."""
+        """Tell whether the disk was full: SQLite reports it, or a write failed with nothing free."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == SQLITE_FULL:
             return True
@@ -209,18 +220,18 @@ class DestinationRecord(Facts):
         return code in (SQLITE_IOERR, SQLITE_CANTOPEN) and found.f_bavail * found.f_frsize < ROOM
 
     def identity(self) -> DirectoryIdentity | None:
-        """The destination as the last export that ended left it."""
+        """The directory to which the last finished export went."""
         with self._reading():
             row = self._db.execute("select value from about where key = 'identity'").fetchone()
         return None if row is None else DirectoryIdentity(*json.loads(row[0]))
 
     def begin(self, heads: Facts, *, fresh: bool, whole: tuple[DirectoryIdentity, str] | None = None) -> None:
-        """Before the destination changes: what it is about to hold, so that it survives a power cut.
+        """Record the coming state of the destination, durably, before it changes.
 
         Args:
             fresh: the destination does not exist: what earlier exports left there counts no more.
-            whole: of a fresh one whose tree is made and takes its place by one rename: what `finish` would be given, which is then
-                not called.
+            whole: of a fresh one whose tree is made and takes its place by one rename: what `finish` would be
+                given, which is then not called.
         Raises:
             RecordFull: nothing of it is there.
         """
@@ -236,7 +247,8 @@ class DestinationRecord(Facts):
             self._db.execute("commit")
 
     def finish(self, identity: DirectoryIdentity, dest: str) -> int:
-        """What was gathered is there. Raises RecordFull: it stays as `begin` wrote it.
+        """Record that the gathered state is in place. Raises RecordFull: the record stays as `begin` wrote
+        it.
 
         Returns:
             How many paths of earlier exports went from the record, since there were more than `ROWS_MAX`.
@@ -265,7 +277,7 @@ class DestinationRecord(Facts):
 
 
 def place_of(directory: str, sandbox_id: str, dest: str) -> str:
-    """The record's file; `dest` resolved."""
+    """Return the file of a record; `dest` is resolved."""
     return os.path.join(directory, sandbox_id, hashlib.sha256(os.fsencode(dest)).hexdigest()[:32] + ".sqlite")
 
 

@@ -1,7 +1,9 @@
-"""Where git runs hooks from in the repository that a destination is, or lies in: what an export writes there runs by itself.
+"""The directory of git hooks in the repository that is or contains a destination: files that an export writes
+there run by themselves.
 
-Git is asked, since the setting may stand in the configuration of a linked worktree's or a submodule's repository, in a file that it includes, or
-in the person's own. Without git, or where it does not answer, `.git/config` alone is read.
+Git is asked, since the setting may stand in the configuration of a linked worktree's or a submodule's
+repository, in a file that it includes, or in the person's own. Without git, or where it does not answer,
+`.git/config` alone is read.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ ANSWER_S = 10.0
 
 
 def within(dest: str, target: DirTree | None) -> bytes:
-    """The directory of hooks as a path in the destination (resolved, absolute); empty when there is none below it.
+    """Return the directory of hooks as a path in the destination (resolved, absolute); empty without one
+    below it.
 
     Cost: one run of git where the destination is a repository or lies in one.
     """
@@ -36,7 +39,7 @@ def within(dest: str, target: DirTree | None) -> bytes:
 
 
 def _top(dest: str) -> str | None:
-    """The top of the working tree that `dest` is in, or the bare repository that it is."""
+    """Return the top of the working tree that contains `dest`, or `dest` if it is a bare repository."""
     at = dest
     while not os.path.lexists(os.path.join(at, ".git")):
         if at == os.path.dirname(at):
@@ -46,7 +49,7 @@ def _top(dest: str) -> str | None:
 
 
 def _asked(dest: str) -> bytes:
-    """`core.hooksPath` as git finds it; empty where it is not set or git does not say."""
+    """Ask git for `core.hooksPath`; empty where it is not set or git fails."""
     git = shutil.which("git")
     if git is None:
         return b""

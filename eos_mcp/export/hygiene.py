@@ -1,6 +1,8 @@
-"""Exported files that the human's machine may run: all are named, and those that would run by themselves are refused unless that is allowed.
+"""Exported files that the host may run: all are listed, and those that would run by themselves are refused
+unless allowed.
 
-`RULES` is the whole table, in the order in which it is asked; docs/export.md shows it (tests/eos_mcp/test_hygiene.py compares). See ADR 0037.
+`RULES` is the whole table, in the order in which it is asked; docs/export.md shows it
+(tests/eos_mcp/test_hygiene.py compares). See ADR 0037.
 """
 
 from __future__ import annotations
@@ -17,19 +19,21 @@ from layerstack.export import pax
 
 REPORT_MAX = 100
 CLASS_MAX = 25
-"""Of one class so many are listed."""
+"""Listed files per class."""
 JUDGED_MAX = 1 << 18
-"""Bytes of a file that is judged by its content; a longer one is taken to run."""
+"""Longest file, in bytes, that is judged by its content; a longer one counts as one that runs."""
 
 NAMED, REFUSED, HOME = "named", "refused", "refused in a home directory"
 
 
 class HygieneRule(NamedTuple):
-    """`treatment`: NAMED, REFUSED, HOME, or with `plain` refused unless that finds the content harmless, said by `unless`."""
+    """`treatment`: NAMED, REFUSED, HOME, or with `plain` refused unless that finds the content harmless, said
+    by `unless`.
+    """
 
     why: str
     files: str
-    """For people."""
+    """The reason, for people."""
     pattern: re.Pattern[bytes]
     treatment: str = NAMED
     plain: Callable[[bytes], bool] | None = None
@@ -172,31 +176,33 @@ _BEGIN = b"(?:.*/)?"
 _ANY = re.compile(
     _BEGIN + b"(?:" + b"|".join(rule.pattern.pattern.removeprefix(_BEGIN) for rule in RULES) + b")", re.DOTALL | re.IGNORECASE
 )
-"""What any of the rules is about: most paths are asked this alone."""
+"""Matches every path of any rule: most paths are compared with it alone."""
 _BARE = re.compile(rb"(?:\A|/)(?:config|config\.worktree|info/attributes|hooks/[^/]*)\Z")
-"""Names in a repository, whatever its directory is called."""
+"""Names in a git directory of any name."""
 _OF_OTHERS = re.compile(rb"(?:^|/)(?:node_modules|site-packages|vendor)/")
-"""What packages bring along is not named as the project's own scripts."""
+"""Directories of packages, whose scripts are not listed as the project's own."""
 _PLACES = re.compile(rb"(?:.*/)?(?:[^/]*\.git(?:/(?:.*/)?hooks)?|\.vscode|\.idea|\.mcp\.json|" + _AGENT + rb")", re.DOTALL | re.IGNORECASE)
-"""A link here leads what reads this place to files of any name."""
+"""Places at which a symlink leads a program to files of any name."""
 
 
 class Ground(NamedTuple):
-    """What is known of the place that the files go to."""
+    """The destination, as far as the rules need it."""
 
     dest: str
     """Resolved, absolute."""
     there: Callable[[bytes], bool]
-    """Whether the destination or the delta, as far as it was read, has a path."""
+    """Tells whether the destination, or the delta read so far, has a path."""
     existed: Callable[[bytes], bool]
-    """Whether the destination has it."""
+    """Tells whether the destination has a path."""
     homes: frozenset[str]
     hooks: bytes = b""
-    """Where `core.hooksPath` of the destination's own repository points, as a path in the destination; or empty."""
+    """The directory of `core.hooksPath` of the destination's repository, as a path in the destination; or
+    empty.
+    """
 
 
 class Hygiene:
-    """What was found: at most REPORT_MAX of it is listed, and all counted.
+    """The files found: at most REPORT_MAX are listed, all are counted.
 
     Args:
         ground: None for an archive: nothing in it runs, so that files are only named.
@@ -211,14 +217,14 @@ class Hygiene:
         self._classes: dict[str, int] = {}
 
     def judges(self, header: pax.Header) -> bool:
-        """Whether `look` wants the content of this file."""
+        """Tell whether `look` needs the content of this file."""
         if self.ground is None or header.type != pax.FILE:
             return False
         rule = self._rule_of(header.path)
         return rule is not None and rule.plain is not None
 
     def look(self, header: pax.Header, content: bytes | None = None, *, writes: bool = False) -> None:
-        """Take note of an entry.
+        """Note an entry.
 
         Args:
             content: up to JUDGED_MAX + 1 bytes of it, where `judges` asked for them.
@@ -228,11 +234,11 @@ class Hygiene:
             self._add(header.path, why, runs=writes and runs)
 
     def would_run(self, header: pax.Header, content: bytes | None = None) -> bool:
-        """Whether the entry, if it is written, runs by itself. Nothing is noted."""
+        """Tell whether the entry, if it is written, runs by itself; note nothing."""
         return any(runs for _, runs in self._found(header, content))
 
     def _found(self, header: pax.Header, content: bytes | None) -> Iterator[tuple[str, bool]]:
-        """The classes of an entry, and whether it would run by itself as such."""
+        """Return the classes of an entry, each with whether it would run by itself."""
         if header.kind == pax.WHITEOUT or header.type == pax.DIRECTORY:
             return
         if header.type == pax.FILE and header.mode & 0o6000:
@@ -250,7 +256,7 @@ class Hygiene:
             yield "program", False
 
     def odd(self, path: bytes, mode: int) -> bool:
-        """Whether `look` may have something to say of a plain file; False is certain."""
+        """Tell whether `look` may note a plain file; False is certain."""
         if mode & 0o6111 or _ANY.fullmatch(path) is not None:
             return True
         ground = self.ground
@@ -259,7 +265,7 @@ class Hygiene:
         return _BARE.search(path) is not None or (bool(ground.hooks) and path.startswith(ground.hooks + b"/"))
 
     def to_json(self) -> dict[str, object]:
-        """Nothing when nothing was found."""
+        """Return the result's fields; empty when no file was found."""
         if not self.count:
             return {}
         more = {"hygiene_count": self.count} if self.count > len(self.found) else {}
@@ -291,7 +297,9 @@ class Hygiene:
         return None
 
     def _bare(self, path: bytes) -> HygieneRule | None:
-        """The rule of a hook or the configuration of a bare repository, which git reads wherever it stands and whatever its name."""
+        """Return the rule of a hook or the configuration of a bare repository, which git reads in any
+        directory.
+        """
         assert self.ground is not None
         above, _, name = path.rpartition(b"/")
         if name in (b"config", b"config.worktree") and self.ground.there(_in(above, b"HEAD")):
@@ -332,7 +340,9 @@ class Hygiene:
 
 
 def _at_its_top(rule: HygieneRule, path: bytes) -> bool:
-    """A file that is read from a home directory itself: `.ssh/config`, not `project/.ssh/config`."""
+    """Tell whether the file is one that is read from a home directory itself: `.ssh/config`, not
+    `project/.ssh/config`.
+    """
     return path.count(b"/") == 0 or (path.startswith((b".ssh/", b".config/", b".emacs.d/")) and rule.treatment == HOME)
 
 
@@ -341,7 +351,7 @@ def _in(directory: bytes, name: bytes) -> bytes:
 
 
 def homes() -> frozenset[str]:
-    """Home directories of this machine's users, and the caller's own."""
+    """List the home directories of this machine's users, and the caller's own."""
     found = {os.path.realpath(os.path.expanduser("~"))}
     try:
         import pwd
@@ -352,7 +362,7 @@ def homes() -> frozenset[str]:
 
 
 def _outward(path: bytes, target: bytes) -> bool:
-    """Whether a link leaves the exported tree by its text alone."""
+    """Tell whether a symlink leaves the exported tree, by its text alone."""
     if target.startswith(b"/"):
         return True
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), target)).split(b"/")[0] == b".."

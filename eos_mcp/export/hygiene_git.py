@@ -1,4 +1,6 @@
-"""Git's own files by their content: whether they could make git run a program, or read its settings elsewhere. Pure."""
+"""Judge git's own files by their content: could they make git run a program, or read settings elsewhere?
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,21 @@ _PLAIN: dict[bytes, frozenset[bytes]] = {
 
 
 class Setting(NamedTuple):
-    """One line of a git configuration: a key (lower case) of a section (lower case), or a section alone when the key is empty."""
+    """One line of a git configuration: a key (lower case) of a section (lower case), or a section alone when
+    the key is empty.
+    """
 
     section: bytes
     key: bytes = b""
     value: bytes = b""
     plain: bool = True
-    """It was written in the ordinary way: all of the line was understood."""
+    """True: the whole line was understood."""
 
 
 def settings(content: bytes) -> Iterator[Setting]:
-    """The lines of a git configuration without comments and empty ones; what git would understand and this does not is not `plain`."""
+    """Parse a git configuration, without comments and empty lines; a line that git may read in another way is
+    not `plain`.
+    """
     section = b""
     for line in content.replace(b"\r\n", b"\n").split(b"\n"):
         text = line.strip(b" \t")
@@ -70,7 +76,9 @@ def settings(content: bytes) -> Iterator[Setting]:
 
 
 def plain_git_config(content: bytes) -> bool:
-    """Whether a git configuration holds only sections and keys that run nothing and lead nowhere; what is not understood is not plain."""
+    """Tell whether a git configuration has only sections and keys that run nothing and lead nowhere; one with
+    a line that was not understood is not plain.
+    """
     for one in settings(content):
         if not one.plain or one.section not in _PLAIN:
             return False
@@ -82,7 +90,9 @@ def plain_git_config(content: bytes) -> bool:
 
 
 def gitdir_is_plain(content: bytes) -> bool:
-    """Whether a `.git` file names, relatively, a place in a `.git` directory: what lies there is looked at by its own name."""
+    """Tell whether a `.git` file names, relatively, a place in a `.git` directory, whose files are judged by
+    their own paths.
+    """
     text = content.strip()
     if not text.startswith(b"gitdir: ") or b"\n" in text:
         return False
@@ -91,11 +101,11 @@ def gitdir_is_plain(content: bytes) -> bool:
 
 
 def plain_common_directory(content: bytes) -> bool:
-    """Whether a `commondir` file leads from `.git/worktrees/<name>` to its `.git`, or to itself."""
+    """Tell whether a `commondir` file leads from `.git/worktrees/<name>` to its `.git`, or to itself."""
     return posixpath.normpath(content.strip() or b"/") in (b".", b"../..")
 
 
 def hooks_path(content: bytes) -> bytes:
-    """The last `core.hooksPath` of a configuration, as far as that is written in the ordinary way; empty without one."""
+    """Return the last `core.hooksPath` of a configuration; empty without one."""
     found = [one.value for one in settings(content) if (one.section, one.key) == (b"core", b"hookspath")]
     return found[-1].split(b" #")[0].strip(b'" \t') if found else b""

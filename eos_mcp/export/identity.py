@@ -1,4 +1,6 @@
-"""Whether a directory is the one that an export went to before, on the branch that it had: else what is not there was not deleted there."""
+"""The identity of a destination: the directory of an earlier export, on the same branch. In another one a
+missing file was not deleted by the user.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def _branch(tree: DirTree) -> str:
 
 
 def _born_ns(fd: int) -> int:
-    """statx(2)'s time of birth; 0 where the system or the file system has none."""
+    """Return the time of birth of statx(2); 0 where the system or the file system has none."""
     try:
         call = ctypes.CDLL(None, use_errno=True).statx
     except (OSError, TypeError, AttributeError):

@@ -53,7 +53,7 @@ class FreshReceiver(Receiver):
         return not self._folds
 
     def receive(self, progress: Progress) -> None:
-        """As `Receiver.receive`; afterwards the tree is complete, but not synced."""
+        """Read up to the trailer; afterwards the tree is complete, but not synced."""
         said, n = 0, 0
         for told in self.stream.items():
             if isinstance(told, StreamRun):

@@ -187,7 +187,7 @@ class Owners:
         return folder.uid if self.root else self._uid, folder.gid if inherits else self._gid
 
     def _of(self, place: DirTree) -> Folder:
-        """What has been made in a staging directory's `new`."""
+        """Return the stat of a new entry in a staging directory."""
         known = self._made.get(place.fd)
         if known is None:
             found = os.stat(b"new", dir_fd=place.fd, follow_symlinks=False)

@@ -1,6 +1,8 @@
-"""The manager's end of an export stream: every entry is checked before anybody acts on it, and nothing is held but the present piece.
+"""The manager's end of an export stream: every entry is checked before anybody acts on it, and nothing is
+held but the present piece.
 
-The stream's form is that of `layerstack.export.stream`. Sandboxes are not trusted here: what our own agent would not send is refused.
+The stream's form is that of `layerstack.export.stream`. Sandboxes are not trusted here: what our own agent
+would not send is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ MAX_FRAME_BYTES = 64 << 20
 MAX_LINE_BYTES = 16 << 20
 HASHED_ASIDE_BYTES = 1 << 17
 MAX_MAP_BYTES = 6 << 20
-"""Of the map of a file with holes: as many ranges as are sent, of two numbers of 19 digits."""
+"""Longest map of a file with holes: the largest number of ranges, each of two numbers of 19 digits."""
 NAMED_MAX = 5
 CAP_SETTING = "manager.export.max_decompressed_bytes"
 
@@ -42,7 +44,8 @@ _RECORD = struct.Struct("<Hc")
 
 
 class DeadlineReader(Protocol):
-    """Blocking bytes with a deadline on each call: TimeoutError when it passes, OSError when the connection is lost.
+    """Blocking bytes with a deadline on each call: TimeoutError when it passes, OSError when the connection
+    is lost.
 
     Never asked for bytes that need not come: an exact read and a short one both do.
     """
@@ -75,7 +78,9 @@ def shown(path: bytes) -> str:
 
 
 class StreamRun(NamedTuple):
-    """Plain files and directories that came together, each file compared with its digest. `data` are the bytes of the files, one after the other."""
+    """Plain files and directories that came together, each file compared with its digest. `data` are the
+    bytes of the files, one after the other.
+    """
 
     rows: list[RunRow]
     data: memoryview
@@ -142,11 +147,13 @@ LETTERS = {pax.FILE: b"f", pax.HARD_LINK: b"h", pax.SYMLINK: b"l", pax.DIRECTORY
 
 
 class ExportStream:
-    """One stream from its first line to its trailer. Iterate `entries()`, read `content()` of each file, then `finish()`.
+    """One stream from its first line to its trailer. Iterate `entries()`, read `content()` of each file, then
+    `finish()`.
 
     Raises:
-        OperationError: operation_failed, with a reason, from any of its methods: the sandbox's own refusal, an entry that is not allowed,
-            a cap, bytes that do not match their digest, a silent or lost connection.
+        OperationError: operation_failed, with a reason, from any of its methods: the sandbox's own refusal,
+            an entry that is not allowed, a cap, bytes that do not match their digest, a silent or lost
+            connection.
     """
 
     def __init__(self, reader: DeadlineReader, limits: ExportLimits) -> None:
@@ -244,7 +251,9 @@ class ExportStream:
         raise OperationError(OPERATION_FAILED, str(error.get("message", "the sandbox refused the export")), kept)
 
     def _fill(self) -> bool:
-        """Have at least one byte of a frame; False at the end of the frames. Reads a frame together with the length of the next one."""
+        """Have at least one byte of a frame; False at the end of the frames. Reads a frame together with the
+        length of the next one.
+        """
         while not self._piece:
             if self._ended:
                 return False
@@ -318,7 +327,7 @@ class ExportStream:
             self._held = None
 
     def items(self) -> Iterator[pax.Header | StreamRun]:
-        """As `entries`, with runs."""
+        """Yield the entries like `entries`, plain ones in runs."""
         decoder = pax.PaxDecoder()
         last = b""
         try:
@@ -386,7 +395,7 @@ class ExportStream:
         return StreamRun(rows, data)
 
     def _tell(self, header: pax.Header) -> None:
-        """What the base has at a path: before the first entry of the delta, and only where it was asked for."""
+        """Take the base's entry at a path; these come before the first entry of the delta, on request."""
         self._told_count += 1
         if self._told_count > (cap := self._limits.max_apply_entries):
             raise refused(f"entry-count cap exceeded: the sandbox tells of more than {cap} entries of its base", "entry_cap", limit=cap)
@@ -445,18 +454,24 @@ class ExportStream:
         self._parents[path] = letter
 
     def content(self) -> Iterator[memoryview]:
-        """The bytes of the present file as they stand in the tar, in pieces: of one with holes the map too. Valid until the next one is asked for."""
+        """The bytes of the present file as they stand in the tar, in pieces: of one with holes the map too.
+        Valid until the next one is asked for.
+        """
         for _, part in self._parts():
             yield part
 
     def pieces(self) -> Iterator[tuple[int, memoryview]]:
-        """The data of the present file, each piece with its offset in the file; what lies between and behind is zero. Valid until the next one is asked for."""
+        """The data of the present file, each piece with its offset in the file; what lies between and behind
+        is zero. Valid until the next one is asked for.
+        """
         for offset, part in self._parts():
             if offset is not None:
                 yield offset, part
 
     def _parts(self) -> Iterator[tuple[int | None, memoryview]]:
-        """All bytes of the present file; the offset of those of a map is None. What is passed over is checked as well."""
+        """All bytes of the present file; the offset of those of a map is None. What is passed over is checked
+        as well.
+        """
         if self._held is not None:
             part, self._held = self._held, None
             if part:
@@ -559,7 +574,9 @@ def _number(text: bytes | bytearray, header: pax.Header | None) -> int:
 
 
 def _ranges(raw: bytes, header: pax.Header, left: int) -> list[tuple[int, int]]:
-    """(offset, size) of the data of a file with holes: in order, within the file, and as many bytes as are still to come."""
+    """(offset, size) of the data of a file with holes: in order, within the file, and as many bytes as are
+    still to come.
+    """
     lines = raw.split(b"\n")
     numbers = [_number(line, header) for line in lines[1 : 1 + 2 * _number(lines[0], header)]]
     found = list(zip(numbers[::2], numbers[1::2], strict=True))

@@ -1,7 +1,9 @@
-"""Times of what a `dir` export writes over somebody's files: no build of theirs takes an output for fresh that was made from text that was replaced.
+"""Times of what a `dir` export writes over somebody's files: no build of theirs takes an output for fresh
+that was made from text that was replaced.
 
-Inputs that are written get the time of the export, in the order that they had. Outputs keep theirs, unless the destination has an input that
-the sandbox does not have so: then they are older than that. Into a new or empty directory everything keeps its time, and with `times: keep`.
+Inputs that are written get the time of the export, in the order that they had. Outputs keep theirs, unless
+the destination has an input that the sandbox does not have so: then they are older than that. Into a new or
+empty directory everything keeps its time, and with `times: keep`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _INPUT, _OUTPUT = b"i", b"o"
 
 
 class Times:
-    """Told of each file of the stream while it is read, asked when all of them are staged."""
+    """Notes each file of the stream while it is read, and decides when all are staged."""
 
     def __init__(self, target: DirTree | None, *, keep: bool) -> None:
         """`target`: the destination before the export, None while it does not exist."""
@@ -39,18 +41,20 @@ class Times:
 
     @property
     def keeps(self) -> bool:
-        """Does everything keep its time?"""
+        """Tell whether all files keep their times."""
         return self._target is None
 
     def written(self, n: int, header: pax.Header) -> None:
-        """Entry `n`, a file, is to be written."""
+        """Note that entry `n`, a file, is written."""
         if not self.keeps:
             self._kind += _OUTPUT if header.output else _INPUT
             self._at.append(n)
             self._time.append(max(-(1 << 63), min(header.mtime_ns, (1 << 63) - 1)))
 
     def stays(self, header: pax.Header, old: os.stat_result | None, *, differs: bool) -> None:
-        """A file of the destination stays in the place of an entry: `differs` in content from it, or it may be older."""
+        """Note that a file of the destination stays in the place of an entry. `differs`: in content; else
+        only in time.
+        """
         if self.keeps or header.output or old is None or not stat.S_ISREG(old.st_mode):
             return
         if differs or old.st_mtime_ns < header.mtime_ns:
@@ -60,12 +64,12 @@ class Times:
         self._bound = mtime if self._bound is None else min(self._bound, mtime)
 
     def decide(self, index: PathIndex, base: DirTree | None) -> dict[int, int]:
-        """Other times for entries that are written, by their number.
+        """Return other times for written entries, by their number.
 
         Args:
             index: the paths of the stream.
-            base: the copy of the workspace that the sandbox was made from, if this machine has it; else each input of the destination that
-                the stream does not name counts as another than the sandbox's.
+            base: the copy of the workspace that the sandbox was made from, if this machine has it; else each
+                input of the destination that the stream does not name counts as another than the sandbox's.
         Cost: where outputs are written, a look at every file of the destination.
         """
         found: dict[int, int] = {}
@@ -89,7 +93,9 @@ class Times:
 
 
 def apply(stage: ExportStage, times: dict[int, int]) -> Iterator[tuple[bytes, int]]:
-    """Give staged files these times; yields each path with the time that it has then: further names of one file have one."""
+    """Give staged files these times; yields each path with the time that it has then: further names of one
+    file have one.
+    """
     files = [(n, what) for n in sorted(times) if (what := stage[n]).staged and what.letter in (b"f", b"h")]
     for n, what in files:
         os.utime(b"new/%d" % n, ns=(times[n], times[n]), dir_fd=stage.place(what.path).fd, follow_symlinks=False)
@@ -101,7 +107,9 @@ def apply(stage: ExportStage, times: dict[int, int]) -> Iterator[tuple[bytes, in
 
 
 def _others(target: DirTree, index: PathIndex, base: DirTree | None) -> Iterator[int]:
-    """The times of inputs of the destination that the stream does not name and the sandbox does not have so, or has with a later time."""
+    """The times of inputs of the destination that the stream does not name and the sandbox does not have so,
+    or has with a later time.
+    """
     rules, by_hand = IgnoreRules(lambda path: _text(target, path)), patterns(INPUTS)
     waiting = [b""]
     while waiting:

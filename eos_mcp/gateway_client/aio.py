@@ -42,7 +42,7 @@ _STARTERS = 4  # threads that may wait for a gateway to be started
 
 
 class ToolGateway(Protocol):
-    """Where tools send their requests."""
+    """The interface to which tools send their requests."""
 
     async def request(
         self,

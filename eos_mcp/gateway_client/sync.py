@@ -45,7 +45,7 @@ class GatewayEndpoint(NamedTuple):
 
 
 class GatewaySettings(NamedTuple):
-    """Where to send requests. `token` None: read the token file once the gateway listens."""
+    """The address and token for requests. `token` None: read the token file once the gateway listens."""
 
     endpoint: GatewayEndpoint
     token: str | None

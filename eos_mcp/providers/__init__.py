@@ -1,4 +1,5 @@
-"""Where sandboxes run: a Docker container, or processes of this machine in namespaces of their own.
+"""The providers, in which sandboxes run: a Docker container, or processes of this machine in namespaces of
+their own.
 
 Imports `workspace` and what is below it.
 """

@@ -16,7 +16,7 @@ ROOTFS_PREFIX = "rootfs:"
 REFERENCE_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/:@+[]")
 REFERENCE_MAX = 512
 LINKS_MAX = 40
-"""As the kernel: a chain of more symlinks is ELOOP."""
+"""The kernel's limit: a chain of more symlinks is ELOOP (path_resolution(7))."""
 
 
 def is_local(image: str) -> bool:
