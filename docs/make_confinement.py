@@ -131,7 +131,7 @@ def tried() -> dict[str, dict[str, str]]:
     from tests import images
     from tests.conftest import drop_dir, make_short_dir
     from tests.end_to_end import test_docker_confinement
-    from tests.end_to_end.hosting import hosting, records
+    from tests.end_to_end.manager_fixture import hosting, records
     from tests.eos_agent import confined
 
     results: dict[str, dict[str, str]] = {kind: confined.findings(kind).forked for kind in escapes.KINDS if kind in confined.OF_BOXES}

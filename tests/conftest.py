@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from layerstack.kernel import fsync
-from tests import children, images, leftovers, probes
+from tests import images, in_namespace, leaks, probes
 
 REQUIRED = frozenset(name for name in os.environ.get("EOS_REQUIRE", "").replace(" ", ",").split(",") if name)
 """Not empty: this run must leave out nothing. A skip, an xfail, a deselected test is a failure."""
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if soaking(config):
         os.environ["EOS_SOAK"] = "1"
     if not hasattr(config, "workerinput"):
-        leftovers.begin(probes.scratch_root())
+        leaks.begin(probes.scratch_root())
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -116,15 +116,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         output["left_out"], output["soak_off"], output["elsewhere_off"] = _left_out, _soak_off, _elsewhere_off
     else:
         if REQUIRED:
-            leftovers.remove_shared_volumes()
-        _left_behind.extend(leftovers.found())
+            leaks.remove_shared_volumes()
+        _left_behind.extend(leaks.found())
     if ((REQUIRED and _left_out) or _left_behind) and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        leftovers.end()
+        leaks.end()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -156,7 +156,7 @@ def make_short_dir(prefix: str = "eos-") -> str:
     """A new directory, mode 0755, whose name leaves room for a unix socket, on a file system that can carry an upperdir."""
     path = tempfile.mkdtemp(prefix=prefix, dir=probes.scratch_root())
     os.chmod(path, 0o755)
-    leftovers.note("directory", path)
+    leaks.note("directory", path)
     return path
 
 
@@ -165,7 +165,7 @@ def drop_dir(path: str) -> None:
     with open("/proc/self/mountinfo", "rb") as file:
         mounted = [line.split()[4].decode() for line in file if line.split()[4].startswith(os.fsencode(path) + b"/")]
     assert not mounted, f"the test left mounts: {mounted}"
-    leftovers.note_instances_in(path)
+    leaks.note_instances_in(path)
     fsync.remove_tree(path)
 
 
@@ -202,7 +202,7 @@ def in_mount_namespace() -> Callable[..., Any]:
     form = "trusted" if os.geteuid() == 0 else "user"
 
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return children.call(form, function, *args, **kwargs)
+        return in_namespace.call(form, function, *args, **kwargs)
 
     return call
 

@@ -21,7 +21,7 @@ if __name__ == "__main__":  # run as a file: the checkout is what `tests` is fou
 from agent_image import native_init
 from eos_agent.kernel.cgroups import Groups, Limits, Wanted, open_groups
 from layerstack.kernel import syscalls
-from tests import build_tools, children, folding, images, inspector
+from tests import build_tools, casefold_fs, images, in_namespace, inspector
 
 
 class Power(NamedTuple):
@@ -65,7 +65,7 @@ def _overlay_in(parent: str, form: str) -> None:
             os.mkdir(inner)
             mount_overlay(inner, options)
 
-        children.call(form, try_it)
+        in_namespace.call(form, try_it)
 
 
 @functools.cache
@@ -97,8 +97,8 @@ def _userns() -> None:
 
 def _uid() -> None:
     _root()
-    found = children.call("uid", os.getuid)
-    if found != children.ORDINARY_UID:
+    found = in_namespace.call("uid", os.getuid)
+    if found != in_namespace.ORDINARY_UID:
         raise RuntimeError(f"became uid {found}")
 
 
@@ -138,7 +138,7 @@ def _loopfs() -> None:
                 raise RuntimeError(_says(mounted))
             syscalls.umount(target)
 
-        children.call("trusted", try_it)
+        in_namespace.call("trusted", try_it)
 
 
 def _fuse() -> None:
@@ -146,13 +146,13 @@ def _fuse() -> None:
     with tempfile.TemporaryDirectory(prefix="eos-probe-", dir=scratch_root()) as folder:
 
         def try_it() -> None:
-            fd, target = folding.open_device(folder), os.path.join(folder, "mnt")
+            fd, target = casefold_fs.open_device(folder), os.path.join(folder, "mnt")
             os.mkdir(target)
             syscalls.mount("eos-probe", target, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0")
             os.close(fd)
             syscalls.umount(target)
 
-        children.call("trusted", try_it)
+        in_namespace.call("trusted", try_it)
 
 
 def _limited() -> Groups:

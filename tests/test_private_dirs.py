@@ -17,7 +17,7 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.config import paths, token_file
 from eos_mcp.manager import prune
 from eos_mcp.workspace import base
-from tests.children import ORDINARY_UID
+from tests.in_namespace import ORDINARY_UID
 
 AS_ROOT = pytest.mark.needs("uid")
 

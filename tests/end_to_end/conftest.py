@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests import leftovers, ordinary, people, processes
+from tests import leaks, processes, unprivileged_install, users
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.desk import Desk, Desks, Sandbox
-from tests.people import Person
+from tests.end_to_end.cli_user import Desk, Desks, Sandbox
+from tests.users import Person
 
 
 @pytest.fixture(scope="session")
-def installed() -> Generator[ordinary.Installed]:
+def installed() -> Generator[unprivileged_install.Installed]:
     """An installation that an ordinary user can run; needs root."""
-    made = ordinary.install()
+    made = unprivileged_install.install()
     yield made
     drop_dir(str(made.root))
 
@@ -29,7 +29,7 @@ def person(request: pytest.FixtureRequest, cache_of: Callable[[Person], Path]) -
 
     def make(who: str) -> Person:
         home = Path(make_short_dir("eos-h-"))
-        made = people.root(home) if who == "root" or os.geteuid() else people.ordinary(request.getfixturevalue("installed"), home)
+        made = users.root(home) if who == "root" or os.geteuid() else users.ordinary(request.getfixturevalue("installed"), home)
         made = made._replace(cache=cache_of(made))
         homes.append(made)
         return made
@@ -48,7 +48,7 @@ def cache_of() -> Callable[[Person], Path]:
     """A cache directory for each kind of person, shared by all tests of a run: bundles and bases are made once."""
 
     def find(who: Person) -> Path:
-        path = leftovers.shared() / ("cache" if who.uid is None else f"cache-{who.uid}")
+        path = leaks.shared() / ("cache" if who.uid is None else f"cache-{who.uid}")
         path.mkdir(exist_ok=True)
         if who.uid is not None:
             os.chown(path, who.uid, who.uid)

@@ -7,7 +7,7 @@ from typing import Any
 from eos_agent.wire.protocol import is_error
 from eos_mcp.config import token_file
 from eos_mcp.gateway_client import sync
-from tests.end_to_end.desk import Sandbox
+from tests.end_to_end.cli_user import Sandbox
 
 
 class Direct:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from eos_agent.wire import proof, protocol
 from eos_mcp.record.registry import SandboxRecord
-from tests.end_to_end.hosting import Host
+from tests.end_to_end.manager_fixture import Host
 from tests.eos_mcp.test_export_apply import shape
 from tests.eos_mcp.test_export_journal import forge, victim_in
 

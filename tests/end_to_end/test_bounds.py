@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eos_agent.wire import protocol
-from tests.end_to_end.desk import Desk
+from tests.end_to_end.cli_user import Desk
 from tests.eos_mcp.mcp_wire import Wire, call
 
 pytestmark = pytest.mark.needs("overlay")

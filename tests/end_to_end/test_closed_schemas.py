@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.people import Person
+from tests.users import Person
 
-from .desk import Desk
+from .cli_user import Desk
 
 pytestmark = pytest.mark.needs("overlay")
 

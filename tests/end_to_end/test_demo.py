@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import processes
-from tests.people import Person
+from tests.users import Person
 
 STEPS = (
     "alice    opens a workspace session",

@@ -17,7 +17,7 @@ from tests import probes
 from tests.eos_agent import attacks, confined, escapes
 
 from . import test_docker_provider
-from .hosting import Host, records
+from .manager_fixture import Host, records
 from .test_docker_provider import Place
 
 pytestmark = [pytest.mark.needs("dockerd")]

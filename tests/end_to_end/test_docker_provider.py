@@ -19,7 +19,7 @@ from eos_mcp.providers import engine, volumes
 from eos_mcp.providers.docker import MADE_BY, DockerProvider
 from eos_mcp.workspace import base
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.hosting import Host, hosting, records
+from tests.end_to_end.manager_fixture import Host, hosting, records
 
 pytestmark = [pytest.mark.needs("dockerd")]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from layerstack.kernel import syscalls
-from tests import children
-from tests.end_to_end.desk import Desk, Desks, assert_told, in_engine
-from tests.people import Person
+from tests import in_namespace
+from tests.end_to_end.cli_user import Desk, Desks, assert_told, in_engine
 from tests.processes import kill
+from tests.users import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
@@ -80,17 +80,17 @@ def _refused_inside(
         finally:
             inside.stop()
 
-    return children.call(None, in_child)
+    return in_namespace.call(None, in_child)
 
 
 @pytest.mark.needs("uid")
 @pytest.mark.parametrize("errno_name", ["ENOSPC", "EPERM"])
 def test_forbidden_user_namespaces_are_named_with_the_settings_that_allow_them(desk: Desks, errno_name: str) -> None:
     at = desk("ordinary")
-    uid = children.ORDINARY_UID
+    uid = in_namespace.ORDINARY_UID
 
     def limit_of_zero() -> None:
-        children.become(uid)
+        in_namespace.become(uid)
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{uid} {uid} 1")):
             Path(f"/proc/self/{name}").write_text(text)
@@ -98,13 +98,13 @@ def test_forbidden_user_namespaces_are_named_with_the_settings_that_allow_them(d
 
     def changed_root() -> None:
         """The kernel gives no user namespace to who lives in a chroot."""
-        children.enter_mount_namespace()
+        in_namespace.enter_mount_namespace()
         where = at.person.home / "root"
         where.mkdir()
         syscalls.mount("/", str(where), None, syscalls.MS_BIND | syscalls.MS_REC)
         os.chroot(where)
         os.chdir("/")
-        children.become(uid)
+        in_namespace.become(uid)
 
     enter = limit_of_zero if errno_name == "ENOSPC" else changed_root
     error, left, listed = _refused_inside(at, enter, becomes=uid)
@@ -126,7 +126,7 @@ def test_a_store_on_an_overlay_is_refused_with_the_variable_that_moves_it(desk: 
     at.make_state()
 
     def enter() -> None:
-        children.enter_mount_namespace()
+        in_namespace.enter_mount_namespace()
         for name in ("upper", "work"):
             os.mkdir(f"{short_dir}/{name}")
         syscalls.mount("overlay", str(at.state), "overlay", 0, f"lowerdir={at.state},upperdir={short_dir}/upper,workdir={short_dir}/work")
@@ -143,7 +143,7 @@ def test_a_file_system_that_overlayfs_cannot_write_to_is_named(desk: Desks) -> N
     at.make_state()
 
     def enter() -> None:
-        children.enter_mount_namespace()
+        in_namespace.enter_mount_namespace()
         syscalls.mount("eos-ram", str(at.state), "ramfs", 0, "mode=0700")
         (at.state / ".probe-1-left-by-a-killed-gateway" / "work" / "work").mkdir(parents=True)
 
@@ -174,7 +174,7 @@ def test_what_an_ordinary_user_may_not_read_of_a_workspace_is_named_and_no_copy_
     person: Callable[[str], Person], short_dir: str, closed: str
 ) -> None:
     who = person("ordinary")
-    os.chown(short_dir, children.ORDINARY_UID, children.ORDINARY_UID)
+    os.chown(short_dir, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
     at = Desk(who, Path(short_dir))
     workspace = at.give("w2/sub/secret", "x").parent.parent
     os.chmod(workspace / closed, 0)

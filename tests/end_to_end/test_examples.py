@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.people import Person
+from tests.users import Person
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 PROMISED = {

@@ -15,7 +15,7 @@ import docker
 import pytest
 
 from eos_mcp.providers.docker import MADE_BY
-from tests.end_to_end.hosting import Host, hosting
+from tests.end_to_end.manager_fixture import Host, hosting
 from tests.end_to_end.test_manager import Place
 from tests.end_to_end.test_manager import place as place
 

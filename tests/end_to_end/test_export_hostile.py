@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from layerstack.kernel import fsync
-from tests.end_to_end.desk import Sandbox
+from tests.end_to_end.cli_user import Sandbox
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 from tests.eos_mcp.test_export_apply import shape
 from tests.eos_mcp.test_export_journal import forge, victim_in

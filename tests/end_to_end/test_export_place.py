@@ -11,7 +11,7 @@ import docker
 import pytest
 
 from tests import acls
-from tests.end_to_end.hosting import Host
+from tests.end_to_end.manager_fixture import Host
 from tests.end_to_end.test_export_harmless import play as play
 from tests.end_to_end.test_manager import Place
 from tests.end_to_end.test_manager import place as place

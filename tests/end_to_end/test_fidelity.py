@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests import interpreter, menagerie
-from tests.end_to_end.desk import Sandbox
-from tests.menagerie import Facts, difference, look
+from tests import interpreter, sample_tree
+from tests.end_to_end.cli_user import Sandbox
+from tests.sample_tree import Facts, difference, look
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
-SOURCE = Path(menagerie.__file__).read_text()
+SOURCE = Path(sample_tree.__file__).read_text()
 
 
 def run(sandbox: Sandbox, words: str, session: str) -> str:

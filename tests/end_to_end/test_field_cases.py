@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests import people
+from tests import users
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.desk import Desk, Desks, Sandbox, assert_told
+from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told
 from tests.end_to_end.test_full_disk import fill, names_in_store, on_a_small_disk
-from tests.people import Person
+from tests.users import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
@@ -29,7 +29,7 @@ SIXTY = "".join(f"line {n}\n" for n in range(1, 61))
 def sandbox(cache_of: Callable[[Person], Path]) -> Generator[Sandbox]:
     """One for the tests of this file that leave nothing behind in it which matters to another."""
     home = make_short_dir("eos-h-")
-    who = people.root(Path(home))
+    who = users.root(Path(home))
     desk = Desk(who, cache_of(who))
     try:
         for n in range(20):

@@ -14,12 +14,12 @@ from docker.models.containers import ContainerCollection
 
 from eos_agent.wire.protocol import OperationError
 from layerstack.kernel import syscalls
-from tests import children
+from tests import in_namespace
 from tests.processes import pids
 
 from . import test_docker_provider
-from .desk import Desks
-from .hosting import Host, records
+from .cli_user import Desks
+from .manager_fixture import Host, records
 from .test_docker_provider import Place
 
 place = test_docker_provider.place
@@ -64,7 +64,7 @@ def test_p5_without_the_right_to_mount_the_doctor_fails_a_create_is_refused_and_
         finally:
             at.stop()
 
-    code, said, error, left, listed = children.call(None, in_child)
+    code, said, error, left, listed = in_namespace.call(None, in_child)
     (line,) = [line for line in said.splitlines() if line.startswith("FAIL local")]
     assert code == 1 and "CAP_SYS_ADMIN" in line and "nothing yet" in said
     assert error["details"]["reason"] == "mountns_forbidden" and left == [] and listed == {"sandboxes": []}

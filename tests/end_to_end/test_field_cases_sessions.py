@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.children import ORDINARY_UID
-from tests.end_to_end.desk import MODULES, Container, Desk, Desks, Sandbox, docker, in_engine
+from tests.end_to_end.cli_user import MODULES, Container, Desk, Desks, Sandbox, docker, in_engine
+from tests.in_namespace import ORDINARY_UID
 from tests.processes import WAIT_S, kill
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]

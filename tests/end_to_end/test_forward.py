@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from eos_agent.kernel.netlink import Netlink
-from tests.end_to_end.desk import Container, Desk, Sandbox, docker
+from tests.end_to_end.cli_user import Container, Desk, Sandbox, docker
 from tests.end_to_end.places import DEBIAN, DOCKER, ORDINARY, ROOT, in_places
-from tests.people import Person
+from tests.users import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 

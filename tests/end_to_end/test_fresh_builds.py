@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.hosting import Host
+from tests.end_to_end.manager_fixture import Host
 from tests.end_to_end.test_export_harmless import Scenario
 from tests.end_to_end.test_export_harmless import play as play
 from tests.end_to_end.test_manager import Place

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.desk import Container, Desk, Sandbox, docker, living, watch
+from tests.end_to_end.cli_user import Container, Desk, Sandbox, docker, living, watch
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
-from tests.people import Person
 from tests.processes import kill
+from tests.users import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 

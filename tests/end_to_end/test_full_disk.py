@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from layerstack.kernel import syscalls
-from tests import children
-from tests.end_to_end.desk import Desk, Desks, Sandbox, assert_told
+from tests import in_namespace
+from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told
 from tests.eos_mcp import programs
 from tests.processes import kill
 
@@ -24,7 +24,7 @@ def on_a_small_disk(at: Desk, body: Callable[[Desk], None]) -> None:
     """body(at) in a mount namespace where the state lies on a tmpfs of 16 MB; the gateway and the sandboxes end with it."""
 
     def in_child() -> None:
-        children.enter_mount_namespace()
+        in_namespace.enter_mount_namespace()
         at.make_state()
         owner = at.person.uid or 0
         syscalls.mount("eos-small", str(at.state), "tmpfs", 0, f"size=16m,mode=0700,uid={owner},gid={owner}")
@@ -35,7 +35,7 @@ def on_a_small_disk(at: Desk, body: Callable[[Desk], None]) -> None:
             at.destroy_all()
             at.stop()
 
-    children.call(None, in_child)
+    in_namespace.call(None, in_child)
 
 
 def fill(at: Desk) -> Path:

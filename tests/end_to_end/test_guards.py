@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.end_to_end import guards, test_docker_provider
-from tests.end_to_end.hosting import Host
+from tests.end_to_end.manager_fixture import Host
 from tests.end_to_end.test_docker_provider import Place
 
 place = test_docker_provider.place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.end_to_end.desk import Sandbox
+from tests.end_to_end.cli_user import Sandbox
 from tests.end_to_end.places import DEBIAN, ORDINARY, ROOT, in_places
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]

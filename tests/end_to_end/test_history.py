@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.desk import Sandbox
+from tests.end_to_end.cli_user import Sandbox
 from tests.eos_mcp.mcp_wire import Wire, call
 
 pytestmark = [pytest.mark.needs("overlay")]

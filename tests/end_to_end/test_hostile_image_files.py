@@ -12,7 +12,7 @@ import pytest
 from eos_agent.machine import plain_file
 
 from . import test_docker_provider
-from .hosting import Host
+from .manager_fixture import Host
 from .test_docker_provider import Place
 
 place = test_docker_provider.place

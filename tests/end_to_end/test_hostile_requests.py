@@ -15,7 +15,7 @@ from eos_mcp.gateway import router as route
 from eos_mcp.gateway.relay import Relay
 from eos_mcp.gateway.server import GatewayServer
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.hosting import Host, hosting
+from tests.end_to_end.manager_fixture import Host, hosting
 from tests.eos_agent.test_hostile_requests import ODD
 
 TOKEN = "correct horse"

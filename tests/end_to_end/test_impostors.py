@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.desk import Container, Sandbox
+from tests.end_to_end.cli_user import Container, Sandbox
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]

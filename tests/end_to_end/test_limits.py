@@ -12,7 +12,7 @@ from eos_agent.wire.protocol import is_error
 from tests.cgroup_tree import BOMB, folders_of, paths_of, wait_until_gone
 from tests.processes import kill
 
-from .desk import Container, Desk, Desks, Sandbox, docker, living, watch
+from .cli_user import Container, Desk, Desks, Sandbox, docker, living, watch
 from .direct import Direct
 
 MIB = 1 << 20

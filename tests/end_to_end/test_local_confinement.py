@@ -17,8 +17,8 @@ from layerstack.kernel import syscalls
 from tests.eos_agent import attacks, confined, escapes
 from tests.processes import cmdline, pids
 
-from .desk import Desk, Desks, Sandbox
-from .hosting import records
+from .cli_user import Desk, Desks, Sandbox
+from .manager_fixture import records
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root", "uid", "musl")]
 OTHER_TMP = "/tmp/eos-test-other"

@@ -18,9 +18,9 @@ from agent_image import build
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.providers.local_probe import remove_tree
 from layerstack.kernel import syscalls
-from tests import children
+from tests import in_namespace
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.hosting import Host, hosting, records
+from tests.end_to_end.manager_fixture import Host, hosting, records
 from tests.processes import end_processes_that_name, mounts_that_name, processes_that_name
 
 for _late in ("yaml", "encodings.ascii", "encodings.idna", "zstandard", "stringprep"):
@@ -53,7 +53,7 @@ class User:
             before(place)
             return asyncio.run(scenario(place))
 
-        return children.call(self.form, in_child)
+        return in_namespace.call(self.form, in_child)
 
     def leftovers(self) -> dict[str, list[str]]:
         found = {
@@ -93,7 +93,7 @@ def users(form: str | None, bundle: build.Bundle, monkeypatch: pytest.MonkeyPatc
     if form is not None:
         for folder, _, files in os.walk(place.root):
             for path in (folder, *(os.path.join(folder, name) for name in files)):
-                os.chown(path, children.ORDINARY_UID, children.ORDINARY_UID)
+                os.chown(path, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
     monkeypatch.setenv("HOME", f"{place.root}/home")
     monkeypatch.setenv("XDG_CACHE_HOME", f"{place.root}/cache")
     monkeypatch.setenv("EOS_STATE_DIR", place.state)
@@ -257,15 +257,15 @@ def test_a_store_on_an_overlay_is_refused_by_name_with_the_variable_that_moves_i
 
     def overlay_under_state(_: Place) -> None:
         """Runs as root in a child of its own; the ordinary user is entered afterwards."""
-        children.enter_mount_namespace()
+        in_namespace.enter_mount_namespace()
         for name in ("upper", "work"):
             os.makedirs(f"{place.root}/ov/{name}")
         syscalls.mount(
             "overlay", place.state, "overlay", 0, f"lowerdir={place.state},upperdir={place.root}/ov/upper,workdir={place.root}/ov/work"
         )
         if user.form == "uid":
-            os.chown(place.state, children.ORDINARY_UID, children.ORDINARY_UID)
-            children.become(children.ORDINARY_UID)
+            os.chown(place.state, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
+            in_namespace.become(in_namespace.ORDINARY_UID)
 
     async def scenario(place: Place) -> tuple[dict[str, Any], list[str]]:
         async with place.host() as host:
@@ -294,8 +294,8 @@ def test_forbidden_user_namespaces_are_named_and_nothing_is_left(ordinary: User)
 
 def _forbid_user_namespaces(_: Place) -> None:
     """As an ordinary user of the outer namespace, inside one that allows no more of them and maps that user to itself."""
-    uid = children.ORDINARY_UID
-    children.become(uid)
+    uid = in_namespace.ORDINARY_UID
+    in_namespace.become(uid)
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{uid} {uid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
@@ -365,7 +365,7 @@ def test_commands_see_nothing_of_our_own_directories_and_of_the_users_keys(user:
     with open(f"{place.root}/home/.ssh/id", "w") as file:
         file.write("PRIVATE")
     if user.form is not None:
-        subprocess.run(["chown", "-R", str(children.ORDINARY_UID), f"{place.root}/home"], check=True)
+        subprocess.run(["chown", "-R", str(in_namespace.ORDINARY_UID), f"{place.root}/home"], check=True)
 
     async def scenario(place: Place) -> str:
         async with place.host() as host:

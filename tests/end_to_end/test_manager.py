@@ -16,9 +16,9 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.export import apply as export
 from eos_mcp.manager import create
 from eos_mcp.record.registry import Registry
-from tests import children
+from tests import in_namespace
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.hosting import Host, hosting, records
+from tests.end_to_end.manager_fixture import Host, hosting, records
 from tests.processes import end_processes_that_name, processes_that_name
 
 pytestmark = [pytest.mark.needs("overlay")]
@@ -187,8 +187,8 @@ def test_a_create_that_was_killed_is_taken_back_by_the_next_gateway(place: Place
 
         asyncio.run(hosted())
 
-    with pytest.raises(children.ChildDied):
-        children.call(None, killed_before_ready)
+    with pytest.raises(in_namespace.ChildDied):
+        in_namespace.call(None, killed_before_ready)
     (left,) = records(place.state)
     assert left["state"] == "creating" and processes_that_name(place.state) != []
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.end_to_end.desk import Container, Sandbox
+from tests.end_to_end.cli_user import Container, Sandbox
 from tests.end_to_end.places import DOCKER, in_places
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(2400), pytest.mark.needs("dockerd", "root")]

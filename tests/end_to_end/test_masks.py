@@ -13,7 +13,7 @@ import pytest
 from agent_image import build
 from tests import probes
 from tests.end_to_end import test_local_provider
-from tests.end_to_end.hosting import Host, hosting
+from tests.end_to_end.manager_fixture import Host, hosting
 from tests.end_to_end.test_local_provider import Place, User
 
 bundle = test_local_provider.bundle

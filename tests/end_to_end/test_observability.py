@@ -13,9 +13,9 @@ import pytest
 
 from eos_mcp.manager.metrics import NOTHING
 from eos_mcp.record.sample_ring import SIZE_BYTES
-from tests.end_to_end.desk import Container, Desk, Sandbox, docker
+from tests.end_to_end.cli_user import Container, Desk, Sandbox, docker
 from tests.end_to_end.places import DOCKER, ROOT, in_places
-from tests.people import Person
+from tests.users import Person
 
 pytestmark = pytest.mark.needs("overlay")
 SAMPLE_WAIT_S = 10.0  # the contract's, for the first one

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.desk import Desk, Sandbox
-from tests.people import Person
+from tests.end_to_end.cli_user import Desk, Sandbox
+from tests.users import Person
 
 pytestmark = pytest.mark.needs("overlay")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.people import Person
+from tests.users import Person
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from eos_mcp.providers.volumes import HELPER_LABEL
-from tests.end_to_end.desk import MODULES, Container, Desk, Sandbox, Watched, docker, living, watch
+from tests.end_to_end.cli_user import MODULES, Container, Desk, Sandbox, Watched, docker, living, watch
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 from tests.eos_mcp import programs
-from tests.people import Person
 from tests.processes import kill, mounts_that_name
+from tests.users import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .desk import Container, Desks, docker
+from .cli_user import Container, Desks, docker
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 TRY = "for d in / /bin /etc /var /root /tmp /dev/shm .; do touch $d/eos-tried 2>/dev/null && echo $d; done; true"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from layerstack.kernel import fsync
-from tests.end_to_end.desk import MODULES, Sandbox, living, watch
+from tests.end_to_end.cli_user import MODULES, Sandbox, living, watch
 from tests.eos_mcp import programs
 from tests.processes import WAIT_S, kill
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests import cgroup_tree
-from tests.end_to_end.desk import Container, Desks, Sandbox
+from tests.end_to_end.cli_user import Container, Desks, Sandbox
 from tests.end_to_end.direct import Direct
 from tests.processes import children_of, descendants, mounts_that_name
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.desk import Container, Desks, Sandbox
+from tests.end_to_end.cli_user import Container, Desks, Sandbox
 from tests.eos_mcp.mcp_wire import Wire, call
 
 pytestmark = [pytest.mark.needs("overlay")]

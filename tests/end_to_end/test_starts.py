@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from layerstack.kernel import syscalls
-from tests import children
+from tests import in_namespace
 from tests.conftest import drop_dir, make_short_dir
-from tests.end_to_end.desk import Desk, Desks, Sandbox, assert_told, docker
+from tests.end_to_end.cli_user import Desk, Desks, Sandbox, assert_told, docker
 from tests.end_to_end.places import DOCKER, ORDINARY, ROOT, in_places
 from tests.layerstack.test_power_cut import run
-from tests.people import Person
 from tests.processes import kill
+from tests.users import Person
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 
@@ -178,7 +178,7 @@ def on_a_small_ext4(at: Desk, body: Callable[[Desk], None]) -> None:
     disk = make_short_dir("eos-d-")
 
     def in_child() -> None:
-        children.enter_mount_namespace()
+        in_namespace.enter_mount_namespace()
         at.make_state()
         image = f"{disk}/disk"
         with open(image, "wb") as file:
@@ -194,7 +194,7 @@ def on_a_small_ext4(at: Desk, body: Callable[[Desk], None]) -> None:
             syscalls.umount(str(at.state), 2)
 
     try:
-        children.call(None, in_child)
+        in_namespace.call(None, in_child)
     finally:
         drop_dir(disk)
 

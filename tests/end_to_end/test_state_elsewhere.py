@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end import test_local_provider
-from tests.end_to_end.hosting import hosting
+from tests.end_to_end.manager_fixture import hosting
 from tests.end_to_end.test_local_provider import Place, User
 
 bundle = test_local_provider.bundle

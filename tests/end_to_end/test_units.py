@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.desk import Sandbox
+from tests.end_to_end.cli_user import Sandbox
 from tests.end_to_end.places import DEBIAN, ORDINARY, ROOT, in_places
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]

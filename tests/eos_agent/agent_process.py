@@ -21,7 +21,7 @@ from eos_agent.init import native as init_program
 from eos_agent.kernel import cgroups
 from eos_agent.wire import operations
 from eos_agent.wire.protocol import DAEMON_TOKEN_KEY, encode_request, new_request_id
-from tests import children, native
+from tests import in_namespace, native
 
 for _module in (
     "__main__",
@@ -183,7 +183,7 @@ class Agent:
         from eos_agent.__main__ import main
 
         assert self.uid is not None
-        pid = children.fork()
+        pid = in_namespace.fork()
         if pid == 0:
             code = 1
             try:
@@ -191,7 +191,7 @@ class Agent:
                 sys.stderr = os.fdopen(2, "w", closefd=False)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 init_program.find = native.program
-                children.become(self.uid)
+                in_namespace.become(self.uid)
                 os.chdir("/")
                 code = main(argv)
             finally:
@@ -231,7 +231,7 @@ class Agent:
             self.kill()
         cgroups.reap(os.path.join(self.settings["runtime_dir"], "cgroups.json"), self.sandbox_id, self.store)
         if self.uid is not None:  # work/work has mode 000, and belongs to that uid
-            children.call("user", _open_up, self.folder)
+            in_namespace.call("user", _open_up, self.folder)
 
     # Speaking
 

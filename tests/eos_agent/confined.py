@@ -18,7 +18,7 @@ from layerstack.kernel import syscalls
 from tests import probes
 
 from . import attacks, escapes
-from .box import Box, in_box
+from .bare_zygote import Box, in_box
 
 OF_BOXES = {  # kind -> form, provider, network
     "local-root": ("trusted", "local", "shared"),

@@ -23,7 +23,7 @@ from eos_agent.kernel.process_tag import Marks
 from eos_agent.kernel.session_cgroup import SessionGroup
 from eos_mcp.config.model import BUILT_IN_PROFILES
 from eos_mcp.providers.limits import of_profile
-from tests import children
+from tests import in_namespace
 from tests.cgroup_tree import BOMB, folders_of, paths_of, wait_until_gone
 from tests.processes import children_of, ended
 
@@ -118,7 +118,7 @@ def test_a_session_says_what_it_is_held_to_and_is_held_to_it(limited: Callable[.
 @pytest.mark.parametrize("ordinary", [True, False])
 def test_what_cannot_be_enforced_is_said(start_agent: Callable[..., Agent], ordinary: bool) -> None:
     if ordinary:
-        agent = start_agent(uid=children.ORDINARY_UID)
+        agent = start_agent(uid=in_namespace.ORDINARY_UID)
         agent.stop()
         agent.settings["limits"] = LIMITS
         agent.start()
@@ -231,7 +231,7 @@ def test_a_process_that_memory_ran_out_for_is_told_of_and_nothing_else_of_the_se
 def test_commands_are_ended_before_their_pid_1_that_before_the_zygote_and_the_agent_last(
     start_agent: Callable[..., Agent], ordinary: bool
 ) -> None:
-    agent = start_agent(uid=children.ORDINARY_UID) if ordinary else start_agent()
+    agent = start_agent(uid=in_namespace.ORDINARY_UID) if ordinary else start_agent()
     started = int(Path("/proc/self/oom_score_adj").read_text())
     session = agent.session()
     lowered = "for i in $(seq 3000); do read score < /proc/1/oom_score_adj; [ $score -lt $self ] && break; done; echo $score"
@@ -336,7 +336,7 @@ def test_two_may_remove_a_cgroup_at_once(tmp_path: Path) -> None:
         groups = cgroups.open_groups("eos-unit", str(tmp_path), None)
         leaf, unified = groups.make(), groups.unified
         assert unified is not None
-        pid = children.fork()
+        pid = in_namespace.fork()
         if pid == 0:
             groups.join(leaf)
             signal.pause()
@@ -403,14 +403,14 @@ def test_an_ordinary_user_has_what_was_delegated_to_it(start_agent: Callable[...
     mounted = mounted_second_version()
     if mounted is None:
         pytest.skip("cgroups of version 2 are mounted nowhere")
-    agent = start_agent(uid=children.ORDINARY_UID)
+    agent = start_agent(uid=in_namespace.ORDINARY_UID)
     agent.stop()
     own = mounted / paths_of(os.getpid())[""].lstrip("/")
     delegated = own / f"eos-delegated-{os.path.basename(agent.folder)}"
     delegated.mkdir()
     try:
         for name in (".", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"):
-            os.chown(delegated / name, children.ORDINARY_UID, children.ORDINARY_UID)
+            os.chown(delegated / name, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
         (delegated / "cgroup.procs").write_text(str(os.getpid()))  # what we start is in it
         try:
             agent.start()
@@ -433,7 +433,7 @@ def test_an_ordinary_user_has_what_was_delegated_to_it(start_agent: Callable[...
 @pytest.mark.needs("uid", "cgroups2")
 def test_an_ordinary_user_whose_cgroup_was_delegated_with_controllers_has_limits(start_agent: Callable[..., Agent]) -> None:
     """As a service with User= and Delegate=yes: nothing above it is the user's, so what is in it makes room."""
-    agent = start_agent(uid=children.ORDINARY_UID)
+    agent = start_agent(uid=in_namespace.ORDINARY_UID)
     agent.stop()
     agent.settings["limits"] = LIMITS
     mounted = mounted_second_version()
@@ -444,7 +444,7 @@ def test_an_ordinary_user_whose_cgroup_was_delegated_with_controllers_has_limits
     delegated.mkdir()
     try:
         for name in (".", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"):
-            os.chown(delegated / name, children.ORDINARY_UID, children.ORDINARY_UID)
+            os.chown(delegated / name, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
         (delegated / "cgroup.procs").write_text(str(os.getpid()))
         try:
             agent.start()
@@ -490,7 +490,7 @@ def test_what_is_frozen_moves_only_when_all_have_thawed_it_and_a_command_is_kill
     resource.setrlimit(resource.RLIMIT_MSGQUEUE, limits)
     for mark in marks:
         readable, writable = os.pipe()
-        pid = children.fork()
+        pid = in_namespace.fork()
         if pid == 0:
             groups.join(leaf)
             resource.setrlimit(resource.RLIMIT_MSGQUEUE, (mark, limits[1]))

@@ -17,7 +17,7 @@ import pytest
 
 from eos_agent.handles.environment import with_git_config
 from eos_agent.wire.protocol import encode_request
-from tests.children import ORDINARY_UID
+from tests.in_namespace import ORDINARY_UID
 from tests.native import both as both
 from tests.processes import children_of, mountinfo
 

@@ -19,7 +19,7 @@ from layerstack.kernel import syscalls
 from tests import native
 
 from . import attacks, escapes
-from .box import Box, in_box
+from .bare_zygote import Box, in_box
 from .confined import OF_BOXES, POWERS, findings, try_all
 
 

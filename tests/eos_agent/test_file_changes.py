@@ -19,7 +19,7 @@ from eos_agent.files.mounted import perform_in_mount
 from eos_agent.wire.protocol import OperationError
 
 from .agent_process import Agent, Failed, refused
-from .folder import Folder
+from .plain_directory import Folder
 
 
 class Tree(Folder):
@@ -377,7 +377,7 @@ def test_a_session_that_changed_what_the_head_deleted_or_moved_is_told_at_its_pu
 
 @pytest.mark.needs("overlay", "userns")
 def test_a_directory_of_the_base_moves_in_an_ordinary_users_session(start_agent: Callable[..., Agent]) -> None:
-    from tests.children import ORDINARY_UID
+    from tests.in_namespace import ORDINARY_UID
 
     agent = start_agent(uid=ORDINARY_UID)
     session = agent.session()

@@ -13,10 +13,10 @@ import pytest
 from eos_agent.files.mounted import perform_in_mount
 from eos_agent.wire.protocol import OperationError
 from layerstack.kernel import tempnames
-from tests import children
+from tests import in_namespace
 from tests.native import both as both
 
-from .folder import Folder
+from .plain_directory import Folder
 
 
 class Tree(Folder):
@@ -111,8 +111,8 @@ def test_what_is_left_of_a_write_that_was_killed_before_its_last_step_is_told_fr
         os.rename = die
         tree.do("write", b"new", path="f")
 
-    with pytest.raises(children.ChildDied) as died:
-        children.call(None, write)
+    with pytest.raises(in_namespace.ChildDied) as died:
+        in_namespace.call(None, write)
     assert died.value.signal == signal.SIGKILL
     (left,) = [name for name in os.listdir(tree.root) if name != "f"]
     assert tempnames.is_file(left, os.stat(tree.at(left)).st_mtime_ns) and not tempnames.is_file(left, os.stat(tree.at("f")).st_mtime_ns)

@@ -10,7 +10,7 @@ import pytest
 
 from eos_agent.sessions import check_store
 from eos_agent.wire.protocol import OperationError
-from tests.layerstack.stack import Stack, on_a_stack
+from tests.layerstack.store_fixture import Stack, on_a_stack
 
 from .agent_process import Agent, Failed
 from .test_history import refused

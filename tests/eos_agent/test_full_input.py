@@ -16,7 +16,7 @@ from eos_agent.sessions.command import Command
 from eos_agent.wire.protocol import OperationError
 from tests.native import both as both
 
-from .box import PATH, WAIT_S, Box, in_box
+from .bare_zygote import PATH, WAIT_S, Box, in_box
 
 pytestmark = [pytest.mark.needs("overlay", "userns", "root")]
 

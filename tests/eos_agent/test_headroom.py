@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eos_agent.kernel import headroom
-from tests import children
+from tests import in_namespace
 
 from .agent_process import Agent, Failed, refused
 
@@ -91,7 +91,7 @@ def test_sessions_are_refused_while_others_have_all_processes(limited: Starter) 
 @pytest.mark.parametrize("ordinary", [pytest.param(True, marks=pytest.mark.needs("userns", "uid")), False])
 @pytest.mark.needs("overlay")
 def test_the_number_of_sessions_is_what_was_configured_and_the_answer_names_it(start_agent: Callable[..., Agent], ordinary: bool) -> None:
-    agent = start_agent(uid=children.ORDINARY_UID if ordinary else None, runtime={"workspace": {"max_sessions": 3}})
+    agent = start_agent(uid=in_namespace.ORDINARY_UID if ordinary else None, runtime={"workspace": {"max_sessions": 3}})
     made, full = fill(agent)
     assert (full.kind, full.reason, len(made)) == ("server_busy", "sandbox_full", 3)
     assert (full.details["limit"], full.details["value"], full.details["sessions"]) == ("runtime.workspace.max_sessions", 3, 3)
@@ -102,7 +102,7 @@ def test_the_number_of_sessions_is_what_was_configured_and_the_answer_names_it(s
 @pytest.mark.parametrize("ordinary", [pytest.param(True, marks=pytest.mark.needs("userns", "uid")), False])
 @pytest.mark.needs("overlay")
 def test_without_cgroups_it_is_the_machine_that_has_no_memory_left(start_agent: Callable[..., Agent], ordinary: bool) -> None:
-    agent = start_agent(uid=children.ORDINARY_UID if ordinary else None, runtime={"workspace": {"session_memory_bytes": 1 << 50}})
+    agent = start_agent(uid=in_namespace.ORDINARY_UID if ordinary else None, runtime={"workspace": {"session_memory_bytes": 1 << 50}})
     full = refused(agent.session)
     assert (full.reason, full.details["limit"], full.details["where"]) == ("sandbox_full", "memory", "the machine")
     assert 0 < full.details["free_bytes"] <= full.details["value"] < full.details["needed_bytes"]

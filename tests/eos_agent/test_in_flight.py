@@ -14,7 +14,7 @@ from collections.abc import Generator
 import pytest
 
 from eos_agent.kernel import fd_limits
-from tests import children
+from tests import in_namespace
 from tests.native import both as both
 
 from .agent_process import Agent, refused
@@ -66,12 +66,12 @@ def test_what_a_session_leaves_in_sockets_keeps_no_other_from_commands_or_from_b
 def in_flight(count: int, uid: int | None) -> Generator[None]:
     """So many descriptors of another program of that user."""
     ready, go_on = os.pipe(), os.pipe()
-    pid = children.fork()
+    pid = in_namespace.fork()
     if pid == 0:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         if uid is not None:
-            children.become(uid)
+            in_namespace.become(uid)
         held: list[socket.socket] = []
         for _ in range(0, count, 250):
             one, other = socket.socketpair()
@@ -95,7 +95,7 @@ def test_where_others_left_too_many_a_command_is_refused_and_the_session_goes_on
     agent = agent_of(start_agent, ordinary, workspace={"max_open_files": MOST})
     session = agent.session()
     assert agent.run("echo before", session, tty=False)["output"] == "before"
-    with in_flight(MOST + fd_limits.MORE + 500, children.ORDINARY_UID if ordinary else None):
+    with in_flight(MOST + fd_limits.MORE + 500, in_namespace.ORDINARY_UID if ordinary else None):
         error = refused(lambda: agent.run("echo meanwhile; sleep 1000", session, tty=False, yield_time_ms=0))
         assert (error.reason, error.details["retryable"]) == ("too_many_in_flight", True)
     assert agent.run("echo after", session, tty=False)["output"] == "after"

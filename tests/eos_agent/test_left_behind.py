@@ -11,7 +11,7 @@ import pytest
 from tests.native import both as both
 
 from .agent_process import Agent
-from .box import Box, in_box
+from .bare_zygote import Box, in_box
 
 pytestmark = [pytest.mark.needs("overlay", "userns")]
 

@@ -14,9 +14,9 @@ from eos_agent.handles import freshness
 from eos_agent.kernel import machine_view
 from eos_agent.machine import secret_paths
 from layerstack.kernel import syscalls
-from tests import children
+from tests import in_namespace
 
-from .box import Box, in_box
+from .bare_zygote import Box, in_box
 
 as_root = pytest.mark.needs("root", "overlay")
 both_forms = pytest.mark.parametrize(
@@ -143,6 +143,6 @@ def test_what_lies_over_an_overlay_of_ours_is_left_alone_when_that_looks_again()
 
     top = tempfile.mkdtemp(prefix="eos-test-", dir="/var/tmp")
     try:
-        assert children.call("trusted", in_child, top)
+        assert in_namespace.call("trusted", in_child, top)
     finally:
         shutil.rmtree(top)

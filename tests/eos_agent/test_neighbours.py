@@ -12,7 +12,7 @@ import pytest
 
 from eos_agent.machine import engine_roots, neighbours, secret_paths
 
-from .box import Box, in_box
+from .bare_zygote import Box, in_box
 
 
 def test_a_note_names_folders_for_others_until_they_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

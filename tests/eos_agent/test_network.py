@@ -13,9 +13,9 @@ import pytest
 from eos_agent.kernel import network
 from eos_agent.wire.protocol import OperationError
 from layerstack.kernel import syscalls
-from tests import children
+from tests import in_namespace
 
-from .box import Box, Live, in_box
+from .bare_zygote import Box, Live, in_box
 from .bridge import ports_of, wait_until
 
 both_forms = pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_an_isolated_session_sees_no_interface_but_its_own_in_sys_and_the_rest_o
 def test_where_the_kernel_gives_no_sysfs_an_isolated_session_sees_no_interface_in_sys() -> None:
     def masked_for_good(_top: str) -> None:
         syscalls.mount("tmpfs", "/sys/firmware", "tmpfs", 0, "size=4k")
-        children.enter_user_namespace()  # what was mounted before cannot be taken away in it, user_namespaces(7)
+        in_namespace.enter_user_namespace()  # what was mounted before cannot be taken away in it, user_namespaces(7)
 
     async def scenario(box: Box) -> Any:
         return ast.literal_eval(await python(await box.session(network="isolated"), INTERFACES))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.end_to_end.desk import is_first
+from tests.end_to_end.cli_user import is_first
 from tests.native import both as both
 from tests.processes import children_of, cmdline
 

@@ -13,7 +13,7 @@ from eos_agent.wire.protocol import OperationError
 from layerstack.kernel import tempnames
 from tests.native import both as both
 
-from .box import Box, Ended, in_box
+from .bare_zygote import Box, Ended, in_box
 
 as_root = pytest.mark.needs("root", "overlay")
 both_forms = pytest.mark.parametrize(

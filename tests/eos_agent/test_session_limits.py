@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests import children
+from tests import in_namespace
 
 from .agent_process import Agent, refused
 
@@ -60,7 +60,7 @@ pytestmark = pytest.mark.needs("overlay")
 
 
 def agent_of(start_agent: Starter, ordinary: bool, **runtime: Any) -> Agent:
-    return start_agent(uid=children.ORDINARY_UID if ordinary else None, runtime=runtime)
+    return start_agent(uid=in_namespace.ORDINARY_UID if ordinary else None, runtime=runtime)
 
 
 def said(agent: Agent, command: dict[str, Any]) -> str:

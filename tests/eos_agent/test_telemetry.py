@@ -17,7 +17,7 @@ from eos_agent.base.rotating_log import Segments, decode
 from eos_agent.base.telemetry import Phases, Telemetry, event, span, trace_id, within
 from eos_agent.observe.trace import tree
 from eos_agent.wire.protocol import OperationError
-from tests import children
+from tests import in_namespace
 
 
 def records(recorder: Telemetry) -> list[dict[str, Any]]:
@@ -206,7 +206,7 @@ def test_what_the_disk_refuses_is_counted_and_nobody_fails(tmp_path: Path) -> No
         recorder.close()
         return lost, found
 
-    lost, found = children.call(None, refused)
+    lost, found = in_namespace.call(None, refused)
     assert lost["dropped_storage"] > 0 and found[-1] == "after"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from eos_agent.wire.protocol import OperationError
 
-from .box import Box, in_box
+from .bare_zygote import Box, in_box
 
 as_root = pytest.mark.needs("root", "overlay")
 both_forms = pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import pytest
 
 from eos_agent.handles.zygote_handle import InitHandle, SessionSpec
 from eos_agent.wire.protocol import OperationError
-from tests import children
+from tests import in_namespace
 from tests.conftest import drop_dir
 from tests.native import both as both
 
-from .box import Box, in_box
+from .bare_zygote import Box, in_box
 
 both_forms = pytest.mark.parametrize(
     "form", [pytest.param("trusted", marks=pytest.mark.needs("root", "overlay")), pytest.param("user", marks=pytest.mark.needs("userns"))]
@@ -255,7 +255,7 @@ def test_when_the_agent_is_killed_nothing_of_its_sessions_lives_on(form: str) ->
         os.write(writable, f"{box.top} {box.zygote.pid} {live.runner.pid}\n".encode())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(children.ChildDied):
+    with pytest.raises(in_namespace.ChildDied):
         in_box(scenario, form=form)
     os.close(writable)
     top, *pids = os.read(readable, 200).decode().split()

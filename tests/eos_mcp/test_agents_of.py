@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eos_mcp.providers.host_processes import agents_of, is_agent, is_ours
-from tests.children import ORDINARY_UID
+from tests.in_namespace import ORDINARY_UID
 
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
 

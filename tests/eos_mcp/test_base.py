@@ -15,7 +15,7 @@ import pytest
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.workspace import base, tree_index
 from layerstack.kernel import fsync
-from tests import children
+from tests import in_namespace
 
 OLD_NS = 1_600_000_000_123_456_789
 
@@ -215,8 +215,8 @@ def test_an_unreadable_file_is_named(short_dir: str) -> None:
         return caught.value.kind, caught.value.details
 
     os.mkdir(f"{short_dir}/o")
-    os.chown(f"{short_dir}/o", children.ORDINARY_UID, children.ORDINARY_UID)
-    kind, details = children.call("uid", in_child)
+    os.chown(f"{short_dir}/o", in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
+    kind, details = in_namespace.call("uid", in_child)
     assert kind == "operation_failed"
     assert (details["reason"], details["errno"], details["path"]) == ("workspace_unreadable", "EACCES", f"{short_dir}/o/ws/secret")
     assert "readable" in str(details["hint"])

@@ -13,8 +13,8 @@ from eos_mcp.workspace import base, tree_index
 from layerstack.fsck import base_hash
 from layerstack.kernel import syscalls
 from layerstack.kernel.base_xattrs import Keeping
-from tests import acls, children
-from tests.exporting import Stack
+from tests import acls, in_namespace
+from tests.export_streams import Stack
 from tests.trees import DIRECTORY, Entry
 
 ROOT = os.geteuid() == 0
@@ -101,14 +101,14 @@ def test_a_store_of_an_ordinary_user_has_them_as_its_overlays_want_them(tmp_path
 def test_a_session_sees_the_attributes_that_the_workspace_has(short_dir: str, form: str) -> None:
     root = Path(short_dir)
     if ROOT and form == "user":
-        os.chown(root, children.ORDINARY_UID, children.ORDINARY_UID)
+        os.chown(root, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
     keeping = THEIRS if form == "trusted" else MINE
 
     def make() -> str:
         fill(root / "w")
         return base.prepare(str(root / "w"), str(root / "cache"), keeping=keeping).source
 
-    source = children.call(None if form == "trusted" or not ROOT else "uid", make)
+    source = in_namespace.call(None if form == "trusted" or not ROOT else "uid", make)
 
     def child() -> None:
         owner = (os.geteuid(), os.getegid())
@@ -135,7 +135,7 @@ def test_a_session_sees_the_attributes_that_the_workspace_has(short_dir: str, fo
         assert seen["list"] == ({1234: 6} if form == "trusted" else {})
         stack.close()
 
-    children.call(form, child)
+    in_namespace.call(form, child)
 
 
 def test_a_file_system_without_room_for_an_attribute_leaves_it_out_by_name(short_dir: str, in_mount_namespace: Callable[..., Any]) -> None:

@@ -27,9 +27,23 @@ from eos_mcp.export.receive import folded
 from eos_mcp.requests.bounds import Bounds
 from layerstack.export import pax
 from layerstack.kernel import fsync, syscalls
-from tests import children
-from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, journals, made, made_by_digests, pack, symlink, tar_of, unpack
-from tests.hands import WEIGHTS, Hand, Op
+from tests import in_namespace
+from tests.export_streams import (
+    SECOND,
+    Stack,
+    directory,
+    file,
+    gone,
+    hard_link,
+    journals,
+    made,
+    made_by_digests,
+    pack,
+    symlink,
+    tar_of,
+    unpack,
+)
+from tests.tree_edits import WEIGHTS, Hand, Op
 from tests.trees import DIRECTORY, FILE, Entry, Tree, difference, read_tree
 
 
@@ -655,7 +669,7 @@ def test_a_large_export_is_never_held_in_memory(tmp_path: Path, fmt: str) -> Non
         result = apply(Lazy(), ExportRequest(str(tmp_path / "x"), fmt), limits=ExportLimits(), places=nowhere(), progress=lambda line: None)
         return result["files_written"], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
 
-    files, grown_mib = children.call(None, child)
+    files, grown_mib = in_namespace.call(None, child)
     assert files == 8_000 and grown_mib < 40
 
 
@@ -729,8 +743,8 @@ class Killer(Nth):
 def killed_at(name: str, count: int, dest: Path) -> bool:
     """Whether the export came as far as that and was killed there."""
     try:
-        children.call(None, run, made(*DELTA), str(dest), step=Killer(name, count))
-    except children.ChildDied as died:
+        in_namespace.call(None, run, made(*DELTA), str(dest), step=Killer(name, count))
+    except in_namespace.ChildDied as died:
         assert died.signal == signal.SIGKILL
         return True
     return False
@@ -767,9 +781,9 @@ def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, name:
         before = shape(dest)
         assert killed_at("export.sync_names", 1, dest)
         try:
-            children.call(None, recover, str(dest), journals(), step=Killer(name, count))
+            in_namespace.call(None, recover, str(dest), journals(), step=Killer(name, count))
             done = True
-        except children.ChildDied:
+        except in_namespace.ChildDied:
             assert recover(str(dest), journals()) == ["rolled_back"]
         assert shape(dest) == before and os.listdir(tmp_path) == ["d"]
         fsync.remove_tree(str(dest))
@@ -804,7 +818,7 @@ def test_an_error_at_any_step_leaves_the_destination_as_it_was(tmp_path: Path, n
 def test_an_ordinary_user_may_export_into_closed_directories_and_gets_all_or_nothing(short_dir: str) -> None:
     """Modes bind an ordinary user: the delta writes below 0555 and makes 0500, and what fails in the middle is still taken back."""
     if os.geteuid() == 0:
-        os.chown(short_dir, children.ORDINARY_UID, children.ORDINARY_UID)
+        os.chown(short_dir, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
 
     def child() -> None:
         dest = Path(short_dir, "d")
@@ -825,7 +839,7 @@ def test_an_ordinary_user_may_export_into_closed_directories_and_gets_all_or_not
         assert shape(dest) == AFTER
         assert run(made(*DELTA), dest)["bytes_written"] == 0
 
-    children.call("uid" if os.geteuid() == 0 else None, child)
+    in_namespace.call("uid" if os.geteuid() == 0 else None, child)
 
 
 @pytest.mark.parametrize("fmt", ["dir", "tar"])
@@ -863,8 +877,8 @@ def test_a_killed_archive_is_swept_by_the_next_export(tmp_path: Path) -> None:
     run(made(file(b"f", b"0")), tmp_path / "x.tar", "tar")
     before = (tmp_path / "x.tar").read_bytes()
     for name in ("export.sync", "export.rename"):
-        with pytest.raises(children.ChildDied):
-            children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
+        with pytest.raises(in_namespace.ChildDied):
+            in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
         assert len(os.listdir(tmp_path)) == 2 and (tmp_path / "x.tar").read_bytes() == before
     run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar")
     assert os.listdir(tmp_path) == ["x.tar"]

@@ -18,9 +18,9 @@ from eos_mcp.export import facts, guard
 from eos_mcp.export.rules import ExportRules
 from layerstack.export import pax
 from layerstack.kernel.content import BLOCK
-from tests import children
+from tests import in_namespace
 from tests.eos_mcp.test_export_apply import DELTA, STEPS, Killer, failure, fill, run, shape
-from tests.exporting import SECOND, Stack, directory, file, gone, hard_link, made_by_digests, symlink
+from tests.export_streams import SECOND, Stack, directory, file, gone, hard_link, made_by_digests, symlink
 from tests.layerstack.test_content import hole
 from tests.trees import DIRECTORY, FILE, LINK, Entry, write_tree
 
@@ -329,8 +329,8 @@ def _then(at: str, do: Callable[[], object]) -> Callable[[str], None]:
 @pytest.mark.parametrize("name", [name for name in STEPS if name.startswith("export.")])
 def test_after_a_kill_what_the_killed_export_wrote_is_not_taken_for_the_persons(project: Callable[..., Project], name: str) -> None:
     at = project()
-    with pytest.raises(children.ChildDied):
-        children.call(None, lambda: run(at.stream(DELTA), at.dest, base=str(at.base), rules=at.rules(), step=Killer(name, 1)))
+    with pytest.raises(in_namespace.ChildDied):
+        in_namespace.call(None, lambda: run(at.stream(DELTA), at.dest, base=str(at.base), rules=at.rules(), step=Killer(name, 1)))
     at.export(*DELTA)
     at.export(file(b"linked", b"later", 0o755))
 
@@ -384,8 +384,8 @@ def test_what_a_person_deletes_from_a_new_directory_is_known_after_a_kill_too(pr
     if killed is None:
         at.export(*first)
     else:
-        with pytest.raises(children.ChildDied):
-            children.call(None, run, at.stream(first), str(at.dest), base=str(at.base), rules=at.rules(), step=Killer(killed, 1))
+        with pytest.raises(in_namespace.ChildDied):
+            in_namespace.call(None, run, at.stream(first), str(at.dest), base=str(at.base), rules=at.rules(), step=Killer(killed, 1))
     os.unlink(at.dest / "b")
     assert at.refused(file(b"a", b"2"), file(b"b", b"2")) == [("b", "deleted")]
 
@@ -394,8 +394,8 @@ def test_a_directory_made_after_a_killed_export_is_not_the_one_that_it_was_about
     at = project()
     at.dest = at.root / "new"
     first = (file(b"a", b"1"), file(b"b", b"1"))
-    with pytest.raises(children.ChildDied):
-        children.call(None, run, at.stream(first), str(at.dest), base=str(at.base), rules=at.rules(), step=Killer("export.done", 1))
+    with pytest.raises(in_namespace.ChildDied):
+        in_namespace.call(None, run, at.stream(first), str(at.dest), base=str(at.base), rules=at.rules(), step=Killer("export.done", 1))
     assert not at.dest.exists()
     at.dest.mkdir()
     (at.dest / "a").write_text("1")

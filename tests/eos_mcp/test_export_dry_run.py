@@ -13,10 +13,10 @@ import pytest
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.dry_run import LISTED_MAX, folds_by_names
 from layerstack.kernel import syscalls
-from tests import children
+from tests import in_namespace
 from tests.eos_mcp.test_export_apply import DELTA, STEPS, Killer, check_changes, failure, fill, killed_at, run, shape
 from tests.eos_mcp.test_export_folding import on_folding
-from tests.exporting import SECOND, directory, file, gone, made, symlink
+from tests.export_streams import SECOND, directory, file, gone, made, symlink
 
 
 def everything(root: Path) -> dict[str, tuple[Any, ...]]:
@@ -134,11 +134,11 @@ def test_after_a_killed_export_a_dry_run_tells_that_it_cannot_tell_and_leaves_it
             with pytest.raises(OperationError) as caught:
                 run(made(*DELTA), dest, dry_run=True)
             assert caught.value.details["reason"] == "export_unfinished" and everything(tmp_path) == before
-        children.call(None, run, made(*DELTA), str(dest))
+        in_namespace.call(None, run, made(*DELTA), str(dest))
         shutil.rmtree(dest)
     run(made(file(b"f", b"0")), tmp_path / "x.tar", "tar")
-    with pytest.raises(children.ChildDied):
-        children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1))
+    with pytest.raises(in_namespace.ChildDied):
+        in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1))
     before = everything(tmp_path)
     assert run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar", dry_run=True)["files_written"] == 1
     assert everything(tmp_path) == before
@@ -147,7 +147,7 @@ def test_after_a_killed_export_a_dry_run_tells_that_it_cannot_tell_and_leaves_it
 @pytest.mark.needs("uid")
 def test_what_the_kernel_would_refuse_an_ordinary_user_a_dry_run_refuses_too(short_dir: str) -> None:
     """A destination that cannot be written; in it a directory of somebody else, and a mode of somebody else's file."""
-    root, uid = Path(short_dir), children.ORDINARY_UID if os.geteuid() == 0 else os.geteuid()
+    root, uid = Path(short_dir), in_namespace.ORDINARY_UID if os.geteuid() == 0 else os.geteuid()
     fill(root / "closed")
     fill(root / "theirs")
     (root / "beside").mkdir()
@@ -175,7 +175,7 @@ def test_what_the_kernel_would_refuse_an_ordinary_user_a_dry_run_refuses_too(sho
         run(made(file(b"f")), root / "beside" / "d", dry_run=True)
         assert os.listdir(root / "beside") == []
 
-    children.call("uid" if os.geteuid() == 0 else None, child)
+    in_namespace.call("uid" if os.geteuid() == 0 else None, child)
 
 
 @pytest.mark.needs("overlay")

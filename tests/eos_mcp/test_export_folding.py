@@ -11,9 +11,9 @@ import pytest
 
 from eos_agent.wire.protocol import OperationError
 from layerstack.export import pax
-from tests import children, folding
+from tests import casefold_fs, in_namespace
 from tests.eos_mcp.test_export_apply import failure, run, shape
-from tests.exporting import directory, file, gone, made, symlink
+from tests.export_streams import directory, file, gone, made, symlink
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -25,12 +25,12 @@ def on_folding(short_dir: str, body: Callable[[Path], Any]) -> Any:
         backing, target = Path(short_dir, "backing"), Path(short_dir, "folding")
         backing.mkdir()
         target.mkdir()
-        with folding.mounted(str(target), str(backing)):
+        with casefold_fs.mounted(str(target), str(backing)):
             dest = target / "dest"
             dest.mkdir()
             return body(dest)
 
-    return children.call("trusted", in_child)
+    return in_namespace.call("trusted", in_child)
 
 
 def refused(dest: Path, *entries: tuple[pax.Header, bytes]) -> OperationError:

@@ -14,9 +14,9 @@ from eos_mcp.export import reserve
 from eos_mcp.export.apply import Guards, recover
 from eos_mcp.export.rules import ExportRules
 from layerstack.kernel import syscalls
-from tests import children
+from tests import in_namespace
 from tests.eos_mcp.test_export_apply import Killer, run, shape
-from tests.exporting import directory, file, made_by_digests
+from tests.export_streams import directory, file, made_by_digests
 
 Call = Callable[..., Any]
 DELTA = made_by_digests(directory(b"d"), file(b"d/f", b"new"), file(b"z", b"z"))
@@ -79,8 +79,8 @@ def test_a_killed_one_is_taken_back_by_its_record_in_the_reserve(short_dir: str,
         disk.fill()
         before = shape(disk.dest)
         for step in ("export.mkdir", "export.bind", "export.bound", "export.in", "export.sync_names", "export.remove", "export.forget"):
-            with pytest.raises(children.ChildDied):
-                children.call(None, disk.run, step=Killer(step, 1))
+            with pytest.raises(in_namespace.ChildDied):
+                in_namespace.call(None, disk.run, step=Killer(step, 1))
             assert len([name for name in disk.names() if name.endswith(".record")]) == 1
             done = step in ("export.remove", "export.forget")
             recover(str(disk.dest), disk.exports)

@@ -21,11 +21,11 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.names import reserved
 from layerstack.export import pax
 from layerstack.kernel import fsync
-from tests import children
+from tests import in_namespace
 from tests.conftest import soaking
 from tests.eos_mcp.test_export_apply import run
 from tests.eos_mcp.test_export_journal import forge
-from tests.exporting import SECOND, journals, made, made_by_digests
+from tests.export_streams import SECOND, journals, made, made_by_digests
 
 Entries = list[tuple[pax.Header, bytes]]
 
@@ -386,7 +386,7 @@ def play(top: str, rounds: range, form: str | None) -> dict[str, int]:
             shutil.rmtree(journals(), ignore_errors=True)
         return seen
 
-    return children.call(form, child)
+    return in_namespace.call(form, child)
 
 
 @pytest.mark.parametrize("who", ["own", "ordinary"])
@@ -395,7 +395,7 @@ def test_whatever_a_destination_and_a_stream_hold_the_neighbours_stay_and_it_is_
 ) -> None:
     ordinary = who == "ordinary" and os.geteuid() == 0
     if ordinary:
-        os.chown(short_dir, children.ORDINARY_UID, children.ORDINARY_UID)
+        os.chown(short_dir, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
     count = 3000 if soaking(pytestconfig) else 40
     seen = play(short_dir, range(count), "uid" if ordinary else None)
     assert seen["done"] > count / 8 and seen["refused"] > count / 8 and seen["meddled"] > count / 8, seen

@@ -22,7 +22,7 @@ from layerstack.export import pax
 from layerstack.fsck import check
 from layerstack.kernel.content import BLOCK, ContentHash, digest_at
 from tests.eos_mcp.test_export_apply import run
-from tests.exporting import Stack, file, made_by_digests
+from tests.export_streams import Stack, file, made_by_digests
 from tests.layerstack.test_content import TIB, hole, largest
 from tests.trees import DIRECTORY, Entry
 

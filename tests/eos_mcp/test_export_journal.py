@@ -23,9 +23,9 @@ from eos_mcp.export.recover import settle
 from eos_mcp.export.stage import ExportStage, Step
 from eos_mcp.workspace import base
 from layerstack.kernel import fsync
-from tests import children
+from tests import in_namespace
 from tests.eos_mcp.test_export_apply import AFTER, DELTA, Killer, Nth, failure, fill, killed_at, run, shape
-from tests.exporting import SECOND, directory, file, gone, journals, made
+from tests.export_streams import SECOND, directory, file, gone, journals, made
 
 RECORD = struct.Struct("<cBHHH")
 
@@ -182,8 +182,8 @@ def test_a_recovery_that_is_killed_while_it_removes_the_staging_takes_no_file_wi
     fill(dest)
     before = shape(dest)
     assert killed_at("export.sync_names", 1, dest)
-    with pytest.raises(children.ChildDied):
-        children.call(None, recover, str(dest), journals(), step=HalfRemoved(dest))
+    with pytest.raises(in_namespace.ChildDied):
+        in_namespace.call(None, recover, str(dest), journals(), step=HalfRemoved(dest))
     assert recover(str(dest), journals()) == ["swept"]
     assert shape(dest) == before and records() == []
 
@@ -271,13 +271,13 @@ def test_only_the_unfinished_archive_that_is_on_record_is_removed(tmp_path: Path
     (tmp_path / ".eos-export-0.tmp").write_text("the person's own")
     run(made(file(b"f", b"0")), tmp_path / "x.tar", "tar")
     for name in ("export.voucher", "export.mkdir", "export.bind", "export.bound", "export.sync", "export.rename", "export.sync_names"):
-        with pytest.raises(children.ChildDied):
-            children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
+        with pytest.raises(in_namespace.ChildDied):
+            in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
         assert len(records()) == (name != "export.voucher")
         run(made(file(b"f", b"1")), tmp_path / "x.tar", "tar")
         assert sorted(os.listdir(tmp_path)) == [".eos-export-0.tmp", "x.tar"] and records() == [], name
-    with pytest.raises(children.ChildDied):
-        children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1))
+    with pytest.raises(in_namespace.ChildDied):
+        in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer("export.rename", 1))
     (left,) = set(os.listdir(tmp_path)) - {".eos-export-0.tmp", "x.tar"}
     (tmp_path / "other").write_text("another file of that name")
     (tmp_path / "other").rename(tmp_path / left)
@@ -287,8 +287,8 @@ def test_only_the_unfinished_archive_that_is_on_record_is_removed(tmp_path: Path
 
 def test_a_killed_archive_that_replaces_nothing_leaves_nothing_and_needs_no_record(tmp_path: Path) -> None:
     for name in ("export.sync", "export.rename", "export.sync_names"):
-        with pytest.raises(children.ChildDied):
-            children.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
+        with pytest.raises(in_namespace.ChildDied):
+            in_namespace.call(None, run, made(file(b"f", b"1")), str(tmp_path / "x.tar"), "tar", step=Killer(name, 1))
         assert os.listdir(tmp_path) == (["x.tar"] if name == "export.sync_names" else []) and records() == [], name
 
 
@@ -322,8 +322,8 @@ def test_a_kill_while_a_new_archive_replaces_one_that_came_meanwhile_leaves_one_
             dest.write_bytes(theirs)
         killer(reached)
 
-    with pytest.raises(children.ChildDied):
-        children.call(None, run, data, str(dest), "tar", step=step)
+    with pytest.raises(in_namespace.ChildDied):
+        in_namespace.call(None, run, data, str(dest), "tar", step=step)
     assert len(records()) == (name != "export.voucher")
     assert (dest.read_bytes() == theirs) == (name != "export.sync_names")
     run(data, tmp_path / "other.tar", "tar")

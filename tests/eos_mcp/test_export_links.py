@@ -17,10 +17,10 @@ import pytest
 from eos_agent.wire.protocol import OperationError
 from layerstack.export import pax
 from layerstack.kernel import overlay, syscalls
-from tests import children
+from tests import in_namespace
 from tests.conftest import soaking
 from tests.eos_mcp.test_export_apply import STEPS, Refusing, run, shape, stamps
-from tests.exporting import SECOND, Stack, directory, file, hard_link, made
+from tests.export_streams import SECOND, Stack, directory, file, hard_link, made
 from tests.trees import DIRECTORY, FILE, Entry, Tree, difference, read_tree
 
 TIME = 1_700_000_000 * SECOND
@@ -245,7 +245,7 @@ STRIPPED = [{"path": "shared/sg", "what": "setgid"}, {"path": "su", "what": "set
 @pytest.mark.parametrize("who", ["own", "ordinary"])
 def test_files_lose_setuid_and_setgid_and_are_named_and_directories_keep_theirs(short_dir: str, who: str) -> None:
     if who == "ordinary" and os.geteuid() == 0:
-        os.chown(short_dir, children.ORDINARY_UID, children.ORDINARY_UID)
+        os.chown(short_dir, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
 
     def child() -> None:
         dest = Path(short_dir, "d")
@@ -263,7 +263,7 @@ def test_files_lose_setuid_and_setgid_and_are_named_and_directories_keep_theirs(
         same = run(made(*SPECIAL), dest)
         assert "stripped" not in same and shape(dest)[b"su"][1] == 0o4755, "what the person has there is not taken away"
 
-    children.call("uid" if who == "ordinary" and os.geteuid() == 0 else None, child)
+    in_namespace.call("uid" if who == "ordinary" and os.geteuid() == 0 else None, child)
 
 
 def test_an_archive_has_no_such_bits_either(tmp_path: Path) -> None:

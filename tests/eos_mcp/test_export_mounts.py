@@ -19,7 +19,7 @@ from eos_mcp.export.recover import settle
 from eos_mcp.export.rules import ExportRules
 from layerstack.kernel import syscalls
 from tests.eos_mcp.test_export_apply import failure, run, shape
-from tests.exporting import directory, file, gone, journals, made
+from tests.export_streams import directory, file, gone, journals, made
 
 GET_FLAGS, SET_FLAGS, IMMUTABLE = 0x80086601, 0x40086602, 0x10
 """FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IMMUTABLE_FL."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from eos_mcp.export.rules import ExportRules
-from tests import acls, children
+from tests import acls, in_namespace
 from tests.eos_mcp.test_export_apply import run, shape
-from tests.exporting import directory, file, hard_link, made, made_by_digests, symlink
+from tests.export_streams import directory, file, hard_link, made, made_by_digests, symlink
 
 ROOT = os.geteuid() == 0
 PERSON = (1001, 1002)
@@ -87,8 +87,8 @@ def _attributes_are_kept(dest: Path) -> None:
 
 def test_what_an_ordinary_user_may_keep_is_kept_and_the_rest_is_named(short_dir: str) -> None:
     root = Path(short_dir)
-    me = children.ORDINARY_UID if ROOT else os.geteuid()
-    mine = (me, children.ORDINARY_UID if ROOT else os.getegid())
+    me = in_namespace.ORDINARY_UID if ROOT else os.geteuid()
+    mine = (me, in_namespace.ORDINARY_UID if ROOT else os.getegid())
     _place(root / "d", mine, mine[1])
     if ROOT:
         os.chown(root, *mine)
@@ -113,7 +113,7 @@ def test_what_an_ordinary_user_may_keep_is_kept_and_the_rest_is_named(short_dir:
         lost = [row["path"] for row in result.get("not_kept", [])]
         assert lost == (["team/deep", "team/deep/f", "team/f", "team/l"] if ROOT else []), "no group of this user"
 
-    children.call("uid" if ROOT else None, child)
+    in_namespace.call("uid" if ROOT else None, child)
 
 
 def test_a_group_that_a_user_may_give_is_given(short_dir: str) -> None:
@@ -122,7 +122,7 @@ def test_a_group_that_a_user_may_give_is_given(short_dir: str) -> None:
     if not groups:
         return
     root = Path(short_dir)
-    me, own = (children.ORDINARY_UID, children.ORDINARY_UID) if ROOT else (os.geteuid(), os.getegid())
+    me, own = (in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID) if ROOT else (os.geteuid(), os.getegid())
     team, other = groups[0], TEAM + 1 if ROOT else own
 
     def child() -> None:
@@ -152,7 +152,7 @@ def test_a_group_that_a_user_may_give_is_given(short_dir: str) -> None:
 
     if ROOT:
         os.chown(root, me, own)
-    children.call(None, child)
+    in_namespace.call(None, child)
 
 
 @pytest.mark.needs("root")

@@ -13,7 +13,7 @@ from eos_agent.wire.protocol import OperationError
 from eos_mcp.export import stage
 from eos_mcp.export.apply import recover
 from tests.eos_mcp.test_export_apply import fill, killed_at, run, shape
-from tests.exporting import file, journals, made
+from tests.export_streams import file, journals, made
 
 HALF_WAY = "export.sync_names"
 """Everything is in place, nothing is final."""

@@ -13,9 +13,9 @@ import pytest
 from eos_agent.wire.protocol import OperationError
 from eos_mcp.export.apply import recover
 from layerstack.kernel import syscalls
-from tests import children
+from tests import in_namespace
 from tests.eos_mcp.test_export_apply import STEPS, Killer, Refusing, failure, run, shape, stamps
-from tests.exporting import directory, file, gone, hard_link, journals, made, symlink
+from tests.export_streams import directory, file, gone, hard_link, journals, made, symlink
 
 ROOT = os.geteuid() == 0
 ANNEX_STEPS = ("export.annex", "export.annex_bind", "export.annex_bound")
@@ -75,7 +75,7 @@ def _nothing_is_left(dest: Path) -> None:
 def test_an_export_over_mounts_is_as_one_without_them(short_dir: str, form: str) -> None:
     root = Path(short_dir)
     if ROOT and form == "user":
-        os.chown(root, children.ORDINARY_UID, children.ORDINARY_UID)
+        os.chown(root, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
 
     def child() -> None:
         plain, dest = root / "plain", root / "d"
@@ -100,7 +100,7 @@ def test_an_export_over_mounts_is_as_one_without_them(short_dir: str, form: str)
             path: stamp for path, stamp in same.items() if not path.endswith("tmp/a-link")
         }
 
-    children.call(form, child)
+    in_namespace.call(form, child)
 
 
 @pytest.mark.needs("overlay")
@@ -114,8 +114,8 @@ def test_killed_or_refused_at_any_step_all_file_systems_are_as_they_were(short_d
         for name in (*STEPS, *ANNEX_STEPS):
             for count in (1, 2, 3, 5, 9):
                 try:
-                    children.call(None, run, DELTA, str(dest), step=Killer(name, count))
-                except children.ChildDied:
+                    in_namespace.call(None, run, DELTA, str(dest), step=Killer(name, count))
+                except in_namespace.ChildDied:
                     happened += 1
                     recover(str(dest), journals())
                     assert shape(dest) == before, (name, count)
@@ -143,7 +143,7 @@ def test_killed_or_refused_at_any_step_all_file_systems_are_as_they_were(short_d
                 break
         return happened
 
-    assert children.call("trusted" if ROOT else "user", child) > 20
+    assert in_namespace.call("trusted" if ROOT else "user", child) > 20
 
 
 @pytest.mark.needs("overlay")
@@ -158,8 +158,8 @@ def test_what_is_not_mounted_any_more_is_asked_for_before_anything_is_taken_back
         before = shape(dest)
         hint = staging = ""
         for turn in range(2):
-            with pytest.raises(children.ChildDied):
-                children.call(None, run, delta, str(dest), step=Killer("export.sync_names", 1))
+            with pytest.raises(in_namespace.ChildDied):
+                in_namespace.call(None, run, delta, str(dest), step=Killer("export.sync_names", 1))
             assert (dest / "bound/f").read_text() == "new f"
             syscalls.umount(str(dest / "bound"))
             with pytest.raises(OperationError) as caught:
@@ -179,7 +179,7 @@ def test_what_is_not_mounted_any_more_is_asked_for_before_anything_is_taken_back
         (left,) = behind.glob(".eos-export-*")
         assert [path.read_text() for path in (left / "undo").iterdir()] == ["old f"], "what was replaced is still there"
 
-    children.call("trusted" if ROOT else "user", child)
+    in_namespace.call("trusted" if ROOT else "user", child)
 
 
 @pytest.mark.needs("overlay")
@@ -190,8 +190,8 @@ def test_after_a_restart_of_the_machine_a_file_system_in_memory_has_nothing_to_t
         (dest / "a").write_text("old a")
         syscalls.mount("tmpfs", str(dest / "tmp"), "tmpfs", 0)
         (dest / "tmp/f").write_text("old f")
-        with pytest.raises(children.ChildDied):
-            children.call(
+        with pytest.raises(in_namespace.ChildDied):
+            in_namespace.call(
                 None,
                 run,
                 made(file(b"a", b"new a"), directory(b"tmp"), file(b"tmp/f", b"new f")),
@@ -208,7 +208,7 @@ def test_after_a_restart_of_the_machine_a_file_system_in_memory_has_nothing_to_t
         assert (dest / "a").read_text() == "old a" and (dest / "tmp/f").read_text() == "of after the restart"
         _nothing_is_left(dest)
 
-    children.call("trusted" if ROOT else "user", child)
+    in_namespace.call("trusted" if ROOT else "user", child)
 
 
 @pytest.mark.needs("overlay")
@@ -228,4 +228,4 @@ def test_a_mount_that_cannot_be_written_refuses_what_goes_there_and_nothing_else
         run(made(file(b"a", b"a"), directory(b"tmp"), file(b"tmp/f", b"old")), dest)
         assert (dest / "a").exists()
 
-    children.call("trusted" if ROOT else "user", child)
+    in_namespace.call("trusted" if ROOT else "user", child)

@@ -15,7 +15,7 @@ from eos_mcp.export.left_out import UNSAFE
 from eos_mcp.export.rules import ExportRules
 from layerstack.export import pax
 from tests.eos_mcp.test_export_apply import run
-from tests.exporting import directory, file, gone, hard_link, made_by_digests, symlink
+from tests.export_streams import directory, file, gone, hard_link, made_by_digests, symlink
 
 PLAIN = b'[core]\n\trepositoryformatversion = 0\n\tbare = false\n[user]\n\tname = a\n[remote "origin"]\n\turl = https://x.org/y.git\n'
 RULES_OF_A_PERSON = ExportRules("auto", "fail", False)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 
-from tests.layerstack.stack import Session, Stack, put
+from tests.layerstack.store_fixture import Session, Stack, put
 
 SECOND = 1_000_000_000
 TOOLS = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": ""}

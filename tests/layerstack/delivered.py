@@ -18,7 +18,7 @@ from eos_mcp.export.apply import ExportLimits, ExportRequest, Guards, apply
 from layerstack.export.stream import stream
 from layerstack.layers.index_cursor import Digests
 from layerstack.layers.snapshot import Snapshot
-from tests.exporting import joined
+from tests.export_streams import joined
 from tests.layerstack.kept import Side
 from tests.trees import DIRECTORY, FILE, LINK, Besides, Tree, read_tree, write_tree
 

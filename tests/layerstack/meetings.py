@@ -18,7 +18,7 @@ from layerstack.publish import decide
 from layerstack.tree import scanned
 from tests import crowd, model
 from tests.layerstack import kept
-from tests.layerstack.machine import STANDING, Session, StackMatchesModel, in_memory
+from tests.layerstack.state_machine import STANDING, Session, StackMatchesModel, in_memory
 from tests.trees import Tree
 
 

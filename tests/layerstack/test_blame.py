@@ -11,7 +11,7 @@ import pytest
 from layerstack.errors import InvalidPath, NotFound, StoreCorrupt
 from layerstack.history import blame, blame_file
 from layerstack.history.blame_file import Range
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put
 
 TEXT = "one\ntwo\nthree\nfour\nfive\nsix\n"
 BASE: dict[str, str | bytes | None] = {"f": TEXT, "d/g": TEXT, ".gitignore": "*.log\n", "untouched": "x\n", "old.log": "x\ny\n"}

@@ -11,7 +11,7 @@ from layerstack.layers.capture import seal
 from layerstack.layers.index_file import build
 from layerstack.tree.disk import DiskTree
 from layerstack.tree.memory import MemoryTree
-from tests.layerstack.stack import Session, Stack, on_a_stack, put
+from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 
 
 def sealed(session: Session) -> dict[str, str]:

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from layerstack.errors import NotFound
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 from tests.layerstack.test_crash import tapped
 from tests.layerstack.test_squash import BASE, counts, ids, openable, publish, squash
 

@@ -11,8 +11,8 @@ import pytest
 
 from layerstack.history import versions
 from layerstack.layers.packed_index import PackedIndex
-from tests.exporting import Stack as Exported
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.export_streams import Stack as Exported
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 from tests.layerstack.test_cost import calls_of
 from tests.layerstack.test_many_files import BASE, fill, growth_kib
 

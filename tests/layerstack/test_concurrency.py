@@ -23,9 +23,9 @@ from layerstack.session import upper
 from layerstack.squash.squash import Squashed
 from layerstack.store import Store
 from layerstack.tree import disk, state
-from tests import children
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
-from tests.layerstack.tables import disagreement
+from tests import in_namespace
+from tests.layerstack.memory_and_disk import disagreement
+from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put
 
 T = TypeVar("T")
 
@@ -381,13 +381,13 @@ def test_a_second_process_is_refused_until_the_first_one_is_gone_however_it_went
             return busy.reason
         return "opened"
 
-    assert children.call(None, attempt) == "store_busy"
+    assert in_namespace.call(None, attempt) == "store_busy"
     assert attempt() == "store_busy", "nor a second time in the same process"
     s.store.close()
-    assert children.call(None, attempt) == "opened"
+    assert in_namespace.call(None, attempt) == "opened"
 
     says, hears = os.pipe()
-    holder = children.fork()
+    holder = in_namespace.fork()
     if holder == 0:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         Store.open(s.root)

@@ -12,7 +12,7 @@ import pytest
 from layerstack.session.upper import Upper
 from layerstack.store import Store
 from layerstack.text.gitignore import IgnoreRules
-from tests.layerstack.stack import Stack, on_a_stack, put
+from tests.layerstack.store_fixture import Stack, on_a_stack, put
 
 LINEAR = 2.6
 """Twice the size may cost so many times as much; a square costs four times."""

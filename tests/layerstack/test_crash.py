@@ -20,9 +20,9 @@ import pytest
 import layerstack
 from layerstack.kernel import syscalls
 from layerstack.store import Store
-from tests import children
-from tests.layerstack import scenario
-from tests.layerstack.scenario import Expected, Journal, Places
+from tests import in_namespace
+from tests.layerstack import crash_history
+from tests.layerstack.crash_history import Expected, Journal, Places
 from tests.trees import Tree
 
 CALLS = ("rename", "link", "unlink", "mkdir", "rmdir", "fsync", "symlink", "mknod", "setxattr", "removexattr", "chmod")
@@ -66,10 +66,10 @@ def _record(places: Places, journal: Journal) -> Recorded:
     def recording() -> Recorded:
         own = os.getpid()
         tapped(lambda name: acts.append(name) if os.getpid() == own else None)
-        scenario.play(places, journal, acts.append, trees=trees)
+        crash_history.play(places, journal, acts.append, trees=trees)
         return Recorded(acts, Expected(trees))
 
-    return children.call("trusted", recording)
+    return in_namespace.call("trusted", recording)
 
 
 def _play_until(places: Places, journal: Journal, number: int, broken_by: Callable[[], None]) -> None:
@@ -84,7 +84,7 @@ def _play_until(places: Places, journal: Journal, number: int, broken_by: Callab
         seen += 1
 
     tapped(tick)
-    scenario.play(places, journal, tick)
+    crash_history.play(places, journal, tick)
 
 
 def chosen(acts: list[str], stride: int, which: Which = "both") -> list[int]:
@@ -126,7 +126,7 @@ def kill_everywhere(
 
     def fresh(name: str) -> tuple[Places, Journal]:
         place = os.path.join(folder, name)
-        return scenario.prepare(place, os.path.join(place, "mounts"), form), Journal(os.path.join(place, "journal"))
+        return crash_history.prepare(place, os.path.join(place, "mounts"), form), Journal(os.path.join(place, "journal"))
 
     recorded = _record(*fresh("recorded"))
     names = [*recorded.acts, "the end"]
@@ -135,10 +135,10 @@ def kill_everywhere(
         places, journal = fresh(f"n{number}")
         try:
             try:
-                children.call("trusted", _play_until, places, journal, number, broken_by)
-            except children.ChildDied as died:
+                in_namespace.call("trusted", _play_until, places, journal, number, broken_by)
+            except in_namespace.ChildDied as died:
                 assert died.signal == signal.SIGKILL, died
-            scenario.check(places, journal.read(), recorded.expected)
+            crash_history.check(places, journal.read(), recorded.expected)
         except Exception as error:
             broken.append(f"killed before act {number}, {names[number]}: {type(error).__name__}: {error}")
             if not all_of_them:
@@ -172,27 +172,27 @@ def kill_the_open(folder: str, stride: int) -> int:
 
     def fresh(name: str) -> tuple[Places, Journal]:
         place = os.path.join(folder, name)
-        return scenario.prepare(place, os.path.join(place, "mounts"), "trusted"), Journal(os.path.join(place, "journal"))
+        return crash_history.prepare(place, os.path.join(place, "mounts"), "trusted"), Journal(os.path.join(place, "journal"))
 
     recorded = _record(*fresh("recorded"))
     cuts = 0
     for name in CUT_TWICE:
         number = len(recorded.acts) - 1 - recorded.acts[::-1].index(name)
         places, journal = fresh(f"n{number}")
-        with contextlib.suppress(children.ChildDied):
-            children.call("trusted", _play_until, places, journal, number, intact)
+        with contextlib.suppress(in_namespace.ChildDied):
+            in_namespace.call("trusted", _play_until, places, journal, number, intact)
         act, alive = 0, False
         while not alive:
             copy = os.path.join(folder, f"n{number}-{act}")
             subprocess.run(["cp", "-a", os.path.join(folder, f"n{number}"), copy], check=True)
             again = Places(os.path.join(copy, "store"), os.path.join(copy, "mounts"), places.form)
             try:
-                children.call("trusted", _open_until, again, act)
+                in_namespace.call("trusted", _open_until, again, act)
                 alive = True
-            except children.ChildDied as died:
+            except in_namespace.ChildDied as died:
                 assert died.signal == signal.SIGKILL, died
             try:
-                scenario.check(again, journal.read(), recorded.expected)
+                crash_history.check(again, journal.read(), recorded.expected)
             except Exception as error:
                 raise AssertionError(f"killed before {name}, the open before its act {act}: {error}") from error
             act += stride
@@ -202,7 +202,7 @@ def kill_the_open(folder: str, stride: int) -> int:
 
 @pytest.mark.needs("overlay", "root")
 def test_a_process_killed_while_it_opens_what_a_killed_one_left_loses_nothing(short_dir: str) -> None:
-    assert children.call("trusted", kill_the_open, short_dir, 1 if SOAK else 6) > len(CUT_TWICE)
+    assert in_namespace.call("trusted", kill_the_open, short_dir, 1 if SOAK else 6) > len(CUT_TWICE)
 
 
 LAYERSTACK = layerstack.__path__[0]
@@ -242,7 +242,7 @@ def _check_names(form: str, acts: list[str]) -> None:
 @pytest.mark.timeout(7200 if SOAK else 180)
 @pytest.mark.needs("overlay", "root")
 def test_a_process_killed_at_any_durable_act_loses_nothing_as_root(short_dir: str) -> None:
-    _check_names("trusted", children.call("trusted", kill_everywhere, "trusted", short_dir, STRIDE, which="last"))
+    _check_names("trusted", in_namespace.call("trusted", kill_everywhere, "trusted", short_dir, STRIDE, which="last"))
 
 
 @pytest.mark.timeout(7200 if SOAK else 180)
@@ -253,4 +253,4 @@ def test_a_process_killed_at_any_durable_act_loses_nothing_in_a_user_namespace(s
     def kill() -> list[str]:
         return kill_everywhere("user", short_dir, STRIDE if SOAK else 2 * STRIDE, which="first")
 
-    _check_names("user", children.call("user", kill))
+    _check_names("user", in_namespace.call("user", kill))

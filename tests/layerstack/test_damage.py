@@ -18,7 +18,7 @@ from layerstack.layers import index_file
 from layerstack.layers import version_files as versions
 from layerstack.model.manifest import FIRST_VERSION, Manifest, reference
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put, refusing
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n"}
 

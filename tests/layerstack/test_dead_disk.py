@@ -12,8 +12,8 @@ from collections.abc import Generator
 
 from layerstack.errors import Invalid
 from layerstack.kernel import fsync, syscalls
-from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
-from tests.layerstack.tables import disagreement
+from tests.layerstack.memory_and_disk import disagreement
+from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put
 from tests.layerstack.test_crash import tapped
 
 BASE: Base = {"f": "".join(f"line {n}\n" for n in range(20)), "d/g": "g\n"}

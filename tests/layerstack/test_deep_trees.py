@@ -10,8 +10,8 @@ import pytest
 from layerstack.kernel import fsync
 from layerstack.session.upper import LONGEST_PLACE
 from layerstack.tree.disk import PATH_MAX
-from tests import children
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
+from tests import in_namespace
+from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put
 
 
 def go_down(folder: str, name: str, depth: int) -> None:
@@ -39,7 +39,7 @@ def test_a_tree_of_any_depth_is_removed_and_nothing_beside_it(short_dir: str, fo
         fsync.remove_tree(f"{short_dir}/gone")
         return os.listdir(short_dir)
 
-    assert children.call(form, in_child) == ["beside"]
+    assert in_namespace.call(form, in_child) == ["beside"]
 
 
 @on_a_stack({"f": "base\n"})

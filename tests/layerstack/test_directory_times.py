@@ -7,7 +7,7 @@ import time
 
 from layerstack.publish.publish import Author
 from tests.layerstack.builds import age, date, edit, mtime
-from tests.layerstack.stack import Base, Stack, on_a_stack, put
+from tests.layerstack.store_fixture import Base, Stack, on_a_stack, put
 
 TREE: Base = {"d/a": "a\n", "d/b": "b\n", "d/in/c": "c\n", "e/x": "x\n", "o/old": "o\n"}
 FOLDERS = ("", "d", "d/in", "e", "o")

@@ -9,8 +9,8 @@ import pytest
 from layerstack.kernel import syscalls
 from layerstack.kernel.xattrs import TRUSTED
 from layerstack.store import Store
-from tests import children
-from tests.layerstack.stack import put
+from tests import in_namespace
+from tests.layerstack.store_fixture import put
 from tests.layerstack.test_power_cut import copy_disk, make_disk, mount_disk
 
 
@@ -51,5 +51,5 @@ def cut_after_a_discard(folder: str) -> list[list[str]]:
 
 @pytest.mark.needs("loopfs", "overlay")
 def test_a_draft_that_was_discarded_does_not_come_back_after_a_power_cut(short_dir: str) -> None:
-    before, after = children.call("trusted", cut_after_a_discard, short_dir)
+    before, after = in_namespace.call("trusted", cut_after_a_discard, short_dir)
     assert (before, after) == (["draft"], []), "the first one proves that the sync is what does it"

@@ -20,10 +20,10 @@ from layerstack.errors import Invalid, NotFound, PublishRejected
 from layerstack.kernel import fsync, syscalls
 from layerstack.session.upper import Upper
 from layerstack.store import Store
-from tests import children
-from tests.layerstack import scenario
-from tests.layerstack.scenario import Places, demand, line, put, shown
-from tests.layerstack.tables import disagreement
+from tests import in_namespace
+from tests.layerstack import crash_history
+from tests.layerstack.crash_history import Places, demand, line, put, shown
+from tests.layerstack.memory_and_disk import disagreement
 from tests.layerstack.test_crash import tapped
 from tests.trees import Tree, read_tree
 
@@ -102,7 +102,7 @@ class History:
         self.texts: list[bytes] = []
 
     def view(self) -> tuple[int, Tree]:
-        return self.store.head.version, scenario.look(self.places, self.store.snapshot())
+        return self.store.head.version, crash_history.look(self.places, self.store.snapshot())
 
     def agreed(self, when: str) -> None:
         demand(disagreement(self.store) == "", f"{when}: {disagreement(self.store)}")
@@ -253,17 +253,17 @@ class History:
 def check(places: Places, outcome: Outcome) -> None:
     store = Store.open(places.root)
     demand(store.unrecovered == (), f"not recovered: {store.unrecovered}")
-    trees = [scenario.look(places, store.snapshot(version)) for version in [None, *store.pinned()]]
+    trees = [crash_history.look(places, store.snapshot(version)) for version in [None, *store.pinned()]]
     for n, draft in enumerate(store.drafts()):
         upper = store.open_upper(f"check-{n}", origin="workspace_session:check", draft_id=draft.draft_id)
         with shown(upper, os.path.join(places.mounts, "f")) as mount:
             trees.append(read_tree(mount))
         upper.discard()
     for text in outcome.texts:
-        demand(any(scenario._holds(tree, text) for tree in trees), f"{text!r} is gone")  # pyright: ignore[reportPrivateUsage]
+        demand(any(crash_history._holds(tree, text) for tree in trees), f"{text!r} is gone")  # pyright: ignore[reportPrivateUsage]
     store.gc()
-    scenario._check_nothing_left(places.root, store)  # pyright: ignore[reportPrivateUsage]
-    scenario._check_usable(places, store)  # pyright: ignore[reportPrivateUsage]
+    crash_history._check_nothing_left(places.root, store)  # pyright: ignore[reportPrivateUsage]
+    crash_history._check_usable(places, store)  # pyright: ignore[reportPrivateUsage]
     store.close()
 
 
@@ -277,7 +277,7 @@ def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) ->
 
     def run(first: int, code: int) -> int:
         place = os.path.join(folder, f"n{first}-{code}")
-        places = scenario.prepare(place, os.path.join(place, "mounts"), form)
+        places = crash_history.prepare(place, os.path.join(place, "mounts"), form)
 
         def child() -> tuple[Outcome, int]:
             disk = Disk(first, width, code)
@@ -286,7 +286,7 @@ def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) ->
             return History(places, disk).play(), disk.seen
 
         try:
-            outcome, calls = children.call("trusted", child)
+            outcome, calls = in_namespace.call("trusted", child)
             check(places, outcome)
             return calls
         finally:
@@ -307,11 +307,11 @@ def fail_everywhere(form: str, folder: str, width: int, stride: int = STRIDE) ->
 @pytest.mark.needs("overlay", "root")
 @pytest.mark.parametrize("width", [1, UNTIL_GIVEN_UP], ids=["once", "until_given_up"])
 def test_a_disk_that_refuses_any_call_loses_nothing_and_a_retry_succeeds_as_root(short_dir: str, width: int) -> None:
-    assert children.call("trusted", fail_everywhere, "trusted", short_dir, width) > 300
+    assert in_namespace.call("trusted", fail_everywhere, "trusted", short_dir, width) > 300
 
 
 @pytest.mark.timeout(7200 if SOAK else 120)
 @pytest.mark.needs("userns")
 def test_a_disk_that_refuses_any_call_loses_nothing_and_a_retry_succeeds_in_a_user_namespace(short_dir: str) -> None:
     os.chmod(short_dir, 0o777)
-    assert children.call("user", fail_everywhere, "user", short_dir, 3) > 300
+    assert in_namespace.call("user", fail_everywhere, "user", short_dir, 3) > 300

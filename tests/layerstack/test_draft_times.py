@@ -7,7 +7,7 @@ import shutil
 import time
 
 from layerstack.errors import PublishRejected
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put
 
 NS = time.time_ns() + 3600 * 10**9
 """Later than what a session had seen: an input of a time from before that gets another one (ADR 0048)."""

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from layerstack.errors import Busy, Invalid, NotFound, PublishRejected
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put, refusing
+from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put, refusing
 
 
 def rejected(stack: Stack) -> Session:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from layerstack.kernel import fsync, syscalls
-from tests import children
-from tests.layerstack import scenario
-from tests.layerstack.scenario import Journal
+from tests import in_namespace
+from tests.layerstack import crash_history
+from tests.layerstack.crash_history import Journal
 
 PASSING = ("/staging/", "/sessions/")
 """What is in there nobody acknowledged."""
@@ -76,7 +76,7 @@ def watch(names: Names) -> None:
 def play(folder: str) -> int:
     """Returns how many acknowledgments there were."""
     fsync.keeps_order = lambda root: False  # type: ignore[assignment]
-    places = scenario.prepare(folder, os.path.join(folder, "mounts"), "trusted")
+    places = crash_history.prepare(folder, os.path.join(folder, "mounts"), "trusted")
     names, journal, broken, count = Names(places.root), Journal(os.path.join(folder, "journal")), list[str](), 0
     watch(names)
 
@@ -85,11 +85,11 @@ def play(folder: str) -> int:
         count += 1
         broken.extend(f"{journal.read()[-1]}: {left}" for left in names.left())
 
-    scenario.play(places, journal, fsync.no_step, acknowledged)
+    crash_history.play(places, journal, fsync.no_step, acknowledged)
     assert not broken, f"{len(broken)} names that no sync has made durable:\n" + "\n".join(broken[:12])
     return count
 
 
 @pytest.mark.needs("overlay", "root")
 def test_each_new_name_is_synced_before_what_rests_on_it_is_acknowledged(short_dir: str) -> None:
-    assert children.call("trusted", play, short_dir) > 20
+    assert in_namespace.call("trusted", play, short_dir) > 20

@@ -23,8 +23,8 @@ from layerstack.layers import index_cursor
 from layerstack.layers.index import record
 from layerstack.layers.index_cursor import Digests
 from layerstack.layers.index_file import Indexed, IndexRow, dump
-from tests.exporting import Stack, file, joined, tar_of, unpack
-from tests.layerstack import stack as stacks
+from tests.export_streams import Stack, file, joined, tar_of, unpack
+from tests.layerstack import store_fixture as stacks
 from tests.trees import DIRECTORY, FILE, Entry, Tree
 
 Call = Callable[..., Any]

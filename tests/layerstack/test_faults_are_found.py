@@ -1,4 +1,4 @@
-"""The properties earn their trust: with a rule of our own library taken away, the test that guards it fails (tests/layerstack/faults.py)."""
+"""The properties earn their trust: with a rule of our own library taken away, the test that guards it fails (tests/layerstack/mutations.py)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 import pytest
 
 from layerstack.errors import LayerStackError
-from tests import children
-from tests.layerstack import faults, machine, test_crash, test_findings, test_power_cut, test_squash
+from tests import in_namespace
+from tests.layerstack import mutations, state_machine, test_crash, test_findings, test_power_cut, test_squash
 
 
 def machine_finds(name: str, form: str, folder: str, examples: int, seed: int) -> str:
     """Breaks the library in this child and runs the machine; what it found, '' when it noticed nothing. Any other error passes."""
-    faults.FOR_THE_MACHINE[name]()
+    mutations.FOR_THE_MACHINE[name]()
     try:
-        machine.run(form, folder, examples=examples, seed=seed, shrink=False)
+        state_machine.run(form, folder, examples=examples, seed=seed, shrink=False)
     except (AssertionError, LayerStackError, OSError) as error:
-        return f"{type(error).__name__} after {machine.LAST['examples']} examples: {error}"
+        return f"{type(error).__name__} after {state_machine.LAST['examples']} examples: {error}"
     return ""
 
 
@@ -50,28 +50,28 @@ def test_the_machine_notices_a_rule_that_is_gone(short_dir: str, name: str) -> N
     for seed in range(first, first + 4):  # what a seed draws depends on the constants of every module that is loaded
         place = f"{short_dir}/{seed}"
         os.mkdir(place)
-        if children.call("trusted", machine_finds, name, "trusted", place, 100, seed):
+        if in_namespace.call("trusted", machine_finds, name, "trusted", place, 100, seed):
             return
-    raise AssertionError(f"nobody noticed: {faults.FOR_THE_MACHINE[name].__doc__}")
+    raise AssertionError(f"nobody noticed: {mutations.FOR_THE_MACHINE[name].__doc__}")
 
 
 @pytest.mark.soak
 @pytest.mark.needs("overlay", "root")
-@pytest.mark.parametrize("name", sorted(faults.FOR_THE_MACHINE.keys() - RARE))
+@pytest.mark.parametrize("name", sorted(mutations.FOR_THE_MACHINE.keys() - RARE))
 def test_the_machine_notices_each_rule_that_is_gone(short_dir: str, name: str) -> None:
-    found = children.call("trusted", machine_finds, name, "trusted", short_dir, 3000, 0)
-    assert found, f"nobody noticed: {faults.FOR_THE_MACHINE[name].__doc__}"
+    found = in_namespace.call("trusted", machine_finds, name, "trusted", short_dir, 3000, 0)
+    assert found, f"nobody noticed: {mutations.FOR_THE_MACHINE[name].__doc__}"
 
 
 @pytest.mark.needs("overlay", "root")
 def test_a_plain_history_notices_a_gc_that_ignores_drafts(short_dir: str) -> None:
     """The one that test_findings.py runs on the library as it is."""
 
-    def act(stack: machine.StackMatchesModel) -> None:
-        faults.gc_ignores_drafts()
+    def act(stack: state_machine.StackMatchesModel) -> None:
+        mutations.gc_ignores_drafts()
         test_findings.put_aside_squash_and_collect(stack)
 
-    with pytest.raises(children.ChildFailed) as found:
+    with pytest.raises(in_namespace.ChildFailed) as found:
         test_findings.history("trusted", short_dir, test_findings.small_tree(), act)
     assert found.value.kind == "StoreCorrupt" and "missing" in str(found.value), found.value
 
@@ -79,43 +79,43 @@ def test_a_plain_history_notices_a_gc_that_ignores_drafts(short_dir: str) -> Non
 @pytest.mark.needs("overlay", "root")
 def test_a_plain_history_notices_a_squash_that_drops_opaque_marks() -> None:
     def find() -> None:
-        faults.squash_drops_opaque_marks()
+        mutations.squash_drops_opaque_marks()
         test_squash.test_a_directory_made_again_stays_opaque_and_no_whiteout_lies_below_it("trusted")
 
-    with pytest.raises(children.ChildFailed) as found:
-        children.call("trusted", find)
+    with pytest.raises(in_namespace.ChildFailed) as found:
+        in_namespace.call("trusted", find)
     assert "AssertionError" in str(found.value), found.value
 
 
 @pytest.mark.needs("overlay", "loopfs")
 def test_the_power_cut_notices_a_layer_that_is_renamed_before_it_is_synced(short_dir: str) -> None:
     def find() -> None:
-        faults.rename_before_sync()
-        test_power_cut.cut_everywhere(short_dir, steps=lambda name: name == faults.TOO_LATE, all_of_them=False)
+        mutations.rename_before_sync()
+        test_power_cut.cut_everywhere(short_dir, steps=lambda name: name == mutations.TOO_LATE, all_of_them=False)
 
-    with pytest.raises(children.ChildFailed) as found:
-        children.call("trusted", find)
-    assert found.value.kind == "AssertionError" and faults.TOO_LATE in str(found.value), found.value
+    with pytest.raises(in_namespace.ChildFailed) as found:
+        in_namespace.call("trusted", find)
+    assert found.value.kind == "AssertionError" and mutations.TOO_LATE in str(found.value), found.value
 
 
 @pytest.mark.needs("overlay", "root")
-@pytest.mark.parametrize("name", faults.FOR_THE_KILL_HARNESS)
+@pytest.mark.parametrize("name", mutations.FOR_THE_KILL_HARNESS)
 def test_the_kill_harness_notices_a_rename_that_is_left_out(short_dir: str, name: str) -> None:
     def find() -> None:
-        test_crash.kill_everywhere("trusted", short_dir, 10_000, every=8, broken_by=faults.FOR_THE_KILL_HARNESS[name], all_of_them=False)
+        test_crash.kill_everywhere("trusted", short_dir, 10_000, every=8, broken_by=mutations.FOR_THE_KILL_HARNESS[name], all_of_them=False)
 
-    with pytest.raises(children.ChildFailed) as found:
-        children.call("trusted", find)
+    with pytest.raises(in_namespace.ChildFailed) as found:
+        in_namespace.call("trusted", find)
     assert found.value.kind == "AssertionError" and "killed before act" in str(found.value), found.value
 
 
 @pytest.mark.needs("overlay", "loopfs")
-@pytest.mark.parametrize("name", faults.FOR_THE_POWER_CUT)
+@pytest.mark.parametrize("name", mutations.FOR_THE_POWER_CUT)
 def test_the_power_cut_notices_a_sync_that_is_left_out(short_dir: str, name: str) -> None:
     def find() -> None:
-        faults.FOR_THE_POWER_CUT[name]()
+        mutations.FOR_THE_POWER_CUT[name]()
         test_power_cut.cut_everywhere(short_dir, steps=test_power_cut.none, all_of_them=False)
 
-    with pytest.raises(children.ChildFailed) as found:
-        children.call("trusted", find)
+    with pytest.raises(in_namespace.ChildFailed) as found:
+        in_namespace.call("trusted", find)
     assert found.value.kind == "AssertionError" and "power cuts" in str(found.value), found.value

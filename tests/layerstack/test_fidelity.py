@@ -7,8 +7,8 @@ import shutil
 import socket
 import stat
 
-from tests.layerstack.stack import Session, Stack, on_a_stack, put
-from tests.menagerie import Facts, acl, difference, look, make
+from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
+from tests.sample_tree import Facts, acl, difference, look, make
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 21))
 BASE: dict[str, str | bytes | None] = {"here/before": "before\n", "edited": TEXT}

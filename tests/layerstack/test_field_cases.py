@@ -14,7 +14,7 @@ from layerstack.errors import Invalid
 from layerstack.export.stream import fold
 from layerstack.kernel.xattrs import FORMS
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 
 FIFTY = "".join(f"line {n}\n" for n in range(1, 61))
 

@@ -13,12 +13,12 @@ import pytest
 from layerstack.kernel import fsync
 from layerstack.kernel.xattrs import FORMS
 from layerstack.tree import scanned
-from tests import children
-from tests.hands import Op
-from tests.layerstack.machine import REFUSED, Session, StackMatchesModel
-from tests.layerstack.stack import Stack, get, on_a_stack, put
-from tests.layerstack.tables import disagreement
+from tests import in_namespace
+from tests.layerstack.memory_and_disk import disagreement
+from tests.layerstack.state_machine import REFUSED, Session, StackMatchesModel
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 from tests.layerstack.test_crash import tapped
+from tests.tree_edits import Op
 from tests.trees import DIRECTORY, FILE, Entry, Tree
 
 
@@ -39,7 +39,7 @@ def history(form: str, folder: str, tree: Tree, act: Callable[[StackMatchesModel
             machine.teardown()
         return Machine.tally
 
-    return children.call(form, run)
+    return in_namespace.call(form, run)
 
 
 def small_tree() -> Tree:

@@ -11,7 +11,7 @@ from layerstack.core.layer_times import recorded
 from layerstack.model.conflict import Notice
 from tests import build_tools
 from tests.layerstack.builds import SECOND, age, date, edit, mtime, run
-from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put
 
 C: Base = {
     "util.h": "#define VER 1\n",

@@ -13,7 +13,7 @@ import pytest
 
 from layerstack.errors import NotFound, PublishRejected
 from tests.layerstack.builds import age, run
-from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put
 
 SOURCES = ("a", "b", "c", "g", "src/x", "src/y")
 OUTPUTS = ("gen.h", "lib.o", "app", "conf", "out/all", "out/stamp")

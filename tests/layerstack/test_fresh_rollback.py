@@ -6,7 +6,7 @@ import os
 
 from layerstack.layers.index_record import record
 from tests.layerstack.builds import age, date, edit, run
-from tests.layerstack.stack import Base, Stack, get, on_a_stack
+from tests.layerstack.store_fixture import Base, Stack, get, on_a_stack
 
 TEXT: Base = {
     "a": "a1\n",

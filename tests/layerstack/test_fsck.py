@@ -20,7 +20,7 @@ from layerstack.layers import version_files
 from layerstack.layers.version_files import VersionRecord
 from layerstack.model.manifest import BASE_ID, Manifest, reference
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n", "d/h": "h\n", "e/one": "1\n", "e/two": "2\n"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from layerstack.errors import NotFound
 from layerstack.squash import squash
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {"f": "".join(f"line {n}\n" for n in range(100)), "d/g": "g\n"}
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.layerstack.stack import Session, Stack, on_a_stack, put
+from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY: dict[str, str | bytes | None] = {

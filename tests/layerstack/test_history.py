@@ -14,7 +14,7 @@ from layerstack.history import versions as history
 from layerstack.kernel.fsync import no_step, remove_tree
 from layerstack.layers.delta import delta
 from layerstack.publish.outcome import Published
-from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put, refusing
 from tests.trees import read_tree
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 31))

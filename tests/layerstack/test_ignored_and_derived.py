@@ -8,7 +8,7 @@ import py_compile
 import shutil
 
 from layerstack.model.conflict import Notice
-from tests.layerstack.stack import Session, Stack, on_a_stack, put
+from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 
 TEN = "".join(f"line {n}\n" for n in range(10))
 

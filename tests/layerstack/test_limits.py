@@ -18,7 +18,7 @@ from layerstack.model.manifest import LOWER_LIMIT
 from layerstack.squash.auto_squash import FOLD_AT
 from layerstack.squash.depth import Depths
 from layerstack.squash.squash import Squashed
-from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put
 
 BASE: Base = {"d/f": "f\n", "e/x": "x\n"}
 WAIT_S = 60

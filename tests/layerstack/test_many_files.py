@@ -15,7 +15,7 @@ from layerstack.kernel import syscalls
 from layerstack.layers.index_cursor import Digests
 from layerstack.layers.packed_index import SMALL, PackedIndex
 from layerstack.session.upper import Upper
-from tests.exporting import Stack, unpack
+from tests.export_streams import Stack, unpack
 from tests.trees import DIRECTORY, Entry
 
 Call = Callable[..., Any]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tests import page_makers
-from tests.layerstack.stack import Base, Stack, on_a_stack, put
+from tests.layerstack.store_fixture import Base, Stack, on_a_stack, put
 
 TEXT = "1\n2\n3\n4\n5\n6\n7\n8\n"
 Edit = Callable[[str], object]

@@ -10,8 +10,8 @@ import pytest
 from layerstack.errors import LayerLimit, OverlayUnsupported
 from layerstack.kernel import overlay, syscalls
 from layerstack.kernel.xattrs import TRUSTED, USER
-from tests import children
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests import in_namespace
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 
 
 @on_a_stack({"f": "base\n"})
@@ -111,7 +111,7 @@ def test_without_the_power_to_mount_the_error_says_what_is_needed() -> None:
             return str(error)
         return ""
 
-    assert "CAP_SYS_ADMIN" in children.call("uid", attempt)
+    assert "CAP_SYS_ADMIN" in in_namespace.call("uid", attempt)
 
 
 def test_both_forms_never_copy_metadata_alone_nor_index_inodes() -> None:

@@ -19,8 +19,8 @@ from layerstack.fsck import check
 from layerstack.history import versions
 from layerstack.kernel import fsync
 from layerstack.session import upper
-from tests import children
-from tests.layerstack.stack import FORM_PARAMS
+from tests import in_namespace
+from tests.layerstack.store_fixture import FORM_PARAMS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs/layerstack.md").read_text()
@@ -70,7 +70,7 @@ def run() -> None:
 @pytest.mark.parametrize("form", FORM_PARAMS)
 def test_the_examples_run_from_top_to_bottom(form: str) -> None:
     assert CODE.count("assert") >= 20
-    children.call(form, run)
+    in_namespace.call(form, run)
 
 
 def test_the_examples_are_typed(tmp_path: Path) -> None:

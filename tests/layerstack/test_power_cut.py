@@ -16,9 +16,9 @@ import pytest
 
 from layerstack.kernel import content, fsync, syscalls
 from layerstack.kernel.xattrs import TRUSTED
-from tests import children
-from tests.layerstack import scenario
-from tests.layerstack.scenario import Expected, Journal, Places
+from tests import in_namespace
+from tests.layerstack import crash_history
+from tests.layerstack.crash_history import Expected, Journal, Places
 from tests.trees import Tree
 
 DISK_BYTES = 64 << 20
@@ -85,7 +85,7 @@ def play_and_cut(folder: str, *, steps: Callable[[str], bool] = named) -> tuple[
     backing, disk, mounts = (os.path.join(folder, name) for name in ("backing", "disk", "mounts"))
     make_disk(backing)
     mount_disk(backing, disk)
-    places = scenario.prepare(disk, mounts, "trusted")
+    places = crash_history.prepare(disk, mounts, "trusted")
     os.sync()  # the base is there before the store is
     journal = Journal(os.path.join(folder, "journal"))
     cuts: list[Cut] = []
@@ -99,7 +99,7 @@ def play_and_cut(folder: str, *, steps: Callable[[str], bool] = named) -> tuple[
             cuts.append(Cut(copy, journal.read(), where))
 
     trees: dict[int, Tree] = {}
-    scenario.play(places, journal, cut, lambda: cut(f"{ACKNOWLEDGED} {journal.read()[-1]}"), trees)
+    crash_history.play(places, journal, cut, lambda: cut(f"{ACKNOWLEDGED} {journal.read()[-1]}"), trees)
     expected = Expected(trees)
     syscalls.umount(disk)
     return cuts, expected
@@ -111,7 +111,7 @@ def check_cut(folder: str, cut: Cut, expected: Expected) -> None:
     mount_disk(cut.copy, disk)
     try:
         places = Places(os.path.join(disk, "store"), os.path.join(folder, "mounts"), TRUSTED)
-        scenario.check(places, cut.notes, expected, power_cut=True)
+        crash_history.check(places, cut.notes, expected, power_cut=True)
     finally:
         syscalls.umount(disk)
         os.unlink(cut.copy)
@@ -141,7 +141,7 @@ def cut_everywhere(folder: str, *, steps: Callable[[str], bool] = named, all_of_
 
 @pytest.mark.needs("loopfs", "overlay")
 def test_a_power_cut_at_any_step_keeps_what_was_acknowledged(short_dir: str) -> None:
-    where = children.call("trusted", cut_everywhere, short_dir)
+    where = in_namespace.call("trusted", cut_everywhere, short_dir)
     assert sum(name.startswith(ACKNOWLEDGED) for name in where) >= 10, where
 
 
@@ -156,5 +156,5 @@ def orders(folder: str, *how: str) -> bool:
 
 @pytest.mark.needs("loopfs")
 def test_only_an_ext4_with_a_journal_is_trusted_to_keep_names_in_order(short_dir: str) -> None:
-    assert children.call("trusted", orders, short_dir)
-    assert not children.call("trusted", orders, short_dir, "-O", "^has_journal")
+    assert in_namespace.call("trusted", orders, short_dir)
+    assert not in_namespace.call("trusted", orders, short_dir, "-O", "^has_journal")

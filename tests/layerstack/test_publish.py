@@ -11,7 +11,7 @@ from layerstack.kernel.xattrs import TRUSTED
 from layerstack.model.conflict import Notice
 from layerstack.publish.outcome import Published
 from layerstack.squash import squash
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put
 
 TEXT = "1\n2\n3\n4\n5\n"
 

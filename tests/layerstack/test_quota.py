@@ -14,7 +14,7 @@ from layerstack.core.quota import why_not
 from layerstack.errors import LayerStackError, QuotaExceeded
 from layerstack.kernel import fsync
 from layerstack.publish.outcome import Published
-from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put
 
 BASE: Base = {"d/f": "f\n", "top": "1\n"}
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from layerstack.errors import PublishRejected
-from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put, refusing
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 21))
 BASE: dict[str, str | bytes | None] = {"f": TEXT, "d/a": "a\n", "gone": "x\n"}

@@ -10,7 +10,7 @@ import pytest
 from layerstack.errors import PublishRejected
 from layerstack.kernel.fsync import no_step
 from layerstack.model.conflict import Notice
-from tests.layerstack.stack import Session, Stack, get, on_a_stack, put, refusing
+from tests.layerstack.store_fixture import Session, Stack, get, on_a_stack, put, refusing
 
 TEXT = "".join(f"line {n}\n" for n in range(1, 21))
 MERGED = TEXT.replace("line 3\n", "three\n").replace("line 15\n", "fifteen\n")

@@ -14,7 +14,7 @@ from layerstack.kernel import records
 from layerstack.kernel.fsync import no_step
 from layerstack.recovery.dead_sessions import DIED, DeadSession
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put, refusing
 from tests.trees import read_tree
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n"}

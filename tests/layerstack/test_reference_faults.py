@@ -17,7 +17,7 @@ from layerstack.errors import StoreCorrupt
 from layerstack.kernel import records
 from layerstack.publish.commit import CommitUnsynced
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put, refusing
 from tests.trees import Tree
 
 TEXT = "f{\n1\n2\n3\ntail\n"

@@ -6,7 +6,7 @@ import pytest
 
 from layerstack.core.publish_rules import PublishRules
 from layerstack.text.merge import merge
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 
 TEXT = "0\n1\n2\n3\n4\n"
 

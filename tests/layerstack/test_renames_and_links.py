@@ -6,7 +6,7 @@ import os
 import shutil
 
 from layerstack.model.conflict import Renamed
-from tests.layerstack.stack import Session, Stack, on_a_stack, put
+from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 
 
 def told(session: Session) -> list[tuple[str, str, dict[str, str]]]:

@@ -14,7 +14,7 @@ from layerstack.errors import SquashInFlight, StoreCorrupt
 from layerstack.kernel import fsync, records
 from layerstack.squash.squash import Block, Squashed
 from layerstack.store import Store
-from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put
 from tests.trees import Tree
 
 BASE: Base = {"d/f": "f\n", "d/g": "g\n", "e/x": "x\n", "top": "1\n2\n3\n4\n5\n6\n7\n8\n"}

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests import children
-from tests.layerstack import machine
-from tests.layerstack.stack import FORM_PARAMS
+from tests import in_namespace
+from tests.layerstack import state_machine
+from tests.layerstack.store_fixture import FORM_PARAMS
 from tests.layerstack.thresholds import as_if_large
 
 OUTCOMES = (
@@ -45,9 +45,9 @@ def meet_all(form: str, folder: str, *, outcomes: Sequence[str] = OUTCOMES, larg
         os.mkdir(place)
         os.chmod(place, 0o777)
         if large:
-            seen.update(children.call(form, as_if_large, machine.run, form, place, examples=20, seed=number or None))
+            seen.update(in_namespace.call(form, as_if_large, state_machine.run, form, place, examples=20, seed=number or None))
         else:
-            seen.update(children.call(form, machine.run, form, place, examples=50, seed=number or None))
+            seen.update(in_namespace.call(form, state_machine.run, form, place, examples=50, seed=number or None))
         if all(seen[what] for what in outcomes):
             return
     assert not [what for what in outcomes if not seen[what]], seen
@@ -84,7 +84,7 @@ def test_thousands_of_histories_show_what_the_model_shows(short_dir: str, form: 
     """Each run of it draws others; EOS_SOAK_SEED draws those of an earlier run again."""
     os.chmod(short_dir, 0o777)
     try:
-        seen = children.call(form, machine.run, form, short_dir, examples=EXAMPLES, steps=STEPS, seed=FIRST_SEED + part)
+        seen = in_namespace.call(form, state_machine.run, form, short_dir, examples=EXAMPLES, steps=STEPS, seed=FIRST_SEED + part)
     except Exception as error:
         error.add_note(f"EOS_SOAK_SEED={FIRST_SEED}, part {part}")
         raise

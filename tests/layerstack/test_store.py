@@ -16,8 +16,8 @@ from layerstack.fsck.check import check
 from layerstack.kernel import syscalls
 from layerstack.kernel.xattrs import TRUSTED, USER
 from layerstack.store import Store
-from tests import children
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests import in_namespace
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n", "d/g": "g\n", "l": "-> d", "e": None}
 
@@ -136,7 +136,7 @@ def test_a_store_of_the_other_form_is_refused_by_name(short_dir: str) -> None:
     Stack("trusted", {"f": "f\n"}, folder=short_dir).close()
     for folder, _, files in os.walk(short_dir):
         for name in (folder, *(f"{folder}/{file}" for file in files)):
-            os.chown(name, children.ORDINARY_UID, children.ORDINARY_UID)
+            os.chown(name, in_namespace.ORDINARY_UID, in_namespace.ORDINARY_UID)
 
     def attempt() -> str:
         try:
@@ -145,7 +145,7 @@ def test_a_store_of_the_other_form_is_refused_by_name(short_dir: str) -> None:
             return error.reason
         return "opened"
 
-    assert children.call("user", attempt) == "store_form"
+    assert in_namespace.call("user", attempt) == "store_form"
 
 
 def test_a_folder_that_holds_no_store_is_said_to_be_none(short_dir: str) -> None:

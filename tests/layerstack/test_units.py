@@ -16,8 +16,8 @@ from layerstack.errors import PublishRejected
 from layerstack.model.conflict import Conflict
 from layerstack.publish.outcome import Published
 from layerstack.units.units import BUILT_IN, SQLITE, NamedUnits, Unit, held_by
-from tests import children
-from tests.layerstack.stack import Base, Session, Stack, get, on_a_stack, put
+from tests import in_namespace
+from tests.layerstack.store_fixture import Base, Session, Stack, get, on_a_stack, put
 
 
 def make(path: str, *statements: str) -> None:
@@ -29,7 +29,7 @@ def make(path: str, *statements: str) -> None:
 
 def leave_open(path: str, *statements: str) -> None:
     """A process writes to the database and dies without closing it: what it committed lies in the -wal."""
-    pid = children.fork()
+    pid = in_namespace.fork()
     if pid == 0:
         signal.alarm(60)
         db = sqlite3.connect(path, isolation_level=None)

@@ -11,7 +11,7 @@ import pytest
 from layerstack.kernel import fsync
 from layerstack.kernel.fsync import no_step
 from layerstack.publish.commit import CommitUnsynced
-from tests.layerstack.stack import Stack, get, on_a_stack, put, refusing
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put, refusing
 
 TEXT = "".join(f"line {n}\n" for n in range(20))
 

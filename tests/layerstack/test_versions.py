@@ -17,7 +17,7 @@ from layerstack.kernel import syscalls
 from layerstack.layers import version_files
 from layerstack.model.manifest import Manifest
 from layerstack.store import Store
-from tests.layerstack.stack import Stack, get, on_a_stack, put
+from tests.layerstack.store_fixture import Stack, get, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {"f": "base\n"}
 

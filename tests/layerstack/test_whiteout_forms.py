@@ -6,7 +6,7 @@ import os
 import stat
 
 from layerstack.fsck.check import check
-from tests.layerstack.stack import Session, Stack, on_a_stack, put
+from tests.layerstack.store_fixture import Session, Stack, on_a_stack, put
 
 BASE: dict[str, str | bytes | None] = {
     "f": "f\n",

@@ -1,6 +1,6 @@
 """The state machine: any order of sessions, edits, publishes, drafts and restarts leaves the stack and ModelStack showing the same tree.
 
-Runs in a child that may mount (tests/children.py), over real overlay mounts. `run` is the whole of it, for both forms of the store.
+Runs in a child that may mount (tests/in_namespace.py), over real overlay mounts. `run` is the whole of it, for both forms of the store.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from layerstack.squash.squash import Squashed
 from layerstack.store import Store
 from layerstack.tree import scanned
 from layerstack.units.units import NamedUnits
-from tests.hands import Hand, Op, few_ops
 from tests.layerstack import delivered, kept
 from tests.layerstack.kept import Side
-from tests.layerstack.tables import disagreement
+from tests.layerstack.memory_and_disk import disagreement
 from tests.model import ModelStack, Verdict
+from tests.tree_edits import Hand, Op, few_ops
 from tests.trees import DIRECTORY, FILE, LINK, Besides, Entry, Tree, ancestors, difference, names, read_tree, trees, write_tree
 from tests.units import BOX
 

@@ -14,7 +14,7 @@ from eos_agent.handles.zygote_handle import HostSpec, InitHandle, SessionSpec, Z
 from eos_agent.machine.neighbours import News
 from layerstack.kernel import overlay
 from layerstack.kernel import xattrs as form
-from tests import children, leftovers, native, probes
+from tests import in_namespace, leaks, native, probes
 
 for _module in ("eos_agent.zygote.main", "eos_agent.files.mounted", "concurrent.futures.thread", "asyncio.unix_events"):
     importlib.import_module(_module)  # an ordinary user may not be able to read the checkout
@@ -194,7 +194,7 @@ def in_box(
 
     def run() -> T:
         top = tempfile.mkdtemp(prefix="eos-b-", dir=parent or probes.scratch_root())
-        leftovers.note("directory", top)
+        leaks.note("directory", top)
         os.environ["HOME"] = os.path.join(top, "home")
         place = workspace.replace("TOP", top) if workspace else f"{top}/ws"
         try:
@@ -228,4 +228,4 @@ def in_box(
         finally:
             shutil.rmtree(top)
 
-    return children.call(form, run)
+    return in_namespace.call(form, run)

@@ -21,7 +21,7 @@ from layerstack.publish.drafts import Draft
 from layerstack.publish.outcome import Published
 from layerstack.session.upper import Upper
 from layerstack.store import Store
-from tests import children, leftovers, probes
+from tests import in_namespace, leaks, probes
 from tests.trees import Tree, read_tree
 
 Base = dict[str, str | bytes | None]
@@ -203,7 +203,7 @@ FORM_PARAMS = [
 
 def _run(body: Callable[[Stack], None], form: str, base: Base) -> None:
     folder = tempfile.mkdtemp(prefix="eos-l-", dir=probes.scratch_root())
-    leftovers.note("directory", folder)
+    leaks.note("directory", folder)
     memory = _in_memory(folder, FORMS[form])
     stack = Stack(form, base, folder=folder)
     try:
@@ -233,7 +233,7 @@ def on_a_stack(base: Base, *, forms: tuple[str, ...] = ("trusted", "user")) -> C
     def wrap(body: Callable[[Stack], None]) -> Callable[[str], None]:
         @pytest.mark.parametrize("form", [param for param in FORM_PARAMS if param.values[0] in forms])
         def test(form: str) -> None:
-            children.call(form, _run, body, form, base)
+            in_namespace.call(form, _run, body, form, base)
 
         functools.update_wrapper(test, body)
         del test.__wrapped__  # type: ignore[attr-defined]

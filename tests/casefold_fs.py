@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable, Generator
 
 from layerstack.kernel import syscalls
-from tests import children
+from tests import in_namespace
 
 _IN, _OUT = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ")
 _ATTR, _ENTRY = struct.Struct("<QQQQQQIIIIIIIIII"), struct.Struct("<QQQQII")
@@ -232,7 +232,7 @@ def mounted(target: str, backing: str) -> Generator[None]:
     """For the length of the block the tree of `backing` is at `target`, folding; in a mount namespace of one's own, as root."""
     fd = open_device(os.path.dirname(target))
     syscalls.mount("eos-folding", target, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions")
-    pid = children.fork()
+    pid = in_namespace.fork()
     if pid == 0:
         code = 1
         try:

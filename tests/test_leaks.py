@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests import leftovers
+from tests import leaks
 from tests.conftest import drop_dir, make_short_dir
 
 
@@ -14,18 +14,18 @@ def test_a_directory_and_a_process_are_found_until_they_are_gone_and_those_of_an
     short_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = make_short_dir("eos-x-")  # of the run that this test is part of
-    monkeypatch.setenv(leftovers.FOLDER, "")
-    monkeypatch.setattr(leftovers, "ROUNDS", 0)
-    leftovers.begin(short_dir)
+    monkeypatch.setenv(leaks.FOLDER, "")
+    monkeypatch.setattr(leaks, "ROUNDS", 0)
+    leaks.begin(short_dir)
     ours = make_short_dir("eos-x-")
     argv = ["sh", "-c", "read end", ours, theirs]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
-        left = leftovers.found()
-        assert [line for line in left if line.startswith(f"{ours} (tests/test_leftovers.py::test_a_directory")], left
+        left = leaks.found()
+        assert [line for line in left if line.startswith(f"{ours} (tests/test_leaks.py::test_a_directory")], left
         assert [line for line in left if line.startswith(f"process {process.pid}: sh -c read end {ours}")], left
         assert len(left) == 2, left
         process.communicate(b"\n")
     drop_dir(ours)
-    assert leftovers.found() == []
+    assert leaks.found() == []
     drop_dir(theirs)
-    leftovers.end()
+    leaks.end()

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.children import ORDINARY_UID
-from tests.ordinary import Installed
+from tests.in_namespace import ORDINARY_UID
+from tests.unprivileged_install import Installed
 
 KEPT = ("PATH", "LANG", "LC_ALL", "DOCKER_HOST")
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from eos_mcp.export import reserve
 from layerstack.kernel import overlay
-from tests import leftovers
-from tests.children import ORDINARY_UID
+from tests import leaks
 from tests.eos_mcp import programs
-from tests.people import Person
+from tests.in_namespace import ORDINARY_UID
 from tests.processes import children_of, cmdline, descendants, mountinfo
+from tests.users import Person
 
 MODULES = programs.MODULES
 ELSEWHERE = "/proc"  # a directory of a file system that carries no store: what the in-use probe wants
@@ -75,7 +75,7 @@ class Desk:
 
     def create(self, image: str, *, cls: type[Sandbox] | None = None) -> Sandbox:
         record = self.do("manager", "create_sandbox", "--image", image, "--workspace-bind-root", str(self.workspace))
-        leftovers.note("sandbox", record["id"])
+        leaks.note("sandbox", record["id"])
         kind = cls or (Sandbox if image == "host" else Container)
         return kind(self, record["id"], record["shared_base"]["root_hash"])
 

@@ -17,8 +17,8 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-from tests import leftovers, probes
-from tests.children import ORDINARY_UID
+from tests import leaks, probes
+from tests.in_namespace import ORDINARY_UID
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_NEEDED = ("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "__pycache__", "site-packages", "dist-packages")
@@ -91,7 +91,7 @@ def install() -> Installed:
     """Make the installation; the caller deletes `root`."""
     root = Path(tempfile.mkdtemp(prefix="eos-inst-", dir=probes.scratch_root()))
     root.chmod(0o755)
-    leftovers.note("directory", str(root))
+    leaks.note("directory", str(root))
     prefix = root / "venv"
     subprocess.run([interpreter(root), "-I", "-m", "venv", "--without-pip", str(prefix)], check=True, capture_output=True)
     site = prefix / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
-from tests import children
+from tests import in_namespace
 
 HERE = os.getpid()
 
@@ -24,5 +24,5 @@ class Garbage:
 def test_a_child_does_not_collect_the_garbage_of_its_parent() -> None:
     gc.collect()
     Garbage()
-    children.call(None, gc.collect)
+    in_namespace.call(None, gc.collect)
     gc.collect()
