@@ -77,6 +77,17 @@ def test_no_work_is_left_for_later_in_the_sources() -> None:
     assert not bad, "\n".join(bad)
 
 
+def test_names_of_tests_are_words_and_have_no_keys_to_other_lists() -> None:
+    """A name such as `test_w1_...` or `test_pitfall_7_...` points to a list that a reader does not have."""
+    key = re.compile(r"^ *(?:async )?def (test_(?:pitfall_[0-9]+|[cflmpwx][0-9]{1,2})_\w*)", re.MULTILINE)
+    found: list[str] = []
+    for name in repository_files():
+        if name.startswith("tests/") and name.endswith(".py"):
+            with open(os.path.join(ROOT, name), encoding="utf-8") as file:
+                found += [f"{name}: {test}" for test in key.findall(file.read())]
+    assert not found, found
+
+
 def test_no_file_is_large() -> None:
     large = {name: os.path.getsize(os.path.join(ROOT, name)) for name in FILES}
     bad = {name: size for name, size in large.items() if size > 400_000}

@@ -161,7 +161,7 @@ async def _tried(host: Host, sandbox_id: str, kind: str, said: dict[str, Any], p
 
 @pytest.mark.needs("musl")
 @pytest.mark.parametrize("name", ["debian", "busybox"])
-def test_m14_no_row_of_the_table_gets_out_of_a_session_of_a_container_or_changes_the_base(
+def test_no_row_of_the_table_gets_out_of_a_session_of_a_container_or_changes_the_base(
     place: Place, image: Callable[[str], str], name: str
 ) -> None:
     carry(place.workspace)

@@ -60,7 +60,7 @@ def files_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
-def test_f4_children_of_a_directory_made_again_never_return_and_no_mark_becomes_a_file(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_children_of_a_directory_made_again_never_return_and_no_mark_becomes_a_file(sandbox: Sandbox, tmp_path: Path) -> None:
     assert sandbox.shell("rm -rf f4 && mkdir f4 && echo n > f4/n")["publish"]["published"] is True
     squash(sandbox)
     assert sandbox.shell("ls -A f4")["output"] == "n"
@@ -75,7 +75,7 @@ def test_f4_children_of_a_directory_made_again_never_return_and_no_mark_becomes_
     assert found == {"f4", "f4/n", "f4/.wh..wh..opq"}, "what says to an image builder that the rest is gone"
 
 
-def test_f7_a_directory_deleted_in_a_session_is_absent_from_every_list(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_directory_deleted_in_a_session_is_absent_from_every_list(sandbox: Sandbox, tmp_path: Path) -> None:
     session = sandbox.session()
     sandbox.shell("rm -r f7", session)
     for where in (session, None):
@@ -91,14 +91,14 @@ def test_f7_a_directory_deleted_in_a_session_is_absent_from_every_list(sandbox: 
     assert not (tmp_path / "out/f7").exists()
 
 
-def test_f17_a_workspace_around_the_state_or_inside_it_is_refused_at_once(sandbox: Sandbox) -> None:
+def test_a_workspace_around_the_state_or_inside_it_is_refused_at_once(sandbox: Sandbox) -> None:
     at = sandbox.desk
     for workspace in (at.person.home, at.state, at.state / "sandboxes" / sandbox.id, Path(at.env["XDG_CACHE_HOME"])):
         assert_told(at.refused_create("host", workspace), "workspace_holds_own_directory", kind="invalid_request")
     assert [record["id"] for record in at.do("manager", "list_sandboxes")["sandboxes"]] == [sandbox.id]
 
 
-def test_f20_an_edit_keeps_mode_byte_order_mark_and_line_ends_and_a_link_is_refused_with_its_target(sandbox: Sandbox) -> None:
+def test_an_edit_keeps_mode_byte_order_mark_and_line_ends_and_a_link_is_refused_with_its_target(sandbox: Sandbox) -> None:
     session = sandbox.session()
     for where in (session, None):
         words = ("--workspace-session-id", where) if where else ()
@@ -110,7 +110,7 @@ def test_f20_an_edit_keeps_mode_byte_order_mark_and_line_ends_and_a_link_is_refu
         assert error["kind"] == "invalid_request" and error["details"]["target"] == "f"
 
 
-def test_f21_a_small_file_in_the_place_of_a_big_one_has_its_own_size(sandbox: Sandbox) -> None:
+def test_a_small_file_in_the_place_of_a_big_one_has_its_own_size(sandbox: Sandbox) -> None:
     session = sandbox.session()
     for where in (session, None):
         sandbox.shell("mkdir -p f21; head -c 10000000 /dev/zero > f21/f", where)
@@ -121,7 +121,7 @@ def test_f21_a_small_file_in_the_place_of_a_big_one_has_its_own_size(sandbox: Sa
 NAMES = ("caf\u00e9", "cafe\u0301", "A.txt", "a.txt", "n\nl", "-rf", "x" * 255, os.fsdecode(b"\xff\xfe"))
 
 
-def test_f22_names_that_differ_in_case_or_composition_stay_apart_in_stack_directory_and_archive(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_names_that_differ_in_case_or_composition_stay_apart_in_stack_directory_and_archive(sandbox: Sandbox, tmp_path: Path) -> None:
     for number, name in enumerate(NAMES):
         sandbox.write(f"f22/{name}", f"{number}\n")
     squash(sandbox)
@@ -136,7 +136,7 @@ def test_f22_names_that_differ_in_case_or_composition_stay_apart_in_stack_direct
         assert {member.name for member in archive if member.name.startswith("f22/")} == {f"f22/{name}" for name in NAMES}
 
 
-def test_p2_a_file_that_one_session_writes_and_another_removes_is_seen_by_neither_and_told_to_the_second(sandbox: Sandbox) -> None:
+def test_a_file_that_one_session_writes_and_another_removes_is_seen_by_neither_and_told_to_the_second(sandbox: Sandbox) -> None:
     sandbox.write("p2", "base\n")
     a, b = sandbox.session(), sandbox.session()
     sandbox.shell("echo a > p2", a)
@@ -149,7 +149,7 @@ def test_p2_a_file_that_one_session_writes_and_another_removes_is_seen_by_neithe
     assert sandbox.read("p2") == "a"
 
 
-def test_p3_a_rejection_says_who_won_where_and_what_all_three_sides_have(sandbox: Sandbox) -> None:
+def test_a_rejection_says_who_won_where_and_what_all_three_sides_have(sandbox: Sandbox) -> None:
     sandbox.write("p3", SIXTY)
     a, b = sandbox.session("--agent", "alice"), sandbox.session("--agent", "bob")
     for session, name in ((a, "alice"), (b, "bob")):
@@ -166,7 +166,7 @@ def test_p3_a_rejection_says_who_won_where_and_what_all_three_sides_have(sandbox
     assert sandbox.read("p3").split("\n")[9::20] == ["ten of alice", "thirty", "fifty"]
 
 
-def test_p4_thirteen_sessions_at_once_are_thirteen_layers_or_one_layer_and_twelve_drafts(sandbox: Sandbox) -> None:
+def test_thirteen_sessions_at_once_are_thirteen_layers_or_one_layer_and_twelve_drafts(sandbox: Sandbox) -> None:
     def work(n: int) -> str:
         session = sandbox.session()
         sandbox.write(f"p4/{n}", f"{n}\n", session)
@@ -196,7 +196,7 @@ def test_p4_thirteen_sessions_at_once_are_thirteen_layers_or_one_layer_and_twelv
             sandbox.do("discard_draft", "--draft-id", one["draft_id"])
 
 
-def test_p10_a_squash_and_an_export_beside_a_full_disk_say_what_happened_and_work_afterwards(desk: Desks) -> None:
+def test_a_squash_and_an_export_beside_a_full_disk_say_what_happened_and_work_afterwards(desk: Desks) -> None:
     def body(at: Desk) -> None:
         sandbox = at.create("host")
         for n in range(3):
@@ -228,7 +228,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *who, *words], cwd=folder, env=env, check=True, capture_output=True)
 
 
-def test_p11_a_base_with_a_submodule_and_a_worktree_is_published_from_by_ten_at_once(desk: Desks) -> None:
+def test_a_base_with_a_submodule_and_a_worktree_is_published_from_by_ten_at_once(desk: Desks) -> None:
     at = desk("root")
     library = at.give("library/file", "library\n").parent
     for folder in (library, at.workspace):

@@ -53,7 +53,7 @@ __attribute__((constructor)) static void begin(void) {
 
 
 @pytest.mark.needs("root", "overlay")
-def test_p5_without_the_right_to_mount_the_doctor_fails_a_create_is_refused_and_the_workspace_is_as_it_was(desk: Desks) -> None:
+def test_without_the_right_to_mount_the_doctor_fails_a_create_is_refused_and_the_workspace_is_as_it_was(desk: Desks) -> None:
     at = desk("root", DOCKER_HOST="unix:///nonexistent.sock")
 
     def in_child() -> tuple[Any, ...]:
@@ -72,7 +72,7 @@ def test_p5_without_the_right_to_mount_the_doctor_fails_a_create_is_refused_and_
 
 
 @IN_DOCKER
-def test_p5_a_container_without_the_right_to_mount_is_no_sandbox_and_nothing_of_it_is_left(
+def test_a_container_without_the_right_to_mount_is_no_sandbox_and_nothing_of_it_is_left(
     place: Place, image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = ContainerCollection.create
@@ -95,9 +95,7 @@ def test_p5_a_container_without_the_right_to_mount_is_no_sandbox_and_nothing_of_
 
 
 @IN_DOCKER
-def test_m12_a_secret_of_a_command_in_a_container_is_in_no_list_of_processes_no_log_no_label_and_no_file(
-    place: Place, image: Image
-) -> None:
+def test_a_secret_of_a_command_in_a_container_is_in_no_list_of_processes_no_log_no_label_and_no_file(place: Place, image: Image) -> None:
     secret = f"s3cret-{os.urandom(12).hex()}"
 
     async def scenario(host: Host) -> dict[str, str]:
@@ -144,7 +142,7 @@ def test_m12_a_secret_of_a_command_in_a_container_is_in_no_list_of_processes_no_
 
 
 @IN_DOCKER
-def test_m13_the_agents_token_is_nowhere_in_a_session_nor_behind_a_link_that_was_published(place: Place, image: Image) -> None:
+def test_the_agents_token_is_nowhere_in_a_session_nor_behind_a_link_that_was_published(place: Place, image: Image) -> None:
     async def scenario(host: Host) -> tuple[str, list[str], list[str]]:
         sandbox_id = (await place.create(host, image("busybox")))["id"]
         try:

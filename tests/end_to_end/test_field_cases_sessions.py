@@ -69,7 +69,7 @@ def container(desk: Desks, image: Callable[[str], str]) -> Generator[Container]:
 
 
 @IN_DOCKER
-def test_x1_a_command_whose_container_is_killed_from_outside_is_answered_and_the_sandbox_can_be_started_again(container: Container) -> None:
+def test_a_command_whose_container_is_killed_from_outside_is_answered_and_the_sandbox_can_be_started_again(container: Container) -> None:
     container.write("published", "kept\n")
     session = container.session()
     container.write("mine", "unpublished\n", session)
@@ -88,7 +88,7 @@ def test_x1_a_command_whose_container_is_killed_from_outside_is_answered_and_the
 
 
 @IN_DOCKER
-def test_x1_a_command_whose_agent_is_killed_in_its_container_is_told_that_only_that_is_gone(container: Container) -> None:
+def test_a_command_whose_agent_is_killed_in_its_container_is_told_that_only_that_is_gone(container: Container) -> None:
     call = running(container, "sleep 60")
     kill(container.agent())
     error = call.refused()
@@ -96,7 +96,7 @@ def test_x1_a_command_whose_agent_is_killed_in_its_container_is_told_that_only_t
     assert container.shell("echo fine")["output"] == "fine"
 
 
-def test_x1_a_command_whose_runner_is_killed_is_told_where_its_work_is(desk: Desks) -> None:
+def test_a_command_whose_runner_is_killed_is_told_where_its_work_is(desk: Desks) -> None:
     sandbox = desk("root").create("host")
     session = sandbox.session()
     call = running(sandbox, "echo mine > mine; sleep 60", "--workspace-session-id", session)
@@ -109,7 +109,7 @@ def test_x1_a_command_whose_runner_is_killed_is_told_where_its_work_is(desk: Des
 
 
 @pytest.mark.parametrize("place", ["host", pytest.param("busybox", marks=IN_DOCKER)])
-def test_p9_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_otherwise_all_of_it_is_listed(
+def test_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_otherwise_all_of_it_is_listed(
     desk: Desks, image: Callable[[str], str], place: str
 ) -> None:
     at = desk("root")
@@ -142,7 +142,7 @@ def test_p9_a_sandbox_with_unpublished_work_is_not_destroyed_with_if_clean_and_o
         docker("volume", "rm", "-f", f"eos-shared-base-{other.base_hash}")
 
 
-def test_p9_a_draft_that_keeps_a_sandbox_from_being_destroyed_is_named_with_what_it_holds(desk: Desks) -> None:
+def test_a_draft_that_keeps_a_sandbox_from_being_destroyed_is_named_with_what_it_holds(desk: Desks) -> None:
     at = desk("root")
     sandbox = at.create("host")
     session = sandbox.session()
@@ -157,7 +157,7 @@ def test_p9_a_draft_that_keeps_a_sandbox_from_being_destroyed_is_named_with_what
     assert at.do("manager", "destroy_sandbox", "--sandbox-id", sandbox.id)["discarded"]["unpublished"] == {**nothing, "drafts": [draft]}
 
 
-def test_p8_a_sandbox_is_destroyed_with_twenty_sessions_while_another_works_and_the_hosts_tree_is_as_it_was(desk: Desks) -> None:
+def test_a_sandbox_is_destroyed_with_twenty_sessions_while_another_works_and_the_hosts_tree_is_as_it_was(desk: Desks) -> None:
     at = desk("root")
     before = tree_hash(at.workspace)
     one, other = at.create("host"), at.create("host")
@@ -177,7 +177,7 @@ def test_p8_a_sandbox_is_destroyed_with_twenty_sessions_while_another_works_and_
 
 
 @IN_DOCKER
-def test_p13_what_a_command_installs_in_the_system_is_there_for_the_next_session_and_in_no_publish(container: Container) -> None:
+def test_what_a_command_installs_in_the_system_is_there_for_the_next_session_and_in_no_publish(container: Container) -> None:
     installing = "mkdir -p /usr/local/bin; printf '#!/bin/sh\\necho tool' > /usr/local/bin/tool; chmod +x /usr/local/bin/tool; echo w > w"
     done = container.shell(installing)
     assert done["publish"]["route_summary"]["source_count"] == 1, "the workspace alone is published"
@@ -195,7 +195,7 @@ def test_p13_what_a_command_installs_in_the_system_is_there_for_the_next_session
 
 
 @pytest.mark.parametrize("place", [pytest.param("host", marks=pytest.mark.needs("uid")), pytest.param("busybox", marks=IN_DOCKER)])
-def test_f14_a_base_of_another_owner_is_edited_and_its_export_belongs_to_the_caller(
+def test_a_base_of_another_owner_is_edited_and_its_export_belongs_to_the_caller(
     desk: Desks, image: Callable[[str], str], place: str
 ) -> None:
     at = desk("ordinary" if place == "host" else "root")
@@ -215,7 +215,7 @@ def test_f14_a_base_of_another_owner_is_edited_and_its_export_belongs_to_the_cal
     sandbox.destroy()
 
 
-def test_f18_a_base_that_changes_on_the_host_is_never_half_seen_and_the_drift_shows_in_its_hash(desk: Desks) -> None:
+def test_a_base_that_changes_on_the_host_is_never_half_seen_and_the_drift_shows_in_its_hash(desk: Desks) -> None:
     at = desk("root")
     old = at.create("host")
     session = old.session()

@@ -60,7 +60,7 @@ def limits_of(sandbox: Sandbox) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("image_name", [IN_DOCKER, "host"])
-def test_x18_a_fork_bomb_and_a_memory_hog_leave_the_control_plane_and_other_sessions_working(
+def test_a_fork_bomb_and_a_memory_hog_leave_the_control_plane_and_other_sessions_working(
     desk: Desks, image: Callable[[str], str], image_name: str
 ) -> None:
     who = config(desk, "manager:\n  local_daemon:\n    resource_profile: standard\n")
@@ -113,9 +113,7 @@ def test_a_sandbox_of_256_mib_works_and_memory_runs_out_for_commands_alone(desk:
 
 
 @pytest.mark.needs("dockerd")
-def test_x3_x5_x17_what_a_command_of_a_container_started_ends_with_it_and_orphans_are_reaped(
-    desk: Desks, image: Callable[[str], str]
-) -> None:
+def test_what_a_command_of_a_container_started_ends_with_it_and_orphans_are_reaped(desk: Desks, image: Callable[[str], str]) -> None:
     sandbox = desk("root").create(image("debian"))
     session = sandbox.session()
     tree = "sleep 3000 & (setsid sh -c 'trap : TERM; sleep 3000 & while :; do :; done' &) ; sleep 3000"

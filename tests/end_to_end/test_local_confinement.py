@@ -90,7 +90,7 @@ def _kept(path: Path) -> tuple[int, int, int, bytes]:
 
 
 @pytest.mark.parametrize(("who", "network"), KINDS)
-def test_m13_m14_no_program_of_a_local_session_gets_to_the_store_the_agent_its_token_or_another_session(
+def test_no_program_of_a_local_session_gets_to_the_store_the_agent_its_token_or_another_session(
     desk: Desks, who: str, network: str
 ) -> None:
     at, kind = desk(who), KINDS[who, network]

@@ -35,7 +35,7 @@ def refusal(error: dict[str, Any]) -> tuple[str, str, int, int, int]:
     return error["kind"], details["reason"], details["limit"], details["used"], details["wanted"]
 
 
-def test_f9_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions(
+def test_a_quota_is_kept_for_what_is_published_and_said_not_to_hold_for_sessions(
     person: Callable[[str], Person], cache_of: Callable[[Person], Path]
 ) -> None:
     who = person("root")

@@ -141,7 +141,7 @@ def test_what_cannot_be_enforced_is_said(start_agent: Callable[..., Agent], ordi
     assert workspace["applied_cgroup_limits"] is None and workspace["workload_cgroup_reason"] == limits["reason"]
 
 
-def test_x3_a_timeout_leaves_no_process_of_the_tree(limited: Callable[..., Agent]) -> None:
+def test_a_timeout_leaves_no_process_of_the_tree(limited: Callable[..., Agent]) -> None:
     agent = limited()
     session = agent.session()
     done = agent.run("sh -c 'sleep 3000 & (setsid sh -c \"sleep 3000 & sleep 3000\" &) ; sleep 3000'", session, timeout_ms=500, tty=False)
@@ -150,7 +150,7 @@ def test_x3_a_timeout_leaves_no_process_of_the_tree(limited: Callable[..., Agent
     assert agent.run("echo on", session)["output"].strip() == "on"
 
 
-def test_x5_a_cancel_ends_daemons_that_burn_processor_time_and_so_does_the_end_of_the_agent(limited: Callable[..., Agent]) -> None:
+def test_a_cancel_ends_daemons_that_burn_processor_time_and_so_does_the_end_of_the_agent(limited: Callable[..., Agent]) -> None:
     agent = limited()
     session = agent.session()
     agent.call("file_write", path="daemons.py", content=DAEMONS, workspace_session_id=session)
@@ -181,7 +181,7 @@ def cancel(agent: Agent, command: dict[str, Any]) -> dict[str, Any]:
     return agent.call("wait_command", command_session_id=command["command_session_id"], timeout_ms=WAIT_S * 1000)
 
 
-def test_x17_five_hundred_orphans_leave_no_zombie_and_no_process(limited: Callable[..., Agent]) -> None:
+def test_five_hundred_orphans_leave_no_zombie_and_no_process(limited: Callable[..., Agent]) -> None:
     agent = limited()
     session = agent.session()
     done = agent.run("for i in $(seq 500); do sh -c '(sleep 0.05 &)'; done", session, tty=False, yield_time_ms=0)
@@ -197,7 +197,7 @@ def test_x17_five_hundred_orphans_leave_no_zombie_and_no_process(limited: Callab
     assert agent.run("ls -d /proc/[0-9]* | wc -l", session, tty=False)["output"].strip() in ("3", "4")  # pid 1, the shell, ls, wc
 
 
-def test_x18_a_fork_bomb_and_a_memory_hog_in_one_session_stop_nobody_else(limited: Callable[..., Agent]) -> None:
+def test_a_fork_bomb_and_a_memory_hog_in_one_session_stop_nobody_else(limited: Callable[..., Agent]) -> None:
     agent = limited()
     bad, good = agent.session(), agent.session()
     agent.call("file_write", path="bomb.py", content=BOMB, workspace_session_id=bad)

@@ -87,7 +87,7 @@ def test_the_exit_code_is_the_one_that_the_kernel_gave(here: In, cmd: str, statu
         assert (result["status"], result["exit_code"]) == (status, code)
 
 
-def test_x7_a_heredoc_with_quotes_and_dollars_arrives_as_written(here: In) -> None:
+def test_a_heredoc_with_quotes_and_dollars_arrives_as_written(here: In) -> None:
     here.run("cat > f <<'E'\n$HOME `id` \"q\" 'q'\n\\n\nlast\nE\necho ok")
     assert here.agent.read("f", workspace_session_id=here.session) == "$HOME `id` \"q\" 'q'\n\\n\nlast"
     assert here.run("echo ok")["output"] == "ok"
@@ -188,7 +188,7 @@ def test_a_cancel_is_answered_with_its_end_also_when_the_session_takes_long_to_k
     assert refused(lambda: shared_agent.run("true", command["workspace_session_id"])).reason == "session_not_found"
 
 
-def test_x8_close_stdin_ends_input_with_and_without_a_terminal(here: In) -> None:
+def test_close_stdin_ends_input_with_and_without_a_terminal(here: In) -> None:
     command = here.start("cat")
     here.of("write_command_stdin", command, stdin="text\n", yield_time_ms=0)
     result = here.of("close_stdin", command)

@@ -64,7 +64,7 @@ class Watch:
 
 
 @pytest.mark.parametrize("first", ["command", "edit", "write", "rename", "move"])
-def test_f13_a_watcher_of_a_file_of_a_lower_layer_sees_its_first_change_and_those_after_it(
+def test_a_watcher_of_a_file_of_a_lower_layer_sees_its_first_change_and_those_after_it(
     shared_agent: Agent, session: str, first: str
 ) -> None:
     """Each way of changing it comes first once: the copy-up of a lower file must not take the watch with it."""
@@ -98,7 +98,7 @@ def test_f13_a_watcher_of_a_file_of_a_lower_layer_sees_its_first_change_and_thos
             watch.until(lambda seen: "folder moved_to" in seen and bool({"file delete_self", "file attrib"} & {*seen}))
 
 
-def test_f13_a_session_whose_layers_are_folded_under_it_is_told_of_as_pinned_and_its_watchers_see_what_comes_after(
+def test_a_session_whose_layers_are_folded_under_it_is_told_of_as_pinned_and_its_watchers_see_what_comes_after(
     shared_agent: Agent,
 ) -> None:
     agent = shared_agent
@@ -120,7 +120,7 @@ def test_f13_a_session_whose_layers_are_folded_under_it_is_told_of_as_pinned_and
     agent.call("destroy_workspace_session", grace_s=60, **at)
 
 
-def test_f20_an_edit_keeps_mode_mark_and_every_other_line_end_and_refuses_a_symlink(shared_agent: Agent, session: str) -> None:
+def test_an_edit_keeps_mode_mark_and_every_other_line_end_and_refuses_a_symlink(shared_agent: Agent, session: str) -> None:
     make = r"printf '\357\273\277one\r\ntwo\nthree\r\n' > f; chmod 755 f; ln -s f link; ln -s /etc/passwd out"
     look = "od -An -c f | tr -d ' \\n'; stat -c ' %a' f"
     for at in ({"workspace_session_id": session}, {}):
@@ -135,7 +135,7 @@ def test_f20_an_edit_keeps_mode_mark_and_every_other_line_end_and_refuses_a_syml
             assert target in error.message
 
 
-def test_f21_a_small_file_takes_the_place_of_a_big_one_whole_and_memory_stays_bounded(shared_agent: Agent, session: str) -> None:
+def test_a_small_file_takes_the_place_of_a_big_one_whole_and_memory_stays_bounded(shared_agent: Agent, session: str) -> None:
     def resident() -> int:
         with open(f"/proc/{shared_agent.pid}/statm") as file:
             return int(file.read().split()[1]) * 4096
@@ -151,7 +151,7 @@ def test_f21_a_small_file_takes_the_place_of_a_big_one_whole_and_memory_stays_bo
     assert resident() - before < 120 << 20
 
 
-def test_f7_a_directory_of_a_lower_layer_that_was_deleted_leaves_nothing_behind(shared_agent: Agent, session: str) -> None:
+def test_a_directory_of_a_lower_layer_that_was_deleted_leaves_nothing_behind(shared_agent: Agent, session: str) -> None:
     shared_agent.run("mkdir -p gone/deep; echo 1 > gone/a; echo 2 > gone/deep/b")
     own = shared_agent.session()
     try:
@@ -174,7 +174,7 @@ def test_f7_a_directory_of_a_lower_layer_that_was_deleted_leaves_nothing_behind(
     shared_agent.call("file_delete", path="gone")
 
 
-def test_c2_a_big_file_a_long_listing_and_a_wide_search_come_in_bounded_pages(shared_agent: Agent, session: str) -> None:
+def test_a_big_file_a_long_listing_and_a_wide_search_come_in_bounded_pages(shared_agent: Agent, session: str) -> None:
     line = "some text of a line that is not short at all"
     shared_agent.run(f"yes '{line}' | head -n 45000 > big; mkdir many; cd many; seq 1 3000 | xargs touch", session, timeout_ms=60_000)
     at = {"workspace_session_id": session}

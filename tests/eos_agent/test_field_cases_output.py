@@ -27,7 +27,7 @@ def lines(agent: Agent, result: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("tty", [True, False])
-def test_x12_of_a_flood_head_and_tail_are_shown_with_its_size_and_where_to_go_on(shared_agent: Agent, session: str, tty: bool) -> None:
+def test_of_a_flood_head_and_tail_are_shown_with_its_size_and_where_to_go_on(shared_agent: Agent, session: str, tty: bool) -> None:
     result = shared_agent.run("yes | head -c 5000000; echo the end", session, tty=tty, yield_time_ms=60_000)
     assert result["status"] == "ok" and result["truncated"] is True
     assert (result["total_lines"], result["total_bytes"]) == (2_500_001, 5_000_008)
@@ -44,14 +44,14 @@ def test_x12_of_a_flood_head_and_tail_are_shown_with_its_size_and_where_to_go_on
     assert "y\ny\n" in text and "the end" in text
 
 
-def test_x12_what_a_tail_shows_when_its_rows_are_long_or_the_middle_was_dropped(shared_agent: Agent, session: str) -> None:
+def test_what_a_tail_shows_when_its_rows_are_long_or_the_middle_was_dropped(shared_agent: Agent, session: str) -> None:
     result = shared_agent.run("head -c 440000 /dev/zero | tr '\\0' a; echo; echo last", session, tty=False)
     assert result["tail"] == {"start_offset": result["total_lines"] - 1, "output": "last"}
     result = shared_agent.run("echo; head -c 500000 /dev/zero | tr '\\0' b", session, tty=False)
     assert set(result["tail"]["output"]) == {"b"} and result["tail"]["start_offset"] == result["total_lines"] - 1
 
 
-def test_x13_200_kb_are_the_same_with_and_without_a_terminal(shared_agent: Agent, session: str) -> None:
+def test_two_hundred_kb_are_the_same_with_and_without_a_terminal(shared_agent: Agent, session: str) -> None:
     shared_agent.run("head -c 150000 /dev/urandom | base64 > text", session)
     with_terminal = shared_agent.run("cat text", session, yield_time_ms=60_000)
     without = shared_agent.run("cat text", session, tty=False, yield_time_ms=60_000)
@@ -61,7 +61,7 @@ def test_x13_200_kb_are_the_same_with_and_without_a_terminal(shared_agent: Agent
 
 
 @pytest.mark.parametrize("tty", [True, False])
-def test_x14_a_progress_bar_is_one_line_and_the_raw_view_has_all_of_it(shared_agent: Agent, session: str, tty: bool) -> None:
+def test_a_progress_bar_is_one_line_and_the_raw_view_has_all_of_it(shared_agent: Agent, session: str, tty: bool) -> None:
     cmd = 'for i in $(seq 100); do printf "\\r%s%%" $i; done; echo; echo after'
     result = shared_agent.run(cmd, session, tty=tty)
     assert (result["output"], result["total_lines"]) == ("100%\nafter", 2)
@@ -76,7 +76,7 @@ def test_x14_a_progress_bar_is_one_line_and_the_raw_view_has_all_of_it(shared_ag
     assert "command_session_id" not in plain  # its output is whole
 
 
-def test_x14_a_bar_that_is_still_moving_is_shown_as_it_stands(shared_agent: Agent, session: str) -> None:
+def test_a_bar_that_is_still_moving_is_shown_as_it_stands(shared_agent: Agent, session: str) -> None:
     started = shared_agent.run("stty -echo; printf 'a 10%%\\ra 20%%'; read x; printf '\\ra 90%%\\n'; read y", session, yield_time_ms=0)
     command = started["command_session_id"]
     seen = started
@@ -90,7 +90,7 @@ def test_x14_a_bar_that_is_still_moving_is_shown_as_it_stands(shared_agent: Agen
     assert shared_agent.call("write_command_stdin", command_session_id=command, stdin="\n")["status"] == "ok"
 
 
-def test_x16_a_command_of_200_kb_is_refused_before_it_starts_and_one_of_120_kb_runs(shared_agent: Agent, session: str) -> None:
+def test_a_command_of_200_kb_is_refused_before_it_starts_and_one_of_120_kb_runs(shared_agent: Agent, session: str) -> None:
     with pytest.raises(Failed) as caught:
         shared_agent.run("echo " + "x" * 200_000, session)
     error = caught.value
@@ -99,7 +99,7 @@ def test_x16_a_command_of_200_kb_is_refused_before_it_starts_and_one_of_120_kb_r
     assert shared_agent.run("echo " + "x" * 120_000 + " | wc -c", session, tty=False)["output"] == "120001"
 
 
-def test_x16_two_megabytes_of_input_arrive_at_the_start_and_on_the_way(shared_agent: Agent, session: str) -> None:
+def test_two_megabytes_of_input_arrive_at_the_start_and_on_the_way(shared_agent: Agent, session: str) -> None:
     text = "0123456789abcde\n" * 131_072
     result = shared_agent.run("wc -c", session, tty=False, stdin=text, yield_time_ms=60_000)
     assert result["output"].strip() == str(len(text))

@@ -65,7 +65,7 @@ def prepared() -> Generator[Callable[[Callable[[str], None]], Agent]]:
         drop_dir(agent.folder)
 
 
-def test_x2_a_background_command_is_found_by_its_id_and_no_line_is_lost_or_repeated_across_cursors(shared_agent: Agent) -> None:
+def test_a_background_command_is_found_by_its_id_and_no_line_is_lost_or_repeated_across_cursors(shared_agent: Agent) -> None:
     started = shared_agent.run("seq 75; stty -echo; echo half; read go; seq 76 150; echo end", yield_time_ms=0)
     command = started["command_session_id"]
     first: list[str] = started["output"].split() if started["output"] else []
@@ -85,7 +85,7 @@ def test_x2_a_background_command_is_found_by_its_id_and_no_line_is_lost_or_repea
     assert [line for line in pages if line] == wanted
 
 
-def test_x11_a_working_directory_that_is_not_there_is_named_and_the_session_stays_usable(shared_agent: Agent) -> None:
+def test_a_working_directory_that_is_not_there_is_named_and_the_session_stays_usable(shared_agent: Agent) -> None:
     session = shared_agent.session()
     error = refused(shared_agent, "exec_command", cmd="true", cwd="missing/dir", workspace_session_id=session)
     assert error.kind == "operation_failed" and error.reason == "cwd_not_found" and "missing/dir" in error.message
@@ -95,7 +95,7 @@ def test_x11_a_working_directory_that_is_not_there_is_named_and_the_session_stay
     shared_agent.call("destroy_workspace_session", workspace_session_id=session)
 
 
-def test_f11_git_status_in_a_new_session_reads_no_file_of_an_unchanged_base_and_an_inode_survives_its_first_write(
+def test_git_status_in_a_new_session_reads_no_file_of_an_unchanged_base_and_an_inode_survives_its_first_write(
     prepared: Callable[[Callable[[str], None]], Agent],
 ) -> None:
     def fill(base: str) -> None:
@@ -129,7 +129,7 @@ def test_f11_git_status_in_a_new_session_reads_no_file_of_an_unchanged_base_and_
 
 
 @pytest.mark.needs("root")
-def test_f15_git_takes_a_base_that_belongs_to_somebody_else(prepared: Callable[[Callable[[str], None]], Agent]) -> None:
+def test_git_takes_a_base_that_belongs_to_somebody_else(prepared: Callable[[Callable[[str], None]], Agent]) -> None:
     def fill(base: str) -> None:
         git(base, "init", "-q")
         git(base, "add", ".")
@@ -144,7 +144,7 @@ def test_f15_git_takes_a_base_that_belongs_to_somebody_else(prepared: Callable[[
     assert agent.run("echo more >> README.md; stat -c %u README.md")["output"] == "1001", "an edited file keeps its owner"
 
 
-def test_f16_a_base_whose_hidden_names_are_links_has_sessions_and_the_links_are_data(
+def test_a_base_whose_hidden_names_are_links_has_sessions_and_the_links_are_data(
     prepared: Callable[[Callable[[str], None]], Agent],
 ) -> None:
     def fill(base: str) -> None:
@@ -163,7 +163,7 @@ def test_f16_a_base_whose_hidden_names_are_links_has_sessions_and_the_links_are_
     assert agent.run("readlink .bashrc .git/hooks; cat hooks/pre-commit")["output"].split() == ["other", "../hooks", "hook"]
 
 
-def test_p5_where_the_overlay_cannot_be_mounted_nothing_runs_and_the_base_is_as_it_was(agent: Agent) -> None:
+def test_where_the_overlay_cannot_be_mounted_nothing_runs_and_the_base_is_as_it_was(agent: Agent) -> None:
     base = os.path.join(agent.folder, "base", "B000001-base")
     before = tree_of(base)
     live = agent.session()
@@ -180,7 +180,7 @@ def test_p5_where_the_overlay_cannot_be_mounted_nothing_runs_and_the_base_is_as_
     assert agent.call("layerstack")["active_lease_count"] == 1
 
 
-def test_p6_sessions_in_one_repository_see_only_their_own_refs_and_the_second_publisher_keeps_a_draft(
+def test_sessions_in_one_repository_see_only_their_own_refs_and_the_second_publisher_keeps_a_draft(
     prepared: Callable[[Callable[[str], None]], Agent],
 ) -> None:
     def fill(base: str) -> None:
@@ -208,7 +208,7 @@ def test_p6_sessions_in_one_repository_see_only_their_own_refs_and_the_second_pu
     assert agent.run("git log --format=%s | head -n 1; git fsck 2>&1 | grep -c corrupt")["output"].split() == ["A", "0"]
 
 
-def test_p8_sessions_are_destroyed_while_others_run_and_nothing_outside_of_them_changes(agent: Agent) -> None:
+def test_sessions_are_destroyed_while_others_run_and_nothing_outside_of_them_changes(agent: Agent) -> None:
     base = os.path.join(agent.folder, "base", "B000001-base")
     outside = os.path.join(agent.folder, "outside")
     os.makedirs(f"{outside}/d")
@@ -227,7 +227,7 @@ def test_p8_sessions_are_destroyed_while_others_run_and_nothing_outside_of_them_
     assert agent.call("layerstack")["staging_entry_count"] == 0
 
 
-def test_p12_twenty_sessions_on_a_large_base_take_what_each_of_them_wrote(prepared: Callable[[Callable[[str], None]], Agent]) -> None:
+def test_twenty_sessions_on_a_large_base_take_what_each_of_them_wrote(prepared: Callable[[Callable[[str], None]], Agent]) -> None:
     def fill(base: str) -> None:
         for n in range(64):
             Path(base, f"node_modules/p{n}").mkdir(parents=True)
@@ -249,7 +249,7 @@ def test_p12_twenty_sessions_on_a_large_base_take_what_each_of_them_wrote(prepar
     assert written <= blocks(agent.store) - before <= written + 20 * 65536, "of a base of four megabytes"
 
 
-def test_m12_a_secret_in_the_environment_of_a_command_is_nowhere_but_in_its_processes(agent: Agent) -> None:
+def test_a_secret_in_the_environment_of_a_command_is_nowhere_but_in_its_processes(agent: Agent) -> None:
     secret = f"s3cret-{os.urandom(12).hex()}"
     session = agent.session()
     command = agent.run('test -n "$SECRET" && echo has it; sleep 1000', session, env=[f"SECRET={secret}"], yield_time_ms=0)
@@ -304,7 +304,7 @@ TRICKS = (
 )
 
 
-def test_m14_no_trick_of_a_session_changes_the_base_or_a_layer(agent: Agent) -> None:
+def test_no_trick_of_a_session_changes_the_base_or_a_layer(agent: Agent) -> None:
     base = os.path.join(agent.folder, "base", "B000001-base")
     agent.call("file_write", path="published", content="published\n")
     layers = os.path.join(agent.store, "layers")

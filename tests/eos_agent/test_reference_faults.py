@@ -21,7 +21,7 @@ def lines_until(agent: Agent, command: str, text: str) -> None:
         pass
 
 
-def test_w3_a_write_and_an_edit_of_the_head_or_in_a_session_keep_the_execute_bit(agent: Agent) -> None:
+def test_a_write_and_an_edit_of_the_head_or_in_a_session_keep_the_execute_bit(agent: Agent) -> None:
     session = agent.session()
     for where in ({}, {"workspace_session_id": session}):
         agent.call("file_write", path="run.sh", content="#!/bin/sh\necho one\n", **where)
@@ -29,13 +29,13 @@ def test_w3_a_write_and_an_edit_of_the_head_or_in_a_session_keep_the_execute_bit
         assert agent.run("./run.sh && stat -c %a run.sh", where.get("workspace_session_id"))["output"] == "two\n755"
 
 
-def test_w8_an_id_that_nobody_knows_is_not_found_and_no_success(shared_agent: Agent) -> None:
+def test_an_id_that_nobody_knows_is_not_found_and_no_success(shared_agent: Agent) -> None:
     for op in ("read_command_lines", "wait_command"):
         error = refused(lambda op=op: shared_agent.call(op, command_session_id="namespace_execution_424242"))  # type: ignore[misc]
         assert (error.kind, error.details["command_session_id"]) == ("not_found", "namespace_execution_424242")
 
 
-def test_w9_control_characters_inside_text_are_input_and_the_end_of_input_and_signals_have_operations(shared_agent: Agent) -> None:
+def test_control_characters_inside_text_are_input_and_the_end_of_input_and_signals_have_operations(shared_agent: Agent) -> None:
     session = shared_agent.session()
     raw = shared_agent.run("stty raw -echo; echo ready; head -c 5 | od -An -tx1", session, yield_time_ms=0)["command_session_id"]
     lines_until(shared_agent, raw, "ready")
@@ -51,7 +51,7 @@ def test_w9_control_characters_inside_text_are_input_and_the_end_of_input_and_si
     assert shared_agent.call("wait_command", command_session_id=sleeper, timeout_ms=60_000)["exit_code"] == -15
 
 
-def test_w10_a_daemon_with_every_descriptor_open_delays_no_result_and_dies_with_its_session(shared_agent: Agent) -> None:
+def test_a_daemon_with_every_descriptor_open_delays_no_result_and_dies_with_its_session(shared_agent: Agent) -> None:
     session = shared_agent.session()
     ran = shared_agent.run("setsid sh -c 'echo started; exec sleep 1000' & read x < /dev/null; sleep 0.2; exit 5", session)
     assert (ran["status"], ran["exit_code"]) == ("error", 5)
@@ -61,7 +61,7 @@ def test_w10_a_daemon_with_every_descriptor_open_delays_no_result_and_dies_with_
     assert gone["destroyed"] is True
 
 
-def test_w10_no_descriptor_of_a_command_leads_to_its_own_result(shared_agent: Agent) -> None:
+def test_no_descriptor_of_a_command_leads_to_its_own_result(shared_agent: Agent) -> None:
     """What it could write to is its terminal or its pipes, and nothing else is open."""
     session = shared_agent.session()
     for how in ({"tty": True}, {"tty": False}):
@@ -69,7 +69,7 @@ def test_w10_no_descriptor_of_a_command_leads_to_its_own_result(shared_agent: Ag
         assert (found["output"].split(), found["exit_code"]) == (["0", "1", "2", "3"], 0), how  # 3 is how ls looks
 
 
-def test_l1_a_one_shot_command_that_is_refused_names_every_path_and_keeps_all_its_work(agent: Agent) -> None:
+def test_a_one_shot_command_that_is_refused_names_every_path_and_keeps_all_its_work(agent: Agent) -> None:
     agent.call("file_write", path="long", content=LINES)
     slow = agent.run("read go; sed -i 's/line 9$/mine/' long; echo mine > README.md; rm run.sh; echo kept > extra", yield_time_ms=0)
     agent.call("file_write", path="README.md", content="theirs\n")
@@ -83,7 +83,7 @@ def test_l1_a_one_shot_command_that_is_refused_names_every_path_and_keeps_all_it
     assert agent.run("cat README.md extra; grep -c mine long; test -e run.sh || echo gone", session)["output"] == "mine\nkept\n1\ngone"
 
 
-def test_l5_sessions_that_a_killed_agent_had_are_drafts_of_the_next_with_every_byte(agent: Agent) -> None:
+def test_sessions_that_a_killed_agent_had_are_drafts_of_the_next_with_every_byte(agent: Agent) -> None:
     sessions = [agent.session() for _ in range(3)]
     for n, session in enumerate(sessions):
         agent.run(f"head -c 100000 /dev/zero | tr '\\0' {n} > big; rm README.md", session)
@@ -97,7 +97,7 @@ def test_l5_sessions_that_a_killed_agent_had_are_drafts_of_the_next_with_every_b
         assert agent.run(f"tr -d {n} < big | wc -c; wc -c < big; ls README.md 2>/dev/null", again)["output"].split() == ["0", "100000"]
 
 
-def test_l5_a_publish_holds_one_moment_of_what_a_process_left_behind_is_writing(agent: Agent) -> None:
+def test_a_publish_holds_one_moment_of_what_a_process_left_behind_is_writing(agent: Agent) -> None:
     """Two files that get the same number one after the other: a copy that takes its time would catch them far apart."""
     session = agent.session()
     writer = "n=0; while :; do n=$((n+1)); echo $n > a/first; echo $n > z/second; done"
@@ -114,7 +114,7 @@ def test_l5_a_publish_holds_one_moment_of_what_a_process_left_behind_is_writing(
     assert one_is_being_written or int(first) - int(second) in (0, 1), (first, second)
 
 
-def test_l6_an_edit_changes_no_line_end_but_its_own(agent: Agent) -> None:
+def test_an_edit_changes_no_line_end_but_its_own(agent: Agent) -> None:
     mixed = b"\xef\xbb\xbfone\r\ntwo\nthree\r\nfour"
     session = agent.session()
     for where in ({}, {"workspace_session_id": session}):
@@ -125,7 +125,7 @@ def test_l6_an_edit_changes_no_line_end_but_its_own(agent: Agent) -> None:
         assert bytes.fromhex(shown) == mixed.replace(b"two", b"2")
 
 
-def test_l6_edits_of_one_file_in_one_session_at_once_lose_nothing_of_each_other_and_of_a_command(agent: Agent) -> None:
+def test_edits_of_one_file_in_one_session_at_once_lose_nothing_of_each_other_and_of_a_command(agent: Agent) -> None:
     session = agent.session()
     agent.call("file_write", path="many", content="".join(f"<{n}>\n" for n in range(40)), workspace_session_id=session)
     beside = agent.run("for n in $(seq 300); do echo $n >> log; done; read x", session, yield_time_ms=0)["command_session_id"]

@@ -295,7 +295,7 @@ def test_http_answers_no_page_that_came_by_a_name(shared_agent: Agent) -> None:
     assert http(shared_agent, "GET", "/health", Origin="http://127.0.0.1:9")[0] == 200
 
 
-def test_m13_no_command_reaches_the_agents_socket_or_its_token(shared_agent: Agent) -> None:
+def test_no_command_reaches_the_agents_socket_or_its_token(shared_agent: Agent) -> None:
     paths = [shared_agent.settings["socket_path"], shared_agent.settings["endpoint_path"], shared_agent.store]
     found = shared_agent.run("; ".join(f"ls -A {path}" for path in paths) + "; env", None)
     found["output"] += shared_agent.run(

@@ -179,7 +179,7 @@ def test_a_draft_is_consumed_by_the_publish_of_a_session_that_goes_on(agent: Age
 # Destroy
 
 
-def test_p9_a_session_with_work_is_not_destroyed_with_if_clean_and_the_refusal_lists_the_work(agent: Agent) -> None:
+def test_a_session_with_work_is_not_destroyed_with_if_clean_and_the_refusal_lists_the_work(agent: Agent) -> None:
     session = agent.session()
     agent.run("mkdir -p d/empty; printf 12345 > d/new; rm run.sh", session)
     error = refused(agent, "destroy_workspace_session", workspace_session_id=session, if_clean=True)
@@ -195,7 +195,7 @@ def test_p9_a_session_with_work_is_not_destroyed_with_if_clean_and_the_refusal_l
     assert (len(discarded["paths"]), discarded["count"], discarded["truncated"]) == (100, 300, True)
 
 
-def test_p9_a_session_whose_files_are_as_they_were_is_clean_and_so_is_one_that_shows_a_draft(agent: Agent) -> None:
+def test_a_session_whose_files_are_as_they_were_is_clean_and_so_is_one_that_shows_a_draft(agent: Agent) -> None:
     session = agent.session()
     agent.run("cp -p README.md x; echo y > README.md; cp -p x README.md; rm x; echo t > t; rm t", session)
     assert agent.call("destroy_workspace_session", workspace_session_id=session, if_clean=True)["destroyed"] is True
@@ -221,7 +221,7 @@ def test_p9_a_session_whose_files_are_as_they_were_is_clean_and_so_is_one_that_s
     assert agent.call("list_drafts")["drafts"] == [draft]
 
 
-def test_p9_the_command_of_a_session_that_was_destroyed_before_it_could_publish_says_so_itself(agent: Agent) -> None:
+def test_the_command_of_a_session_that_was_destroyed_before_it_could_publish_says_so_itself(agent: Agent) -> None:
     command = agent.run("read x; echo $x > f", yield_time_ms=0)
     connection = agent.connect()
     connection.socket.sendall(
@@ -308,7 +308,7 @@ def test_five_one_shot_commands_started_together_have_all_taken_their_snapshot_b
     assert sorted(result.get("publish_reject_class", "") for result in results) == ["", *["source_conflict"] * 4]
 
 
-def test_p7_fifty_sessions_created_at_once_all_live_and_so_do_two_hundred_in_one_sandbox(agent: Agent) -> None:
+def test_fifty_sessions_created_at_once_all_live_and_so_do_two_hundred_in_one_sandbox(agent: Agent) -> None:
     def create(_number: int) -> str:
         return agent.session()
 

@@ -40,7 +40,7 @@ def refused(dest: Path, *entries: tuple[pax.Header, bytes]) -> OperationError:
     return error
 
 
-def test_f22_the_file_system_of_these_tests_folds(short_dir: str) -> None:
+def test_the_file_system_of_these_tests_folds(short_dir: str) -> None:
     def body(dest: Path) -> None:
         (dest / "README").write_text("one\n")
         assert (dest / "readme").read_text() == "one\n" and os.listdir(dest) == ["README"]
@@ -55,9 +55,7 @@ def test_f22_the_file_system_of_these_tests_folds(short_dir: str) -> None:
     [(b"A.txt", b"a.txt"), ("caf\u00e9".encode(), "cafe\u0301".encode()), (b"Makefile", b"makefile")],
     ids=["case", "composition", "more case"],
 )
-def test_f22_two_names_of_the_delta_that_are_one_there_are_both_named_and_nothing_is_written(
-    short_dir: str, one: bytes, other: bytes
-) -> None:
+def test_two_names_of_the_delta_that_are_one_there_are_both_named_and_nothing_is_written(short_dir: str, one: bytes, other: bytes) -> None:
     def body(dest: Path) -> Any:
         (dest / "kept").write_text("kept\n")
         entries = sorted([file(b"kept", b"other"), file(one, b"1\n"), file(other, b"2\n")], key=lambda entry: entry[0].path)
@@ -68,7 +66,7 @@ def test_f22_two_names_of_the_delta_that_are_one_there_are_both_named_and_nothin
     assert [sorted(pair) for pair in error["details"]["collisions"]] == [sorted([one.decode(), other.decode()])]
 
 
-def test_f22_directories_that_are_one_there_collide_before_their_files_mix(short_dir: str) -> None:
+def test_directories_that_are_one_there_collide_before_their_files_mix(short_dir: str) -> None:
     def body(dest: Path) -> Any:
         return refused(dest, directory(b"Docs"), file(b"Docs/a", b"1\n"), directory(b"docs"), file(b"docs/b", b"2\n")).envelope()["error"]
 
@@ -76,7 +74,7 @@ def test_f22_directories_that_are_one_there_collide_before_their_files_mix(short
     assert error["details"]["reason"] == "name_collision" and ["Docs", "docs"] in error["details"]["collisions"]
 
 
-def test_f22_another_spelling_in_the_destination_is_a_collision_whether_it_would_be_written_over_or_deleted(short_dir: str) -> None:
+def test_another_spelling_in_the_destination_is_a_collision_whether_it_would_be_written_over_or_deleted(short_dir: str) -> None:
     def body(dest: Path) -> Any:
         (dest / "ReadMe").write_text("somebody's own\n")
         return [
@@ -87,7 +85,7 @@ def test_f22_another_spelling_in_the_destination_is_a_collision_whether_it_would
         assert error["details"]["reason"] == "name_collision" and error["details"]["collisions"] == [["ReadMe", "readme"]]
 
 
-def test_f22_what_collides_with_nothing_is_exported_and_again_without_a_write(short_dir: str) -> None:
+def test_what_collides_with_nothing_is_exported_and_again_without_a_write(short_dir: str) -> None:
     entries = (
         directory(b"Sub", 0o750),
         file(b"Sub/File", b"file\n", 0o755),

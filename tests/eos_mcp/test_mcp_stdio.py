@@ -25,7 +25,7 @@ def text(answer: dict[str, Any]) -> str:
     return str(answer["result"]["structuredContent"]["text"])
 
 
-def test_x10_what_tools_children_and_modules_print_goes_to_standard_error_and_never_into_the_protocol() -> None:
+def test_what_tools_children_and_modules_print_goes_to_standard_error_and_never_into_the_protocol() -> None:
     with fixture() as wire:
         wire.open()
         assert text(wire.ask(call(1, "noisy"))) == "noisy"

@@ -30,7 +30,7 @@ def names_in_export(stack: Stack) -> dict[str, bytes]:
 
 
 @on_a_stack({**{f"d/{n}": "old\n" for n in range(30)}, "d/e/deep": "old\n"})
-def test_f4_a_directory_removed_and_made_again_never_shows_old_children_and_its_mark_is_no_file(stack: Stack) -> None:
+def test_a_directory_removed_and_made_again_never_shows_old_children_and_its_mark_is_no_file(stack: Stack) -> None:
     session = stack.session()
     shutil.rmtree(session.at("d"))
     put(session.at("d/n"), "n\n")
@@ -51,7 +51,7 @@ def test_f4_a_directory_removed_and_made_again_never_shows_old_children_and_its_
 
 
 @on_a_stack({"d/e/f": "f\n", "d/g": "g\n", "keep": "k\n"})
-def test_f7_a_deleted_directory_is_absent_and_not_empty(stack: Stack) -> None:
+def test_a_deleted_directory_is_absent_and_not_empty(stack: Stack) -> None:
     session = stack.session()
     shutil.rmtree(session.at("d"))
     session.publish()
@@ -69,7 +69,7 @@ def test_f7_a_deleted_directory_is_absent_and_not_empty(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(("store", "workspace"), [("w/.eos", "w"), ("s", "s/w"), ("w", "w"), ("link/.eos", "w"), ("w/../w/x", "w")])
-def test_f17_a_store_inside_its_workspace_or_around_it_is_refused_and_nothing_is_made(short_dir: str, store: str, workspace: str) -> None:
+def test_a_store_inside_its_workspace_or_around_it_is_refused_and_nothing_is_made(short_dir: str, store: str, workspace: str) -> None:
     os.mkdir(f"{short_dir}/w")
     os.symlink("w", f"{short_dir}/link")
     with pytest.raises(Invalid) as caught:
@@ -80,7 +80,7 @@ def test_f17_a_store_inside_its_workspace_or_around_it_is_refused_and_nothing_is
 
 
 @on_a_stack({"f": b"\xef\xbb\xbfone\r\ntwo\r\nbare\nfour\r\nfive\r\nsix\r\nseven\r\nlast"})
-def test_f20_a_merge_keeps_execute_bit_byte_order_mark_and_every_line_end(stack: Stack) -> None:
+def test_a_merge_keeps_execute_bit_byte_order_mark_and_every_line_end(stack: Stack) -> None:
     os.chmod(f"{stack.base}/f", 0o755)
     a, b = stack.session(), stack.session()
     with open(a.at("f"), "rb") as file:
@@ -93,7 +93,7 @@ def test_f20_a_merge_keeps_execute_bit_byte_order_mark_and_every_line_end(stack:
 
 
 @on_a_stack({"f": "f\n"})
-def test_f21_a_small_file_in_the_place_of_a_big_one_has_no_old_tail_and_costs_no_memory(stack: Stack) -> None:
+def test_a_small_file_in_the_place_of_a_big_one_has_no_old_tail_and_costs_no_memory(stack: Stack) -> None:
     session = stack.session()
     put(session.at("big"), b"x" * (10 << 20))
     put(session.at("other"), b"y" * (10 << 20))
@@ -134,7 +134,7 @@ PAIRS = (
 
 
 @on_a_stack({f"base/{name}": name.encode("utf-8", "surrogateescape") for name in PAIRS})
-def test_f22_names_that_others_take_for_one_stay_apart_in_every_layer_squash_and_export(stack: Stack) -> None:
+def test_names_that_others_take_for_one_stay_apart_in_every_layer_squash_and_export(stack: Stack) -> None:
     session = stack.session()
     for number, name in enumerate(PAIRS):
         put(session.at(f"new/{name}"), f"{number}\n")
@@ -154,7 +154,7 @@ def test_f22_names_that_others_take_for_one_stay_apart_in_every_layer_squash_and
 
 
 @on_a_stack({"scratch": "base\n"})
-def test_p2_sessions_see_nothing_of_each_other_and_the_second_to_publish_is_told(stack: Stack) -> None:
+def test_sessions_see_nothing_of_each_other_and_the_second_to_publish_is_told(stack: Stack) -> None:
     a, b = stack.session(), stack.session()
     put(a.at("scratch"), "a\n")
     os.unlink(b.at("scratch"))
@@ -166,7 +166,7 @@ def test_p2_sessions_see_nothing_of_each_other_and_the_second_to_publish_is_told
 
 
 @on_a_stack({"f": FIFTY})
-def test_p3_a_rejection_names_path_hunk_all_three_sides_and_the_winner_and_leaves_out_what_is_alike(stack: Stack) -> None:
+def test_a_rejection_names_path_hunk_all_three_sides_and_the_winner_and_leaves_out_what_is_alike(stack: Stack) -> None:
     a, b = stack.session(agent="alice"), stack.session(agent="bob")
     for session, text in ((a, "ten of a\n"), (b, "ten of b\n")):
         put(session.at("f"), FIFTY.replace("line 10\n", text).replace("line 50\n", "fifty\n"))
@@ -182,7 +182,7 @@ def test_p3_a_rejection_names_path_hunk_all_three_sides_and_the_winner_and_leave
 
 
 @on_a_stack({"f": "base\n"}, forms=("trusted",))
-def test_p10_on_a_full_disk_nothing_is_half_done_and_all_of_it_works_once_there_is_space(stack: Stack) -> None:
+def test_on_a_full_disk_nothing_is_half_done_and_all_of_it_works_once_there_is_space(stack: Stack) -> None:
     with stack.on_a_small_disk({"f": "base\n", "d/g": "g\n"}, size_mib=8) as (inner, fill):
         for n in range(3):
             inner.store.update_file(f"n{n}", lambda _: b"n\n", owner="o", request_id="r")
@@ -216,7 +216,7 @@ def test_p10_on_a_full_disk_nothing_is_half_done_and_all_of_it_works_once_there_
 
 
 @on_a_stack({"sub/.git": "gitdir: ../.git/modules/sub\n", ".git/HEAD": "ref: refs/heads/main\n", ".git/modules/sub/HEAD": "0" * 40 + "\n"})
-def test_p11_git_files_of_submodules_are_plain_files_and_versions_rise_one_by_one_under_concurrent_publishes(stack: Stack) -> None:
+def test_git_files_of_submodules_are_plain_files_and_versions_rise_one_by_one_under_concurrent_publishes(stack: Stack) -> None:
     sessions = [stack.session() for _ in range(10)]
     for n, session in enumerate(sessions):
         put(session.at(f"sub/{n}"), f"{n}\n")

@@ -52,7 +52,7 @@ def looks_right(s: Stack, first: str = "n/1") -> None:
 
 
 @on_a_stack(BASE)
-def test_f2_stacks_of_130_and_300_layers_and_of_the_longest_paths_mount_and_the_500th_is_the_last(s: Stack) -> None:
+def test_stacks_of_130_and_300_layers_and_of_the_longest_paths_mount_and_the_500th_is_the_last(s: Stack) -> None:
     deep = f"{s.folder}/{'p' * 200}/{'q' * 200}/{'r' * 200}"
     os.makedirs(deep)
     with contextlib.closing(Stack(s.form.name, BASE, folder=deep)) as stack:

@@ -229,7 +229,7 @@ def test_a_file_that_one_side_made_empty_takes_the_other_sides_text(stack: Stack
 
 
 @on_a_stack({"d/f": "1\n"})
-def test_pitfall_1_an_ancestor_that_ours_did_not_change_keeps_the_heads_mode(stack: Stack) -> None:
+def test_an_ancestor_that_ours_did_not_change_keeps_the_heads_mode(stack: Stack) -> None:
     a, b = two(stack)
     os.chmod(a.at("d"), 0o700)
     put(b.at("d/new"))
@@ -239,7 +239,7 @@ def test_pitfall_1_an_ancestor_that_ours_did_not_change_keeps_the_heads_mode(sta
 
 
 @on_a_stack({"d/f": "1\n"})
-def test_pitfall_2_two_sessions_that_make_the_same_directory_both_keep_their_files(stack: Stack) -> None:
+def test_two_sessions_that_make_the_same_directory_both_keep_their_files(stack: Stack) -> None:
     a, b = two(stack)
     put(a.at("n/a"))
     put(b.at("n/b"))
@@ -249,7 +249,7 @@ def test_pitfall_2_two_sessions_that_make_the_same_directory_both_keep_their_fil
 
 
 @on_a_stack({f"d/{i}": "1\n" for i in range(12)})
-def test_pitfall_3_what_the_head_added_in_a_directory_that_ours_made_again_is_kept_and_noticed(stack: Stack) -> None:
+def test_what_the_head_added_in_a_directory_that_ours_made_again_is_kept_and_noticed(stack: Stack) -> None:
     a, b = two(stack)
     put(a.at("d/new"))
     shutil.rmtree(b.at("d"))
@@ -260,7 +260,7 @@ def test_pitfall_3_what_the_head_added_in_a_directory_that_ours_made_again_is_ke
 
 
 @on_a_stack({"d/f": "1\n"})
-def test_pitfall_4_what_the_head_added_in_a_directory_that_ours_removed_is_a_conflict(stack: Stack) -> None:
+def test_what_the_head_added_in_a_directory_that_ours_removed_is_a_conflict(stack: Stack) -> None:
     a, b = two(stack)
     put(a.at("d/new"))
     shutil.rmtree(b.at("d"))
@@ -269,7 +269,7 @@ def test_pitfall_4_what_the_head_added_in_a_directory_that_ours_removed_is_a_con
 
 
 @on_a_stack({"d/f": "1\n", "d/g": "2\n"})
-def test_pitfall_5_a_directory_that_the_head_removed_does_not_rise_from_the_dead(stack: Stack) -> None:
+def test_a_directory_that_the_head_removed_does_not_rise_from_the_dead(stack: Stack) -> None:
     a, b = two(stack)
     shutil.rmtree(a.at("d"))
     os.unlink(b.at("d/f"))
@@ -278,7 +278,7 @@ def test_pitfall_5_a_directory_that_the_head_removed_does_not_rise_from_the_dead
 
 
 @on_a_stack({"d/f": "1\n"})
-def test_pitfall_6_what_ours_added_in_a_directory_that_the_head_removed_is_a_conflict(stack: Stack) -> None:
+def test_what_ours_added_in_a_directory_that_the_head_removed_is_a_conflict(stack: Stack) -> None:
     a, b = two(stack)
     shutil.rmtree(a.at("d"))
     put(b.at("d/new"))
@@ -287,7 +287,7 @@ def test_pitfall_6_what_ours_added_in_a_directory_that_the_head_removed_is_a_con
 
 
 @on_a_stack({"d/f": "1\n", "d/g": "2\n"}, forms=("trusted",))
-def test_pitfall_7_a_renamed_directory_conflicts_with_an_edit_of_what_was_in_it(stack: Stack) -> None:
+def test_a_renamed_directory_conflicts_with_an_edit_of_what_was_in_it(stack: Stack) -> None:
     a, b = two(stack)
     put(a.at("d/f"), "2\n")
     os.rename(b.at("d"), b.at("e"))
@@ -309,7 +309,7 @@ def test_a_renamed_directory_is_published_as_a_plain_layer_without_redirects(sta
 
 
 @on_a_stack({"d/f": "1\n"})
-def test_pitfall_8_a_directory_copied_away_and_back_leaves_the_heads_edit_alone(stack: Stack) -> None:
+def test_a_directory_copied_away_and_back_leaves_the_heads_edit_alone(stack: Stack) -> None:
     a, b = two(stack)
     put(a.at("d/f"), "2\n")
     shutil.copytree(b.at("d"), b.at("t"))
@@ -321,7 +321,7 @@ def test_pitfall_8_a_directory_copied_away_and_back_leaves_the_heads_edit_alone(
 
 
 @on_a_stack({"d/f": "1\n"})
-def test_pitfall_9_an_edit_below_a_directory_that_became_a_file_is_a_conflict(stack: Stack) -> None:
+def test_an_edit_below_a_directory_that_became_a_file_is_a_conflict(stack: Stack) -> None:
     a, b = two(stack)
     shutil.rmtree(a.at("d"))
     put(a.at("d"), "now a file\n")
@@ -352,7 +352,7 @@ def test_an_edit_in_a_directory_that_the_head_made_again_without_the_file_is_a_c
 
 
 @on_a_stack({"l": "1\n"})
-def test_pitfall_10_the_root_directory_keeps_the_mode_that_the_head_gave_it(stack: Stack) -> None:
+def test_the_root_directory_keeps_the_mode_that_the_head_gave_it(stack: Stack) -> None:
     a, b = two(stack)
     os.chmod(a.view, 0o711)
     put(b.at("x"))
@@ -364,7 +364,7 @@ def test_pitfall_10_the_root_directory_keeps_the_mode_that_the_head_gave_it(stac
 
 
 @on_a_stack({"f": "1\n", "g": "1\n"})
-def test_pitfall_11_a_fifo_in_the_place_of_a_file_deletes_it_although_the_fifo_is_left_out(stack: Stack) -> None:
+def test_a_fifo_in_the_place_of_a_file_deletes_it_although_the_fifo_is_left_out(stack: Stack) -> None:
     a, b = two(stack)
     put(a.at("g"), "2\n")
     os.unlink(b.at("f"))
@@ -374,7 +374,7 @@ def test_pitfall_11_a_fifo_in_the_place_of_a_file_deletes_it_although_the_fifo_i
 
 
 @on_a_stack({"b/real/f": "1\n", "b/link": "-> real"})
-def test_pitfall_12_a_symlink_of_the_base_is_never_walked_through(stack: Stack) -> None:
+def test_a_symlink_of_the_base_is_never_walked_through(stack: Stack) -> None:
     b = stack.session()
     os.unlink(b.at("b/link"))
     put(b.at("b/link/f"), "1\n")
@@ -383,7 +383,7 @@ def test_pitfall_12_a_symlink_of_the_base_is_never_walked_through(stack: Stack) 
 
 
 @on_a_stack({"d/f": "1\n"}, forms=("trusted",))
-def test_pitfall_13_work_that_was_sealed_is_never_written_to_again(stack: Stack) -> None:
+def test_work_that_was_sealed_is_never_written_to_again(stack: Stack) -> None:
     first = stack.session()
     put(first.at("d/f"), "2\n")
     first.publish()  # now d/f lives in a layer, which sealing may link from
@@ -400,7 +400,7 @@ def test_pitfall_13_work_that_was_sealed_is_never_written_to_again(stack: Stack)
 
 
 @on_a_stack({f"d/{i}": "1\n" for i in range(12)})
-def test_pitfall_16_two_sessions_that_replace_a_directory_alike_make_one_layer(stack: Stack) -> None:
+def test_two_sessions_that_replace_a_directory_alike_make_one_layer(stack: Stack) -> None:
     a, b = two(stack)
     for session in (a, b):
         shutil.rmtree(session.at("d"))
@@ -457,7 +457,7 @@ def test_ignored_files_of_the_head_go_with_a_directory_that_ours_removed(stack: 
 
 
 @on_a_stack({".gitignore": "d\n", "d/x": "1\n", "d/e/y": "1\n"})
-def test_pitfall_17_an_ignored_directory_that_one_side_made_a_file_blocks_what_the_other_wrote_below(stack: Stack) -> None:
+def test_an_ignored_directory_that_one_side_made_a_file_blocks_what_the_other_wrote_below(stack: Stack) -> None:
     a, b = two(stack)
     shutil.rmtree(a.at("d"))
     put(a.at("d"), "file\n")
@@ -482,7 +482,7 @@ def test_what_ours_wrote_in_an_ignored_directory_that_won_over_the_heads_file_is
 
 
 @on_a_stack({**IGNORES})
-def test_pitfall_18_source_and_ignored_work_below_a_removed_directory_conflicts_whatever_the_names(stack: Stack) -> None:
+def test_source_and_ignored_work_below_a_removed_directory_conflicts_whatever_the_names(stack: Stack) -> None:
     a, b = two(stack)
     shutil.rmtree(a.at("d"))
     put(b.at("d/new"))

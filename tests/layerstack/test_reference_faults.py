@@ -32,7 +32,7 @@ def write(stack: Stack, path: str, text: str, owner: str = "operation:1") -> Non
 
 
 @on_a_stack({"touched": TEXT, "rewritten": TEXT, "opened": TEXT, "chmodded": TEXT, "d/x": "x\n"})
-def test_w1_a_file_that_was_only_touched_stays_deleted_and_a_chmod_of_it_is_a_conflict_never_an_empty_file(stack: Stack) -> None:
+def test_a_file_that_was_only_touched_stays_deleted_and_a_chmod_of_it_is_a_conflict_never_an_empty_file(stack: Stack) -> None:
     theirs, ours, other = stack.session(), stack.session(), stack.session()
     for name in ("touched", "rewritten", "opened", "chmodded"):
         os.unlink(theirs.at(name))
@@ -48,7 +48,7 @@ def test_w1_a_file_that_was_only_touched_stays_deleted_and_a_chmod_of_it_is_a_co
 
 
 @on_a_stack({"partly": TEXT, "adjacent": TEXT, "inserted": TEXT})
-def test_w2_edits_that_overlap_in_part_or_only_touch_are_conflicts_even_if_their_text_is_equal(stack: Stack) -> None:
+def test_edits_that_overlap_in_part_or_only_touch_are_conflicts_even_if_their_text_is_equal(stack: Stack) -> None:
     theirs, ours = stack.session(), stack.session()
     put(theirs.at("partly"), "f{\nX\n3\ntail\n")
     put(ours.at("partly"), "f{\n1\nX\ntail\n")
@@ -62,7 +62,7 @@ def test_w2_edits_that_overlap_in_part_or_only_touch_are_conflicts_even_if_their
 
 
 @on_a_stack({"run": LONG})
-def test_w3_the_execute_bit_outlives_writes_merges_and_a_concurrent_chmod(stack: Stack) -> None:
+def test_the_execute_bit_outlives_writes_merges_and_a_concurrent_chmod(stack: Stack) -> None:
     mode = 0o4755 if stack.form.name == "trusted" else 0o755  # a write takes setuid away, but for the machine's root
     chmod, edit = stack.session(), stack.session()
     os.chmod(chmod.at("run"), mode)
@@ -80,7 +80,7 @@ def test_w3_the_execute_bit_outlives_writes_merges_and_a_concurrent_chmod(stack:
 
 
 @on_a_stack({"d/x": "x\n"})
-def test_w3_a_publish_of_nothing_but_a_mode_is_a_version_and_the_mode_is_part_of_the_digest(stack: Stack) -> None:
+def test_a_publish_of_nothing_but_a_mode_is_a_version_and_the_mode_is_part_of_the_digest(stack: Stack) -> None:
     digests: list[str] = []
     write(stack, "f", "same bytes\n")
     for mode in (0o755, 0o644, 0o755):
@@ -96,7 +96,7 @@ def test_w3_a_publish_of_nothing_but_a_mode_is_a_version_and_the_mode_is_part_of
 
 
 @on_a_stack({f"d/{n}": "old\n" for n in range(40)})
-def test_w4_a_directory_that_was_made_again_lists_what_it_holds_at_every_depth(stack: Stack) -> None:
+def test_a_directory_that_was_made_again_lists_what_it_holds_at_every_depth(stack: Stack) -> None:
     session = stack.session()
     shutil.rmtree(session.at("d"))
     put(session.at("d/sub/deep/x"), "new\n")
@@ -110,7 +110,7 @@ def test_w4_a_directory_that_was_made_again_lists_what_it_holds_at_every_depth(s
 
 
 @on_a_stack({"gone": "x\n", "gone-dir/x": "x\n", "link": "-> old", "becomes": "x\n"})
-def test_w5_what_both_sides_did_alike_is_no_conflict(stack: Stack) -> None:
+def test_what_both_sides_did_alike_is_no_conflict(stack: Stack) -> None:
     sessions = stack.session(), stack.session()
     for session in sessions:
         os.unlink(session.at("gone"))
@@ -134,7 +134,7 @@ def check_listings(stack: Stack, tree: Tree) -> None:
 
 
 @on_a_stack({f"{d}/{n}": "x\n" for d in ("a", "a/b", "c", "c/d") for n in range(12)})
-def test_w6_a_deleted_name_is_never_listed_and_every_deletion_on_disk_is_the_kernels_own_form(stack: Stack) -> None:
+def test_a_deleted_name_is_never_listed_and_every_deletion_on_disk_is_the_kernels_own_form(stack: Stack) -> None:
     for round_ in range(3):
         session = stack.session()
         os.unlink(session.at(f"a/{round_}"))
@@ -161,7 +161,7 @@ def test_w6_a_deleted_name_is_never_listed_and_every_deletion_on_disk_is_the_ker
 
 
 @on_a_stack({"f": "f\n", "empty": ""})
-def test_w6_a_file_that_carries_the_mark_of_a_deletion_as_an_attribute_is_an_ordinary_file(stack: Stack) -> None:
+def test_a_file_that_carries_the_mark_of_a_deletion_as_an_attribute_is_an_ordinary_file(stack: Stack) -> None:
     session = stack.session()
     os.setxattr(session.at("empty"), f"{stack.form.namespace}whiteout", b"y")
     put(session.at("new"), "")
@@ -178,7 +178,7 @@ def test_w6_a_file_that_carries_the_mark_of_a_deletion_as_an_attribute_is_an_ord
 
 
 @on_a_stack({"f": "old\n"})
-def test_w7_a_layer_whose_manifest_was_renamed_in_is_kept_when_the_last_sync_fails(stack: Stack) -> None:
+def test_a_layer_whose_manifest_was_renamed_in_is_kept_when_the_last_sync_fails(stack: Stack) -> None:
     session = stack.session()
     put(session.at("f"), "new\n")
     session.umount()
@@ -200,7 +200,7 @@ def test_w7_a_layer_whose_manifest_was_renamed_in_is_kept_when_the_last_sync_fai
 
 
 @on_a_stack({"f": "1\n2\n", "other": "x\n"})
-def test_w7_a_squash_whose_last_sync_fails_keeps_the_layer_that_the_manifest_names(stack: Stack) -> None:
+def test_a_squash_whose_last_sync_fails_keeps_the_layer_that_the_manifest_names(stack: Stack) -> None:
     write(stack, "f", "1\n2\n3\n")
     write(stack, "f", "1\n2\n3\n4\n")
 
@@ -215,7 +215,7 @@ def test_w7_a_squash_whose_last_sync_fails_keeps_the_layer_that_the_manifest_nam
 
 
 @on_a_stack({"f": "1\n2\n3\n"})
-def test_w11_blame_follows_a_deletion_a_renaming_and_a_file_made_anew(stack: Stack) -> None:
+def test_blame_follows_a_deletion_a_renaming_and_a_file_made_anew(stack: Stack) -> None:
     def owners(path: str) -> list[str]:
         return [part.owner for part in stack.store.blame(path)]
 
@@ -236,7 +236,7 @@ def test_w11_blame_follows_a_deletion_a_renaming_and_a_file_made_anew(stack: Sta
 
 
 @on_a_stack({"f": "1\n2\n3\n"})
-def test_w11_there_is_no_log_to_tear_and_a_torn_or_spoilt_file_of_a_layer_is_named_at_open(stack: Stack) -> None:
+def test_there_is_no_log_to_tear_and_a_torn_or_spoilt_file_of_a_layer_is_named_at_open(stack: Stack) -> None:
     write(stack, "f", "1\n2\nthree\n", "operation:edit")
     (layer,) = stack.layer_dirs()
     stack.store.close()
@@ -260,7 +260,7 @@ def test_w11_there_is_no_log_to_tear_and_a_torn_or_spoilt_file_of_a_layer_is_nam
 
 
 @on_a_stack({**{f"f{n}": LONG for n in range(6)}, "d/x": "x\n", "gone": "x\n"})
-def test_l2_every_conflict_is_told_and_the_rest_of_the_work_is_carried_over_to_the_head(stack: Stack) -> None:
+def test_every_conflict_is_told_and_the_rest_of_the_work_is_carried_over_to_the_head(stack: Stack) -> None:
     theirs, ours = stack.session(), stack.session(agent="bob")
     for n in range(3):
         put(theirs.at(f"f{n}"), LONG.replace("line 9\n", "theirs\n"))
@@ -289,7 +289,7 @@ def test_l2_every_conflict_is_told_and_the_rest_of_the_work_is_carried_over_to_t
 
 
 @on_a_stack({"d/x": "x\n"})
-def test_l2_a_fifo_is_no_reason_to_refuse_a_publish(stack: Stack) -> None:
+def test_a_fifo_is_no_reason_to_refuse_a_publish(stack: Stack) -> None:
     session = stack.session()
     os.mkfifo(session.at("d/pipe"))
     put(session.at("d/y"))
@@ -298,7 +298,7 @@ def test_l2_a_fifo_is_no_reason_to_refuse_a_publish(stack: Stack) -> None:
 
 
 @on_a_stack({".gitignore": "*.o\nbuild/\n", "mixed/build/a": "a\n", "mixed/src": "s\n", **{f"mixed/{n}.o": "o\n" for n in range(30)}})
-def test_l3_a_directory_of_thousands_with_ignored_and_source_files_can_be_replaced(stack: Stack) -> None:
+def test_a_directory_of_thousands_with_ignored_and_source_files_can_be_replaced(stack: Stack) -> None:
     for n in range(4200):
         put(f"{stack.base}/many/{n % 70}/{n}", "x")
     theirs, session = stack.session(), stack.session()
@@ -325,7 +325,7 @@ def test_l3_a_directory_of_thousands_with_ignored_and_source_files_can_be_replac
 @on_a_stack(
     {"manifest.json": "{}\n", "layers/app.js": "x\n", ".wh.old": "not a deletion\n", "d/.wh..wh..opq": "nor a mark\n", "d/x": "x\n"}
 )
-def test_l3_names_that_a_store_might_want_for_itself_are_ordinary_ones(stack: Stack) -> None:
+def test_names_that_a_store_might_want_for_itself_are_ordinary_ones(stack: Stack) -> None:
     assert stack.shows() == {
         "manifest.json": "{}\n", "layers": "/", "layers/app.js": "x\n", ".wh.old": "not a deletion\n", "d": "/", "d/.wh..wh..opq": "nor a mark\n", "d/x": "x\n",
     }  # fmt: skip
@@ -344,7 +344,7 @@ def test_l3_names_that_a_store_might_want_for_itself_are_ordinary_ones(stack: St
 
 
 @on_a_stack({"f": "f\n"})
-def test_l5_the_bytes_that_nobody_published_outlive_the_process(stack: Stack) -> None:
+def test_the_bytes_that_nobody_published_outlive_the_process(stack: Stack) -> None:
     sessions = [stack.session() for _ in range(3)]
     for n, session in enumerate(sessions):
         put(session.at("f"), f"{n}\n")
@@ -358,7 +358,7 @@ def test_l5_the_bytes_that_nobody_published_outlive_the_process(stack: Stack) ->
 
 
 @on_a_stack({".gitignore": "build/\n", "src": "s\n"})
-def test_l7_ignored_files_are_the_last_writers_path_by_path_and_cost_nothing_when_unchanged_or_once_folded(stack: Stack) -> None:
+def test_ignored_files_are_the_last_writers_path_by_path_and_cost_nothing_when_unchanged_or_once_folded(stack: Stack) -> None:
     first = stack.session()
     for n in range(20):
         put(first.at(f"build/{n}.o"), f"{n}" * 2000)
