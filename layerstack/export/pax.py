@@ -73,12 +73,12 @@ class Header(NamedTuple):
     holes.
     """
     of_base: bytes = b""
-    """For kind `base`: `d`, `f:SIZE:MTIME_NS:SHA256` or `l:SHA256 of the target`: the base's entry at the
-    path.
+    """State of the base's entry at the path, for kind `base`: `d`, `f:SIZE:MTIME_NS:SHA256` or `l:SHA256 of
+    the target`.
     """
     table: int = 0
-    """For kind `run`: the number of bytes of the content that are rows (`layerstack.model.run_table`); the
-    files' bytes follow.
+    """Number of bytes of the content that are rows, for kind `run` (`layerstack.model.run_table`); the files'
+    bytes follow.
     """
 
     output: bool = False

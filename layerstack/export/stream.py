@@ -48,8 +48,8 @@ from layerstack.model.manifest import Manifest
 FORMAT, FORMAT_OF_DIGESTS, FORMAT_OF_HOLES, FORMAT_OF_RUNS = 1, 2, 3, 4
 FRAME_BYTES = 1 << 20
 RANGE_BYTES, RANGE_MAX = 1 << 18, 1 << 24
-"""From format 2 on, the size from which on a file is not read here but given as ranges; and the largest
-range.
+"""The size from which on a file is given as ranges instead of being read here, from format 2 on; and the
+largest range.
 """
 
 _KEPT_PARENTS = 4096
@@ -79,7 +79,7 @@ Digests = Callable[[str, str], bytes | None]
 
 
 Outputs = Callable[[str, str], bool]
-"""(layer, path) -> is that file an output of builds?"""
+"""(layer, path) -> whether that file is an output of builds."""
 
 
 Earlier = Callable[[str], Sequence[tuple[int, int]]]
@@ -115,7 +115,7 @@ class ExportEntry(NamedTuple):
     header: pax.Header
     real_path: str | None
     ranges: Sequence[tuple[int, int]] | None = None
-    """For a file that is sent with its holes: (offset, size) of its data."""
+    """(offset, size) of the data of a file that is sent with its holes."""
     run: FileRun | None = None
     """Several entries in one."""
 

@@ -64,7 +64,7 @@ class Check(CheckContext):
                     "leases": lambda: documents.leases(self),
                     "staging": lambda: documents.staging(self),
                 }
-                yield from self.settled(checks[what])
+                yield from self.confirmed(checks[what])
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # the checksum matches, but a value has the wrong type
             yield Damage(_FOLDERS.get(what, "{0}").format(name), f"has a record with a value of the wrong type ({error!r})", "its content")
 

@@ -22,7 +22,7 @@ class Damage(NamedTuple):
     file: str
     """Relative to the store."""
     what: str
-    """What is wrong, as a predicate after the name of the file."""
+    """The fault, as a predicate after the name of the file."""
     found_by: str
     """`checksum`, `digest`, …: how it was found."""
 
@@ -76,18 +76,18 @@ class CheckContext:
         self.form: Form | None = FORMS.get(str(self.body.get("form")))
         self._abouts: dict[str, dict[str, Any]] = {}
 
-    def settled(self, look: Callable[[], Iterator[Damage]]) -> list[Damage]:
+    def confirmed(self, part: Callable[[], Iterator[Damage]]) -> list[Damage]:
         """Give the findings of a check; in an open store, those that remain while the lock keeps everything
         still.
         """
         known = len(self.notes)
-        found = list(look())
+        found = list(part())
         if found and self.store is not None:
             with self.store.lock:
                 del self.notes[known:]
                 with contextlib.suppress(StoreCorrupt, OSError):
                     self.head = self.manifest("manifest.json")
-                found = list(look())
+                found = list(part())
         return found
 
     def corrupt(self, error: StoreCorrupt | OSError, name: str) -> Iterator[Damage]:

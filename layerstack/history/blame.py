@@ -1,10 +1,12 @@
-"""Who wrote each line of a path: derived from the layers that list it, recorded nowhere but for layers that a squash folded.
+"""Find the author of each line of a path: derived from the layers that list it; only squashed layers store
+it.
 
-The texts of a path are those of the layers that list it, newest first, until one that made it from nothing. A line belongs to the layer
-whose text has it and whose older neighbour's has not, by the diff that publishing merges with. What a deletion ended keeps its last answer.
+The texts of a path are those of the layers that list it, newest first, until one that made it from nothing. A
+line belongs to the layer whose text has it while the next older text does not, by the diff that a merge uses.
+A deleted path keeps its last answer.
 
-A squashed layer answers for all that it folded: `.layer-metadata/<id>.blame` holds for each path its owner, or its ranges as they were
-before the squash.
+A squashed layer answers for the layers that it replaced: `.layer-metadata/<id>.blame` has for each path its
+author, or its ranges as before the squash.
 """
 
 from __future__ import annotations
@@ -32,19 +34,23 @@ from layerstack.tree.state import DIRECTORY, FILE, LINK, State, same
 
 ORIGINAL, UNKNOWN = "original", "unknown"
 WORK = 10 * BUDGET
-"""Inner steps of the diffs of one answer, each of which gets what a merge gets: about 2 s. Lines undecided then are `unknown`."""
+"""Steps of the diffs of one answer, each of which gets what a merge gets: about 2 s. Lines undecided then are
+`unknown`.
+"""
 LINES = 8_000_000
 """Lines of all texts that are read for one answer."""
 KEPT, KEPT_RANGES = 256, 200_000
-"""Answers that a store remembers, and ranges in all of them together."""
+"""Answers that a store remembers, and the sum of their ranges."""
 RULED_KEPT = 20_000
-"""Directories of which a squash remembers whether they have rules."""
+"""Directories for which a squash remembers whether they have a `.gitignore`."""
 KEPT_FILES = 4
-"""Files of squashed layers whose content stays in memory."""
+"""Files of squashed layers that stay in memory."""
 
 
 class Cache:
-    """The last answers of a store, by path and the layers that decide it: a publish of other paths leaves them good."""
+    """The last answers of a store, by path and the layers that decide it: they stay valid after a publication
+    of other paths.
+    """
 
     def __init__(self, root: str) -> None:
         """
@@ -56,12 +62,12 @@ class Cache:
         self._ranges = 0
         self._folded: OrderedDict[str, Mapping[str, Folded]] = OrderedDict()
 
-    def told(self, layer: Layer) -> Mapping[str, Folded]:
+    def entries(self, layer: Layer) -> Mapping[str, Folded]:
         """The owners that a squashed layer recorded; empty for a layer of one publish."""
         return self.folded(f"{self._root}/.layer-metadata/{layer.id}{SUFFIX}") if layer.id.startswith("S") else {}
 
     def folded(self, file: str) -> Mapping[str, Folded]:
-        """What `load` gives; the last few are kept."""
+        """Load a file; the last few are kept."""
         with self._lock:
             found = self._folded.pop(file, None)
         if found is None:
@@ -87,12 +93,12 @@ class Cache:
 
 
 class _Text(NamedTuple):
-    """What one layer made of the path."""
+    """The text that one layer gave to the path."""
 
     layer: Layer
     path: str
     there: bool
-    """False: it is gone, by a whiteout or with a directory above."""
+    """False: the layer deleted it, by a whiteout or with a directory above."""
 
     @property
     def state(self) -> State | None:
@@ -100,17 +106,20 @@ class _Text(NamedTuple):
 
 
 def blame(stack: Stack, cache: Cache, path: str) -> Answer:
-    """The ranges of a path of the head, in order and without gaps; of a path that is gone those of its last text.
+    """List the ranges of a path of the head, in order and without gaps; for a deleted path those of its last
+    text.
 
-    Symlinks, binary files, files above TEXT_MAX and those on the ignored route have one range of one line, whose owner wrote them last.
-    A file without a byte has none.
+    Symlinks, binary files, files above TEXT_MAX and ignored files have one range of one line, with their last
+    author. An empty file has none.
     Raises:
-        NotFound: no publication ever made or changed such a file (reason no_auditability_record); a folder, too.
+        NotFound: no publication made or changed such a file (reason no_auditability_record); also for a
+            directory.
         InvalidPath: not a path of a tree.
-    Cost: bounded by WORK and LINES; without the store's lock; the next time a dictionary look-up, until the path changes.
+    Cost: bounded by WORK and LINES, without the store's lock; later a dictionary look-up, until the path
+    changes.
     """
     if check(path) == "":
-        raise InvalidPath("the root is no file", details={"path": path})
+        raise InvalidPath("the root of the workspace is a directory: blame takes the path of a file", details={"path": path})
     with stack.reading() as snapshot:
         chain = snapshot.chain
         texts = _texts(chain, path)
@@ -126,10 +135,12 @@ def blame(stack: Stack, cache: Cache, path: str) -> Answer:
 
 
 def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tuple[str, Folded]]:
-    """What a squash of `block`, layers newest first that stand on `below`, must remember, in byte order of paths.
+    """Give what a squash of `block`, layers newest first on top of `below`, must store, in byte order of
+    paths.
 
-    A path that one of them alone has to do with: its owner. One with several: its ranges, those of deleted paths too. Outside of the
-    store's lock. Cost: that of `blame` for each path of the latter kind; files of the former are not read.
+    For a path that only one of them concerns: its author. For one that several concern: its ranges, those of
+    deleted paths too. Without the store's lock. Cost: that of `blame` for each path of the latter kind; files
+    of the former are not read.
     """
     cache = Cache(stack.root)
     seen = Chain((*block, *below.published), below.shelf, below.form)
@@ -137,7 +148,9 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
     ruled: dict[str, bool] = {}
 
     def may_be_ignored(path: str) -> bool:
-        """Has any version a .gitignore on the way? Without one nobody's base version needs to be asked."""
+        """Check whether any version has a .gitignore on the way. Without one no author's base version needs
+        to be opened.
+        """
         if len(ruled) > RULED_KEPT:
             ruled.clear()
         for directory in ancestors(path):
@@ -151,7 +164,7 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
     for path in _written(cache, block):
         texts = _texts(seen, path)
         inside = [text for text in texts if text.layer.id in members]
-        if len(inside) == 1 and inside[0].there and _told(cache, inside[0].layer, path) is None:
+        if len(inside) == 1 and inside[0].there and _whole_answer(cache, inside[0].layer, path) is None:
             owner = _owner(cache, inside[0])
             yield path, (Range(1, 1, owner),) if may_be_ignored(path) and _ignored(stack, inside[0]) else owner
         elif (answer := _answer(stack, cache, seen, path, texts)) is not None:
@@ -159,7 +172,9 @@ def of_block(stack: Stack, block: Sequence[Layer], below: Chain) -> Iterator[tup
 
 
 def _written(cache: Cache, block: Sequence[Layer]) -> Iterator[str]:
-    """The paths that have or had a text in one of the layers, in byte order, each once. Those of packed indexes are in no list."""
+    """List the paths with a text in one of the layers, in byte order, each once. Those of packed indexes are
+    not collected.
+    """
     few: set[bytes] = set()
     many: list[Iterator[bytes]] = []
     for layer in block:
@@ -167,7 +182,7 @@ def _written(cache: Cache, block: Sequence[Layer]) -> Iterator[str]:
             many.append(path for path, record in layer.index.walk() if record.kind in (FILE, LINK))
         else:
             few.update(byte_order(path) for path, record in (layer.index or {}).items() if record.kind in (FILE, LINK))
-        folded = cache.told(layer)
+        folded = cache.entries(layer)
         if isinstance(folded, Packed):
             many.append(path for path, _ in folded.walk())
         else:
@@ -177,7 +192,9 @@ def _written(cache: Cache, block: Sequence[Layer]) -> Iterator[str]:
 
 
 def _texts(chain: Chain, path: str) -> list[_Text]:
-    """What the layers above the base made of the path, newest first. Those that only hold it as a directory's container are no part of it."""
+    """List the texts that the layers above the base gave to the path, newest first; unchanged containers left
+    out.
+    """
     hits = {layer.id: layer for layer in chain.shelf.listing(path)}
     for ancestor in ancestors(path):
         for layer in chain.shelf.covering(ancestor):
@@ -193,21 +210,21 @@ def _texts(chain: Chain, path: str) -> list[_Text]:
 
 
 def _owner(cache: Cache, text: _Text) -> str:
-    told = cache.told(text.layer).get(text.path)
-    return told if isinstance(told, str) else str(text.layer.about.get("owner") or UNKNOWN)
+    entry = cache.entries(text.layer).get(text.path)
+    return entry if isinstance(entry, str) else str(text.layer.about.get("owner") or UNKNOWN)
 
 
-def _told(cache: Cache, layer: Layer, path: str) -> Answer | None:
-    """The whole answer, where a squashed layer has it."""
-    told = cache.told(layer).get(path)
-    return told if isinstance(told, tuple) else None
+def _whole_answer(cache: Cache, layer: Layer, path: str) -> Answer | None:
+    """Give the whole answer, if a squashed layer has it."""
+    entry = cache.entries(layer).get(path)
+    return entry if isinstance(entry, tuple) else None
 
 
 def _answer(stack: Stack, cache: Cache, chain: Chain, path: str, texts: Sequence[_Text]) -> Answer | None:
     at = 0
     while at < len(texts) and not texts[at].there:
-        if (told := _told(cache, texts[at].layer, path)) is not None:
-            return told
+        if (entry := _whole_answer(cache, texts[at].layer, path)) is not None:
+            return entry
         at += 1
     if at == len(texts):
         return _forgotten(cache, chain, path)
@@ -215,8 +232,8 @@ def _answer(stack: Stack, cache: Cache, chain: Chain, path: str, texts: Sequence
     assert state is not None
     if state.kind == DIRECTORY:
         return None
-    if (told := _told(cache, layer, path)) is not None:
-        return told
+    if (entry := _whole_answer(cache, layer, path)) is not None:
+        return entry
     base = chain.base.tree.state(path) if chain.base.get(path) is not None else None
     if state.kind != FILE or state.size > TEXT_MAX or _ignored(stack, texts[at]) or not is_text(state.data()):
         return (Range(1, 1, _last_writer(cache, texts[at:], base)),)
@@ -224,15 +241,15 @@ def _answer(stack: Stack, cache: Cache, chain: Chain, path: str, texts: Sequence
 
 
 def _forgotten(cache: Cache, chain: Chain, path: str) -> Answer | None:
-    """A path that was made and deleted among layers that are folded now is listed by none."""
+    """Answer for a path that was made and deleted among layers that are squashed now: no layer lists it."""
     for layer in chain.published:
-        if (told := _told(cache, layer, path)) is not None:
-            return told
+        if (entry := _whole_answer(cache, layer, path)) is not None:
+            return entry
     return None
 
 
 def _last_writer(cache: Cache, texts: Sequence[_Text], base: State | None) -> str:
-    """The owner of the newest text whose content the older one has not."""
+    """Find the author of the newest text that differs from the next older one."""
     state = texts[0].state
     for n, text in enumerate(texts):
         below = texts[n + 1].state if n + 1 < len(texts) else base
@@ -243,17 +260,19 @@ def _last_writer(cache: Cache, texts: Sequence[_Text], base: State | None) -> st
 
 
 def _ignored(stack: Stack, text: _Text) -> bool:
-    """Was the path on the ignored route when the layer was published? By the version that its author started from."""
+    """Check whether the path was ignored when the layer was published, by the version that its author started
+    from.
+    """
     if text.layer.id.startswith("S"):
-        return False  # else its file would say so
+        return False  # else its .blame file would have one range
     try:
         return stack.routes.ignored(int(text.layer.about["base_version"]))(text.path, False)
-    except LayerStackError:  # that version is closed by now: nearly always its rules are those of today
+    except LayerStackError:  # that version cannot be opened any more: nearly always its rules are those of the head
         return stack.routes.ignored(stack.head.version)(text.path, False)
 
 
 def _merged(owners: Sequence[tuple[int, str]]) -> Answer:
-    """(count, owner) in order -> ranges, neighbours of one owner joined."""
+    """Turn (count, owner) in order into ranges, neighbours of one owner joined."""
     found: list[Range] = []
     at = 1
     for count, owner in owners:
@@ -268,7 +287,9 @@ def _merged(owners: Sequence[tuple[int, str]]) -> Answer:
 
 
 class _BlameWalk:
-    """From the newest text to older ones, carrying for each line of the present text which line of the newest it is, until each has an owner."""
+    """Walk from the newest text to older ones until each line has an owner, keeping for each line of the
+    present text which line of the newest it is.
+    """
 
     def __init__(self, cache: Cache, path: str) -> None:
         self.cache, self.path = cache, path
@@ -276,26 +297,26 @@ class _BlameWalk:
         self.numbers = numbering()
 
     def read(self, state: State) -> bytes | None:
-        """The bytes of a text, or None: it is none."""
+        """Read a text; None for anything else."""
         if state.kind != FILE or state.size > TEXT_MAX:
             return None
         data = state.data()
         return data if is_text(data) else None
 
     def lines(self, texts: Sequence[_Text], base: State | None) -> list[tuple[int, str]]:
-        """(count, owner) for the lines of the newest text, in order."""
+        """Give (count, owner) for the lines of the newest text, in order."""
         state = texts[0].state
         data = self.read(state) if state is not None else None
         assert data is not None
         now = number_lines(data, self.numbers)
         owners: list[str | None] = [None] * len(now)
-        place = array("l", range(len(now)))  # of each line of the present text, its line in the newest; -1: it is gone there
+        place = array("l", range(len(now)))  # each line's number in the newest text; -1: none
         undecided = len(now)
         last = UNKNOWN
         for n, text in enumerate(texts):
-            told = _told(self.cache, text.layer, self.path)
-            if told is not None:
-                for part in told:
+            entry = _whole_answer(self.cache, text.layer, self.path)
+            if entry is not None:
+                for part in entry:
                     self.give(owners, place, part.start_line - 1, part.start_line - 1 + part.line_count, part.owner)
                 undecided = 0
                 break
@@ -307,7 +328,7 @@ class _BlameWalk:
             if self.steps_left < BUDGET or self.lines_left < 0:
                 break
             older = self.read(below)
-            if older is None:  # a binary or too large file before: nobody can say what is new
+            if older is None:  # the older file is binary or too large: which lines are new is unknown
                 last = _owner(self.cache, text) if below.size <= TEXT_MAX else UNKNOWN
                 break
             if older != data:
@@ -329,7 +350,7 @@ class _BlameWalk:
 
     @staticmethod
     def give(owners: list[str | None], place: array[int], lo: int, hi: int, owner: str) -> int:
-        """The lines [lo, hi) of the present text are `owner`'s; how many of them the newest text has."""
+        """Give the lines [lo, hi) of the present text to `owner`. Returns how many of them the newest text has."""
         given = 0
         for line in place[lo:hi]:
             if line >= 0:

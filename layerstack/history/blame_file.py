@@ -50,12 +50,12 @@ Folded = Answer | str
 
 def dump(ranges: dict[str, Folded]) -> bytes:
     """Give the bytes of `<id>.blame`: owners by number; per path its owner, or [count, owner] for each range."""
-    owners = sorted({owner for told in ranges.values() for owner in ([told] if isinstance(told, str) else [r.owner for r in told])})
+    owners = sorted({owner for entry in ranges.values() for owner in ([entry] if isinstance(entry, str) else [r.owner for r in entry])})
     number = {owner: n for n, owner in enumerate(owners)}
     rows: dict[str, int | list[list[int]]] = {}
-    for path, told in sorted(ranges.items()):
+    for path, entry in sorted(ranges.items()):
         name = os.fsencode(path).decode("latin-1")
-        rows[name] = number[told] if isinstance(told, str) else [[r.line_count, number[r.owner]] for r in told]
+        rows[name] = number[entry] if isinstance(entry, str) else [[r.line_count, number[r.owner]] for r in entry]
     return records.dump({"owners": owners, "paths": rows})
 
 
@@ -82,9 +82,9 @@ def write_new(path: str, ranges: Iterable[tuple[str, Folded]], *, aside: str) ->
         return owners.setdefault(owner, len(owners))
 
     with tempfile.TemporaryFile(dir=aside, buffering=1 << 18) as lines, open(path, "xb") as file:
-        for name, told in itertools.chain(few.items(), rest):
-            mark = number(told) if isinstance(told, str) else [[r.line_count, number(r.owner)] for r in told]
-            line = b"%s\t%s\n" % (escaped(name), _compact(mark))
+        for name, entry in itertools.chain(few.items(), rest):
+            value = number(entry) if isinstance(entry, str) else [[r.line_count, number(r.owner)] for r in entry]
+            line = b"%s\t%s\n" % (escaped(name), _compact(value))
             total.update(line)
             lines.write(line)
             count += 1
@@ -116,12 +116,12 @@ def _header(count: int, total: str) -> bytes:
     return b"%s %d %d %s\n" % (_MAGIC, LARGE_FORMAT, count, total.encode())
 
 
-class _Told(Packed[Folded]):
+class _Entries(Packed[Folded]):
     """Entries of many paths; equal ones are stored once."""
 
     def __init__(self) -> None:
-        self.told: list[Folded] = []
-        super().__init__(self.told, array("I"))
+        self.entries: list[Folded] = []
+        super().__init__(self.entries, array("I"))
 
 
 def load(path: str) -> Mapping[str, Folded]:
@@ -139,11 +139,11 @@ def load(path: str) -> Mapping[str, Folded]:
     owners: list[str] = body["owners"]
     found: dict[str, Folded] = {}
     for name, rows in body["paths"].items():
-        found[os.fsdecode(name.encode("latin-1"))] = _told(rows, owners)
+        found[os.fsdecode(name.encode("latin-1"))] = _entry(rows, owners)
     return found
 
 
-def _told(rows: Any, owners: list[str]) -> Folded:
+def _entry(rows: Any, owners: list[str]) -> Folded:
     if isinstance(rows, int):
         return owners[rows]
     at, ranges = 1, list[Range]()
@@ -159,7 +159,7 @@ def _load_large(header: bytes, file: IO[bytes], path: str) -> Mapping[str, Folde
 
     words = header.split(b" ")
     count = int(words[2]) if len(words) == 4 and words[2].isdigit() else -1
-    total, found, numbers = hashlib.sha256(), _Told(), dict[bytes, int]()
+    total, found, numbers = hashlib.sha256(), _Entries(), dict[bytes, int]()
     before: bytes | None = None
     for _ in range(count):
         line = file.readline()
@@ -178,5 +178,5 @@ def _load_large(header: bytes, file: IO[bytes], path: str) -> Mapping[str, Folde
         owners: list[str] = json.loads(last)
     except ValueError:  # the count is too small
         raise wrong("the last line is not a list of owners") from None
-    found.told.extend(_told(json.loads(mark), owners) for mark in numbers)
+    found.entries.extend(_entry(json.loads(mark), owners) for mark in numbers)
     return found

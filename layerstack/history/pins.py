@@ -1,6 +1,7 @@
-"""Versions that stay openable because somebody said so: leases on disk. No squash folds past one.
+"""Pins: versions that stay openable on request. A pin is a lease on disk, and a boundary for every squash.
 
-pins/<version>.json: version, agent, request_id, created_unix_ms. Which layers it has its manifest says.
+pins/<version>.json: version, agent, request_id, created_unix_ms. The layers are those of the version's
+manifest.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ FOLDER = "pins"
 
 
 def all_of(stack: Stack) -> dict[int, Pin]:
-    """By version."""
+    """List the pins by version."""
     return {version: pin for version, (pin, _) in sorted(stack.pins.held.items())}
 
 
 def load(stack: Stack) -> None:
-    """At open: read and check each file, take its lease. A store that never had a pin has no folder for them.
+    """Read and check each file at open, and take its lease. A store that never had a pin has no folder for
+    them.
 
-    A file that is damaged, or whose version is gone, is set apart.
+    A file that is damaged, or whose version does not exist any more, is quarantined.
     """
     if not os.path.isdir(f"{stack.root}/{FOLDER}"):
         return
@@ -40,30 +42,30 @@ def load(stack: Stack) -> None:
 
 
 def _read(stack: Stack, path: str, stem: str) -> Pin:
-    """Raises StoreCorrupt, also when the version's own file is damaged: it names the one that is."""
+    """Read a pin. Raises StoreCorrupt, naming the damaged file, also when that is the version's own."""
     try:
         pin = Pin(**records.read(path))
     except TypeError as error:
         raise StoreCorrupt(f"{path}: {error}", details={"file": path}) from None
     if str(pin.version) != stem or not os.path.exists(f"{stack.root}/manifests/{pin.version}.json"):
-        raise StoreCorrupt(f"{path}: pins version {pin.version}, which is gone", details={"file": path})
+        raise StoreCorrupt(f"{path}: pins version {pin.version}, which does not exist", details={"file": path})
     return pin
 
 
 def pin(stack: Stack, version: int, *, agent: str | None = None, request_id: str | None = None) -> Pin:
-    """Keep a version openable until `unpin`, over restarts too. Durable on return; once more changes nothing.
+    """Keep a version openable until `unpin`, over restarts too. Durable on return; idempotent.
 
     Raises:
         NotFound: the version cannot be opened (version_not_found).
-        OSError: the disk refused; it is pinned no more than before, or the same call again makes it durable.
+        OSError: the disk refused; the pin is as before, or the same call again makes it durable.
     """
     with stack.pins.lock:
         stack.check_open()
-        _settle(stack)
+        _sync_earlier(stack)
         if version in stack.pins.held:
             if os.path.lexists(f"{stack.root}/{FOLDER}/{version}.json"):
                 return stack.pins.held[version][0]
-            _drop(stack, version)  # an `unpin` that did not come to its end
+            _drop(stack, version)  # an `unpin` that did not finish
         pin = Pin(version, agent, request_id, time.time_ns() // 1_000_000)
         _hold(stack, pin)
         try:
@@ -85,9 +87,9 @@ def pin(stack: Stack, version: int, *, agent: str | None = None, request_id: str
 
 
 def unpin(stack: Stack, version: int) -> bool:
-    """Let the version go: from now on a squash may close it. False when it was not pinned. Durable on return.
+    """Remove a pin: from now on a squash may close the version. False when it was not pinned. Durable on return.
 
-    Raises OSError: the disk refused; it is pinned until the same call has passed.
+    Raises OSError: the disk refused; the version stays pinned until the same call succeeds.
     """
     with stack.pins.lock:
         stack.check_open()
@@ -99,7 +101,7 @@ def unpin(stack: Stack, version: int) -> bool:
             os.unlink(path)
         stack.step("unpin.fsync_dir")
         stack.pins.unsynced = True
-        _settle(stack)
+        _sync_earlier(stack)
         stack.damaged.pop(path, None)
         if version in stack.pins.held:
             _drop(stack, version)
@@ -107,7 +109,9 @@ def unpin(stack: Stack, version: int) -> bool:
 
 
 def relist(stack: Stack) -> None:
-    """After a squash, under the store's lock: the leases are of the layers that the pinned versions have now."""
+    """Renew the leases after a squash, under the store's lock, for the layers that the pinned versions have
+    now.
+    """
     for pin, old in list(stack.pins.held.values()):
         ids = stack.manifest(pin.version).layer_ids
         if ids != old.layer_ids:
@@ -121,8 +125,8 @@ def _hold(stack: Stack, pin: Pin) -> None:
         stack.pins.held[pin.version] = (pin, stack.leases.take(f"pin {pin.version}", pin.version, manifest.layer_ids))
 
 
-def _settle(stack: Stack) -> None:
-    """Sync what a change before this one could not."""
+def _sync_earlier(stack: Stack) -> None:
+    """Sync the folder if an earlier change could not."""
     if stack.pins.unsynced:
         fsync.fsync_dir(f"{stack.root}/{FOLDER}")
         stack.pins.unsynced = False

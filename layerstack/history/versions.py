@@ -1,4 +1,6 @@
-"""Looking back: the versions that can be opened, and what changed between two of them or in a draft, path by path and as patches."""
+"""Versions that can be opened, and the changes between two of them or in a draft, path by path and as
+patches.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,19 @@ from layerstack.tree.state import State, fingerprint
 PAGE, PAGE_BYTES = 200, 256 << 10
 """Most changes of one page, and bytes of their patches after which it ends."""
 ONE_PATCH_LIMIT = 1 << 20
-"""Bytes of the patch when it is the only one that was asked for."""
+"""Limit of the patch of a single path, in bytes."""
 
 
 class Version(NamedTuple):
-    """One openable version, and what made it."""
+    """One openable version, and the publication that made it."""
 
     version: int
     root_hash: str
     layer_count: int
     layer_id: str | None
-    """The layer that it put on top; None for the base and where a squash made the version, which changes no file."""
+    """The layer that it added; None for the base and for a version that a squash made, which changes no
+    file.
+    """
     owner: str | None
     agent: str | None
     request_id: str | None
@@ -52,7 +56,7 @@ class Change(NamedTuple):
     old: Fingerprint
     new: Fingerprint
     patch: Patch | None
-    """None: more than lines, see `layerstack.history.patch`."""
+    """None when lines cannot express the change, see `layerstack.history.patch`."""
 
 
 class Page(NamedTuple):
@@ -60,11 +64,13 @@ class Page(NamedTuple):
 
     changes: tuple[Change, ...]
     next: int | None
-    """Where the next page starts."""
+    """Number of the first path of the next page; None after the last."""
 
 
 def versions(stack: Stack, *, after: int | None = None, limit: int = 100) -> tuple[list[Version], int | None]:
-    """Openable versions, newest first, those older than `after`; and the `after` of the next page, or None. Cost: a file per version."""
+    """List openable versions older than `after`, newest first, and the `after` of the next page, or None.
+    Cost: one file per version.
+    """
     stems = (name.partition(".json")[0] for name in os.listdir(f"{stack.root}/manifests"))
     numbers = sorted((int(stem) for stem in stems if stem.isdecimal()), reverse=True)
     pinned = stack.pins.held
@@ -74,7 +80,7 @@ def versions(stack: Stack, *, after: int | None = None, limit: int = 100) -> tup
             continue
         if len(found) == limit:
             return found, found[-1].version
-        with contextlib.suppress(LayerStackError):  # it was closed since
+        with contextlib.suppress(LayerStackError):  # closed since the listing
             found.append(_version(stack, number, pinned=number in pinned))
     return found, None
 
@@ -104,7 +110,9 @@ def _version(stack: Stack, number: int, *, pinned: bool) -> Version:
 
 @contextlib.contextmanager
 def opened(stack: Stack, version: int | None) -> Generator[Snapshot]:
-    """A version to look at for the length of the block: its layers stay on disk, and no squash minds it."""
+    """Open a version for the length of the block: its layers stay on disk, and a squash does not wait for
+    it.
+    """
     with stack.lock:
         manifest = stack.manifest(version)
         lease = stack.leases.take(READER, manifest.version, manifest.layer_ids)
@@ -115,11 +123,13 @@ def opened(stack: Stack, version: int | None) -> Generator[Snapshot]:
 
 
 def diff_versions(stack: Stack, old: int, new: int, *, under: str = "", start: int = 0) -> Page:
-    """What changed from one version to another, at and below a path.
+    """Give the changes from one version to another, at and below a path.
 
     Raises:
-        NotFound: one of them cannot be opened (version_not_found). InvalidPath: `under` is no path of a tree.
-    Cost: that of the page, and of finding its paths: those before it if the page before was not asked for a little earlier.
+        NotFound: one of them cannot be opened (version_not_found).
+        InvalidPath: `under` is not a path of a tree.
+    Cost: that of the page, and of finding its paths, including those before it unless the previous page was
+    read shortly before.
     """
     check(under)
     with opened(stack, old) as before, opened(stack, new) as after:
@@ -128,11 +138,12 @@ def diff_versions(stack: Stack, old: int, new: int, *, under: str = "", start: i
 
 
 def diff_draft(stack: Stack, draft_id: str, *, against: str = "base", under: str = "", start: int = 0) -> Page:
-    """What a draft changed, at and below a path: `against` its base, or as the difference between the head and its work.
+    """Give the changes of a draft, at and below a path: `against` its base, or from the head to its work.
 
     Against the head, paths that the draft changed and that the head has in the same way are left out.
     Raises:
-        NotFound: there is no such draft (draft_not_found). InvalidPath: `under` is no path of a tree.
+        NotFound: the draft does not exist (draft_not_found).
+        InvalidPath: `under` is not a path of a tree.
     """
     check(under)
     with _draft_opened(stack, draft_id) as (base, work):
@@ -146,7 +157,9 @@ def diff_draft(stack: Stack, draft_id: str, *, against: str = "base", under: str
 
 @contextlib.contextmanager
 def _draft_opened(stack: Stack, draft_id: str) -> Generator[tuple[Chain, Chain]]:
-    """The chain of a draft's base, and the same with its work on top; meanwhile the draft stays."""
+    """Give the chain of a draft's base, and the same with its work on top; the draft stays for the length of
+    the block.
+    """
     manifest, layer, lease = draft_refs.stand_on(stack, draft_id, READER)
     try:
         base = stack.layers.chain(manifest)
@@ -162,7 +175,7 @@ def _three(old: Chain, new: Chain, path: str) -> tuple[State | None, State | Non
 
 
 def _page(paths: Iterator[str], start: int, under: str, states: Callable[[str], tuple[State | None, State | None, State | None]]) -> Page:
-    """`paths`: those from number `start` on; only those of the page, and one more, are asked for."""
+    """Make a page. `paths`: those from number `start` on; only those of the page and one more are read."""
     found: list[Change] = []
     size = 0
     for at, path in enumerate(paths, start):

@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import NamedTuple
 
 from layerstack.errors import StoreCorrupt
-from layerstack.kernel import fsync, unnamed_files
-from layerstack.kernel import records as documents
+from layerstack.kernel import fsync, records, unnamed_files
 from layerstack.layers.chain import Chain
 from layerstack.layers.index_record import Index, IndexRecord, record
 from layerstack.layers.packed_index import SMALL, PackedIndex
@@ -60,7 +59,7 @@ class Indexed(NamedTuple):
 
     records: Index
     rows: Collection[IndexRow]
-    """In byte order of paths; may be iterated any number of times."""
+    """Rows in byte order of paths; may be iterated any number of times."""
     digest: str
     """SHA-256 in hex over path, kind, opacity, mode, owner, xattrs and content of each entry, not over
     times.
@@ -425,7 +424,7 @@ def load_file(path: str) -> tuple[Index, str]:
     """Read the index in a file, packed if it is large, and its checksum. Raises StoreCorrupt as `load`;
     OSError.
     """
-    with documents.reading(path) as file:
+    with records.reading(path) as file:
         header = file.readline()
         words = header.split(b" ")
         if len(words) != 4 or not words[2].isdigit() or int(words[2]) <= SMALL:

@@ -94,7 +94,7 @@ class TornUnit(NamedTuple):
     members: tuple[str, ...]
     """Members that one side or both changed, in byte order."""
     base_commit: str | None = None
-    """For a git repository: the commit that both sides started from, in hex."""
+    """The commit of a git repository that both sides started from, in hex."""
 
     @property
     def hint(self) -> str:
@@ -131,7 +131,7 @@ class Conflict(NamedTuple):
     hunks: tuple[Hunk, ...] = ()
     hunks_truncated: bool = False
     unit: TornUnit | None = None
-    """For class `unit`: the unit, whose root is `path`."""
+    """The unit of a conflict of class `unit`; its root is `path`."""
     renamed: Renamed | None = None
     """The new path of the entry, when one side only renamed it."""
 
@@ -178,13 +178,13 @@ class Notice(NamedTuple):
     number: int | None = None
     """Number of paths that the notice stands for; `count` on the wire."""
     more: int | None = None
-    """On the last one of a kind: so many more are not listed."""
+    """Number of further notices of the kind that are not listed; set on the last one."""
     renamed: tuple[Renamed, ...] = ()
     others: tuple[str, ...] = ()
     version: int | None = None
     unseen: tuple[str, ...] = ()
-    """For `built_on`, which concerns no single path: the version that the session saw, and the inputs that
-    the head has otherwise.
+    """The version that the session saw, and the inputs of builds that the head has otherwise; set on
+    `built_on`, which concerns no single path.
     """
 
     def to_json(self) -> dict[str, Any]:

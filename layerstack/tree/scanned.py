@@ -19,7 +19,7 @@ class SeenTree(DiskTree):
 
     def __init__(self, root: str, form: Form, *, aside: str = "", step: Step = no_step, room: int | None = None) -> None:
         super().__init__(root, form, aside=aside, step=self._changing, room=room)
-        self._told = step
+        self._outer_step = step
         self._listings: dict[str, Sequence[DirectoryEntry]] = {}
         self._listed = 0
         self._states: dict[str, State] = {}
@@ -28,7 +28,7 @@ class SeenTree(DiskTree):
     def _changing(self, name: str) -> None:
         """Forget before each change, as the step of the methods that change something."""
         self._forget()
-        self._told(name)
+        self._outer_step(name)
 
     def _forget(self) -> None:
         self._listings.clear()

@@ -22,7 +22,7 @@ from layerstack.tree.state import DIRECTORY, FILE, State
 Find = Callable[[str], State | None]
 
 NEEDLES = (".git/", ".git\n", "objects/", "refs/", "HEAD\n", "packed-refs\n")
-"""At least one of these is in `<path>LF` of each path for which `roots_of` gives a root."""
+"""Substrings, one of which is in `<path>LF` of each path for which `roots_of` gives a root."""
 _OWN = frozenset(
     (
         "objects",

@@ -245,7 +245,7 @@ SQLITE = _Sqlite()
 BUILT_IN: tuple[Kind, ...] = (_Git(), _Lmdb(), _LevelDb(), SQLITE)
 
 _NEEDLES = ("-wal\n", "-shm\n", "-journal\n", ".mdb\n", "CURRENT\n", "MANIFEST-", ".log\n", ".ldb\n", ".sst\n", *git_repository.NEEDLES)
-"""At least one of these is in `<path>LF` of each path for which a built-in kind gives a root."""
+"""Substrings, one of which is in `<path>LF` of each path for which a built-in kind gives a root."""
 _BATCH = 4096
 
 
@@ -317,7 +317,7 @@ class Sides(NamedTuple):
     loose: Callable[[str], bool]
     """Says whether the path is ignored."""
     derived: Callable[[str, bool], bool]
-    """(path, is all that changed at and below it ignored?) -> is it in a derived directory?"""
+    """Says whether a path is in a derived directory, given whether all changes at and below it are ignored."""
 
     @property
     def trees(self) -> tuple[Find, Find, Find]:
