@@ -65,7 +65,8 @@ class Check(CheckContext):
                     "staging": lambda: documents.staging(self),
                 }
                 yield from self.confirmed(checks[what])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:  # the checksum matches, but a value has the wrong type
+        # the checksum matches, but a value has the wrong type
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             yield Damage(_FOLDERS.get(what, "{0}").format(name), f"has a record with a value of the wrong type ({error!r})", "its content")
 
 

@@ -267,7 +267,7 @@ def _ignored(stack: Stack, text: _Text) -> bool:
         return False  # else its .blame file would have one range
     try:
         return stack.routes.ignored(int(text.layer.about["base_version"]))(text.path, False)
-    except LayerStackError:  # that version cannot be opened any more: nearly always its rules are those of the head
+    except LayerStackError:  # not openable any more: its rules are nearly always the head's
         return stack.routes.ignored(stack.head.version)(text.path, False)
 
 
@@ -350,7 +350,9 @@ class _BlameWalk:
 
     @staticmethod
     def give(owners: list[str | None], place: array[int], lo: int, hi: int, owner: str) -> int:
-        """Give the lines [lo, hi) of the present text to `owner`. Returns how many of them the newest text has."""
+        """Give the lines [lo, hi) of the present text to `owner`. Returns how many of them the newest text
+        has.
+        """
         given = 0
         for line in place[lo:hi]:
             if line >= 0:

@@ -100,7 +100,9 @@ def write_new(path: str, ranges: Iterable[tuple[str, Folded]], *, aside: str) ->
 
 
 def checksum(path: str) -> str:
-    """Give the SHA-256 of a whole file, in hex, which its layer's metadata names. Raises StoreCorrupt; OSError."""
+    """Give the SHA-256 of a whole file, in hex, which its layer's metadata names. Raises StoreCorrupt;
+    OSError.
+    """
     with records.reading(path) as file:
         total = hashlib.sha256()
         while piece := file.read(1 << 18):

@@ -79,7 +79,9 @@ _ESCAPES = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f",
 
 
 def _quoted(name: bytes) -> bytes:
-    """Write a file name as git does: in quotes, with escapes, unless it is plain ASCII. Source: core.quotePath."""
+    """Write a file name as git does: in quotes, with escapes, unless it is plain ASCII. Source:
+    core.quotePath.
+    """
     if all(0x20 <= c < 0x7F and c not in _ESCAPES for c in name):
         return name
     return b'"' + b"".join(_ESCAPES.get(c) or (bytes((c,)) if 0x20 <= c < 0x7F else b"\\%03o" % c) for c in name) + b'"'

@@ -87,7 +87,7 @@ def pin(stack: Stack, version: int, *, agent: str | None = None, request_id: str
 
 
 def unpin(stack: Stack, version: int) -> bool:
-    """Remove a pin: from now on a squash may close the version. False when it was not pinned. Durable on return.
+    """Remove a pin: from now on a squash may close the version. Durable on return; False: it was not pinned.
 
     Raises OSError: the disk refused; the version stays pinned until the same call succeeds.
     """

@@ -82,7 +82,8 @@ class Layers:
         if not os.path.isdir(path):
             raise StoreCorrupt(f"{path}: missing", details={"file": path, "layer_id": layer_id})
         if layer_id == BASE_ID:
-            return base_layer(DiskTree(os.path.realpath(path), self._form, linkable=False))  # the root of the tree must not be a symlink
+            # the root of the tree must not be a symlink
+            return base_layer(DiskTree(os.path.realpath(path), self._form, linkable=False))
         if os.path.islink(path):
             raise StoreCorrupt(f"{path}: is a symlink", details={"file": path, "layer_id": layer_id})
         tree = DiskTree(path, self._form)

@@ -84,8 +84,10 @@ class _Seal:
         self.tree, self.chain, self.keep, self.slack, self.is_input = tree, chain, keep, slack, is_input
         self.dropped: list[str] = []
         self.linked: list[str] = []
-        self.filled: set[str] = set()  # copied with a renamed directory of the base, under a name that git_leftovers checks
-        self.cut: dict[str, bool] = {}  # for each directory being pruned: is nothing of the base visible there?
+        self.filled: set[str] = set()
+        """Entries copied with a renamed directory of the base, under a name that git_leftovers checks."""
+        self.cut: dict[str, bool] = {}
+        """Says for each directory being pruned whether nothing of the base is visible there."""
         self.git = git_leftovers.GitDirectories(tree, chain, lambda path: self.cut[path])
         self.touched: dict[str, tuple[int, int]] = {}
         """Inputs that equal the base but for a later time: the base's time, and their own."""
@@ -93,7 +95,9 @@ class _Seal:
     # pass 1: a renamed directory becomes an opaque directory with the content of its old path
 
     def expand(self, path: str, merges: str | None) -> None:
-        """Expand below `path`. `merges`: the path of the chain with which this directory merges; None: with nothing."""
+        """Expand below `path`. `merges`: the path of the chain with which this directory merges; None: with
+        nothing.
+        """
         cancel.check()
         tree = self.tree
         if (foreign := tree.foreign(path)) is not None:

@@ -220,7 +220,9 @@ class Chain:
 
 
 def _listed(rank: int, layer: Layer, path: str) -> Iterator[tuple[bytes, int, bool]]:
-    """List (name, rank, whether it is visible) of one layer's entries in a directory, in byte order of the names."""
+    """List (name, rank, whether it is visible) of one layer's entries in a directory, in byte order of the
+    names.
+    """
     if isinstance(layer.index, PackedIndex):
         skip = len(byte_order(path)) + 1 if path else 0
         for child in layer.index.children(path):

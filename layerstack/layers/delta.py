@@ -20,7 +20,8 @@ from layerstack.model.paths import ancestors, byte_order
 from layerstack.tree.state import DIRECTORY, LINK, State, equal, same
 
 KEPT, KEPT_PATHS = 4, 100_000
-"""Comparisons that a store remembers, so that the pages of one answer are computed once; and paths of each."""
+"""Comparisons that a store remembers, so that the pages of one answer are computed once; and paths of each.
+"""
 
 
 class Difference(NamedTuple):
@@ -96,7 +97,8 @@ class _DeltaWalk:
         self.large: list[PackedIndex] = []
         for layer in self.outside:
             if isinstance(layer.index, PackedIndex):
-                self.large.append(layer.index)  # queried directly: a set of its names would take ten times the memory
+                # queried directly: a set of its names would take ten times the memory
+                self.large.append(layer.index)
                 continue
             for path, record in (layer.index or {}).items():
                 if times or not record.quiet:
@@ -246,7 +248,9 @@ class Deltas:
 
 
 def change_of(old: State | None, new: State | None) -> str:
-    """`added`, `deleted`, `modified`, `type` (another kind), `attributes` (mode, owner or xattrs alone) or `none`."""
+    """`added`, `deleted`, `modified`, `type` (another kind), `attributes` (mode, owner or xattrs alone) or
+    `none`.
+    """
     if equal(old, new):
         return "none"
     if old is None or new is None:

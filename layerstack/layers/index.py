@@ -25,14 +25,14 @@ MEMBER_KEYS = ("layer_id", "version", "owner", "agent", "request_id", "draft_id"
 
 
 class LayerTimes(NamedTuple):
-    """Times in ns since the epoch."""
+    """Times of a layer's changes, in ns since the epoch."""
 
     oldest_input: int | None
-    """Of files that are inputs and of other content than before; None: there are none."""
+    """Oldest time of an input whose content the layer changed; None without such a file."""
     newest: int
-    """Of all that changed in it, 0 where that is nothing."""
+    """Newest time of its changes; 0 without a change."""
     removes: bool
-    """May it take an input away, or give one a time that says nothing (a symlink)?"""
+    """True when it may delete an input, or replace one by an entry whose time has no meaning (a symlink)."""
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict()
@@ -45,7 +45,8 @@ class Layer:
 
     def __init__(self, layer_id: LayerId, tree: Tree, version: int, index: Index | None, about: Mapping[str, Any] | None = None) -> None:
         self.id, self.tree, self.version, self.index = layer_id, tree, version, index
-        self.about: Mapping[str, Any] = about or {}  # the layer's metadata: owner, agent, request_id, base_version, bytes
+        self.about: Mapping[str, Any] = about or {}
+        """Metadata: owner, agent, request_id, base_version, bytes."""
         self.times: LayerTimes | None = None
         """Filled by `layer_times.times_of`."""
         self.gone = False

@@ -34,7 +34,8 @@ class Digests:
         self._folder = f"{root}/.layer-metadata"
         self._open: OrderedDict[str, IO[bytes]] = OrderedDict()
         self._at: dict[str, _At] = {}
-        self._plain: set[str] = set()  # layers whose digests are plain SHA-256: not used where `content` defines another
+        self._plain: set[str] = set()
+        """Layers whose digests are plain SHA-256: not used where `content` defines another."""
 
     def __call__(self, layer_id: str, path: str) -> bytes | None:
         wanted, file = byte_order(path), self._file(layer_id)

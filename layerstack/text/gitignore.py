@@ -21,7 +21,7 @@ from layerstack.model.paths import parent
 from layerstack.text.wildmatch import SPECIAL, Pattern, compile_pattern
 
 Ignored = Callable[[str, bool], bool]
-"""(path, is it a directory?) -> is it on the ignored route?"""
+"""Says whether a path is ignored, given whether it is a directory."""
 
 FILE_MAX = 256 << 10
 """Bytes of a `.gitignore`; a larger one has no rules."""

@@ -24,7 +24,9 @@ SCANNED = 1 << 20
 GRAM = 8
 """Lines of a run that serves as an anchor where single lines repeat."""
 SMALL = 1 << 14
-"""Product of the numbers of lines up to which a gap gets the shortest script, while half of the budget is left."""
+"""Product of the numbers of lines up to which a gap gets the shortest script, while half of the budget is
+left.
+"""
 
 Numbers = Sequence[int]
 Match = tuple[int, int, int]
@@ -166,7 +168,9 @@ def _at_anchors(a: Numbers, b: Numbers, gap: Region, pairs: list[tuple[int, int]
 
 
 def _shortest(a: array[int], b: array[int], gap: Region, budget: Budget) -> list[Match]:
-    """Match the lines of a gap along a shortest edit script. Lines that only one side has cannot match, and are left out."""
+    """Match the lines of a gap along a shortest edit script. Lines that only one side has cannot match, and
+    are left out.
+    """
     alo, ahi, blo, bhi = gap
     in_a, in_b = set(a[alo:ahi]), set(b[blo:bhi])
     some_a = [i for i in range(alo, ahi) if a[i] in in_b]
@@ -188,7 +192,9 @@ def _trim(a: Numbers, b: Numbers, gap: Region) -> tuple[Region, Match, Match]:
 
 
 def _common(a: Numbers, b: Numbers, i: int, j: int, most: int) -> int:
-    """Count the equal lines from lines i and j on, at most `most`; by slices, each of which is compared at once."""
+    """Count the equal lines from lines i and j on, at most `most`; by slices, each of which is compared at
+    once.
+    """
     if not most or a[i] != b[j]:
         return 0
     done, step = 1, 16
@@ -267,7 +273,9 @@ def _in_one_order(a: array[int], b: array[int], gap: Region) -> list[Match] | No
 
 
 def _anchors(a: Numbers, b: Numbers, gap: Region) -> list[tuple[int, int]]:
-    """Pair lines that occur exactly once on both sides of the gap: the longest sequence that ascends on both sides."""
+    """Pair lines that occur exactly once on both sides of the gap: the longest sequence that ascends on both
+    sides.
+    """
     of_a, of_b = a[gap.alo : gap.ahi], b[gap.blo : gap.bhi]
     once = {x for x, n in Counter(of_a).items() if n == 1} & {x for x, n in Counter(of_b).items() if n == 1}
     if not once:

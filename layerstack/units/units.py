@@ -317,7 +317,8 @@ class Sides(NamedTuple):
     loose: Callable[[str], bool]
     """Says whether the path is ignored."""
     derived: Callable[[str, bool], bool]
-    """Says whether a path is in a derived directory, given whether all changes at and below it are ignored."""
+    """Says whether a path is in a derived directory, given whether all changes at and below it are ignored.
+    """
 
     @property
     def trees(self) -> tuple[Find, Find, Find]:
