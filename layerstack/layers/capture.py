@@ -30,7 +30,7 @@ this many.
 """
 
 
-class Sealed(NamedTuple):
+class Captured(NamedTuple):
     """Result of a capture: the paths of FIFOs, sockets and devices that it left out, and of files that a
     killed process had half made (`tempnames`, `git_leftovers`).
     """
@@ -49,7 +49,7 @@ def seal(
     keep: Callable[[str], bool] | None = None,
     slack: int = SLACK,
     is_input: Callable[[str], bool] | None = None,
-) -> Sealed:
+) -> Captured:
     """Bring `tree`, an upperdir on `chain`, into final form, in place.
 
     Args:
@@ -65,7 +65,7 @@ def seal(
     if keep is None:
         worker.expand("", "")
     worker.prune("", inside=False)
-    return Sealed(tuple(worker.dropped), tuple(worker.linked), worker.decide_touched())
+    return Captured(tuple(worker.dropped), tuple(worker.linked), worker.decide_touched())
 
 
 class Fate(enum.Enum):

@@ -69,7 +69,7 @@ class BlockListing:
             last = child
 
 
-class Folded(NamedTuple):
+class Flattened(NamedTuple):
     """Look-ups by path in the result of `flatten`."""
 
     source: Callable[[str], Layer | None]
@@ -110,7 +110,7 @@ def reach(records: Sequence[Listed], mask: int) -> Reach:
     return Reach(mask, False, quiet)
 
 
-def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Folded:
+def flatten(block: Sequence[Layer], below: Chain, target: Tree) -> Flattened:
     """Write what the layers of `block` show on top of `below` into `target`, which contains nothing but its
     root, a copy of the newest layer's.
 
@@ -121,15 +121,15 @@ def fold(block: Sequence[Layer], below: Chain, target: Tree) -> Folded:
         Stopped, at any entry.
     Cost: O(entries of the run); names come from the indexes, not from the disk.
     """
-    folding = _Fold(BlockListing(block), below, target)
+    folding = _Flatten(BlockListing(block), below, target)
     root = block[0].tree.state("")
     target.set_attributes("", root)
     folding.fill("", len(block) - 1, cut=False)
     target.set_times("", root.times)
-    return Folded(folding.listed.source, folding.listed.is_touched)
+    return Flattened(folding.listed.source, folding.listed.is_touched)
 
 
-class _Fold:
+class _Flatten:
     def __init__(self, listed: BlockListing, below: Chain, target: Tree) -> None:
         self.listed, self.below, self.target = listed, below, target
 

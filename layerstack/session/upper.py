@@ -20,7 +20,7 @@ from layerstack.kernel.fsync import Step
 from layerstack.layers import delta
 from layerstack.layers.capture import seal
 from layerstack.layers.chain import Chain
-from layerstack.layers.flatten import fold
+from layerstack.layers.flatten import flatten
 from layerstack.layers.flattened_tree import FoldedTree
 from layerstack.layers.hard_links import split_links
 from layerstack.layers.index import Layer
@@ -410,7 +410,7 @@ class Upper:
             if self._chain.private:
                 folded = DiskTree(scrap("fold"), stack.form, aside=stack.scrap.path, step=stack.step)
                 make_directory(folded.root, tree.state(""))
-                fold(self._block(tree), self._base, folded)
+                flatten(self._block(tree), self._base, folded)
                 sealed_now = seal(folded, self._base, is_input=roles.is_input)
                 dropped += sealed_now.dropped
                 tree = folded

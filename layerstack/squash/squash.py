@@ -20,7 +20,7 @@ from layerstack.fsck.one_tree import check_index
 from layerstack.history import blame, blame_file
 from layerstack.kernel import fsync, records
 from layerstack.layers.chain import Chain
-from layerstack.layers.flatten import fold
+from layerstack.layers.flatten import flatten
 from layerstack.layers.index import Layer
 from layerstack.layers.index_cursor import Digests
 from layerstack.layers.index_file import Indexed, Known, build
@@ -141,7 +141,7 @@ def _fold(stack: Stack, run: SquashRun, scrap: Names) -> _SquashedRun:
     stack.step("squash.fold")
     tree = _FoldedTree(scrap("squash"), stack)
     make_directory(tree.root, run.layers[0].tree.state(""))
-    folded = fold(run.layers, run.below, tree)
+    folded = flatten(run.layers, run.below, tree)
     for layer in run.layers:
         check_index(f"{stack.root}/.layer-metadata/{layer.id}.index")
     digests = Digests(stack.root)
