@@ -48,7 +48,6 @@ TO_REWRITE: dict[str, str] = {
     "eos_mcp/cli": "the host side is rewritten room by room",
     "eos_mcp/config": "the host side is rewritten room by room",
     "docs/confinement.md": "the page is not yet rewritten",
-    "layerstack/core": "layerstack is rewritten level by level",
     "eos_mcp/demo": "the host side is rewritten room by room",
     "eos_agent": "the agent is rewritten room by room",
     "eos_mcp": "the host side is rewritten room by room",

@@ -41,7 +41,7 @@ class DraftTable:
     users: dict[str, int] = field(default_factory=dict[str, int])
     """The number of sessions and readers that use the draft; no entry for 0."""
     leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
-    """On the draft's base version."""
+    """The lease of each draft on its base version."""
     consumed: set[str] = field(default_factory=set[str])
     """Published drafts that are removed when their last user leaves."""
     layers: OrderedDict[tuple[str, ...], Layer] = field(default_factory=OrderedDict[tuple[str, ...], Layer])

@@ -26,7 +26,9 @@ class IgnoreCache:
         self._rules: dict[int, IgnoreRules] = {}
 
     def ignored(self, version: int) -> Ignored:
-        """(path, is it a directory) -> does that version ignore it? The files are read when a path asks for them, by readers of the head."""
+        """The function (path, is a directory) -> True when that version ignores the path. `.gitignore` files are
+        read when a path needs them, by readers of the head.
+        """
         rules = self._rules.get(version)
         if rules is None:
             rules = IgnoreRules(self._reader(version))

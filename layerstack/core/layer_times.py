@@ -1,4 +1,4 @@
-"""What later publications must know of the times in a layer; kept in its metadata, found by a walk where that is older than this key."""
+"""The times in a layer that later publications need: kept in its metadata, else found by a walk of the layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AHEAD_MAX_NS = 24 * 3600 * 10**9
 
 
 def joined(times: Iterable[LayerTimes]) -> LayerTimes:
-    """Of all layers together: what is folded into one."""
+    """The times of all layers together, for the layer that replaces them."""
     each = list(times)
     oldest = min((one.oldest_input for one in each if one.oldest_input is not None), default=None)
     return LayerTimes(oldest, max((one.newest for one in each), default=0), any(one.removes for one in each))
@@ -84,7 +84,7 @@ def published_ns(layer: Layer) -> int | None:
 
 
 def outputs_of(stack: Stack, version: Snapshot) -> Callable[[str, str], bool]:
-    """(layer, path) -> is that file of a version an output of builds?"""
+    """The function (layer, path) -> True when that file of a version is an output of builds."""
     ignored = stack.routes.ignored(version.version)
     written: dict[str, frozenset[str]] = {
         layer.id: frozenset(layer.about.get("written", ())) for layer in version.chain.published if not layer.is_base

@@ -1,8 +1,8 @@
-"""What a store may hold: bytes and layers of published work, and the chain that the kernel mounts. Checked before anything is written.
+"""The quota of a store: bytes and layers of published work, and the chain that the kernel mounts. Checked before anything is written.
 
 Used bytes are those of the published layers above the base that the head and leases (sessions, drafts, pins, exports) keep: sizes of regular
 files as the layers' metadata tell them, several names of one file once. Nothing is walked. It errs on the strict side: of files that a session
-moved within its mount nobody knows in which layer they lay, and they count twice until a squash folds both. Drafts, seals and live sessions are not counted
+moved within its mount it is not known in which layer they lay; they count twice until a squash folds both. Drafts, seals and live sessions are not counted
 and never refused: work that a quota refuses stays where it is.
 """
 
@@ -39,7 +39,7 @@ class Quota:
         self._counted: tuple[Manifest | None, int] = (None, 0)
 
     def used_bytes(self, leaving: Collection[str] = ()) -> int:
-        """What counts against `bytes`. Cost: that of the layers which are new in the head; O(all of them) after a squash, while old ones are kept.
+        """The bytes that count against `bytes`. Cost: that of the layers which are new in the head; O(all of them) after a squash, while old ones are kept.
 
         Args:
             leaving: holders of leases that end with the publish that asks, and keep nothing any more.
@@ -63,7 +63,7 @@ class Quota:
         return total
 
     def used_layers(self) -> int:
-        """What counts against `layers`."""
+        """The layers that count against `layers`."""
         return len(self._head().layers) - 1
 
     def refusal(self, size: Callable[[], int], leaving: Collection[str] = ()) -> LayerStackError | None:
@@ -75,7 +75,7 @@ class Quota:
         return None
 
     def admit(self, head: Manifest, size: Callable[[], int], leaving: Collection[str] = ()) -> None:
-        """May one layer of that size go on top of `head`?
+        """Check that one layer of that size may go on top of `head`.
 
         Args:
             leaving: holders of leases that end with the publish.
@@ -145,7 +145,7 @@ def size_of(tree: Tree, indexed: Indexed) -> int:
 
 
 def _sum(layers: Iterable[Layer]) -> int:
-    """Of layers that the head or a lease keeps. Those of one lease show each published layer once; an older lease may keep the layers that a
+    """The bytes of layers that the head or a lease keeps. Those of one lease show each published layer once; an older lease may keep the layers that a
     newer one has folded: the folded one is made of their files, and adds nothing while all of them are there."""
     kept = {layer.id: layer for layer in layers if not layer.is_base}
     total, seen = 0, set[int]()

@@ -1,4 +1,4 @@
-"""The versions of an open store, and who holds them: the head, its layers, snapshots, leases. What reads a store needs no more than this."""
+"""The open stack: head, layers, leases, limits. Free functions take it; `Store` adds the calls."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Stack:
         self.inputs = patterns(INPUTS)
         """Ignored files that are inputs of builds all the same; holds for all that is published from then on."""
         self.damaged: dict[str, str] = {}
-        """What is set apart: file -> what is wrong with it. See `set_apart`."""
+        """Quarantined documents: file -> the damage. See `set_apart`."""
         self.lost: list[int] = []
         """Versions whose files a power cut took the bytes of; empty once they are written again."""
         self.unsynced = False
-        """Is the last fsync of the head still to be done? Set and read under the lock."""
+        """True while the last fsync of the head is still to be done. Set and read under the lock."""
         self.replaced: set[str] = set()
-        """Layers that a squash replaced and that somebody's lease still keeps."""
+        """Layers that a squash replaced and that a lease still keeps."""
         self.withheld: set[str] = set()
         """Layers that a squash replaced and that something on disk still names, since the disk refused to let it be replaced: see `unsettled`."""
         self.unfoldable: set[str] = set()
@@ -62,7 +62,7 @@ class Stack:
         self.unsettled = False
         """The disk refused to delete or replace what still names them; it is tried again by the next squash or gc, or at the next open."""
         self.on_head: Callable[[], object] | None = None
-        """Told, in any thread and under the lock, that there is a new head."""
+        """Called after each new head, in any thread and under the lock."""
         self._chains: dict[int, tuple[Manifest, Chain]] = {}
         self._head: Manifest
         self._lock_fd = lock_fd
@@ -151,7 +151,7 @@ class Stack:
 
     @contextlib.contextmanager
     def reading(self) -> Generator[Snapshot]:
-        """The head, whose layers stay on disk for the length of the block. Unlike `lease` it waits for nobody, and no squash minds it."""
+        """The head, whose layers stay on disk for the length of the block. Unlike `lease` it takes no lock, and it does not keep a squash from closing the version."""
         while True:
             head = self._head
             chain = self.chain(head)
@@ -219,7 +219,7 @@ class Stack:
             self.on_head()
 
     def settle_head(self) -> None:
-        """On return the head that the caller saw survives a power cut: its commit is over, and a last fsync that failed is done again."""
+        """Make the head that the caller saw survive a power cut: wait for its commit, repeat a last fsync that failed."""
         with self.lock:
             if self.unsynced:
                 fsync.fsync_dir(self.root)
@@ -230,8 +230,8 @@ class Stack:
     def set_apart(self, error: StoreCorrupt) -> None:
         """A document that one session, draft, pin or earlier version has for itself is damaged: the others go on without it.
 
-        It stays where it is, with the work beside it, and `damaged` lists it. What it stood on nobody can say any more, so that as long as one
-        is listed no layer is removed and nothing is folded.
+        It stays where it is, with the work beside it, and `damaged` lists it. Its base is unknown from then on, so no layer is removed and nothing is
+        squashed as long as one is listed.
         """
         file = str(error.details["file"])
         self.damaged[file] = error.message.removeprefix(f"{file}: ")

@@ -107,7 +107,7 @@ def give_back_layer(root: str, layer_id: str, *, keep: bool = False, remove: Cal
     makes a draft of it. Anything else is a copy made for the publish, and goes.
 
     Args:
-        keep: nobody can say what is named: only a session's own work goes back.
+        keep: it is not known which layers are named: only a session's own work goes back.
         remove: how anything else goes.
     """
     path, home = f"{root}/layers/{layer_id}", owner_of(root, layer_id)

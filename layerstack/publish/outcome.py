@@ -10,7 +10,7 @@ from layerstack.model.manifest import Manifest
 
 
 class Published(NamedTuple):
-    """What a publish did. `manifest` is the head as this publish left it; for a no-op the head that was found, and there is no layer."""
+    """The result of a publish. `manifest` is the head as this publish left it; for a no-op the head that was found, and there is no layer."""
 
     no_op: bool
     manifest: Manifest
@@ -19,11 +19,11 @@ class Published(NamedTuple):
     ignored_count: int
     notices: tuple[Notice, ...]
     dropped: tuple[str, ...]
-    """What was left out: FIFOs, sockets and devices, and what a killed process had half done."""
+    """Paths that were left out: FIFOs, sockets, devices, and half-written files of a killed process."""
 
 
 class Preview(NamedTuple):
-    """What a publish would do against the head of now."""
+    """The result that a publish on the present head would have."""
 
     would_publish: bool
     no_op: bool

@@ -18,7 +18,7 @@ CARRIED = "0001"
 
 
 class SessionIdentity(NamedTuple):
-    """Who an upper belongs to; kept in session.json."""
+    """The identity of an upper; kept in session.json."""
 
     session_id: str
     origin: str
