@@ -21,6 +21,7 @@ from eos_agent.handles import zygote_handle
 from eos_agent.init import native
 from eos_agent.kernel import cgroups, fd_limits, headroom, namespaces, oom
 from eos_agent.machine import neighbours
+from eos_agent.zygote.specs import HostSpec
 
 if TYPE_CHECKING:
     from layerstack.store import Store
@@ -89,7 +90,7 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
             namespaces.enter_mount_namespace()
         if found.base_dir is not None:
             namespaces.bind_base(found.base_dir, os.path.join(found.layer_stack_root, "base"))
-    host = zygote_handle.HostSpec(
+    host = HostSpec(
         found.provider,
         found.workspace_root,
         found.hidden_paths,

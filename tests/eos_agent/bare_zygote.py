@@ -10,8 +10,10 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from eos_agent.handles.zygote_handle import HostSpec, InitHandle, SessionSpec, ZygoteHandle, fork_zygote
+from eos_agent.handles.init_handle import InitHandle
+from eos_agent.handles.zygote_handle import ZygoteHandle, fork_zygote
 from eos_agent.machine.neighbours import News
+from eos_agent.zygote.specs import HostSpec, SessionSpec
 from layerstack.kernel import overlay
 from layerstack.kernel import xattrs as form
 from tests import in_namespace, leaks, native, probes

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from eos_agent.handles.zygote_handle import InitHandle, SessionSpec
+from eos_agent.handles.init_handle import InitHandle
 from eos_agent.wire.protocol import OperationError
+from eos_agent.zygote.specs import SessionSpec
 from tests import in_namespace
 from tests.conftest import drop_dir
 from tests.native import both as both

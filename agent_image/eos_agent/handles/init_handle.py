@@ -20,6 +20,7 @@ from eos_agent.kernel.inotify_limit import INSTANCES, InotifyLimit
 from eos_agent.kernel.procfs import tree_of
 from eos_agent.kernel.session_cgroup import SessionGroup
 from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
+from eos_agent.zygote.specs import SessionSpec
 
 FORCE_AFTER_S = 0.4
 """A tree that the runner has not killed after so long, SIGTERM and its grace included, is killed from outside of the session."""
@@ -27,14 +28,6 @@ FORCE_AFTER_S = 0.4
 
 ANSWER_S = 60.0
 """A runner that has not answered for so long, while nobody made it stand still, is killed: what waits for it would wait for ever."""
-
-
-class SessionSpec(NamedTuple):
-    """One session: network "shared" or "isolated" (own network namespace, network.py), rootfs_mode "shared" or "read_only"."""
-
-    session_id: str
-    network: str = "shared"
-    rootfs_mode: str = "shared"
 
 
 class Spawned(NamedTuple):

@@ -17,40 +17,22 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from eos_agent.base import log
 from eos_agent.handles.freshness import Freshness
-from eos_agent.handles.init_handle import InitHandle, SessionSpec, Spawned, setup_failed
+from eos_agent.handles.init_handle import InitHandle, setup_failed
 from eos_agent.ipc import frames
 from eos_agent.ipc.frame_socket import FrameSocket, resolve
 from eos_agent.kernel.cgroups import NONE, Groups
 from eos_agent.kernel.inotify_limit import INSTANCES
 from eos_agent.kernel.session_cgroup import SessionGroup
 from eos_agent.machine.neighbours import News
+from eos_agent.zygote.specs import HostSpec, SessionSpec
 
 NEWS_S = 1.0
 """Between two looks for other gateways while sessions are open; before each command there is one too."""
 COVER_S = 10.0
-
-
-class HostSpec(NamedTuple):
-    """What is the same for all sessions of a sandbox.
-
-    hidden_paths are shown as empty folders; private_dirs (the local provider's own state) too. rootfs: a directory that is the root of each
-    session, or None for the root that the agent sees. terminals: most of one session; open_files: most of one process.
-    """
-
-    provider: str
-    workspace_root: str
-    hidden_paths: Sequence[str] = ("/eos",)
-    private_dirs: Sequence[str] = ()
-    rootfs: str | None = None
-    runtime_dir: str = ""
-    terminals: int = 64
-    open_files: int = 65536
-    init: str | None = None
-    """The program of the native pid 1 (init_program.py), or None."""
 
 
 def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.socket]:
@@ -234,6 +216,3 @@ class ZygoteHandle:
 def _describe(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-
-
-__all__ = ["HostSpec", "InitHandle", "SessionSpec", "Spawned", "ZygoteHandle", "fork_zygote"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.kernel import procfs
 
 if TYPE_CHECKING:
-    from eos_agent.serve.handlers import Handlers
+    from eos_agent.observe.agent import Agent
 
 _ROLLUP = {
     "proportional_set_size_bytes": ("Pss",),
@@ -34,13 +35,13 @@ _SWITCHES = {
 }
 
 
-async def daemon(agent: Handlers) -> dict[str, Any]:
+async def daemon(agent: Agent) -> dict[str, Any]:
     """A figure that cannot be read is null, and named in `warnings`."""
     inside = known(agent)
     return {"view": "daemon", "scope": "sandbox", "daemon": await agent.pool.run(lambda: measure(inside))}
 
 
-def known(agent: Handlers) -> dict[str, Any]:
+def known(agent: Agent) -> dict[str, Any]:
     """What the agent knows of itself; on the event loop, where its tables are."""
     settings, sessions, telemetry = agent.settings, agent.sessions, agent.telemetry
     live = list(sessions.live.values())
@@ -57,11 +58,11 @@ def known(agent: Handlers) -> dict[str, Any]:
             "infrastructure_thread_allowance": None,
         },
         "runtime_usage": {
-            "active_async_tasks": agent.count_tasks(),
+            "active_async_tasks": len(asyncio.all_tasks()),
             "active_blocking_tasks": agent.pool.active,
             "blocking_queue_depth": agent.pool.waiting,
             "blocking_admission_in_use": agent.pool.active + agent.pool.waiting,
-            "connection_admission_in_use": agent.connections_in_use(),
+            "connection_admission_in_use": agent.connections.in_use,
             "active_commands": agent.commands.active,
             "command_queue_depth": 0,
         },

@@ -9,10 +9,10 @@ from eos_agent.observe.limits import MAX_BYTES, MAX_RECORDS
 
 if TYPE_CHECKING:
     from eos_agent.base.telemetry import Telemetry
-    from eos_agent.serve.handlers import Handlers
+    from eos_agent.observe.agent import Agent
 
 
-async def events(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
+async def events(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
     """The newest events of that name and since that time, at most `last_n`, 500 and 256 KiB of them, in the order of their time."""
     found = await agent.pool.run(lambda: _events(agent.telemetry, args.get("name"), args.get("since_ms"), args.get("last_n")))
     return {"view": "events", "events": found}

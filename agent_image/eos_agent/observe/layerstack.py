@@ -13,7 +13,7 @@ from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 from layerstack.model.conflict import path_json
 
 if TYPE_CHECKING:
-    from eos_agent.serve.handlers import Handlers
+    from eos_agent.observe.agent import Agent
     from layerstack.layers.index import Layer
     from layerstack.store import Store
 
@@ -23,7 +23,7 @@ WALK_MAX = 50_000
 """Names of one directory of the base that are looked at: more are in no answer."""
 
 
-async def layerstack(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
+async def layerstack(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
     """Contract 7.9: inventory, with `workspace_id` the mounts of a session, with `layer_id` what a layer lists.
 
     Raises:
@@ -43,7 +43,7 @@ async def layerstack(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def _layer(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
+async def _layer(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
     layer_id, limit = args["layer_id"], args.get("limit")
     most: int = agent.settings.get("observability.views.layer_delta_max_limit", 5000)
     if limit is None:
@@ -106,7 +106,7 @@ def _base(root: str, layer: Layer) -> Iterator[tuple[str, str]]:
         waiting += reversed(below)
 
 
-async def _workspace(agent: Handlers, workspace_id: str) -> dict[str, Any]:
+async def _workspace(agent: Agent, workspace_id: str) -> dict[str, Any]:
     session = agent.sessions.live.get(workspace_id)
     if session is None:
         raise OperationError(

@@ -9,12 +9,12 @@ from eos_agent.observe.sampler import FROM_PROCESSES, NO_CGROUP, SANDBOX
 from eos_agent.wire.protocol import INVALID_REQUEST, OperationError
 
 if TYPE_CHECKING:
-    from eos_agent.serve.handlers import Handlers
+    from eos_agent.observe.agent import Agent
 
 OFF = "resource samples are switched off (observability.resource_stats.enabled)"
 
 
-async def resources(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
+async def resources(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
     """The sandbox's own points within `window_ms`."""
     sampler = agent.sampler
     series = await agent.pool.run(lambda: sampler.series(SANDBOX, args["window_ms"]))
@@ -30,7 +30,7 @@ async def resources(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _word(agent: Handlers, series: list[dict[str, Any]]) -> tuple[str, list[str]]:
+def _word(agent: Agent, series: list[dict[str, Any]]) -> tuple[str, list[str]]:
     if not agent.sampler.enabled:
         return "unavailable", [OFF]
     if not series:
@@ -40,7 +40,7 @@ def _word(agent: Handlers, series: list[dict[str, Any]]) -> tuple[str, list[str]
     return "available", []
 
 
-async def cgroup(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
+async def cgroup(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
     """`scope` sandbox: the agent's own points, for a manager that has none of its own. Any other word is a session's id.
 
     Raises:

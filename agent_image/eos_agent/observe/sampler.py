@@ -36,7 +36,8 @@ class UsageSample(NamedTuple):
 class Sampler:
     """One per agent. `watch` begins; without it, and with `observability.enabled: false`, nothing is ever sampled."""
 
-    def __init__(self, settings: Settings, sessions: Sessions, pool: Pool) -> None:
+    def __init__(self, settings: Settings, sessions: Sessions, pool: Pool, *, on_sample: Callable[[int], object]) -> None:
+        """on_sample: called with the time in ms after each sample, in the thread of the pool that took it."""
         self._sessions, self._pool, self._local = sessions, pool, settings.local
         self.enabled: bool = settings.get("observability.enabled", True) and settings.get("observability.resource_stats.enabled", True)
         self._interval_s: float = settings.get("observability.resource_stats.sample_interval_ms", 2000) / 1000
@@ -48,8 +49,7 @@ class Sampler:
         self._of_sessions: dict[str, deque[UsageSample]] = {}
         self._stack: tuple[tuple[int, int], dict[str, int]] | None = None
         self._task: asyncio.Task[None] | None = None
-        self.on_sample: Callable[[int], object] = lambda ts: None
-        """Told of each one, in its thread."""
+        self._on_sample = on_sample
         self.latest: dict[str, Any] | None = None
         """The newest point of the sandbox."""
 
@@ -104,7 +104,7 @@ class Sampler:
         for session_id in list(self._of_sessions):
             if session_id not in live:
                 del self._of_sessions[session_id]
-        self.on_sample(ts)
+        self._on_sample(ts)
 
     def _keep(self, found: dict[str, Any]) -> None:
         if self._segments is not None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.sessions import quarantine
 
 if TYPE_CHECKING:
-    from eos_agent.serve.handlers import Handlers
+    from eos_agent.observe.agent import Agent
     from eos_agent.sessions.session import Session
 
 MANY_DRAFTS = 100
 MUCH_IN_DRAFTS = 1 << 30
 
 
-async def snapshot(agent: Handlers) -> dict[str, Any]:
+async def snapshot(agent: Agent) -> dict[str, Any]:
     """Contract 7.2, sandbox form. What cannot be read is named in `errors`, with availability `partial`."""
     errors: list[str] = []
     warnings: list[str] = []

@@ -9,7 +9,7 @@ from eos_agent.kernel.procfs import ProcessStat
 from eos_agent.observe import daemon
 
 if TYPE_CHECKING:
-    from eos_agent.serve.handlers import Handlers
+    from eos_agent.observe.agent import Agent
     from eos_agent.sessions.session import Session
 
 MAX_PROCESSES, MAX_WARNINGS = 512, 16
@@ -26,12 +26,12 @@ class Holder(NamedTuple):
     limits: dict[str, Any]
 
 
-async def topology(agent: Handlers) -> dict[str, Any]:
+async def topology(agent: Agent) -> dict[str, Any]:
     """Computed anew at each call; what ends meanwhile is left out, and never an error."""
     return {"view": "topology", "scope": "sandbox", "topology": await tree(agent)}
 
 
-async def tree(agent: Handlers) -> dict[str, Any]:
+async def tree(agent: Agent) -> dict[str, Any]:
     """The object inside the answer."""
     holders = [_holder(session) for session in sorted(agent.sessions.live.values(), key=lambda session: session.id)]
     known = daemon.known(agent)

@@ -11,13 +11,13 @@ from eos_agent.observe.limits import MAX_BYTES, MAX_RECORDS
 
 if TYPE_CHECKING:
     from eos_agent.base.telemetry import Telemetry
-    from eos_agent.serve.handlers import Handlers
+    from eos_agent.observe.agent import Agent
 
 LAST = "last"
 _SPAN_KEYS = ("ts", "trace", "span", "parent", "name", "dur_ms", "status", "attrs")
 
 
-async def trace(agent: Handlers, args: dict[str, Any]) -> dict[str, Any]:
+async def trace(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
     """Every request that was answered has one; of a command that still runs the part that is over. An unknown id has no spans."""
     return await agent.pool.run(lambda: _trace(agent.telemetry, args["trace_id"]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from eos_agent.observe import resources as observe_resources
 from eos_agent.observe import snapshot as observe_snapshot
 from eos_agent.observe import topology as observe_topology
 from eos_agent.observe import trace as observe_trace
+from eos_agent.observe.agent import Agent, ConnectionCount
 from eos_agent.observe.diagnostics import SelfDiagnostics
 from eos_agent.observe.sampler import Sampler
 from eos_agent.sessions import file_calls, look_back, publish, rebase, unpublished
@@ -72,12 +72,11 @@ class Handlers:
         self.exports = exports
         self.telemetry = recorder or Telemetry(None)
         self.diagnostics = SelfDiagnostics(settings)
-        self.sampler = Sampler(settings, sessions, pool)
-        self.sampler.on_sample = self._diagnose
-        self.connections_in_use: Callable[[], int] = lambda: 0
+        self.sampler = Sampler(settings, sessions, pool, on_sample=self._diagnose)
+        self.connections = ConnectionCount()
         self.checks = Checks(store)
-        self.squashes = Squashes(sessions, exports)
-        self.squashes.on_event = self._happened
+        self.squashes = Squashes(sessions, exports, on_event=self._happened)
+        agent = Agent(settings, store, sessions, commands, pool, self.sampler, self.telemetry, self.diagnostics, self.connections)
         self._table: dict[str, Handler] = {
             "exec_command": lambda args, request: commands.exec(args, request.request_id),
             "write_command_stdin": lambda args, _: commands.write_stdin(args),
@@ -111,14 +110,14 @@ class Handlers:
             "preview_publish": lambda args, request: publish.preview(sessions, args, request.request_id),
             "list_drafts": self._list_drafts,
             "discard_draft": self._discard_draft,
-            "snapshot": lambda _args, _request: observe_snapshot.snapshot(self),
-            "trace": lambda args, _: observe_trace.trace(self, args),
-            "events": lambda args, _: observe_events.events(self, args),
-            "resources": lambda args, _: observe_resources.resources(self, args),
-            "daemon": lambda _args, _request: observe_daemon.daemon(self),
-            "topology": lambda _args, _request: observe_topology.topology(self),
-            "cgroup": lambda args, _: observe_resources.cgroup(self, args),
-            "layerstack": lambda args, _: observe_layerstack.layerstack(self, args),
+            "snapshot": lambda _args, _request: observe_snapshot.snapshot(agent),
+            "trace": lambda args, _: observe_trace.trace(agent, args),
+            "events": lambda args, _: observe_events.events(agent, args),
+            "resources": lambda args, _: observe_resources.resources(agent, args),
+            "daemon": lambda _args, _request: observe_daemon.daemon(agent),
+            "topology": lambda _args, _request: observe_topology.topology(agent),
+            "cgroup": lambda args, _: observe_resources.cgroup(agent, args),
+            "layerstack": lambda args, _: observe_layerstack.layerstack(agent, args),
         }
 
     @staticmethod
@@ -322,18 +321,15 @@ class Handlers:
         finally:
             span.end(broken)
 
-    # Looking
-
-    def count_tasks(self) -> int:
-        return len(asyncio.all_tasks())
+    # Events without a request
 
     def _happened(self, name: str, attrs: dict[str, Any]) -> None:
-        """What nobody's request was the cause of."""
+        """Log and trace an event that no request caused."""
         log.log(name, **attrs)
         self.telemetry.happened(name, attrs)
 
     def _diagnose(self, ts: int) -> None:
-        """At each sample, in its thread."""
+        """Check this process after each sample; runs in the sampler's thread."""
         inside = observe_daemon.own_figures()
         self.diagnostics.look(
             ts, **inside, about=lambda: observe_daemon.measure({"ownership": {}, "transcripts": self.settings.transcripts})

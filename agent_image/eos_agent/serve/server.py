@@ -67,10 +67,8 @@ class AgentServer:
         self._max_request: int = min(settings.get("daemon.server.max_request_bytes", MAX_LINE_BYTES), MAX_LINE_BYTES)
         self._read_timeout: float = settings.get("daemon.server.request_read_timeout_s", 30)
         self._max_connections: int = settings.get("daemon.server.max_concurrent_connections", 64)
-        handlers.connections_in_use = lambda: self._busy
-        self._busy = (
-            0  # connections that are served: they have shown who they are, and none of them is a kept one that waits for its next request
-        )
+        # Served connections: authenticated, and not a kept-alive one that waits for its next request.
+        self._count = handlers.connections
         self._servers: list[asyncio.Server] = []
         self.connections: set[asyncio.Task[Any]] = set()
         self._idle: set[asyncio.StreamWriter] = set()
@@ -126,7 +124,7 @@ class AgentServer:
         except Exception as error:
             log.failure("connection_failed", error)
         finally:
-            self._busy -= peer.admitted
+            self._count.in_use -= peer.admitted
             self._idle.discard(writer)
             self._strangers.pop(writer, None)
             await _close(writer)
@@ -143,7 +141,7 @@ class AgentServer:
         Raises:
             OperationError: server_busy.
         """
-        if self._busy >= self._max_connections:
+        if self._count.in_use >= self._max_connections:
             raise OperationError(
                 SERVER_BUSY,
                 f"the agent serves {self._max_connections} connections, which is the limit",
@@ -151,7 +149,7 @@ class AgentServer:
                 reason="max_concurrent_connections",
             )
         self._strangers.pop(writer, None)
-        self._busy += 1
+        self._count.in_use += 1
         peer.admitted = True
 
     async def _line(
@@ -164,13 +162,13 @@ class AgentServer:
         """
         if not first and not received:
             self._idle.add(writer)
-            self._busy -= 1
+            self._count.in_use -= 1
             try:
                 if not await reader.requests(functools.partial(self._kept, writer, peer), self._max_request):
                     return None
                 received += await reader.read(READ_BYTES)
             finally:
-                self._busy += 1
+                self._count.in_use += 1
                 self._idle.discard(writer)
             if not received:
                 return None
@@ -229,11 +227,11 @@ class AgentServer:
     async def _kept(self, writer: asyncio.StreamWriter, peer: Peer, line: bytes) -> bool:
         """As `_one`, for a connection that waits for its next request."""
         self._idle.discard(writer)
-        self._busy += 1
+        self._count.in_use += 1
         try:
             return await self._one(line, writer, peer)
         finally:
-            self._busy -= 1
+            self._count.in_use -= 1
             self._idle.add(writer)
 
     async def _one(self, line: bytes, writer: asyncio.StreamWriter, peer: Peer) -> bool:

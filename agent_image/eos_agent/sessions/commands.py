@@ -22,7 +22,7 @@ from layerstack.kernel import fsync
 
 if TYPE_CHECKING:
     from eos_agent.base.settings import Settings
-    from eos_agent.handles.zygote_handle import Spawned
+    from eos_agent.handles.init_handle import Spawned
     from eos_agent.sessions.session import Session
     from eos_agent.sessions.table import Sessions
 

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from eos_agent.handles.init_handle import InitHandle, SessionSpec
+from eos_agent.handles.init_handle import InitHandle
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
+from eos_agent.zygote.specs import SessionSpec
 
 if TYPE_CHECKING:
-    from eos_agent.sessions.command import Command
     from layerstack.session.upper import Upper
 
 EXPLICIT, IMPLICIT = "no_op", "publish_then_destroy"
+
+
+class RunningCommand(Protocol):
+    """The part of a command that its session uses; sessions.command.Command is one."""
+
+    id: str
+    text: str
+    outcome: dict[str, Any]
+    """Fields that the end of the session adds to the command's result."""
+    lost: OperationError | None
+    """Set before `lose`: the error that callers of the command get."""
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Handle an event that init reported about this command."""
+
+    async def wait_finished(self, until: float) -> None:
+        """Wait for the end of its processes, at most until the monotonic time `until`."""
+
+    def lose(self) -> None:
+        """End without an exit code: the processes are gone and no init reports how they ended."""
 
 
 class Session:
@@ -40,7 +60,7 @@ class Session:
         self.ended = asyncio.Event()
         self.destroyed: dict[str, Any] | None = None
         self.discarded: dict[str, Any] | None = None  # with `destroyed`: what the answer of a command of it says
-        self.commands: dict[str, Command] = {}  # those that have not finished
+        self.commands: dict[str, RunningCommand] = {}  # those that have not finished
         self.created_unix_ms = self.last_activity_unix_ms = int(time.time() * 1000)
         self._used = time.monotonic()
 

@@ -56,13 +56,13 @@ class Squashes:
     numbers and names of ours.
     """
 
-    def __init__(self, sessions: Sessions, pool: Pool) -> None:
+    def __init__(self, sessions: Sessions, pool: Pool, *, on_event: Callable[[str, dict[str, Any]], object]) -> None:
         self._sessions, self._store, self._pool = sessions, sessions.store, pool
         self._asked = False
         self._due: asyncio.Task[Squashed] | None = None
         self._published = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
-        self.on_event: Callable[[str, dict[str, Any]], object] = lambda name, attrs: log.log(name, **attrs)
+        self._on_event = on_event
 
     async def perform(self) -> dict[str, Any]:
         """The result of contract 1.1.8. One that nobody asked for is waited for.
@@ -167,7 +167,7 @@ class Squashes:
         self._event("failed", **attrs)
 
     def _event(self, name: str, **attrs: Any) -> None:
-        self.on_event(f"layerstack.autosquash.{name}", attrs)
+        self._on_event(f"layerstack.autosquash.{name}", attrs)
 
     async def _pause(self) -> None:
         """Until nothing is published for a moment, or the patience is over."""

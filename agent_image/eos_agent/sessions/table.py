@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import log, telemetry
 from eos_agent.base.capture_pool import Captures
 from eos_agent.base.pool import Pool
-from eos_agent.handles.init_handle import InitHandle, SessionSpec
+from eos_agent.handles.init_handle import InitHandle
 from eos_agent.handles.zygote_handle import ZygoteHandle
 from eos_agent.kernel import headroom
-from eos_agent.observe.lifecycle import Lifecycle
 from eos_agent.sessions import quarantine
-from eos_agent.sessions.create import set_up
+from eos_agent.sessions.create import SessionMaker
 from eos_agent.sessions.expiry import EXPIRED, Expiry
 from eos_agent.sessions.finalize import SETTLED, finalization_failed, publish_or_keep
 from eos_agent.sessions.gone import LOST, RUNNER_LOST, RUNNER_STUCK, not_yet_kept, session_lost, session_not_found
+from eos_agent.sessions.lifecycle import Lifecycle
 from eos_agent.sessions.recovery import Recovering
 from eos_agent.sessions.session import EXPLICIT, IMPLICIT, Session, check_grace
 from eos_agent.sessions.unpublished import is_clean, unpublished
 from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, SERVER_SHUTTING_DOWN, OperationError
+from eos_agent.zygote.specs import SessionSpec
 from layerstack.errors import LayerStackError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Sessions:
         self.setup_timeout_s: float = settings.get("runtime.workspace.setup_timeout_s", 30)
         self.answer_s: float = settings.get("runtime.workspace.runner_answer_s", 60)
         self.grace_s: float = settings.get("runtime.workspace.left_behind_grace_s", 2)
+        self._maker = SessionMaker(store, zygote, pool, self.captures, self.setup_timeout_s)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.expiry = Expiry(self._expire, self._task)
         self._draining = False
@@ -194,8 +196,8 @@ class Sessions:
             self._making += 1
             try:
                 await self._admit()
-                upper, runner = await set_up(
-                    self, spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
+                upper, runner = await self._maker.make(
+                    spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
                 )
             finally:
                 self._making -= 1

@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 from collections.abc import Generator
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from eos_agent.init import helper, mounts, setup
 from eos_agent.init import native as init_program
@@ -22,11 +22,8 @@ from eos_agent.ipc import frames, sigchld
 from eos_agent.kernel import cgroups, fd_limits, machine_view, network, oom
 from eos_agent.kernel.fd_limits import OpenFiles
 from eos_agent.kernel.harden import Hardening
+from eos_agent.zygote.specs import HostSpec, SessionSpec
 from layerstack.kernel import syscalls
-
-if TYPE_CHECKING:
-    from eos_agent.handles.zygote_handle import HostSpec
-
 
 IDLE_MS = 20
 """After so long without an event a spare is made, or as soon as a session has ended: its maker then waits for the disk."""
@@ -201,11 +198,11 @@ class ZygoteProcess:
                 self.network.unplug(pid)
                 ended = True
 
-    def plan(self, scene: mounts.Scene, reach: str, rootfs_mode: str) -> setup.InitPlan:
+    def plan(self, scene: mounts.Scene, spec: SessionSpec) -> setup.InitPlan:
         return setup.InitPlan(
             scene,
-            reach == "isolated",
-            scene.local or rootfs_mode == "read_only",
+            spec.network == "isolated",
+            scene.local or spec.rootfs_mode == "read_only",
             self.hardening,
             self.groups,
             self.scores,
@@ -232,8 +229,7 @@ class ZygoteProcess:
         try:
             if isinstance(self.scene, mounts.SetupFailed):
                 raise self.scene
-            _, reach, rootfs_mode = frame.message["spec"]
-            plan = self.plan(self.scene, reach, rootfs_mode)
+            plan = self.plan(self.scene, SessionSpec(*frame.message["spec"]))
             sockets = mounts.listening_sockets() if self.scene.sockets_show and (plan.read_only or plan.isolated) else []
             self.look_again(frame.message["covered"])
             order = setup.Order(mount_fd, theirs, [*sockets, *frame.message["covered"]], None)
@@ -305,7 +301,7 @@ class ZygoteProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         names = _names()
         try:
-            pid, pidfd, leaf = self.clone(self.plan(self.scene, "isolated" if isolated else "shared", "shared"), theirs.fileno())
+            pid, pidfd, leaf = self.clone(self.plan(self.scene, SessionSpec("", "isolated" if isolated else "shared")), theirs.fileno())
         except mounts.SetupFailed:
             ours.close()
         else:
