@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eos_agent.base import log, settings, telemetry
-from eos_agent.handles import zygote_handle
+from eos_agent.handles import init_handle, zygote_handle
 from eos_agent.init import native
-from eos_agent.kernel import cgroups, fd_limits, headroom, namespaces, oom
+from eos_agent.kernel import cgroups, fd_limits, headroom, inotify_limit, namespaces, oom
 from eos_agent.machine import neighbours
 from eos_agent.zygote.specs import HostSpec
 
@@ -239,16 +239,22 @@ async def _run(
     from eos_agent.wire import proof
     from layerstack.kernel import fsync
 
-    forker = zygote_handle.ZygoteHandle(zygote_pid, zygote_socket, groups, news=news)
-    forker.inotify_most = found.get("runtime.workspace.max_inotify_instances", forker.inotify_most)
-    await forker.start()
+    zygote = zygote_handle.ZygoteHandle(
+        zygote_pid,
+        zygote_socket,
+        groups,
+        news=news,
+        answer_s=found.get("runtime.workspace.runner_answer_s", init_handle.ANSWER_S),
+        inotify_most=found.get("runtime.workspace.max_inotify_instances", inotify_limit.INSTANCES),
+    )
+    await zygote.start()
     pool, exports = Pool(found.get("daemon.server.max_blocking_threads", 8)), Pool(2)
     sweeper = Pool(1)
     store.scrap.later = sweeper.later
     for removal in (*store.behind, *_gone(found)):
         sweeper.later(removal)
     store.behind.clear()
-    sessions = Sessions(found, store, forker, pool, room)
+    sessions = Sessions(found, store, zygote, pool, room)
     commands = Commands(found, sessions, base_environment(found))
     recorder = telemetry.Telemetry.of(found)
     store.leases.on_change = telemetry.on_lease
@@ -276,9 +282,9 @@ async def _run(
     log.log("ready", sandbox=found.sandbox_id, pid=os.getpid(), version=store.head.version, tcp=list(tcp), http=list(web))
 
     stopped = loop.create_task(stop.wait())
-    waited: list[asyncio.Future[Any]] = [stopped, forker.lost]
+    waited: list[asyncio.Future[Any]] = [stopped, zygote.lost]
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-    zygote_lost = forker.lost.done()
+    zygote_lost = zygote.lost.done()
     log.log("draining", why="the zygote is gone" if zygote_lost else "signal")
     server.draining = http.draining = True
     await sessions.recovering.close()
@@ -288,7 +294,7 @@ async def _run(
     http.close()
     await handlers.squashes.close()
     await handlers.sampler.close()
-    await forker.close()
+    await zygote.close()
     sessions.captures.close()
     pool.close()
     exports.close()

@@ -540,7 +540,7 @@ def _serve_in_child(args: Mapping[str, Any]) -> int:
 
 
 def become_a_file_operation(table: Mapping[str, Attack]) -> None:
-    """Called before the zygote is forked: its runners answer the file operation "attack" with what `answer` found, and "serve" with a port."""
+    """Called before the zygote is forked: its inits answer the file operation "attack" with what `answer` found, and "serve" with a port."""
     real = mounted.perform_in_mount
 
     def perform(

@@ -62,10 +62,10 @@ class Box:
         name = name or f"s{self._count}"
         fd = self.mount(name)
         try:
-            runner = await self.zygote.create(SessionSpec(name, network, rootfs_mode), fd, timeout_s=WAIT_S)
+            init = await self.zygote.create(SessionSpec(name, network, rootfs_mode), fd, timeout_s=WAIT_S)
         finally:
             os.close(fd)
-        return Live(self, name, runner)
+        return Live(self, name, init)
 
     def in_use(self, name: str) -> bool:
         return overlay.in_use(self.folders(name)[0], "/proc")
@@ -86,6 +86,9 @@ class Running:
         self._seen = asyncio.Event()
 
     def note(self, event: dict[str, Any]) -> None:
+        if event["event"] == "ended":  # both at once
+            self.note({"event": "leader_exit", "key": self.key, "status": event["status"]})
+            event = {"event": "group_gone", "key": self.key, "left_behind": []}
         self.events.append(event)
         {"group_gone": self.over, "waiting_on": self.waiting, "leader_exit": self.leader_gone}[event["event"]].set()
 
@@ -149,11 +152,10 @@ class Running:
 class Live:
     """A session that is up."""
 
-    def __init__(self, box: Box, name: str, runner: InitHandle) -> None:
-        self.box, self.name, self.runner = box, name, runner
+    def __init__(self, box: Box, name: str, init: InitHandle) -> None:
+        self.box, self.name, self.init = box, name, init
         self._running: dict[str, Running] = {}
         self._count = 0
-        runner.on_event = lambda event: self._running[event["key"]].note(event)
 
     async def start(
         self,
@@ -169,8 +171,16 @@ class Live:
         self._count += 1
         running = self._running[f"c{self._count}"] = Running(f"c{self._count}")
         argv = ["/bin/sh", "-c", script] if isinstance(script, str) else script
-        spawned = await self.runner.spawn(
-            running.key, argv=argv, env={"PATH": PATH} if env is None else env, cwd=cwd, tty=tty, split=split, stdin=stdin, uid=uid
+        spawned = await self.init.spawn(
+            running.key,
+            argv=argv,
+            env={"PATH": PATH} if env is None else env,
+            cwd=cwd,
+            tty=tty,
+            split=split,
+            stdin=stdin,
+            on_event=running.note,
+            uid=uid,
         )
         running.pid, running.fds = spawned.pid, dict(spawned.fds)
         running.collect()

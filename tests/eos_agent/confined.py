@@ -184,9 +184,9 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
         try:
             other = await box.session("other", network=network)
             running = await other.start("exec sleep 1000", env={"PATH": "/usr/bin:/bin", "SECRET": place["secret"]})
-            with open(f"/proc/{other.runner.pid}/task/{other.runner.pid}/children") as f:
+            with open(f"/proc/{other.init.pid}/task/{other.init.pid}/children") as f:
                 place["other_pid"] = int(f.read().split()[0])
-            served, _ = await other.runner.file_op("serve", place)
+            served, _ = await other.init.file_op("serve", place)
             place["other_port"] = served["port"]
             live = await box.session("attacker", network=network)
             listening.append(socket.socket(socket.AF_UNIX))
@@ -194,7 +194,7 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
             listening[-1].listen()
             Path(f"{box.top}/home/.claude.json.new").write_text("another secret")
             os.rename(f"{box.top}/home/.claude.json.new", f"{box.top}/home/.claude.json")
-            result, _ = await live.runner.file_op("attack", place)
+            result, _ = await live.init.file_op("attack", place)
             there = [place[name] for name in ("store", "base_file", "upper", "token", "bundle", "agent_socket")]
             assert all(map(os.path.exists, there)), there
             forked = dict(json.loads(result["found"]))
@@ -206,7 +206,7 @@ def try_all(kind: str, only: str = "", tamper: Callable[[], object] | None = Non
                 daemon = parse(
                     (await live.run("sh -c 'sh -c \"./attacks lines daemon\"'; until [ -e lines.out ]; do :; done; cat lines.out")).out
                 )
-            assert await other.runner.signal(running.key, signal.SIGCONT)
+            assert await other.init.signal(running.key, signal.SIGCONT)
             return Findings(forked, nested, daemon)
         finally:
             os.unlink(engine)

@@ -176,12 +176,12 @@ def test_control_c_or_d_alone_cancels_and_any_other_text_that_holds_one_is_input
 def test_a_cancel_is_answered_with_its_end_also_when_the_session_takes_long_to_kill(shared_agent: Agent) -> None:
     command = shared_agent.run("sleep 1000", yield_time_ms=0)
     (zygote,) = children_of(shared_agent.pid)
-    (runner,) = [pid for pid in children_of(zygote) if command["workspace_session_id"] in mountinfo(pid)]
-    os.kill(runner, signal.SIGSTOP)
+    (init,) = [pid for pid in children_of(zygote) if command["workspace_session_id"] in mountinfo(pid)]
+    os.kill(init, signal.SIGSTOP)
     connection = shared_agent.connect()
     connection.socket.sendall(shared_agent.line("write_command_stdin", command_session_id=command["command_session_id"], stdin="\x03"))
     early = select.select([connection.socket], [], [], 1.5)[0]  # longer than the second that the contract names
-    os.kill(runner, signal.SIGCONT)
+    os.kill(init, signal.SIGCONT)
     result = json.loads(connection.file.readline())
     connection.close()
     assert not early and (result["status"], result["exit_code"]) == ("cancelled", 130), result

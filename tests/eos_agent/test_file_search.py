@@ -14,21 +14,21 @@ import pytest
 
 from eos_agent.files.mounted import perform_in_mount
 from eos_agent.files.search import KILL_S, PAGE_BYTES, PAGE_MATCHES, Place, Tell, compile_glob, place_of
-from eos_agent.init.loop import MAX_ASIDES
-from eos_agent.init.worker import Aside, Work
+from eos_agent.init.loop import MAX_WORKERS
+from eos_agent.init.worker import Work, Worker
 from eos_agent.wire.protocol import OperationError
 
 from .agent_process import Agent, Failed
 
 
 def aside(work: Work, limit_s: float | None = 30.0) -> dict[str, Any]:
-    """The reply of work(), made in a child as a runner makes it."""
+    """The reply of work(), made in a child as an init makes it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child has one thread, and ends by os._exit
-        child = Aside(1, work, limit_s)
+        child = Worker(1, work, limit_s)
     try:
         while True:
-            left = None if child.look_at is None else max(0.0, child.look_at - time.monotonic())
+            left = None if child.due is None else max(0.0, child.due - time.monotonic())
             if not select.select([child.fd], [], [], left)[0]:
                 child.expire(time.monotonic())
                 continue
@@ -363,14 +363,14 @@ def test_searches_of_one_session_at_once_have_a_limit_that_the_refusal_names(sha
     session = shared_agent.session()
     shared_agent.run("printf %040d 0 | tr 0 a > line", session)
     args = {"pattern": "(a+)+b", "regex": True, "workspace_session_id": session}
-    connections = [shared_agent.connect() for _ in range(MAX_ASIDES + 1)]
+    connections = [shared_agent.connect() for _ in range(MAX_WORKERS + 1)]
     try:
         for connection in connections:
             connection.socket.sendall(shared_agent.line("file_search", **args))
         (first, *_), _, _ = select.select([connection.socket for connection in connections], [], [])
         refused = next(connection for connection in connections if connection.socket is first)
         error = json.loads(refused.file.readline())["error"]
-        assert (error["kind"], error["details"]["limit"], error["details"]["retryable"]) == ("server_busy", MAX_ASIDES, True)
+        assert (error["kind"], error["details"]["limit"], error["details"]["retryable"]) == ("server_busy", MAX_WORKERS, True)
         assert shared_agent.run("echo others go on", session)["output"] == "others go on"
         shared_agent.call("destroy_workspace_session", workspace_session_id=session)
     finally:

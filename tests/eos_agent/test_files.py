@@ -1,4 +1,4 @@
-"""The file operations on a real directory, as the runner does them inside the mount."""
+"""The file operations on a real directory, as the init does them inside the mount."""
 
 from __future__ import annotations
 

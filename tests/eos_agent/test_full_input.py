@@ -34,11 +34,10 @@ def test_a_write_that_waits_for_room_is_refused_once_the_command_has_ended(init:
 
     async def scenario(box: Box) -> str:
         live = await box.session()
-        session = cast("Any", SimpleNamespace(id=live.name, runner=live.runner))
+        session = cast("Any", SimpleNamespace(id=live.name, init=live.init))
         command = Command("c1", session, SCRIPT, "r", f"{box.top}/private/c1", split=False, max_bytes=1 << 20)
-        live.runner.on_event = command.on_event
-        spawned = await live.runner.spawn(
-            "c1", argv=["/bin/sh", "-c", SCRIPT], env={"PATH": PATH}, cwd="", tty=False, split=False, stdin=True
+        spawned = await live.init.spawn(
+            "c1", argv=["/bin/sh", "-c", SCRIPT], env={"PATH": PATH}, cwd="", tty=False, split=False, stdin=True, on_event=command.on_event
         )
         command.attach(dict(spawned.fds))
         async with asyncio.timeout(WAIT_S):
@@ -47,7 +46,7 @@ def test_a_write_that_waits_for_room_is_refused_once_the_command_has_ended(init:
             write = asyncio.create_task(command.write("x" * 1_000_000, deadline_s=None))
             while held(spawned.fds["stdin"]) < 1 << 16:
                 await asyncio.sleep(0.001)
-            await live.runner.signal("c1", signal.SIGKILL)
+            await live.init.signal("c1", signal.SIGKILL)
             with pytest.raises(OperationError) as refused:
                 await write
         return str(refused.value.details.get("reason"))

@@ -46,8 +46,8 @@ def test_it_has_the_time_to_tidy_up_and_no_longer_is_waited(form: str) -> None:
         for name, then in (("runs", ""), ("stopped", "; kill -STOP $!")):
             live = await box.session(name)
             await live.run(leaving("polite") + then)
-            await live.runner.end(LONG_S)
-            found += [os.path.exists(f"{box.folders(name)[0]}/cleaned"), live.runner.gone.done()]
+            await live.init.end(LONG_S)
+            found += [os.path.exists(f"{box.folders(name)[0]}/cleaned"), live.init.gone.done()]
         return found
 
     assert in_box(scenario, form=form, files=SCRIPTS) == [True] * 4
@@ -60,8 +60,8 @@ def test_what_ignores_the_signal_or_forks_on_and_on_is_killed_when_the_grace_is_
         for script in ("stubborn", "bomb"):
             live = await box.session(script)
             left = (await live.run(leaving(script))).left_behind
-            await live.runner.end(0.2)
-            found += [bool(left), live.runner.gone.done() and not box.in_use(script)]
+            await live.init.end(0.2)
+            found += [bool(left), live.init.gone.done() and not box.in_use(script)]
         return found
 
     assert in_box(scenario, form=form, files=SCRIPTS) == [True] * 4
@@ -71,17 +71,17 @@ def test_what_ignores_the_signal_or_forks_on_and_on_is_killed_when_the_grace_is_
 def test_where_nothing_is_left_nobody_is_asked(form: str) -> None:
     async def scenario(box: Box) -> list[bool]:
         live = await box.session()
-        found = [live.runner.alone]
+        found = [live.init.alone]
         await live.run("true")
-        found.append(live.runner.alone)
+        found.append(live.init.alone)
         running = await live.start(leaving("polite"))
         await running.ended()
-        found.append(live.runner.alone)
+        found.append(live.init.alone)
         await live.run("true")
-        found.append(live.runner.alone)
-        await live.runner.kill_tree(running.key)
+        found.append(live.init.alone)
+        await live.init.kill_tree(running.key)
         await live.run("(sleep 0.05 &); sleep 0.01 & wait")
-        found.append(live.runner.alone)
+        found.append(live.init.alone)
         return found
 
     assert in_box(scenario, form=form, files=SCRIPTS) == [True, True, False, False, True]

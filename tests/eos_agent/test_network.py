@@ -94,9 +94,9 @@ for address in set({seen!r}) - {{own()}}:
         tried = " ".join(await asyncio.gather(*(python(live, others) for live in lives))).split()
         loop, heard = asyncio.get_running_loop(), list[bytes]()
         for live in lives:
-            with socket.socket(fileno=await live.runner.connect(8000)) as sock:
+            with socket.socket(fileno=await live.init.connect(8000)) as sock:
                 heard.append(await loop.sock_recv(sock, 100))
-        return seen, [live.runner.address for live in lives], heard, own, tried
+        return seen, [live.init.address for live in lives], heard, own, tried
 
     seen, told, heard, own, tried = in_box(scenario, form=form)
     assert seen == told == ["10.244.0.2", "10.244.0.3", "10.244.0.4"]
@@ -129,7 +129,7 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as r
     for target in ({mac!r}, "ff:ff:ff:ff:ff:ff", gateway):
         payload = b"forged"
         udp = struct.pack(">HHHH", 9, 8000, 8 + len(payload), 0) + payload
-        head = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0, me, socket.inet_aton({blue.runner.address!r}))
+        head = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 1, 0, 64, 17, 0, me, socket.inet_aton({blue.init.address!r}))
         head = head[:10] + struct.pack(">H", check(head)) + head[12:]
         raw.send(bytes.fromhex(target.replace(":", "")) + mine + b"\\x08\\x00" + head + udp)
 ping("10.244.0.1")
@@ -192,12 +192,12 @@ for address in ("192.0.2.1", "127.0.0.1", "10.244.0.1"):
 def test_addresses_come_back_when_sessions_end_and_nothing_of_them_stays_in_the_bridge(form: str) -> None:
     async def scenario(box: Box) -> tuple[list[str | None], list[str], list[str]]:
         lives = [await box.session(network="isolated") for _ in range(3)]
-        addresses = [live.runner.address for live in lives]
+        addresses = [live.init.address for live in lives]
         before = ports_of(box.zygote.pid)
         for live in lives:
-            await live.runner.terminate()
+            await live.init.terminate()
         again = [await box.session(network="isolated") for _ in range(2)]
-        addresses += [live.runner.address for live in again]
+        addresses += [live.init.address for live in again]
         return addresses, before, wait_until(box.zygote.pid, 2)
 
     addresses, before, left = in_box(scenario, form=form)
@@ -212,12 +212,12 @@ def test_more_sessions_than_there_are_addresses_one_after_the_other_leave_no_des
         def descriptors() -> int:
             return len(os.listdir(f"/proc/{box.zygote.pid}/fd"))
 
-        await (await box.session(network="isolated")).runner.terminate()
+        await (await box.session(network="isolated")).init.terminate()
         before, addresses = descriptors(), set[str | None]()
         for _ in range(300):
             live = await box.session(network="isolated")
-            addresses.add(live.runner.address)
-            await live.runner.terminate()
+            addresses.add(live.init.address)
+            await live.init.terminate()
         return addresses, before, descriptors(), wait_until(box.zygote.pid, 0)
 
     addresses, before, after, left = in_box(scenario, form=form)
@@ -234,8 +234,8 @@ def test_when_all_addresses_are_in_use_the_next_session_is_refused_by_name_until
         try:
             await box.session("more", network="isolated")
         except OperationError as error:
-            await lives[1].runner.terminate()
-            return error.message, error.details, (await box.session(network="isolated")).runner.address
+            await lives[1].init.terminate()
+            return error.message, error.details, (await box.session(network="isolated")).init.address
         raise AssertionError("there was a fourth address")
 
     message, details, address = in_box(scenario, form=form, before_fork=three)
@@ -256,8 +256,8 @@ def test_where_the_kernel_gives_no_bridge_there_is_a_loopback_locally_and_a_refu
         except OperationError as error:
             return error.message, error.details
         await serve(live, "alone")
-        with socket.socket(fileno=await live.runner.connect(8000)) as sock:
-            return live.runner.address, await asyncio.get_running_loop().sock_recv(sock, 100)
+        with socket.socket(fileno=await live.init.connect(8000)) as sock:
+            return live.init.address, await asyncio.get_running_loop().sock_recv(sock, 100)
 
     found = in_box(scenario, form="user", provider=provider, before_fork=one_namespace)
     if provider == "local":

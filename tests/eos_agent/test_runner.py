@@ -146,9 +146,9 @@ def test_processes_that_left_the_group_never_delay_the_end_are_listed_and_die_by
         other = await live.start("exec setsid sleep 1000")  # of another command: neither listed nor killed
         first = await live.start(f"{DAEMON}; until [ $({SLEEPERS}) = 2 ]; do :; done")
         done = await first.ended()
-        await live.runner.kill_tree(first.key)
+        await live.init.kill_tree(first.key)
         survivors = await live.run(SLEEPERS)
-        await live.runner.kill_tree(other.key)
+        await live.init.kill_tree(other.key)
         gone = await live.run(SLEEPERS)
         await other.ended()
         return [p["name"] for p in done.left_behind], [survivors.out.strip(), gone.out.strip()], done.out
@@ -165,8 +165,8 @@ def test_kill_tree_ends_what_ignores_sigterm_and_what_forks_on_and_on() -> None:
         await stubborn.saw("armed")
         forking = await live.start("trap '' TERM; f() { (sleep 0.02; f) & }; f; f; f; echo armed; sleep 1000")
         await forking.saw("armed")
-        await live.runner.kill_tree(stubborn.key)
-        await live.runner.kill_tree(forking.key)
+        await live.init.kill_tree(stubborn.key)
+        await live.init.kill_tree(forking.key)
         codes = (await stubborn.ended()).code, (await forking.ended()).code
         return *codes, (await live.run("set -- /proc/[0-9]*; echo $#")).out.strip()
 
@@ -179,13 +179,13 @@ def test_sigterm_is_tried_first_so_that_a_command_can_clean_up() -> None:
         live = await box.session()
         polite = await live.start("trap 'echo cleaned; exit 5' TERM; echo armed; while :; do sleep 0.01; done")
         await polite.saw("armed")
-        await live.runner.kill_tree(polite.key)
+        await live.init.kill_tree(polite.key)
         done = await polite.ended()
         hup = await live.start("exec sleep 1000")
-        sent = await live.runner.signal(hup.key, signal.SIGHUP)
+        sent = await live.init.signal(hup.key, signal.SIGHUP)
         code = (await hup.ended()).code
         assert code == -signal.SIGHUP
-        return done.code, done.out, sent, await live.runner.signal(hup.key, signal.SIGHUP)
+        return done.code, done.out, sent, await live.init.signal(hup.key, signal.SIGHUP)
 
     code, out, sent, sent_again = in_box(scenario)
     assert code == 5 and out.startswith("armed\n") and out.endswith("cleaned\n") and sent and not sent_again
@@ -247,19 +247,19 @@ def test_a_frozen_session_does_nothing_and_goes_on_after_the_thaw(form: str) -> 
         stopped = await live.start("kill -STOP $$; echo continued")
         growing = f"{box.folders('cold')[0]}/out"
         while not os.path.exists(growing) or os.path.getsize(growing) < 1000:
-            await live.runner.which_shell()
+            await live.init.which_shell()
         while (await live.run(f"grep State /proc/{stopped.pid}/status")).out.split()[1] != "T":
             pass
-        await live.runner.freeze()
+        await live.init.freeze()
         first = os.path.getsize(growing)
         for _ in range(200):
-            await live.runner.which_shell()
+            await live.init.which_shell()
         second = os.path.getsize(growing)
-        await live.runner.thaw()
+        await live.init.thaw()
         while os.path.getsize(growing) <= second:
-            await live.runner.which_shell()
+            await live.init.which_shell()
         states = [(await live.run(f"grep State /proc/{stopped.pid}/status")).out.split()[1]]
-        await live.runner.kill_tree(running.key)
+        await live.init.kill_tree(running.key)
         return first, second, running.over.is_set(), states
 
     first, second, _, states = in_box(scenario, form=form)
@@ -285,13 +285,13 @@ def test_a_move_that_is_killed_while_it_copies_leaves_nothing_that_could_be_publ
         live = await box.session("s")
         args = {"from": "d", "to": "new/d", "overwrite": False}
         with pytest.raises(OperationError) as refused:
-            await live.runner.file_op("move", args)
+            await live.init.file_op("move", args)
         assert refused.value.details["reason"] == "copy_needed"
-        moving = asyncio.create_task(live.runner.file_op("move", {**args, "copy": True}, aside=True))
+        moving = asyncio.create_task(live.init.file_op("move", {**args, "copy": True}, in_worker=True))
         begun = "until [ -e new/.eos-*/entry/large ]; do :; done"
         if who == "the session":
             await live.run(begun)
-            os.kill(live.runner.pid, signal.SIGKILL)
+            os.kill(live.init.pid, signal.SIGKILL)
         else:
             assert (await live.run(begun)).code == 0
             (mover,) = [pid for child in children_of(box.zygote.pid) for pid in children_of(child)]
@@ -317,12 +317,12 @@ def test_file_operations_run_inside_the_mount_and_carry_many_megabytes(form: str
 
     async def scenario(box: Box) -> tuple[str, int, str]:
         live = await box.session("files")
-        await live.runner.file_op("write", {"path": "big.bin", "max_bytes": 1 << 30}, content)
+        await live.init.file_op("write", {"path": "big.bin", "max_bytes": 1 << 30}, content)
         size = (await live.run("wc -c < big.bin")).out.strip()
         with open(f"{box.folders('files')[0]}/big.bin", "rb") as f:
             same = f.read() == content
         try:
-            await live.runner.file_op("read", {"path": "absent", "offset": 0, "limit": 10})
+            await live.init.file_op("read", {"path": "absent", "offset": 0, "limit": 10})
         except OperationError as error:
             return size, same, error.kind
         raise AssertionError("read a file that is not there")
@@ -336,10 +336,10 @@ def test_500_commands_in_a_row_leave_no_descriptor_and_no_process() -> None:
         live = await box.session()
         await live.run("true")
         before = len(os.listdir("/proc/self/fd"))
-        runner_before = len(os.listdir(f"/proc/{live.runner.pid}/fd"))
+        runner_before = len(os.listdir(f"/proc/{live.init.pid}/fd"))
         for n in range(500):
             assert (await live.run(["/bin/true"], tty=n % 2 == 0)).code == 0
-        after = len(os.listdir("/proc/self/fd")) - before, len(os.listdir(f"/proc/{live.runner.pid}/fd")) - runner_before
+        after = len(os.listdir("/proc/self/fd")) - before, len(os.listdir(f"/proc/{live.init.pid}/fd")) - runner_before
         return *after, int((await live.run("ls /proc | grep -c '^[0-9]'")).out)
 
     assert in_box(scenario) == (0, 0, 4)  # pid 1, sh, ls, grep
@@ -349,6 +349,6 @@ def test_500_commands_in_a_row_leave_no_descriptor_and_no_process() -> None:
 def test_a_shell_is_found_or_said_to_be_missing() -> None:
     async def scenario(box: Box) -> list[str] | None:
         live = await box.session()
-        return await live.runner.which_shell()
+        return await live.init.which_shell()
 
     assert in_box(scenario) in (["/bin/bash", "--noprofile", "--norc", "-c"], ["/bin/sh", "-c"])

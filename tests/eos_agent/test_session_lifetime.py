@@ -1,4 +1,4 @@
-"""How sessions end or go on: their time to live, publish with keep_open, destroy with if_clean, a runner that does not answer."""
+"""How sessions end or go on: their time to live, publish with keep_open, destroy with if_clean, an init that does not answer."""
 
 from __future__ import annotations
 
@@ -272,8 +272,8 @@ def test_a_runner_that_does_not_answer_is_killed_and_its_work_is_a_draft(start_a
     agent.run("echo precious > kept", session)
     command = agent.run("sleep 1000", session, yield_time_ms=0)["command_session_id"]
     (zygote,) = children_of(agent.pid)
-    (runner,) = [pid for pid in children_of(zygote) if session in mountinfo(pid)]
-    os.kill(runner, signal.SIGSTOP)
+    (init,) = [pid for pid in children_of(zygote) if session in mountinfo(pid)]
+    os.kill(init, signal.SIGSTOP)
     error = refused(agent, "file_read", path="kept", workspace_session_id=session)
     assert (error.kind, error.reason, error.details["retryable"]) == ("operation_failed", "runner_stuck", True)
     draft_id = error.details["draft_id"]

@@ -33,7 +33,7 @@ def destroy(agent: Agent, session: str, **args: Any) -> dict[str, Any]:
     return agent.call("destroy_workspace_session", workspace_session_id=session, **args)
 
 
-def runners(agent: Agent) -> list[int]:
+def inits(agent: Agent) -> list[int]:
     """Pid 1 of each session, as this test sees it; a spare of the zygote shows no workspace, whatever else is mounted on this machine."""
     (zygote,) = children_of(agent.pid)
     return [pid for pid in children_of(zygote) if f" {agent.workspace} " in mountinfo(pid)]
@@ -262,7 +262,7 @@ def test_a_killed_runner_leaves_a_draft_and_the_next_call_names_it(agent: Agent)
     session = agent.session(agent="carol")
     agent.run("echo precious > kept", session)
     waiting = agent.run("sleep 1000", session, yield_time_ms=0)["command_session_id"]
-    (pid,) = runners(agent)
+    (pid,) = inits(agent)
     os.kill(pid, signal.SIGKILL)
     error = refused(lambda: agent.read("kept", workspace_session_id=session))
     assert (error.kind, error.reason, error.details["workspace_session_id"]) == ("operation_failed", "session_lost", session)
@@ -287,7 +287,7 @@ def test_a_killed_agent_loses_nothing_and_its_sessions_are_known_by_their_drafts
     session = agent.session()
     agent.run("echo precious > kept; mkdir -m 000 locked", session)
     one_shot = agent.run("echo half > half; sleep 1000", yield_time_ms=500)
-    pids = runners(agent)
+    pids = inits(agent)
     assert len(pids) == 2
     agent.kill()
     for pid in pids:
@@ -394,7 +394,7 @@ def test_many_threads_create_run_and_destroy_without_one_unexpected_error(agent:
     assert stats["active_lease_count"] == 0 and stats["staging_entry_count"] == 0
     assert agent.call("list_workspace_sessions") == {"sessions": []}
     assert sorted(agent.read(f"n{n}") for n in range(8)) == [str(n) for n in range(8)]
-    assert runners(agent) == []
+    assert inits(agent) == []
 
 
 @pytest.mark.needs("root")

@@ -100,7 +100,7 @@ def test_a_rootfs_folder_is_the_root_of_the_session_and_stays_as_it_is(form: str
         script = "cat /etc/os-release; ls /; pwd; cat hello; echo x > made && ls; touch /bin/evil; ls /dev; ps | grep -c ."
         done = await live.run(script, env={"PATH": "/bin"})
         terminal = await live.run("tty", tty=True, env={"PATH": "/bin"})
-        return done.out + terminal.out, sorted(os.listdir(f"{box.top}/home/root")), await live.runner.which_shell()
+        return done.out + terminal.out, sorted(os.listdir(f"{box.top}/home/root")), await live.init.which_shell()
 
     out, left, shell = in_box(scenario, form=form, rootfs=busybox_root)
     assert out.startswith("NAME=tiny\nbin\ndev\netc\nproc\nrun\nsys\ntmp\n")
@@ -112,11 +112,11 @@ def test_a_rootfs_folder_is_the_root_of_the_session_and_stays_as_it_is(form: str
 def test_an_empty_rootfs_has_no_shell_and_says_what_is_missing(form: str) -> None:
     async def scenario(box: Box) -> tuple[list[str] | None, str]:
         live = await box.session()
-        shell = await live.runner.which_shell()
+        shell = await live.init.which_shell()
         try:
             await live.run(["/bin/sh", "-c", "true"])
         except OperationError as error:
-            result, _ = await live.runner.file_op("read", {"path": "hello", "offset": 1, "limit": 10, "max_bytes": 1000})
+            result, _ = await live.init.file_op("read", {"path": "hello", "offset": 1, "limit": 10, "max_bytes": 1000})
             assert "hello" in str(result)
             return shell, f"{error.details['reason']} {error.details['errno']}"
         raise AssertionError("ran a shell that is not there")

@@ -30,10 +30,10 @@ as_root = pytest.mark.needs("root", "overlay")
 def test_an_idle_session_keeps_little_memory_for_itself_also_after_commands(init: str) -> None:
     async def scenario(box: Box) -> tuple[int, int]:
         live = await box.session()
-        idle = own_kilobytes(live.runner.pid)
+        idle = own_kilobytes(live.init.pid)
         for _ in range(20):
             await live.run("echo something")
-        return idle, own_kilobytes(live.runner.pid)
+        return idle, own_kilobytes(live.init.pid)
 
     most = 400 if init == "native" else 4096
     assert max(in_box(scenario)) <= most
@@ -50,10 +50,10 @@ def test_a_session_shows_the_base_keeps_writes_in_its_upperdir_and_frees_it_when
         live = await box.session("one")
         done = await live.run("cat hello; echo new > made; rm pkg/m.py; pwd")
         during = box.in_use("one")
-        await live.runner.terminate()
+        await live.init.terminate()
         with open(f"{box.folders('one')[0]}/made") as f:
             made = f.read()
-        return done.out, made, during, box.in_use("one"), await live.runner.gone
+        return done.out, made, during, box.in_use("one"), await live.init.gone
 
     out, made, during, after, reason = in_box(scenario, form=form)
     assert out.startswith("hello\n/") and made == "new\n"
@@ -67,7 +67,7 @@ def test_an_upperdir_is_free_at_the_moment_that_gone_resolves(form: str) -> None
         for _ in range(15):
             live = await box.session("again")
             await live.start("while :; do echo x >> file; done")
-            await live.runner.terminate()
+            await live.init.terminate()
             found.append(box.in_use("again"))
         return found
 
@@ -151,13 +151,13 @@ def test_a_session_from_the_spare_is_like_one_that_was_cloned_when_it_was_asked_
     async def scenario(box: Box) -> tuple[bool, str, str]:
         spare = await spare_of(box)
         warm = await box.session("warm")
-        again = await spare_of(box, warm.runner.pid)
+        again = await spare_of(box, warm.init.pid)
         pidfd = os.pidfd_open(again)
         os.kill(again, signal.SIGKILL)
         assert select.select([pidfd], [], [], 30)[0]
         os.close(pidfd)
         cold = await box.session("cold")
-        return warm.runner.pid == spare and cold.runner.pid != again, (await warm.run(LOOK)).out, (await cold.run(LOOK)).out
+        return warm.init.pid == spare and cold.init.pid != again, (await warm.run(LOOK)).out, (await cold.run(LOOK)).out
 
     as_meant, warm, cold = in_box(scenario, form=form)
     assert as_meant and "overlay" in warm and "NoNewPrivs:\t1" in warm and "Seccomp:\t2" in warm
@@ -171,15 +171,15 @@ def test_after_an_isolated_session_the_next_one_comes_from_a_spare_with_a_networ
     async def scenario(box: Box) -> tuple[bool, list[str], set[str | None]]:
         shared = await spare_of(box)
         cold = await box.session("cold", network="isolated")
-        spare = await spare_of(box, shared, cold.runner.pid)
+        spare = await spare_of(box, shared, cold.init.pid)
         warm = await box.session("warm", network="isolated")
-        again = await spare_of(box, shared, cold.runner.pid, warm.runner.pid)
+        again = await spare_of(box, shared, cold.init.pid, warm.init.pid)
         ordinary = await box.session("ordinary")
-        as_meant = warm.runner.pid == spare and ordinary.runner.pid == shared and again != spare
+        as_meant = warm.init.pid == spare and ordinary.init.pid == shared and again != spare
         seen = [(await live.run(look)).out for live in (cold, warm)]
         networks = {(await live.run("readlink /proc/self/ns/net")).out for live in (cold, warm, ordinary)}
-        assert (cold.runner.address is None) == (warm.runner.address is None) and len(networks) == 3
-        return as_meant, seen, {cold.runner.address, warm.runner.address}
+        assert (cold.init.address is None) == (warm.init.address is None) and len(networks) == 3
+        return as_meant, seen, {cold.init.address, warm.init.address}
 
     as_meant, (cold, warm), addresses = in_box(scenario, form=form)
     assert as_meant and cold == warm and "overlay" in cold
@@ -201,7 +201,7 @@ def test_fifty_sessions_at_once_are_separate_worlds(form: str) -> None:
     async def scenario(box: Box) -> tuple[set[str], set[str]]:
         lives = await asyncio.gather(*(box.session() for _ in range(50)))
         done = await asyncio.gather(*(live.run(f"echo {n} > mine; cat mine; ls /proc | grep -c '^[0-9]'") for n, live in enumerate(lives)))
-        pids = {f"{live.runner.pid}" for live in lives}
+        pids = {f"{live.init.pid}" for live in lives}
         return {d.out.split("\n")[0] for d in done}, pids
 
     seen, pids = in_box(scenario, form=form)
@@ -213,10 +213,10 @@ def test_a_killed_runner_is_reported_and_calls_that_wait_for_it_fail_as_session_
     async def scenario(box: Box) -> tuple[str, list[str], bool]:
         live = await box.session("lost")
         await live.start("exec sleep 1000")
-        asyncio.get_running_loop().call_soon(os.kill, live.runner.pid, signal.SIGKILL)
-        reason = await live.runner.gone
+        asyncio.get_running_loop().call_soon(os.kill, live.init.pid, signal.SIGKILL)
+        reason = await live.init.gone
         failures: list[str] = []
-        for call in (live.runner.which_shell(), live.runner.file_op("read", {"path": "hello"})):
+        for call in (live.init.which_shell(), live.init.file_op("read", {"path": "hello"})):
             try:
                 await call
             except OperationError as error:
@@ -233,7 +233,7 @@ def test_when_the_zygote_is_killed_every_session_goes_and_the_agent_hears_of_it(
         for live in lives:
             await live.start("setsid sleep 1000 & exec sleep 1000")
         os.kill(box.zygote.pid, signal.SIGKILL)
-        reasons = [await live.runner.gone for live in lives]
+        reasons = [await live.init.gone for live in lives]
         lost = await box.zygote.lost
         used = [box.in_use(live.name) for live in lives]
         try:
@@ -253,7 +253,7 @@ def test_when_the_agent_is_killed_nothing_of_its_sessions_lives_on(form: str) ->
     async def scenario(box: Box) -> None:
         live = await box.session()
         await live.start("setsid sleep 1000 & exec sleep 1000")
-        os.write(writable, f"{box.top} {box.zygote.pid} {live.runner.pid}\n".encode())
+        os.write(writable, f"{box.top} {box.zygote.pid} {live.init.pid}\n".encode())
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(in_namespace.ChildDied):
@@ -283,11 +283,11 @@ def test_servers_of_isolated_sessions_use_the_same_port_and_the_agent_reaches_ea
             )
             server = await live.start(["/usr/bin/env", "python3", "-c", script])
             await server.saw("up")
-            with socket.socket(fileno=await live.runner.connect(8000)) as sock:
+            with socket.socket(fileno=await live.init.connect(8000)) as sock:
                 answers.append(await loop.sock_recv(sock, 100))
             await server.ended()
         try:
-            await live.runner.connect(8001)
+            await live.init.connect(8001)
         except OperationError as error:
             return answers, error.details["reason"] + " " + error.details["errno"]
         raise AssertionError("connected to nobody")

@@ -23,7 +23,7 @@ class Freshness:
         self._took_s = 0.0
         self._looking: asyncio.Task[None] | None = None
 
-    async def before_a_command(self) -> None:
+    async def before_command(self) -> None:
         """Everybody who comes while it is done waits for it."""
         if self._looking is not None:
             await asyncio.shield(self._looking)

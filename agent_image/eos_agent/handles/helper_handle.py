@@ -15,7 +15,7 @@ from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 IDLE_S = 10.0
 """After so long without a file operation the helper ends: it keeps some 2 MB."""
 
-Ask = Callable[[dict[str, Any], list[int]], Awaitable[None]]
+AskZygote = Callable[[dict[str, Any], list[int]], Awaitable[None]]
 """Sends one frame with descriptors to the zygote."""
 
 
@@ -30,14 +30,14 @@ class FileHelper:
         self._on_reply, self._on_end = on_reply, on_end
         self._timer: asyncio.TimerHandle | None = None
 
-    def take(self, number: int, reply: asyncio.Future[frames.Frame]) -> None:
+    def add(self, number: int, reply: asyncio.Future[frames.Frame]) -> None:
         """A request is on its way."""
         self.pending[number] = reply
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def leave(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """It is over, whatever became of it."""
         self.pending.pop(number, None)
         if not self.pending and not self.over and self._timer is None:
@@ -59,7 +59,7 @@ class FileHelper:
             if event == "ready":
                 self.ready.set_result(None)
             else:
-                self.ready.set_exception(not_made(f"at {frame.message['step']}: {frame.message['message']}"))
+                self.ready.set_exception(no_helper(f"at {frame.message['step']}: {frame.message['message']}"))
 
     def _ended(self) -> None:
         if self.over:
@@ -68,7 +68,7 @@ class FileHelper:
         if self._timer is not None:
             self._timer.cancel()
         if not self.ready.done():
-            self.ready.set_exception(not_made("it ended before it was ready"))
+            self.ready.set_exception(no_helper("it ended before it was ready"))
         if not self.ready.cancelled():
             self.ready.exception()  # somebody may not await it any more
         for reply in self.pending.values():
@@ -80,7 +80,7 @@ class FileHelper:
         self._on_end()
 
 
-def not_made(why: str) -> OperationError:
+def no_helper(why: str) -> OperationError:
     """The refusal of a file operation for which no helper could be made."""
     message = f"the process for file operations of this session could not be made: {why}"
     return OperationError(OPERATION_FAILED, message, {"retryable": True}, reason="no_file_helper")

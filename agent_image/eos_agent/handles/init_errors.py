@@ -1,4 +1,4 @@
-"""What the native pid 1 of a session refuses, a word and an errno, as the error that resident.py would have told."""
+"""What the native pid 1 of a session refuses, a word and an errno, as the error that loop.py would have told."""
 
 from __future__ import annotations
 

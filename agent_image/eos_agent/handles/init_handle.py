@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from eos_agent.handles import dial
-from eos_agent.handles.helper_handle import Ask, FileHelper, not_made
+from eos_agent.handles.helper_handle import AskZygote, FileHelper, no_helper
 from eos_agent.handles.init_errors import refusal
 from eos_agent.ipc import frames
 from eos_agent.ipc.frame_socket import FrameSocket
@@ -23,11 +23,15 @@ from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationE
 from eos_agent.zygote.specs import SessionSpec
 
 FORCE_AFTER_S = 0.4
-"""A tree that the runner has not killed after so long, SIGTERM and its grace included, is killed from outside of the session."""
+"""A tree that the init has not killed after so long, SIGTERM and its grace included, is killed from outside of the session."""
 
 
 ANSWER_S = 60.0
-"""A runner that has not answered for so long, while nobody made it stand still, is killed: what waits for it would wait for ever."""
+"""An init that has not answered for so long, while nobody made it stand still, is killed: what waits for it would wait for ever."""
+
+
+OnEvent = Callable[[dict[str, Any]], None]
+"""Handles an event that init reports about one command; InitHandle.spawn lists them."""
 
 
 class Spawned(NamedTuple):
@@ -40,14 +44,30 @@ class Spawned(NamedTuple):
 class InitHandle:
     """One session's pid 1, seen from the agent.
 
-    `on_event` is called from the loop with {"event": "leader_exit", "key", "status": a wait status}, {"event": "waiting_on", "key",
-    "processes": [{"pid", "name"}]} (the leader is gone, these of its group live) and {"event": "group_gone", "key", "left_behind":
-    [{"pid", "name"}]}. The events of a command may come before the await of its spawn returns: know its key first.
-    `native`: it is the one of init.c, and file operations go to a helper. `namespaces` are the names of its pid and mnt namespace, as /proc/PID/ns shows them. `address` is that of an isolated session in its network, None for a shared one and where there is a loopback only.
+    native: init is the program of init.c, and a helper does the file operations. namespaces: its pid and mnt
+    namespace, as /proc/PID/ns shows them. address: of an isolated session in its network; None for a shared
+    session and where there is only a loopback. stuck: init did not answer for `answer_s` and was killed for it.
+    alone: no other process lived in the session when the last command ended.
     """
 
-    def __init__(self, spec: SessionSpec, sock: socket.socket, ask: Ask) -> None:
-        """ask: how to reach the zygote."""
+    def __init__(
+        self,
+        spec: SessionSpec,
+        sock: socket.socket,
+        ask: AskZygote,
+        *,
+        answer_s: float = ANSWER_S,
+        inotify_most: int = INSTANCES,
+        before_command: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Attach to the running loop.
+
+        Args:
+            ask: sends a frame to the zygote.
+            answer_s: seconds after which an init that does not answer is killed.
+            inotify_most: inotify instances that the session may have.
+            before_command: awaited before each command starts.
+        """
         loop = asyncio.get_running_loop()
         self.spec = spec
         self.pid = 0
@@ -55,21 +75,21 @@ class InitHandle:
         self.namespaces: dict[str, str] = {}
         self.group = SessionGroup(NONE, "")
         self.gone: asyncio.Future[str] = loop.create_future()
-        self.answer_s = ANSWER_S
-        self.stuck = False  # it did not answer for `answer_s`, and was killed for that
-        self.on_event: Callable[[dict[str, Any]], None] | None = None
-        self.alone = True  # as its pid 1 said when the last command ended: nothing lives beside it
-        self.before_a_command: Callable[[], Awaitable[None]] | None = None
+        self.answer_s = answer_s
+        self.stuck = False
+        self.alone = True
+        self._before_command = before_command
+        self._listeners: dict[str, OnEvent] = {}  # by the key of a command that lives
         self.native = False
         self._ask = ask
         self._helper: FileHelper | None = None
         self._helper_turn = asyncio.Lock()
         self._pidfd = -1
         self._guard: InotifyLimit | None = None
-        self.inotify_most = INSTANCES
+        self._inotify_most = inotify_most
         self._abandoned = False
-        self._born: dict[str, tuple[int, int]] = {}  # mark and pid of each command that may have to be killed
-        self._environment: dict[str, str] | None = None  # that the runner remembers for sure
+        self._killable: dict[str, tuple[int, int]] = {}  # mark and pid of each command that may have to be killed
+        self._environment: dict[str, str] | None = None  # that the init remembers for sure
         self._environments = 0  # that it was told
         self._cloned: asyncio.Future[None] = loop.create_future()
         self._ready: asyncio.Future[None] = loop.create_future()
@@ -78,18 +98,35 @@ class InitHandle:
         self._link = FrameSocket(sock, self._on_frame, self._on_end)
 
     async def spawn(
-        self, key: str, *, argv: list[str], env: dict[str, str], cwd: str, tty: bool, split: bool, stdin: bool, uid: int | None = None
+        self,
+        key: str,
+        *,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        tty: bool,
+        split: bool,
+        stdin: bool,
+        on_event: OnEvent,
+        uid: int | None = None,
     ) -> Spawned:
         """Start a command as the leader of its own session and process group.
 
-        cwd is absolute or relative to the workspace. With tty a pseudo-terminal is its standard input, output and error; without, pipes:
-        one for both outputs unless `split`, and /dev/null as input unless `stdin`. The descriptors returned are non-blocking.
+        cwd is absolute or relative to the workspace. With tty a pseudo-terminal is its standard input, output and
+        error; without, pipes: one for both outputs unless `split`, and /dev/null as input unless `stdin`. The
+        descriptors returned are non-blocking.
+
+        `on_event` is called from the loop, possibly before this returns, with
+        {"event": "leader_exit", "key", "status": a wait status},
+        {"event": "waiting_on", "key", "processes": [{"pid", "name"}]} (the leader is gone, these of its group live),
+        {"event": "group_gone", "key", "left_behind": [{"pid", "name"}]}, or
+        {"event": "ended", "key", "status"}: leader and group are gone and nothing is left behind.
 
         Raises:
             OperationError: operation_failed with reason cwd_not_found, exec_failed or session_lost.
         """
-        if self.before_a_command is not None:
-            await self.before_a_command()
+        if self._before_command is not None:
+            await self._before_command()
         message: dict[str, Any] = {
             "op": "spawn",
             "key": key,
@@ -101,24 +138,26 @@ class InitHandle:
             "stdin": stdin,
             "uid": uid,
         }
-        if env != self._environment:  # else it is the last one that the runner was told
+        if env != self._environment:  # else it is the last one that the init was told
             message["env"], self._environment = env, None
             self._environments += 1
         turn = self._environments
-        self._born[key] = (0, 0)
+        self._killable[key] = (0, 0)
+        self._listeners[key] = on_event
         self.alone = False
         try:
             frame = await self._call(message)
         except BaseException as error:
-            self._born.pop(key, None)
+            self._killable.pop(key, None)
+            self._listeners.pop(key, None)
             most = self.group.limits()["pids_max"]
             if most is not None and isinstance(error, OperationError) and error.details.get("errno") == "EAGAIN":
                 error.details["hint"] = f"the session has all of the {most} processes that it may have; cancel or signal a command of it"
             raise
         if turn == self._environments:
             self._environment = env
-        if key in self._born:  # else it has ended already
-            self._born[key] = (int(frame.message["mark"]), int(frame.message["pid"]))
+        if key in self._killable:  # else it has ended already
+            self._killable[key] = (int(frame.message["mark"]), int(frame.message["pid"]))
         return Spawned(int(frame.message["pid"]), dict(zip(frame.message["fds"], frame.fds, strict=True)))
 
     async def which_shell(self) -> list[str] | None:
@@ -138,16 +177,16 @@ class InitHandle:
     async def kill_tree(self, key: str) -> None:
         """SIGTERM, 100 ms, SIGKILL to all that descends from a command, also what left its group; returns when nothing of it lives.
 
-        The runner does it; where that takes too long, because the tree forks as fast as it is killed or leaves the runner no processor, all of
+        The init does it; where that takes too long, because the tree forks as fast as it is killed or leaves the init no processor, all of
         the session is frozen and the tree killed from here.
         """
         kill = asyncio.ensure_future(self._call({"op": "kill_tree", "key": key}, patient=True))
         try:
-            mark, pid = self._born.get(key, (0, 0))
+            mark, pid = self._killable.get(key, (0, 0))
             while self.group.can_freeze and (mark or pid):
                 if (await asyncio.wait([kill], timeout=FORCE_AFTER_S))[0]:
                     break
-                with contextlib.suppress(OSError, OperationError):  # it is gone, or something in it cannot stand still: the runner goes on
+                with contextlib.suppress(OSError, OperationError):  # it is gone, or something in it cannot stand still: the init goes on
                     await self.group.kill_command(mark, pid)
             await kill
         finally:
@@ -158,7 +197,7 @@ class InitHandle:
         behind nobody is asked. thaw: it was frozen, and stays so if there is nobody to ask.
         """
         try:
-            if grace_s > 0 and (self._born or not self.alone) and not self.gone.done():
+            if grace_s > 0 and (self._killable or not self.alone) and not self.gone.done():
                 if thaw and self.group.can_freeze:
                     self.group.thaw()
                 with contextlib.suppress(OperationError, TimeoutError):
@@ -168,18 +207,18 @@ class InitHandle:
             await self.terminate()
 
     async def file_op(
-        self, name: str, args: dict[str, Any], data: bytes | None = None, *, aside: bool = False, limit_s: float | None = None
+        self, name: str, args: dict[str, Any], data: bytes | None = None, *, in_worker: bool = False, limit_s: float | None = None
     ) -> tuple[dict[str, Any], bytes | None]:
         """Run eos_agent.files.mounted.perform_in_mount inside the mount. Its errors come back as OperationError.
 
-        With `aside` in a child of the runner, which goes on with all else; it is killed after `limit_s`. Beside the native pid 1 all of it is
+        With `aside` in a child of the init, which goes on with all else; it is killed after `limit_s`. Beside the native pid 1 all of it is
         the business of a helper, which is made now when there is none.
         """
         message: dict[str, Any] = {"op": "file", "name": name, "args": args}
-        if aside:
-            message.update(aside=True, limit_s=limit_s)
+        if in_worker:
+            message.update(in_worker=True, limit_s=limit_s)
         helper = await self._file_helper() if self.native else None
-        frame = await self._call(message, data, patient=aside, helper=helper)
+        frame = await self._call(message, data, patient=in_worker, helper=helper)
         return frame.message["result"], frame.data
 
     async def _file_helper(self) -> FileHelper:
@@ -199,7 +238,7 @@ class InitHandle:
                 await self._ask({"op": "help", "pid": self.pid}, [theirs.fileno(), *frame.fds])
             except OSError as error:
                 helper.close()
-                raise not_made(str(error)) from None
+                raise no_helper(str(error)) from None
             finally:
                 theirs.close()
                 for fd in frame.fds:
@@ -212,7 +251,7 @@ class InitHandle:
                 if self.gone.done():
                     raise _lost(self.spec.session_id) from None
                 if isinstance(error, TimeoutError):
-                    raise not_made(f"not ready after {self.answer_s:g} s") from None
+                    raise no_helper(f"not ready after {self.answer_s:g} s") from None
                 raise
             return helper
 
@@ -223,7 +262,7 @@ class InitHandle:
     async def connect(self, port: int, *, timeout_s: float = 10.0) -> int:
         """A non-blocking stream to a server in the session's network, on its loopback or at its address; the descriptor is the caller's.
 
-        The runner only makes the sockets, which are of its network whoever connects them, so that no server makes it wait.
+        The init only makes the sockets, which are of its network whoever connects them, so that no server makes it wait.
 
         Raises:
             OperationError: operation_failed, reason connect_failed, connect_timed_out, session_lost.
@@ -235,7 +274,7 @@ class InitHandle:
         return (await dial.first_that_answers(sockets, port, timeout_s=timeout_s, where="the session")).detach()
 
     async def freeze(self) -> None:
-        """Stop every process of the session; returns when all are stopped. With a cgroup the runner too: it answers after `thaw`."""
+        """Stop every process of the session; returns when all are stopped. With a cgroup the init too: it answers after `thaw`."""
         if self.gone.done():
             raise _lost(self.spec.session_id)
         if self.group.can_freeze:
@@ -261,10 +300,10 @@ class InitHandle:
         """Ask and wait for the answer.
 
         Args:
-            patient: the answer may take as long as it takes: the runner works on others meanwhile, and must show that it does.
+            patient: the answer may take as long as it takes: the init works on others meanwhile, and must show that it does.
             helper: who is asked instead of it.
         Raises:
-            OperationError: what the runner says; session_lost, also when it is killed because it does not answer (`stuck`).
+            OperationError: what the init says; session_lost, also when it is killed because it does not answer (`stuck`).
         """
         if self.gone.done():
             raise _lost(self.spec.session_id)
@@ -275,26 +314,26 @@ class InitHandle:
         watch = _Watch(self, reply, patient, helper)
         link = self._link
         if helper is not None:
-            helper.take(number, reply)
+            helper.add(number, reply)
             link = helper.link
         try:
             await link.send({**message, "id": number}, data)
             frame = await reply  # when cancelled, the reply that still comes is dropped in _on_frame
         except OSError:
             if helper is not None and not self.gone.done():
-                raise not_made("it has just ended") from None
+                raise no_helper("it has just ended") from None
             raise _lost(self.spec.session_id) from None
         finally:
             self._waiting.pop(number, None)
             watch.end()
             if helper is not None:
-                helper.leave(number)
+                helper.remove(number)
         if "refused" in frame.message:
             raise refusal(message, frame.message)
         error = frame.message.get("error")
         if error is not None:
             if error["kind"] == INTERNAL_ERROR:  # a bug of ours, told from there: its text is for the log alone
-                raise RuntimeError(f"{message['op']} in the runner: {error['details']}")
+                raise RuntimeError(f"{message['op']} in the init: {error['details']}")
             raise OperationError(error["kind"], error["message"], error["details"])
         return frame
 
@@ -312,7 +351,7 @@ class InitHandle:
         event = message.get("event")
         if event == "inotify":
             (fd,) = frame.fds
-            self._guard = InotifyLimit(fd, self.inotify_most, lambda: list(tree_of(self.pid)) if self.pid else [])
+            self._guard = InotifyLimit(fd, self._inotify_most, lambda: list(tree_of(self.pid)) if self.pid else [])
             return
         for fd in frame.fds:
             os.close(fd)
@@ -326,33 +365,31 @@ class InitHandle:
             if not self._ready.done():
                 self._ready.set_exception(setup_failed(self.spec, message["step"], message["message"], message.get("errno")))
         else:
+            key = str(message.get("key"))
+            listener = self._listeners.get(key)
             if event in ("group_gone", "ended"):
-                self._born.pop(str(message.get("key")), None)
+                self._killable.pop(key, None)
+                self._listeners.pop(key, None)
                 self.alone = message.get("alone") is True
-            if self.on_event is None:
-                return
-            if event == "ended":  # leader and group at once, and nothing is left behind
-                key = message.get("key")
-                self.on_event({"event": "leader_exit", "key": key, "status": message.get("status")})
-                self.on_event({"event": "group_gone", "key": key, "left_behind": []})
-            else:
-                self.on_event(message)
+            if listener is not None:
+                listener(message)
 
-    def give_up(self) -> None:
+    def declare_stuck(self) -> None:
         """It does not answer: kill it, and say so to everybody who waits. `gone` follows when it was reaped."""
         self.stuck = True
         self._on_end()
 
     def _on_end(self) -> None:
-        """The runner closed its socket: it dies, or it is broken. It has to die either way."""
+        """The init closed its socket: it dies, or it is broken. It has to die either way."""
         self._kill()
         waiting, self._waiting = self._waiting, {}
         for reply in waiting.values():
             if not reply.done():
                 reply.set_exception(_lost(self.spec.session_id))
 
-    def forked(self, pid: int, pidfd: int) -> None:
-        self.pid, self._pidfd = pid, pidfd
+    def forked(self, pid: int, pidfd: int, group: SessionGroup) -> None:
+        """Take pid, pidfd and cgroup from the zygote's report; the pidfd is closed when init was reaped."""
+        self.pid, self._pidfd, self.group = pid, pidfd, group
         if not self._cloned.done():
             self._cloned.set_result(None)
         if self._abandoned:
@@ -416,28 +453,28 @@ class InitHandle:
 
 
 class _Watch:
-    """Over one call of a runner: a timer, which is most of the time cancelled before it is due."""
+    """Over one call of an init: a timer, which is most of the time cancelled before it is due."""
 
-    def __init__(self, runner: InitHandle, reply: asyncio.Future[frames.Frame], patient: bool, helper: FileHelper | None) -> None:
-        self._runner, self._reply, self._patient, self._helper = runner, reply, patient, helper
+    def __init__(self, init: InitHandle, reply: asyncio.Future[frames.Frame], patient: bool, helper: FileHelper | None) -> None:
+        self._init, self._reply, self._patient, self._helper = init, reply, patient, helper
         self._ping: asyncio.Task[Any] | None = None
         self._loop = asyncio.get_running_loop()
         self._arm()
 
     def _arm(self) -> None:
-        self._timer = self._loop.call_later(self._runner.answer_s, self._due)
+        self._timer = self._loop.call_later(self._init.answer_s, self._due)
 
     def _due(self) -> None:
-        runner = self._runner
-        if self._reply.done() or runner.gone.done():
+        init = self._init
+        if self._reply.done() or init.gone.done():
             return
-        if runner.group.frozen:
+        if init.group.frozen:
             self._arm()
         elif self._patient:
-            self._ping = self._loop.create_task(runner.ping(self._helper))
+            self._ping = self._loop.create_task(init.ping(self._helper))
             self._arm()
         else:
-            runner.give_up()
+            init.declare_stuck()
 
     def end(self) -> None:
         self._timer.cancel()

@@ -1,9 +1,9 @@
-"""The agent's side of the forker of sessions, a single-threaded process that is started before anything else.
+"""The agent's side of the zygote of sessions, a single-threaded process that is started before anything else.
 
-    agent (asyncio) --- control socket --- zygote --- clone(NEWNS|NEWPID|NEWIPC[|NEWNET]) --- runner, pid 1 of the session
+    agent (asyncio) --- control socket --- zygote --- clone(NEWNS|NEWPID|NEWIPC[|NEWNET]) --- init, pid 1 of the session
         \\______________________ one socket per session (frames of channel.py; session_runner.py) ____________________/
 
-The zygote imports all that a runner needs, then only forks and reaps. It dies with the agent and the runners die with it
+The zygote imports all that an init needs, then only forks and reaps. It dies with the agent and the inits die with it
 (PR_SET_PDEATHSIG, and the end of their socket). Whoever creates a session hands over a detached overlay mount; once `InitHandle.gone` is
 resolved pid 1 was reaped, nothing of the session lives and the upperdir is free.
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 from eos_agent.base import log
 from eos_agent.handles.freshness import Freshness
-from eos_agent.handles.init_handle import InitHandle, setup_failed
+from eos_agent.handles.init_handle import ANSWER_S, InitHandle, setup_failed
 from eos_agent.ipc import frames
 from eos_agent.ipc.frame_socket import FrameSocket, resolve
 from eos_agent.kernel.cgroups import NONE, Groups
@@ -32,7 +32,7 @@ from eos_agent.zygote.specs import HostSpec, SessionSpec
 
 NEWS_S = 1.0
 """Between two looks for other gateways while sessions are open; before each command there is one too."""
-COVER_S = 10.0
+MASK_S = 10.0
 
 
 def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.socket]:
@@ -49,65 +49,80 @@ def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.sock
 
 
 class ZygoteHandle:
-    """The agent's handle of the forker."""
+    """The agent's handle of the zygote."""
 
-    def __init__(self, pid: int, sock: socket.socket, groups: Groups = NONE, *, news: News | None = None) -> None:
-        """`news`: of the local provider alone; made before the zygote was forked, so that it misses nothing that this one does not know."""
+    def __init__(
+        self,
+        pid: int,
+        sock: socket.socket,
+        groups: Groups = NONE,
+        *,
+        news: News | None = None,
+        answer_s: float = ANSWER_S,
+        inotify_most: int = INSTANCES,
+    ) -> None:
+        """Take over the zygote that `fork_zygote` has forked.
+
+        Args:
+            news: watches for other gateways (local provider only); made before the fork, so that it misses none that
+                began after the zygote looked.
+            answer_s, inotify_most: as of InitHandle, for each session.
+        """
         self.pid = pid
         self._freshness = None if news is None else Freshness(pid)
         self._news = news
-        self.groups = groups
-        self.inotify_most = INSTANCES
+        self._groups = groups
+        self._answer_s, self._inotify_most = answer_s, inotify_most
         self.lost: asyncio.Future[str]
         self._sock = sock
         self._link: FrameSocket | None = None
         self._last_id = 0
-        self._covered: set[str] = set()
-        self._covering: dict[int, asyncio.Future[None]] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._masked: set[str] = set()
+        self._masking: dict[int, asyncio.Future[None]] = {}
+        self._watcher: asyncio.Task[None] | None = None
         self._creating: dict[int, InitHandle] = {}
-        self._runners: dict[int, InitHandle] = {}
+        self._inits: dict[int, InitHandle] = {}
 
     async def start(self) -> None:
-        """Attach to the running loop. `lost` resolves when the forker died: no session survives it, and the agent should end."""
+        """Attach to the running loop. `lost` resolves when the zygote died: no session survives it, and the agent should end."""
         self.lost = asyncio.get_running_loop().create_future()
         self._link = FrameSocket(self._sock, self._on_frame, self._on_end)
         if self._news is not None:
-            self._looking = asyncio.create_task(self._look_for_news())
+            self._watcher = asyncio.create_task(self._watch_news())
 
-    async def _look_for_news(self) -> None:
+    async def _watch_news(self) -> None:
         """Sessions that are open hear of gateways that begin meanwhile, whether or not a command begins."""
         while not self.lost.done():
             await asyncio.sleep(NEWS_S)
-            if self._runners:
+            if self._inits:
                 with contextlib.suppress(OSError):
-                    await self._cover_news()
+                    await self._mask_news()
 
-    async def _cover_news(self) -> None:
+    async def _mask_news(self) -> None:
         """Have what other gateways keep hidden in the sessions that are there; folders that are hidden already are left out."""
         late = [] if self._news is None else self._news.late()
-        fresh = [folder for folder in late if folder not in self._covered]
-        if self._covering:  # another look is under way: the folders that it found have to be hidden as well before a command begins
-            await asyncio.wait(list(self._covering.values()), timeout=COVER_S)
+        fresh = [folder for folder in late if folder not in self._masked]
+        if self._masking:  # another look is under way: the folders that it found have to be hidden as well before a command begins
+            await asyncio.wait(list(self._masking.values()), timeout=MASK_S)
         if not fresh or self._link is None:
             return
-        self._covered.update(fresh)
+        self._masked.update(fresh)
         self._last_id += 1
         number, done = self._last_id, asyncio.get_running_loop().create_future()
-        self._covering[number] = done
+        self._masking[number] = done
         try:
-            await self._link.send({"op": "cover", "id": number, "paths": fresh})
-            async with asyncio.timeout(COVER_S):
+            await self._link.send({"op": "mask", "id": number, "paths": fresh})
+            async with asyncio.timeout(MASK_S):
                 await done
         except TimeoutError:
             log.log("neighbours_uncovered", paths=fresh)
         finally:
-            self._covering.pop(number, None)
+            self._masking.pop(number, None)
 
-    async def _before_a_command(self) -> None:
+    async def _refresh_view(self) -> None:
         if self._freshness is not None:
-            await self._freshness.before_a_command()
-        await self._cover_news()
+            await self._freshness.before_command()
+        await self._mask_news()
 
     async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> InitHandle:
         """Make a session on a detached overlay mount. The caller closes `mount_fd` afterwards, whatever happened.
@@ -121,28 +136,32 @@ class ZygoteHandle:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._last_id += 1
         number = self._last_id
-        runner = InitHandle(spec, ours, self._ask)
-        runner.inotify_most = self.inotify_most
-        if self._freshness is not None:
-            runner.before_a_command = self._before_a_command
-        self._creating[number] = runner
+        init = InitHandle(
+            spec,
+            ours,
+            self._ask,
+            answer_s=self._answer_s,
+            inotify_most=self._inotify_most,
+            before_command=None if self._freshness is None else self._refresh_view,
+        )
+        self._creating[number] = init
         try:
             async with asyncio.timeout(timeout_s):
                 try:
-                    covered = [] if self._news is None else self._news.late()
-                    await link.send({"op": "create", "id": number, "spec": list(spec), "covered": covered}, fds=[mount_fd, theirs.fileno()])
+                    masked = [] if self._news is None else self._news.late()
+                    await link.send({"op": "create", "id": number, "spec": list(spec), "masked": masked}, fds=[mount_fd, theirs.fileno()])
                 except OSError as error:
                     self._creating.pop(number, None)
-                    runner.reaped(str(error), failed_step="zygote", code=error.errno)
+                    init.reaped(str(error), failed_step="zygote", code=error.errno)
                 finally:
                     theirs.close()
-                await runner.started()
+                await init.started()
         except BaseException as error:
-            await asyncio.shield(runner.abandon())
+            await asyncio.shield(init.abandon())
             if isinstance(error, TimeoutError):
                 raise setup_failed(spec, "start", f"timed out, not ready after {timeout_s:g} s") from None
             raise
-        return runner
+        return init
 
     async def _ask(self, message: dict[str, Any], fds: Sequence[int]) -> None:
         if self._link is None:
@@ -151,10 +170,10 @@ class ZygoteHandle:
 
     async def close(self) -> None:
         """End every session and the zygote; returns when it was reaped."""
-        if self._looking is not None:
-            self._looking.cancel()
-        for runner in list(self._runners.values()):
-            await runner.terminate()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        for init in list(self._inits.values()):
+            await init.terminate()
         if self._link is not None:
             self._link.close()
         loop = asyncio.get_running_loop()
@@ -177,40 +196,39 @@ class ZygoteHandle:
         message = frame.message
         event = message.get("event")
         if event == "started":
-            runner = self._creating.pop(message["id"], None)
+            init = self._creating.pop(message["id"], None)
             pidfd = frame.fds[0]
-            if runner is None:
+            if init is None:
                 os.close(pidfd)
                 return
-            self._runners[message["pid"]] = runner
-            runner.group = SessionGroup(self.groups, message["leaf"])
-            runner.forked(message["pid"], pidfd)
+            self._inits[message["pid"]] = init
+            init.forked(message["pid"], pidfd, SessionGroup(self._groups, message["cgroup"]))
         elif event == "not_started":
-            runner = self._creating.pop(message["id"], None)
-            if runner is not None:
-                runner.reaped(str(message.get("message")), failed_step=str(message["step"]), code=message.get("errno"))
-        elif event == "covered":
-            waiting = self._covering.get(message["id"])
+            init = self._creating.pop(message["id"], None)
+            if init is not None:
+                init.reaped(str(message.get("message")), failed_step=str(message["step"]), code=message.get("errno"))
+        elif event == "masked":
+            waiting = self._masking.get(message["id"])
             if waiting is not None:
                 resolve(waiting)
             if message["failed"]:
                 log.log("neighbours_uncovered", paths=message["failed"])
         elif event == "exited":
-            runner = self._runners.pop(message["pid"], None)
-            if runner is not None:
-                runner.reaped(_describe(message["status"]))
+            init = self._inits.pop(message["pid"], None)
+            if init is not None:
+                init.reaped(_describe(message["status"]))
 
     def _on_end(self) -> None:
         if not self.lost.done():
             self.lost.set_result("the process that makes sessions is gone")
-        for runner in self._creating.values():
-            runner.reaped("was lost with the zygote")
-        for runner in self._runners.values():
-            runner.orphaned()
-        for waiting in self._covering.values():
+        for init in self._creating.values():
+            init.reaped("was lost with the zygote")
+        for init in self._inits.values():
+            init.orphaned()
+        for waiting in self._masking.values():
             resolve(waiting)
         self._creating.clear()
-        self._runners.clear()
+        self._inits.clear()
 
 
 def _describe(status: int) -> str:

@@ -77,22 +77,22 @@ class ReverseProxy:
             Refused: nothing was sent to the client yet.
             ConnectionError: it broke off in the middle of an answer, which the client must see.
         """
-        sock, runner = await self._connect(route)
+        sock, init = await self._connect(route)
         reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_HEAD_BYTES)
 
         def abort(_reason: object = None) -> None:
             writer.transport.abort()
 
-        if runner is not None:
-            runner.gone.add_done_callback(abort)  # its sockets in our hands would keep a dead session's network
+        if init is not None:
+            init.gone.add_done_callback(abort)  # its sockets in our hands would keep a dead session's network
         watch = asyncio.get_running_loop().create_task(_end_with(client, writer))
         try:
             whole = Exchange(request, client, Wire(reader, writer), self._response_s)
             await whole.run(route.target, self._fields(request, route, secrets))
         finally:
             watch.cancel()
-            if runner is not None:
-                runner.gone.remove_done_callback(abort)
+            if init is not None:
+                init.gone.remove_done_callback(abort)
             abort()
 
     async def _connect(self, route: ProxyTarget) -> tuple[socket.socket, InitHandle | None]:
@@ -115,7 +115,7 @@ class ReverseProxy:
         if session.spec.network != "isolated":
             raise refused(403, "no_address", f"session {session_id} has no network of its own: its servers are at /forward/shared/PORT/")
         session.touch()
-        return session.runner
+        return session.init
 
     def _fields(self, request: RequestHead, route: ProxyTarget, secrets: Sequence[str]) -> list[tuple[str, str]]:
         host = request.fields.get("host")

@@ -1,7 +1,7 @@
 """File operations of a session whose pid 1 is the native one: a child of the zygote that enters the session's namespaces and hardens itself.
 
 It is made when the first file operation comes and ends when the agent closes its socket, some seconds after the last one. To the session's
-processes it is one without a parent, and what it answers is what resident.py answers.
+processes it is one without a parent, and what it answers is what loop.py answers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 from typing import NoReturn
 
 from eos_agent.init import mounts
-from eos_agent.init.loop import Resident
+from eos_agent.init.loop import InitLoop
 from eos_agent.init.setup import keep
 from eos_agent.ipc import frames
 from eos_agent.kernel import oom
@@ -25,32 +25,40 @@ _KINDS = (syscalls.CLONE_NEWPID, syscalls.CLONE_NEWNET, syscalls.CLONE_NEWIPC, s
 """In the order in which init.c tells the namespaces."""
 
 
-class Errand:
+class HelperPlan:
     """What the zygote knows about the session that is to be entered."""
 
     def __init__(
-        self, scene: mounts.Scene, hardening: Hardening, groups: Groups, leaf: str, *, isolated: bool, read_only: bool, scores: Scores
+        self,
+        mount_plan: mounts.MountPlan,
+        hardening: Hardening,
+        groups: Groups,
+        cgroup: str,
+        *,
+        isolated: bool,
+        read_only: bool,
+        scores: Scores,
     ) -> None:
-        self.scene, self.hardening, self.groups, self.leaf = scene, hardening, groups, leaf
+        self.mount_plan, self.hardening, self.groups, self.cgroup = mount_plan, hardening, groups, cgroup
         self.isolated, self.read_only, self.scores = isolated, read_only, scores
 
 
-def main(errand: Errand, fds: tuple[int, ...]) -> NoReturn:
+def main(plan: HelperPlan, fds: tuple[int, ...]) -> NoReturn:
     """The life of the child, from the line after fork(2). fds: its socket, and the namespaces."""
     status = 1
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        errand.groups.join(errand.leaf)
-        oom.take(errand.scores.init)
+        plan.groups.join(plan.cgroup)
+        oom.take(plan.scores.init)
         sock_fd, *spaces = keep(*fds)
         sock = socket.socket(fileno=sock_fd)
         try:
             with mounts.step("enter the session"):
-                _enter(spaces, errand.isolated)
+                _enter(spaces, plan.isolated)
         except mounts.SetupFailed as failed:
             frames.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
         else:
-            status = _live(errand, sock)
+            status = _live(plan, sock)
     except BaseException as error:
         os.write(2, f"helper: {error!r}\n".encode())
     finally:
@@ -69,14 +77,14 @@ def _enter(spaces: list[int], isolated: bool) -> None:
     syscalls.close_range(4)
 
 
-def _live(errand: Errand, sock: socket.socket) -> int:
+def _live(plan: HelperPlan, sock: socket.socket) -> int:
     try:
         with mounts.step("harden"):
             os.chdir("/")
             os.umask(0o022)
             signal.set_wakeup_fd(-1)
-            writable = mounts.writable_folders(errand.scene.workspace_root) if errand.read_only else None
-            errand.hardening.apply(writable, own_network=errand.isolated)
+            writable = mounts.writable_folders(plan.mount_plan.workspace_root) if plan.read_only else None
+            plan.hardening.apply(writable, own_network=plan.isolated)
             os.dup2(0, 2)
             for signum in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(signum, signal.SIG_IGN)
@@ -86,5 +94,5 @@ def _live(errand: Errand, sock: socket.socket) -> int:
         frames.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
         return 1
     frames.send(sock, {"event": "ready"})
-    Resident(sock, errand.scene.workspace_root, OomScore(errand.scores), None).serve()
+    InitLoop(sock, plan.mount_plan.workspace_root, OomScore(plan.scores), None).serve()
     return 0

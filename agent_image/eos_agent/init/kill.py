@@ -16,7 +16,7 @@ class Kill:
 
     def __init__(self, number: int, group: int, mark: int) -> None:
         self.number = number
-        self.look_at = 0.0
+        self.due = 0.0
         self._group, self._mark = group, mark
         self._started = 0.0
         self._pause_s = 0.002
@@ -31,7 +31,7 @@ class Kill:
             self._send(members, signal.SIGTERM)
         elif now >= self._started + TERM_GRACE_S:
             self._send(members, signal.SIGKILL)
-        self.look_at = now + self._pause_s
+        self.due = now + self._pause_s
         self._pause_s = min(self._pause_s * 2, 0.02)
         return False
 

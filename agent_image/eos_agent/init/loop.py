@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from eos_agent.files import mounted as files
-from eos_agent.files import move
+from eos_agent.files import mounted, move
 from eos_agent.init.kill import Kill, send, send_to_group
 from eos_agent.init.spawn import cwd_not_found, exec_failed, find_program, plumb, start, too_many_in_flight
-from eos_agent.init.worker import Aside, Undo, Work
+from eos_agent.init.worker import Undo, Work, Worker
 from eos_agent.ipc import frames
 from eos_agent.ipc.sigchld import SIGINFO_BYTES, hear_of_children
 from eos_agent.kernel import network
@@ -32,7 +31,7 @@ from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_F
 from layerstack.errors import LayerStackError
 from layerstack.kernel import tempnames
 
-MAX_ASIDES = 8
+MAX_WORKERS = 8
 _POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
 _SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/sh", ["/bin/sh", "-c"]))
 
@@ -46,10 +45,10 @@ class _Command:
         self.status = 0
         self.shown: list[dict[str, Any]] = []
         self.pause_s = _POLL_FIRST_S
-        self.look_at = 0.0
+        self.due = 0.0
 
 
-class Resident:
+class InitLoop:
     """The loop of a session's pid 1."""
 
     def __init__(self, sock: socket.socket, workspace_root: str, oom_score: OomScore, files: OpenFiles | None) -> None:
@@ -67,7 +66,7 @@ class Resident:
         self._kills: list[Kill] = []
         self._ends: list[int] = []  # requests that are answered once nothing lives in the session
         self._stopped: set[int] = set()
-        self._asides: dict[int, Aside] = {}  # file operations in a child, by the descriptor that they answer on
+        self._workers: dict[int, Worker] = {}  # file operations in a child, by the descriptor that they answer on
         self._poll = select.poll()
         self._events = bytearray()  # of this turn: they go out in one message
 
@@ -81,11 +80,11 @@ class Resident:
             if self._wake in ready:
                 os.read(self._wake, SIGINFO_BYTES)
                 empty = self._reap()
-                self._look(empty=empty)
+                self._check(empty=empty)
                 if empty:
                     self._all_ended()
-            for fd in ready & self._asides.keys():
-                self._hear(self._asides[fd])
+            for fd in ready & self._workers.keys():
+                self._hear(self._workers[fd])
             if self._sock.fileno() in ready:
                 raw, fds = frames.receive(self._sock)
                 if not raw:
@@ -94,10 +93,10 @@ class Resident:
                     for fd in frame.fds:
                         os.close(fd)
                     self._answer(frame)
-            self._look()
+            self._check()
             self._flush()
 
-    def rehearse(self, peer: socket.socket) -> None:
+    def warm_up(self, peer: socket.socket) -> None:
         """A command that cannot be executed, and the events of one that ended; `peer` is the other end of our socket."""
         environment = {"PATH": "/bin", "TERM": "dumb", "LANG": "C.UTF-8", "HOME": "/"}
         request = {
@@ -113,15 +112,15 @@ class Resident:
         frames.send(peer, {**request, "tty": False, "uid": None})
         for frame in frames.FrameDecoder().feed(*frames.receive(self._sock)):
             self._answer(frame)
-        self._look(empty=self._reap())
+        self._check(empty=self._reap())
         self._event("ended", "0", status=0)
         self._flush()
         self._timeout_ms()
         alone()
 
     def _timeout_ms(self) -> int | None:
-        moments = [c.look_at for c in self._commands.values() if c.leader_gone] + [k.look_at for k in self._kills]
-        moments += [a.look_at for a in self._asides.values() if a.look_at is not None]
+        moments = [c.due for c in self._commands.values() if c.leader_gone] + [k.due for k in self._kills]
+        moments += [a.due for a in self._workers.values() if a.due is not None]
         return None if not moments else max(0, int((min(moments) - time.monotonic()) * 1000) + 1)
 
     def _answer(self, frame: frames.Frame) -> None:
@@ -133,11 +132,11 @@ class Resident:
         try:
             if op == "spawn":
                 reply, fds = self._spawn(message)
-            elif op == "file" and message.get("aside"):
-                self._start_aside(message, frame.data)
+            elif op == "file" and message.get("in_worker"):
+                self._start_worker(message, frame.data)
                 return
             elif op == "file":
-                result, data = files.perform_in_mount(message["name"], self._root, message["args"], frame.data)
+                result, data = mounted.perform_in_mount(message["name"], self._root, message["args"], frame.data)
                 reply = {"result": result}
             elif op == "kill_tree":
                 self._kill_tree(message["key"], number)
@@ -162,7 +161,7 @@ class Resident:
             elif op == "processes":
                 reply = {"processes": [{"pid": p.pid, "name": p.name} for p in list_processes() if p.alive]}
             else:
-                raise OperationError(INTERNAL_ERROR, f"the runner knows no {op}")
+                raise OperationError(INTERNAL_ERROR, f"the init knows no {op}")
         except Exception as error:
             reply = {"error": _envelope(error)}
         self._flush()
@@ -172,12 +171,12 @@ class Resident:
             if error.errno != errno.ETOOMANYREFS:
                 raise
             if op == "spawn":
-                self._take_back(message["key"])
+                self._discard(message["key"])
             frames.send(self._sock, {"id": number, "error": _envelope(too_many_in_flight())})
         for fd in fds:
             os.close(fd)
 
-    def _take_back(self, key: str) -> None:
+    def _discard(self, key: str) -> None:
         """End a command that nobody will hear of: what it had done in its first moment, a killed one may have done too."""
         command = self._commands.pop(key)
         del self._leaders[command.pid]
@@ -193,7 +192,7 @@ class Resident:
 
     # File operations in a child
 
-    def _start_aside(self, message: dict[str, Any], data: bytes | None) -> None:
+    def _start_worker(self, message: dict[str, Any], data: bytes | None) -> None:
         args: dict[str, Any] = message["args"]
         undo: Undo | None = None
         if message["name"] == "move":
@@ -202,39 +201,39 @@ class Resident:
 
         def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
             try:
-                result, _ = files.perform_in_mount(message["name"], self._root, args, data, tell)
+                result, _ = mounted.perform_in_mount(message["name"], self._root, args, data, tell)
             except Exception as error:
                 return {"error": _envelope(error)}
             return {"result": result}
 
-        if len(self._asides) >= MAX_ASIDES:
+        if len(self._workers) >= MAX_WORKERS:
             raise OperationError(
                 SERVER_BUSY,
-                f"{MAX_ASIDES} searches are under way in this session, which is the limit",
-                {"limit": MAX_ASIDES, "retryable": True},
+                f"{MAX_WORKERS} searches are under way in this session, which is the limit",
+                {"limit": MAX_WORKERS, "retryable": True},
                 reason="too_many_file_operations",
             )
         self._marks.lay_down()
-        self._listen(Aside(message["id"], work, message["limit_s"], undo))
+        self._listen(Worker(message["id"], work, message["limit_s"], undo))
 
-    def _listen(self, aside: Aside) -> None:
-        self._asides[aside.fd] = aside
-        self._poll.register(aside.fd, select.POLLIN)
+    def _listen(self, worker: Worker) -> None:
+        self._workers[worker.fd] = worker
+        self._poll.register(worker.fd, select.POLLIN)
 
-    def _hear(self, aside: Aside) -> None:
-        reply = aside.read()
+    def _hear(self, worker: Worker) -> None:
+        reply = worker.read()
         if reply is None:
             return
-        self._poll.unregister(aside.fd)
-        del self._asides[aside.fd]
-        aside.close()
-        if aside.broken_off and aside.undo is not None:
+        self._poll.unregister(worker.fd)
+        del self._workers[worker.fd]
+        worker.close()
+        if worker.broken_off and worker.undo is not None:
             self._marks.lay_down()
             with contextlib.suppress(OSError):  # no process could be made: what is left there sealing leaves out
-                self._listen(Aside(aside.number, _undoing(aside.undo, reply), None))
+                self._listen(Worker(worker.number, _undoing(worker.undo, reply), None))
                 return
         self._flush()
-        frames.send(self._sock, {**reply, "id": aside.number})
+        frames.send(self._sock, {**reply, "id": worker.number})
 
     # Commands
 
@@ -290,23 +289,23 @@ class Resident:
                 break
             if pid == 0:
                 break
-            for aside in self._asides.values():
-                aside.reaped = aside.reaped or aside.pid == pid
+            for worker in self._workers.values():
+                worker.reaped = worker.reaped or worker.pid == pid
             command = self._leaders.pop(pid, None)
             if command is not None:
                 command.leader_gone, command.status = True, status
         now = time.monotonic()
         for command in self._commands.values():
             if command.leader_gone:
-                command.look_at = now
+                command.due = now
         for kill in self._kills:
-            kill.look_at = now
+            kill.due = now
         return empty
 
-    def _look(self, *, empty: bool = False) -> None:
+    def _check(self, *, empty: bool = False) -> None:
         """Commands without a leader: is their group gone? Trees that are being killed: is it done? empty: as `_reap` has just said."""
         now = time.monotonic()
-        for command in [c for c in self._commands.values() if c.leader_gone and c.look_at <= now]:
+        for command in [c for c in self._commands.values() if c.leader_gone and c.due <= now]:
             if empty or not send_to_group(command.pid, 0):
                 self._end(command, [] if empty or alone() else list_processes())
                 continue
@@ -322,11 +321,11 @@ class Resident:
             if shown != command.shown:
                 command.shown = shown
                 self._event("waiting_on", command.key, processes=shown)
-            command.look_at = now + command.pause_s
+            command.due = now + command.pause_s
             command.pause_s = min(command.pause_s * 2, _POLL_LAST_S)
-        for aside in self._asides.values():
-            aside.expire(now)
-        for kill in [k for k in self._kills if k.look_at <= now]:
+        for worker in self._workers.values():
+            worker.expire(now)
+        for kill in [k for k in self._kills if k.due <= now]:
             if kill.advance(now):
                 self._kills.remove(kill)
                 self._flush()
@@ -352,7 +351,7 @@ class Resident:
             send(-1, signum)
         self._stopped.clear()
         if self._reap():
-            self._look(empty=True)
+            self._check(empty=True)
             self._all_ended()
 
     def _all_ended(self) -> None:
@@ -365,7 +364,7 @@ class Resident:
         command = self._commands.get(key)
         mark = command.mark if command is not None else self._left.pop(key, 0)
         kill = Kill(number, command.pid if command is not None else 0, mark)
-        kill.look_at = 0.0
+        kill.due = 0.0
         self._kills.append(kill)
 
     # Freezing

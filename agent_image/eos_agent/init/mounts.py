@@ -60,7 +60,7 @@ def step(name: str) -> Generator[None]:
         raise SetupFailed(name, error.errno, f"{error.strerror or error}{where}") from error
 
 
-class Scene(NamedTuple):
+class MountPlan(NamedTuple):
     """What `prepare` mounted for sessions to come. late: hidden paths by a folder that was not there yet; sockets are looked for at each session."""
 
     workspace_root: str
@@ -70,7 +70,7 @@ class Scene(NamedTuple):
     """A connect(2) to a socket that is no session's may succeed in a read-only view: they are hidden one by one."""
 
 
-def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequence[str], *, local: bool, rootfs: str | None) -> Scene:
+def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequence[str], *, local: bool, rootfs: str | None) -> MountPlan:
     """In the zygote: a mount namespace of its own in which the store is gone, /dev is harmless and, with `local`, `/` read-only.
 
     Raises:
@@ -93,7 +93,7 @@ def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequ
     with step("mask /sys"):
         for path in _MASKED_SYS:
             _mask_folder(path)
-    return Scene(workspace_root, local, shown.late, shown.bound and rootfs is None)
+    return MountPlan(workspace_root, local, shown.late, shown.bound and rootfs is None)
 
 
 def _places(paths: Sequence[str]) -> list[str]:
@@ -105,7 +105,7 @@ def _places(paths: Sequence[str]) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def stage(scene: Scene, *, read_only: bool, own_network: bool, terminals: int) -> None:
+def prepare_session(mount_plan: MountPlan, *, read_only: bool, own_network: bool, terminals: int) -> None:
     """In pid 1 of a session, a copy of the zygote's namespace: what does not depend on the session and may be done before it is asked for.
 
     own_network: it is in a network namespace of its own, which /sys has to show instead of the machine's. terminals: how many it may have.
@@ -114,11 +114,11 @@ def stage(scene: Scene, *, read_only: bool, own_network: bool, terminals: int) -
         SetupFailed: it names the step.
     """
     if read_only:
-        if not scene.local:
+        if not mount_plan.local:
             _read_only_root()
         _run()
         _own_folders("/tmp")
-        if not scene.local:
+        if not mount_plan.local:
             _dev()
         _own_folders("/dev/shm")
     elif own_network:  # as isolated as its network: what others bind or leave there is theirs
@@ -138,22 +138,22 @@ def _own_folders(*paths: str) -> None:
                 syscalls.mount("tmpfs", path, "tmpfs", _NO_SPECIALS, "mode=1777")
 
 
-def show(scene: Scene, mount_fd: int, *, read_only: bool, covered: Iterable[str]) -> None:
-    """After `stage`: hide what came up since the zygote started, `covered` among it, and show the workspace.
+def enter_session(mount_plan: MountPlan, mount_fd: int, *, read_only: bool, masked: Iterable[str]) -> None:
+    """After `stage`: hide what came up since the zygote started, `masked` among it, and show the workspace.
 
     Raises:
         SetupFailed: it names the step.
     """
     if read_only:
         with step("hide secrets"):
-            for folder, paths in scene.late.items():
+            for folder, paths in mount_plan.late.items():
                 if os.path.lexists(folder):
                     for path in paths:
-                        hide(path, scene.workspace_root)
+                        hide(path, mount_plan.workspace_root)
     with step("hide sockets and late folders"):
-        for path in covered:
-            _cover(path, scene.workspace_root)
-    _workspace(scene.workspace_root, mount_fd)
+        for path in masked:
+            _mask(path, mount_plan.workspace_root)
+    _workspace(mount_plan.workspace_root, mount_fd)
 
 
 def writable_folders(workspace_root: str) -> list[str]:
@@ -354,7 +354,7 @@ def _run() -> None:
                 os.close(kept)
 
 
-def cover(paths: Iterable[str], workspace_root: str) -> list[str]:
+def mask(paths: Iterable[str], workspace_root: str) -> list[str]:
     """In a session that is there already, what came up since: hide it. What it cannot be done for: what holds the workspace, or is in use as it is."""
     failed: list[str] = []
     for path in paths:
@@ -362,13 +362,13 @@ def cover(paths: Iterable[str], workspace_root: str) -> list[str]:
             if is_below(workspace_root, path):  # a mask would hide the workspace, which is mounted already
                 failed.append(path)
             else:
-                _cover(path, workspace_root)
+                _mask(path, workspace_root)
         except OSError:
             failed.append(path)
     return failed
 
 
-def _cover(path: str, workspace_root: str) -> None:
+def _mask(path: str, workspace_root: str) -> None:
     if is_below(path, workspace_root):
         return
     try:

@@ -1,6 +1,6 @@
-"""The native pid 1 of a session (init.c, ADR 0042): where its program is, how a runner becomes it, and the order that it gets.
+"""The native pid 1 of a session (init.c, ADR 0042): where its program is, how an init becomes it, and the order that it gets.
 
-Without the program, or where it cannot be executed, resident.py is what it would be.
+Without the program, or where it cannot be executed, loop.py is what it would be.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from layerstack.kernel import syscalls
 NAME = f"eos-init-{syscalls.MACHINE}"
 ORDER = struct.Struct("<IIQiiIIIIII")  # struct order of init.c
 _MAGIC, _HAS_RULESET = 0x31494F45, 1
-STAGED = b"1"
+EXECUTED = b"1"
 """What the program says on its control socket before it waits for its order."""
-STAGE_LIMIT_MS = 10_000
+EXECUTE_LIMIT_MS = 10_000
 """A spare that has not come so far by then never will."""
 
 
@@ -66,16 +66,16 @@ def hand_over(control: socket.socket, what: bytes, fd: int) -> None:
     control.sendmsg([what], frames.rights([fd]))
 
 
-def await_staged(control: socket.socket) -> tuple[bool, dict[bytes, int]]:
+def await_executed(control: socket.socket) -> tuple[bool, dict[bytes, int]]:
     """Wait until the program is executed. Whether it is, and the descriptors that were handed over, which are the caller's."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     fds: dict[bytes, int] = {}
     try:
-        while poll.poll(STAGE_LIMIT_MS):
+        while poll.poll(EXECUTE_LIMIT_MS):
             raw, some = frames.receive(control)  # never beyond a byte that carries a descriptor
             fds.update((raw[-1:], fd) for fd in some)
-            if STAGED in raw:
+            if EXECUTED in raw:
                 return True, fds
             if not raw:
                 break

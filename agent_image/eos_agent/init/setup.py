@@ -1,4 +1,4 @@
-"""Pid 1 of a session, from the clone on: sets up what the session sees, hardens itself once, then lives as resident.py says.
+"""Pid 1 of a session, from the clone on: sets up what the session sees, hardens itself once, then lives as loop.py says.
 
 Everything is imported before the store is masked: afterwards no module file can be opened.
 """
@@ -13,8 +13,8 @@ import socket
 from typing import NamedTuple, NoReturn
 
 from eos_agent.init import mounts, native
-from eos_agent.init.loop import Resident
-from eos_agent.ipc import frames as channel
+from eos_agent.init.loop import InitLoop
+from eos_agent.ipc import frames
 from eos_agent.kernel import inotify_limit, network
 from eos_agent.kernel.cgroups import Groups
 from eos_agent.kernel.fd_limits import OpenFiles
@@ -28,7 +28,7 @@ from layerstack.kernel import syscalls
 class InitPlan(NamedTuple):
     """What the zygote tells the child that it clones."""
 
-    scene: mounts.Scene
+    mount_plan: mounts.MountPlan
     isolated: bool
     read_only: bool
     hardening: Hardening
@@ -36,7 +36,7 @@ class InitPlan(NamedTuple):
     scores: Scores
     terminals: int
     files: OpenFiles
-    leaf: str = ""
+    cgroup: str = ""
     program_fd: int = -1
     """Of the native pid 1, or -1: then this process is it."""
 
@@ -47,37 +47,37 @@ class InitPlan(NamedTuple):
     def join(self) -> None:
         """First of all: what is allocated and started from here on is the session's."""
         with mounts.step("join the cgroup"):
-            self.groups.join(self.leaf)
+            self.groups.join(self.cgroup)
 
 
 class Order(NamedTuple):
-    """What is known only once somebody asks for a session. covered: paths of unix sockets and of folders to hide. The descriptors are the receiver's; wire_fd: who connects an isolated one tells it there."""
+    """What is known only once somebody asks for a session. covered: paths of unix sockets and of folders to hide. The descriptors are the receiver's; network_fd: who connects an isolated one tells it there."""
 
     mount_fd: int
     sock_fd: int
-    covered: list[str]
-    wire_fd: int | None
+    masked: list[str]
+    network_fd: int | None
 
 
 def main(plan: InitPlan, order: Order) -> NoReturn:
     """The life of pid 1, from the line after clone(2)."""
     status = 1
     try:
-        staged: mounts.SetupFailed | None = None
+        failure: mounts.SetupFailed | None = None
         try:
             plan.join()
         except mounts.SetupFailed as failed:
-            staged = failed
-        wire_fds = () if order.wire_fd is None else (order.wire_fd,)
-        mount_fd, sock_fd, *rest = keep(order.mount_fd, order.sock_fd, *wire_fds, *plan.program())
-        wire, program = rest[: len(wire_fds)], rest[len(wire_fds) :]
+            failure = failed
+        network_fds = () if order.network_fd is None else (order.network_fd,)
+        mount_fd, sock_fd, *rest = keep(order.mount_fd, order.sock_fd, *network_fds, *plan.program())
+        wire, program = rest[: len(network_fds)], rest[len(network_fds) :]
         plan = plan._replace(program_fd=program[0] if program else -1)
         try:
-            if staged is None:
-                _stage(plan)
+            if failure is None:
+                _prepare(plan)
         except mounts.SetupFailed as failed:
-            staged = failed
-        status = _live(plan, Order(mount_fd, sock_fd, order.covered, wire[0] if wire else None), staged)
+            failure = failed
+        status = _live(plan, Order(mount_fd, sock_fd, order.masked, wire[0] if wire else None), failure)
     except BaseException as error:
         os.write(2, f"runner: {error!r}\n".encode())
     finally:
@@ -94,7 +94,7 @@ def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
     try:
         plan.join()
         control_fd, *program = keep(control_fd, *plan.program())
-        _stage(plan)
+        _prepare(plan)
         if program:
             with socket.socket(fileno=os.dup(control_fd)) as control:
                 if plan.isolated:
@@ -105,11 +105,11 @@ def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
                     native.hand_over(control, native.INOTIFY, listener)
                     os.close(listener)
             native.become(program[0], control_fd)  # which waits for its order itself
-        _rehearse(plan)
+        _warm_up(plan)
         frame = _order(control_fd)
         if frame is not None:
             mount_fd, sock_fd, *wire = keep(*frame.fds)
-            status = _live(plan, Order(mount_fd, sock_fd, frame.message["covered"], wire[0] if wire else None), None)
+            status = _live(plan, Order(mount_fd, sock_fd, frame.message["masked"], wire[0] if wire else None), None)
     except mounts.SetupFailed:
         pass
     except BaseException as error:
@@ -118,7 +118,7 @@ def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
         os._exit(status)
 
 
-def _rehearse(plan: InitPlan) -> None:
+def _warm_up(plan: InitPlan) -> None:
     """Go once through what the order and the first command will go through, without an effect.
 
     A page that is shared with the zygote is copied when it is first written to, and an interpreter writes to whatever it looks at: some 300
@@ -130,50 +130,50 @@ def _rehearse(plan: InitPlan) -> None:
             os.close(rules)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, theirs:
-            Resident(ours, "/", OomScore(plan.scores), plan.files).rehearse(theirs)
+            InitLoop(ours, "/", OomScore(plan.scores), plan.files).warm_up(theirs)
     signal.set_wakeup_fd(-1)
 
 
-def _order(control_fd: int) -> channel.Frame | None:
+def _order(control_fd: int) -> frames.Frame | None:
     """One frame, or None when the zygote is gone."""
-    decoder = channel.FrameDecoder()
+    decoder = frames.FrameDecoder()
     control = socket.socket(fileno=control_fd)
     while True:
-        raw, fds = channel.receive(control)
+        raw, fds = frames.receive(control)
         if not raw:
             return None
-        frames = decoder.feed(raw, fds)
-        if frames:
+        received = decoder.feed(raw, fds)
+        if received:
             control.detach()  # its number is given to the session's socket next
-            return frames[0]
+            return received[0]
 
 
-def _live(plan: InitPlan, order: Order, staged: mounts.SetupFailed | None) -> int:
+def _live(plan: InitPlan, order: Order, failure: mounts.SetupFailed | None) -> int:
     """The rest of the set-up, then the session itself. Returns the exit status."""
     sock = socket.socket(fileno=order.sock_fd)
-    _have_inotify_asked(sock)
+    _install_inotify_limit(sock)
     try:
-        if staged is not None:
-            raise staged
-        address = _show(plan, order)
+        if failure is not None:
+            raise failure
+        address = _enter(plan, order)
         if plan.program_fd >= 0:
             with contextlib.suppress(OSError):  # it cannot be executed: this process will do
                 _become(plan, order.sock_fd, address)
         oom_score = OomScore(plan.scores)  # its file cannot be opened by a process that is not dumpable
         _harden(plan)
     except mounts.SetupFailed as failed:
-        channel.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+        frames.send(sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
         return 1
-    channel.send(sock, {"event": "ready", "address": address, "namespaces": _namespaces()})
-    Resident(sock, plan.scene.workspace_root, oom_score, plan.files).serve()
+    frames.send(sock, {"event": "ready", "address": address, "namespaces": _namespaces()})
+    InitLoop(sock, plan.mount_plan.workspace_root, oom_score, plan.files).serve()
     return 0
 
 
-def _have_inotify_asked(sock: socket.socket) -> None:
+def _install_inotify_limit(sock: socket.socket) -> None:
     """From here on, in whatever program this process becomes: the agent has the descriptor on which it answers."""
     fd = inotify_limit.install()
     if fd is not None:
-        channel.send(sock, {"event": "inotify"}, fds=[fd])
+        frames.send(sock, {"event": "inotify"}, fds=[fd])
         os.close(fd)
 
 
@@ -196,7 +196,7 @@ def keep(*wanted: int) -> tuple[int, ...]:
     return kept
 
 
-def _stage(plan: InitPlan) -> None:
+def _prepare(plan: InitPlan) -> None:
     """What may be done before the session is asked for. The zygote may die from here on: then so do we."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.umask(0o022)
@@ -204,7 +204,7 @@ def _stage(plan: InitPlan) -> None:
     if plan.isolated:
         with mounts.step("bring up loopback (needs CAP_NET_ADMIN; manager.docker.net_admin gives it)"):
             bring_up_loopback()
-    mounts.stage(plan.scene, read_only=plan.read_only, own_network=plan.isolated, terminals=plan.terminals)
+    mounts.prepare_session(plan.mount_plan, read_only=plan.read_only, own_network=plan.isolated, terminals=plan.terminals)
 
 
 def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
@@ -214,7 +214,7 @@ def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
         rules = ruleset(plan)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
-        root = plan.scene.workspace_root
+        root = plan.mount_plan.workspace_root
         own = plan.isolated
         native.give_order(ours, plan.hardening, plan.scores, plan.files, sock_fd, rules, own_network=own, root=root, address=address)
         try:
@@ -227,23 +227,23 @@ def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
 def ruleset(plan: InitPlan) -> int:
     """The Landlock rules of the session whose files this process sees, not in force yet; -1 for none."""
     landlock = plan.hardening.landlock
-    return landlock.ruleset(mounts.writable_folders(plan.scene.workspace_root)) if plan.read_only and landlock.abi else -1
+    return landlock.ruleset(mounts.writable_folders(plan.mount_plan.workspace_root)) if plan.read_only and landlock.abi else -1
 
 
-def _show(plan: InitPlan, order: Order) -> str | None:
+def _enter(plan: InitPlan, order: Order) -> str | None:
     """Returns the address of an isolated session that has one."""
-    mounts.show(plan.scene, order.mount_fd, read_only=plan.read_only, covered=order.covered)
+    mounts.enter_session(plan.mount_plan, order.mount_fd, read_only=plan.read_only, masked=order.masked)
     address: str | None = None
-    if order.wire_fd is not None:
+    if order.network_fd is not None:
         with mounts.step("join the network"):
-            address = network.await_plug(order.wire_fd)
+            address = network.await_plug(order.network_fd)
     return address
 
 
 def _harden(plan: InitPlan) -> None:
     with mounts.step("harden"):
         os.chdir("/")
-        writable = mounts.writable_folders(plan.scene.workspace_root) if plan.read_only else None
+        writable = mounts.writable_folders(plan.mount_plan.workspace_root) if plan.read_only else None
         plan.hardening.apply(writable, own_network=plan.isolated)
         os.dup2(0, 2)  # 0 and 1 are /dev/null since the zygote
         for signum in (signal.SIGINT, signal.SIGTERM):

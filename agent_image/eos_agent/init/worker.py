@@ -1,7 +1,7 @@
-"""A file operation in a child of the runner: a long one holds nothing up, and one that does not come to its end can be killed.
+"""A file operation in a child of the init: a long one holds nothing up, and one that does not come to its end can be killed.
 
-The child is a fork of the single-threaded runner, as hardened as that, and not dumpable like it. It writes frames into a pipe and ends; the last
-one is the answer, which the runner passes on: those before say what the answer is should it not come any further. Other processes of the
+The child is a fork of the single-threaded init, as hardened as that, and not dumpable like it. It writes frames into a pipe and ends; the last
+one is the answer, which the init passes on: those before say what the answer is should it not come any further. Other processes of the
 session may kill it, as they may kill each other.
 """
 
@@ -23,7 +23,7 @@ Work = Callable[[Callable[[dict[str, Any]], None]], dict[str, Any]]
 Undo = Callable[[], None]
 
 
-class Aside:
+class Worker:
     """One operation under way. `fd` becomes readable when its child has something to say or is gone; closed by `close`."""
 
     def __init__(self, number: int, work: Work, limit_s: float | None, undo: Undo | None = None) -> None:
@@ -37,7 +37,7 @@ class Aside:
             OSError: no process could be made.
         """
         self.number, self.undo = number, undo
-        self.look_at = None if limit_s is None else time.monotonic() + limit_s
+        self.due = None if limit_s is None else time.monotonic() + limit_s
         self.reaped = self.broken_off = False
         self._killed = False
         self._decoder = frames.FrameDecoder()
@@ -73,8 +73,8 @@ class Aside:
 
     def expire(self, now: float) -> None:
         """Kill it when its time is over."""
-        if self.look_at is not None and self.look_at <= now:
-            self.look_at = None
+        if self.due is not None and self.due <= now:
+            self.due = None
             self._killed = True
             if not self.reaped:
                 os.kill(self.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ def _failed(why: str, reason: str) -> dict[str, Any]:
 
 
 def _live(writable: int, work: Work) -> None:
-    """The life of the child. Nothing of the runner may go on in it: least of all its socket."""
+    """The life of the child. Nothing of the init may go on in it: least of all its socket."""
     try:
         os.dup2(writable, 3, inheritable=False)
         syscalls.close_range(4)

@@ -68,7 +68,7 @@ def known(agent: Agent) -> dict[str, Any]:
         },
         "ownership": {
             "open_workspaces": len(live),
-            "live_holders": sum(not session.runner.gone.done() for session in live),
+            "live_holders": sum(not session.init.gone.done() for session in live),
             "exited_unreaped_holders": 0,
             "namespace_fd_count": 0,
             "control_fd_count": 1 + len(live),
@@ -89,7 +89,7 @@ def known(agent: Agent) -> dict[str, Any]:
 
 
 def own_figures() -> dict[str, int]:
-    """What the diagnostics look at; blocking. A runner that ended is reaped by the zygote at once: none waits here."""
+    """What the diagnostics look at; blocking. An init that ended is reaped by the zygote at once: none waits here."""
     seen = procfs.look(os.getpid())
     status = procfs.fields(procfs.read("/proc/self/status"))
     return {"cpu_us": seen.cpu_us if seen else 0, "memory_bytes": procfs.kilobytes(status.get("RssAnon")) or 0, "unreaped": 0}

@@ -52,7 +52,7 @@ async def cgroup(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
     elif scope in agent.sessions.live:
         series = agent.sampler.of_session(scope, window_ms)
         if not series and agent.sampler.enabled:
-            pid = agent.sessions.live[scope].runner.pid
+            pid = agent.sessions.live[scope].init.pid
             series = await agent.pool.run(lambda: agent.sampler.now_of(scope, pid))
     else:
         raise OperationError(INVALID_REQUEST, f"workspace session not found: {scope}", {"argument": "scope"}, reason="session_not_found")

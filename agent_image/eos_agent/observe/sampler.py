@@ -95,7 +95,7 @@ class Sampler:
         self._last, self.latest = UsageSample(ts, usage), found
         self._keep(found)
         self._keep({"ts": ts, "scope": STACK, "metrics": self._stack_figures(), "deltas": {}, "sample_delta_ms": found["sample_delta_ms"]})
-        live = {session.id: session.runner.pid for session in list(self._sessions.live.values())}
+        live = {session.id: session.init.pid for session in list(self._sessions.live.values())}
         for session_id, pid in live.items():
             members = procfs.below(pid, everyone)
             if members:

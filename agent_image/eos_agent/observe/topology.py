@@ -16,7 +16,7 @@ MAX_PROCESSES, MAX_WARNINGS = 512, 16
 LIMITS = ("nano_cpus", "memory_high_bytes", "memory_max_bytes", "pids_max")
 
 
-class Holder(NamedTuple):
+class InitState(NamedTuple):
     """A session and its pid 1, as they were when the call began."""
 
     session_id: str
@@ -33,34 +33,34 @@ async def topology(agent: Agent) -> dict[str, Any]:
 
 async def tree(agent: Agent) -> dict[str, Any]:
     """The object inside the answer."""
-    holders = [_holder(session) for session in sorted(agent.sessions.live.values(), key=lambda session: session.id)]
+    inits = [_init_state(session) for session in sorted(agent.sessions.live.values(), key=lambda session: session.id)]
     known = daemon.known(agent)
-    return await agent.pool.run(lambda: _tree(holders, known))
+    return await agent.pool.run(lambda: _tree(inits, known))
 
 
-def _holder(session: Session) -> Holder:
-    runner = session.runner
-    return Holder(session.id, runner.pid, runner.namespaces.get("pid"), runner.namespaces.get("mnt"), runner.group.limits())
+def _init_state(session: Session) -> InitState:
+    init = session.init
+    return InitState(session.id, init.pid, init.namespaces.get("pid"), init.namespaces.get("mnt"), init.group.limits())
 
 
-def _tree(holders: list[Holder], known: dict[str, Any]) -> dict[str, Any]:
+def _tree(inits: list[InitState], known: dict[str, Any]) -> dict[str, Any]:
     warnings: list[str] = []
     everyone = procfs.everybody()
     workspaces: list[dict[str, Any]] = []
     left = MAX_PROCESSES
     truncated = False
-    for holder in holders:
-        members = [seen for seen in procfs.below(holder.pid, everyone) if seen.state not in ("X", "x")]
+    for init in inits:
+        members = [seen for seen in procfs.below(init.pid, everyone) if seen.state not in ("X", "x")]
         rows: list[dict[str, Any]] = []
         for seen in members[:left]:
-            row = _row(seen, holder)
+            row = _row(seen, init)
             if row is not None:
                 rows.append(row)
         truncated = truncated or len(members) > left
         left -= min(left, len(members))
         if not members and len(warnings) < MAX_WARNINGS:
-            warnings.append(f"workspace {holder.session_id}: its holder {holder.pid} is gone")
-        workspaces.append(_workspace(holder, rows))
+            warnings.append(f"workspace {init.session_id}: its holder {init.pid} is gone")
+        workspaces.append(_workspace(init, rows))
     return {
         "schema_version": 2,
         "available": True,
@@ -73,27 +73,27 @@ def _tree(holders: list[Holder], known: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _workspace(holder: Holder, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    own = procfs.cgroups(holder.pid)
+def _workspace(init: InitState, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    own = procfs.cgroups(init.pid)
     state = "active" if any(row["kind"] == "process" for row in rows) else "idle" if rows else "partial"
     return {
-        "workspace_id": holder.session_id,
+        "workspace_id": init.session_id,
         "state": state,
-        "holder_pid": holder.pid,
+        "holder_pid": init.pid,
         "cgroup_path": procfs.cgroup_path(own),
-        "applied_cgroup_limits": {name: holder.limits[name] for name in LIMITS} if holder.limits["state"] == "applied" else None,
-        "workload_cgroup_state": holder.limits["state"],
-        "workload_cgroup_reason": holder.limits["reason"],
-        "pid_namespace": holder.pid_namespace,
-        "mount_namespace": holder.mount_namespace,
+        "applied_cgroup_limits": {name: init.limits[name] for name in LIMITS} if init.limits["state"] == "applied" else None,
+        "workload_cgroup_state": init.limits["state"],
+        "workload_cgroup_reason": init.limits["reason"],
+        "pid_namespace": init.pid_namespace,
+        "mount_namespace": init.mount_namespace,
         "processes": rows,
     }
 
 
-def _row(seen: ProcessStat, holder: Holder) -> dict[str, Any] | None:
+def _row(seen: ProcessStat, init: InitState) -> dict[str, Any] | None:
     """None for a process that is in another mount namespace than its session's, or that ended."""
     mount = procfs.link(f"/proc/{seen.pid}/ns/mnt")
-    if mount is not None and holder.mount_namespace is not None and mount != holder.mount_namespace:
+    if mount is not None and init.mount_namespace is not None and mount != init.mount_namespace:
         return None
     status = procfs.fields(procfs.read(f"/proc/{seen.pid}/status"))
     inner = (status.get("NSpid") or "").split()
@@ -105,7 +105,7 @@ def _row(seen: ProcessStat, holder: Holder) -> dict[str, Any] | None:
         "parent_pid": seen.parent,
         "name": seen.name,
         "state": seen.state,
-        "kind": "namespace_init" if seen.pid == holder.pid else "process",
+        "kind": "namespace_init" if seen.pid == init.pid else "process",
         "cgroup_memberships": procfs.cgroups(seen.pid) or [],
         "resident_memory_bytes": procfs.kilobytes(status.get("VmRSS")) or 0,  # stat's is counted in steps: 0 for the native pid 1
         "cpu_time_us": seen.cpu_us,

@@ -99,8 +99,8 @@ def tree(records: list[dict[str, Any]], still_open: dict[str, str | None]) -> li
         (roots if parent is None or parent is node else parent["children"]).append(node)
     for one in records:
         if one.get("kind") == "event":
-            holder = above(one.get("parent")) or (roots[0] if roots else None)
-            if holder is not None:
+            nearest = above(one.get("parent")) or (roots[0] if roots else None)
+            if nearest is not None:
                 shown = {key: value for key, value in one.items() if key not in ("at", "_counters")}
-                holder["events"].append({"offset_ms": max(0.0, round(one.get("at", one["ts"]) - start, 3)), "event": shown})
+                nearest["events"].append({"offset_ms": max(0.0, round(one.get("at", one["ts"]) - start, 3)), "event": shown})
     return roots

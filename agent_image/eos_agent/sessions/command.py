@@ -7,19 +7,17 @@ may be reported so, when its session has been settled too, if it was the last co
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import errno
-import math
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from eos_agent.base import telemetry
-from eos_agent.sessions.carriage_return import collapse
+from eos_agent.sessions.command_result import Cursor, OutputView, cut_json, rows_json, stderr_json
 from eos_agent.sessions.transcript import ANSWER_MAX_BYTES, Transcript
-from eos_agent.wire.encoding import BASE64, UTF8
+from eos_agent.wire.encoding import UTF8
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 from layerstack.kernel import fsync
 
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from eos_agent.sessions.session import Session
 
 READ_BYTES = 64 * 1024
-TAIL_BYTES = 8 * 1024
 DRAIN_S = 0.1
 CLOSE_LATER_S = 0.002
 
@@ -36,8 +33,29 @@ class Command:
     """One command. `finished`: no process of it is waited for any more; `terminal`: its end may be reported."""
 
     def __init__(
-        self, command_id: str, session: Session, text: str, request_id: str, directory: str, *, split: bool, max_bytes: int
+        self,
+        command_id: str,
+        session: Session,
+        text: str,
+        request_id: str,
+        directory: str,
+        *,
+        split: bool,
+        max_bytes: int,
+        completion: str = "process_group",
+        leader_grace_s: float = 0.0,
+        answer_bytes: int = ANSWER_MAX_BYTES,
     ) -> None:
+        """Prepare a command that is not spawned yet.
+
+        Args:
+            directory: where its output goes once it is too large for memory.
+            split: standard error has a transcript of its own.
+            max_bytes: the most that a transcript keeps on disk.
+            completion: "process_group": the command ends with the last process of its group; "leader": with its leader.
+            leader_grace_s: seconds after the leader's end from which callers get an answer though the group lives.
+            answer_bytes: the most output of one result.
+        """
         self.id = command_id
         self.session = session
         self.text = text
@@ -59,10 +77,7 @@ class Command:
         self.output = Transcript(directory, "output", max_bytes)
         self.errors = Transcript(directory, "stderr", max_bytes) if split else None
         self.directory = directory
-        self.on_finished: Callable[[Command], None] = lambda _command: None
-        self.completion = "process_group"
-        self.leader_grace_s = 0.0
-        self.answer_bytes = ANSWER_MAX_BYTES
+        self._completion, self._leader_grace_s, self._answer_bytes = completion, leader_grace_s, answer_bytes
         self._group_gone = self._attached = self._killing = False
         self._loop = asyncio.get_running_loop()
         self._readers: dict[int, Transcript] = {}
@@ -71,8 +86,7 @@ class Command:
         self._line_open = False  # the terminal holds the beginning of a line
         self._input_lock = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None  # what a write waits for when the input is full
-        self._cursor = self._cursor_errors = 0
-        self._seen_open = 0
+        self._cursor, self._error_cursor = Cursor(), Cursor(again=False)
         self._timer: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -136,18 +150,22 @@ class Command:
             else:
                 self._finish()
 
-    # What the runner reports
+    # Events of its processes
 
     def on_event(self, event: dict[str, Any]) -> None:
+        """Handle what init reports; InitHandle.spawn lists the events."""
+        if self.finished:
+            return
         kind = event.get("event")
-        if kind == "leader_exit":
+        if kind in ("leader_exit", "ended"):
             self.leader_code = os.waitstatus_to_exitcode(int(event["status"]))
-            if self.completion == "leader" and not self._group_gone:
+            ended = self._completion == "leader" or (kind == "ended" and not self._killing)
+            if ended and not self._group_gone:
                 self._gone([])
         elif kind == "waiting_on":
             self.waiting_on = list(event.get("processes", []))
             if self._lingering is None:
-                self._lingering = self._loop.call_later(self.leader_grace_s, self._linger)
+                self._lingering = self._loop.call_later(self._leader_grace_s, self._linger)
         elif kind == "group_gone" and not self._group_gone and not self._killing:  # what left the group has to go too
             self._gone(list(event.get("left_behind", [])))
 
@@ -167,7 +185,6 @@ class Command:
         if self.finished:
             return
         self.finished = True
-        self.over.set()
         self.ended = time.monotonic()
         for timer in (self._timer, self._lingering):
             if timer is not None:
@@ -180,12 +197,12 @@ class Command:
             self.errors.finish()
         self.exit_code = 124 if self.timed_out else 130 if self.cancelled else self.leader_code
         if self.leader_code:
-            self._tell_of_memory()
-        self.on_finished(self)
+            self._note_oom_kills()
+        self.over.set()
 
-    def _tell_of_memory(self) -> None:
-        """Whether a failure may come from the limit of memory: the kernel counts whom it killed for that, by session and not by command."""
-        group = self.session.runner.group
+    def _note_oom_kills(self) -> None:
+        """Add to the outcome how many processes the kernel killed for memory: it counts by cgroup, not by command."""
+        group = self.session.init.group
         kills = group.new_oom_kills()
         if kills:
             limit = group.memory_max_bytes()
@@ -321,9 +338,9 @@ class Command:
         return True
 
     async def _kill(self) -> None:
-        runner, self._killing = self.session.runner, True
+        init, self._killing = self.session.init, True
         try:
-            await runner.kill_tree(self.id)
+            await init.kill_tree(self.id)
         except OperationError:
             return  # the session itself is gone, which ends its commands
         finally:
@@ -369,80 +386,59 @@ class Command:
     def result(
         self, start: int | None = None, limit: int | None = None, *, always_id: bool = True, raw: bool = False, encoding: str = UTF8
     ) -> dict[str, Any]:
-        """The command result object.
+        """Return the command result object.
 
         Args:
-            start: first row; None is the cursor that results of running commands move.
+            start: first row; None takes the rows after the cursor, which results of running commands move.
             always_id: False leaves `command_session_id` out when the command is done and all of its output is in this result.
             raw: show also what a carriage return overwrote; rows have the same numbers either way.
-            encoding: BASE64 for the rows as bytes, raw; else bytes that are no UTF-8 are U+FFFD.
+            encoding: BASE64 for the rows as bytes, raw; else bytes that are not UTF-8 are U+FFFD.
         """
         if start is None and self.lost is not None:
             raise self.lost
         running = not self.terminal.is_set()
-        begin = self._cursor if start is None else start
-        total = self.output.total_rows
-        if start is None and begin == total - 1 and self._seen_open and self._seen_open == self.output.open_bytes:
-            begin = total  # the unfinished row was shown and has not grown
-        errors = "surrogateescape" if encoding == BASE64 else "replace"
+        view = OutputView(raw, encoding)
+        if start is None:
+            rows = self._cursor.take(self.output, self._answer_bytes, view, advance=running)
+        else:
+            rows = self.output.read(start, limit, self._answer_bytes, errors=view.errors)
+        found = {**self._status_json(running), **rows_json(self.output, rows, view)}
+        whole = rows.end == self.output.total_rows and not self.output.dropped and view.shows_all(rows, found["output"])
+        if always_id or running or not whole:
+            found["command_session_id"] = self.id
+        found["workspace_session_id"] = self.session.id
+        if self.errors is not None:
+            if start is None:
+                stderr = self._error_cursor.take(self.errors, self._answer_bytes, view, advance=running)
+            else:
+                stderr = self.errors.read(start, limit, self._answer_bytes, errors=view.errors)
+            found |= stderr_json(self.errors, stderr, view)
+        found |= cut_json(self.output, rows, view, windowed=limit is not None, with_tail=start is None)
+        return found | self._progress_json(running)
 
-        def shown(text: str) -> str:
-            if encoding == BASE64:
-                return base64.b64encode(text.encode("utf-8", errors)).decode("ascii")
-            return text if raw else collapse(text)
-
-        rows = self.output.read(begin, limit, self.answer_bytes, errors=errors)
-        output = shown(rows.text)
+    def _status_json(self, running: bool) -> dict[str, Any]:
+        """The fields of a result that tell how far the command is."""
         now = time.monotonic()
         end = self.ended if self.ended is not None and not running else now
-        found: dict[str, Any] = {
+        return {
             "status": self.status,
             "exit_code": None if running else self.exit_code,
             "wall_time_seconds": round(now - self.started, 6),
             "command_total_time_seconds": round(end - self.started, 6),
-            "start_offset": rows.start,
-            "end_offset": rows.end,
-            "total_lines": total,
-            "original_token_count": math.ceil(len(output.encode()) / 4),
-            "output": output,
         }
-        if always_id or running or rows.end < total or self.output.dropped or (encoding == UTF8 and output != rows.text):
-            found["command_session_id"] = self.id
-        found["workspace_session_id"] = self.session.id
-        if self.errors is not None:
-            at = self._cursor_errors if start is None else start
-            stderr = self.errors.read(at, limit, self.answer_bytes, errors=errors)
-            found["stderr"] = shown(stderr.text)
-            found["stderr_end_offset"], found["stderr_total_lines"] = stderr.end, self.errors.total_rows
-            if start is None and running:
-                self._cursor_errors = stderr.end
-        if rows.dropped:
-            found["truncated"] = True
-            found["dropped"] = {"start_offset": rows.dropped[0], "end_offset": rows.dropped[1], "bytes": rows.dropped[2]}
-        elif rows.end < total and limit is None:
-            found["truncated"] = True
-        if "truncated" in found:
-            found["total_bytes"] = self.output.total_bytes
-        if start is None and rows.end < total:
-            tail = self.output.tail(rows.end, TAIL_BYTES, errors=errors)
-            found["tail"] = {"start_offset": tail.start, "output": shown(tail.text)}
-        if encoding == BASE64:
-            found["encoding"] = BASE64
+
+    def _progress_json(self, running: bool) -> dict[str, Any]:
+        """The fields about the processes of a running command, and of an ended one what its session added."""
+        found: dict[str, Any] = {}
         if running and self.finished:
             found["finalizing"] = True
-        if running and not self.finished and self.leader_code is not None:
+        elif running and self.leader_code is not None:
             found["leader_exit_code"], found["waiting_on"] = self.leader_code, self.waiting_on
             if self.answerable.is_set():
                 found["left_behind"] = self.waiting_on
         if self.left_behind:
             found["left_behind"] = self.left_behind
-        if not running:
-            found.update(self.outcome)
-        if start is None and running:
-            self._cursor, self._seen_open = rows.end, 0
-            if rows.end == total and total and self.output.open_bytes:  # shown again, whole, once it has grown
-                self._cursor, self._seen_open = total - 1, self.output.open_bytes
-        return found
+        return found if running else found | self.outcome
 
     def end_span(self) -> None:
         """Just before its end may be reported: who asks for the trace then finds it."""

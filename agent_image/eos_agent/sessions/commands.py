@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -85,6 +86,7 @@ class Commands:
         self._known: OrderedDict[str, Command] = OrderedDict()
         self._terminal: OrderedDict[str, None] = OrderedDict()
         self._active = 0  # starting or running
+        self._endings: set[asyncio.Task[None]] = set()  # one for each command that runs
         self._cancellations = Cancellations()
         self._counter_path = os.path.join(settings.layer_stack_root, "command-counter.json")
         self._next = self._reserved = self._read_counter()
@@ -184,7 +186,7 @@ class Commands:
                 async with self._sessions.use(session.id):
                     return await self._spawn(session, text, args, extra, request_id)
             except BaseException:
-                await self._sessions.settle(session)
+                await self._sessions.finalize(session)
                 raise
         except BaseException:
             self._active -= 1
@@ -198,10 +200,18 @@ class Commands:
         shell = await self._sessions.shell(session) or []
         command_id = self._new_id()
         directory = os.path.join(self._settings.transcripts, command_id)
-        command = Command(command_id, session, text, request_id, directory, split=args["split_output"], max_bytes=self._transcript_bytes)
-        command.completion, command.leader_grace_s = self._completion, self._leader_grace_s
-        command.answer_bytes = self._answer_bytes
-        command.on_finished = self._finished
+        command = Command(
+            command_id,
+            session,
+            text,
+            request_id,
+            directory,
+            split=args["split_output"],
+            max_bytes=self._transcript_bytes,
+            completion=self._completion,
+            leader_grace_s=self._leader_grace_s,
+            answer_bytes=self._answer_bytes,
+        )
         session.commands[command_id] = command
         session.fresh = False
         try:
@@ -217,6 +227,9 @@ class Commands:
             raise
         self._known[command_id] = command
         command.attach(spawned.fds)
+        ending = asyncio.get_running_loop().create_task(self._end(command))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
         if "timeout_ms" in args and not command.finished:
             command.limit(args["timeout_ms"] / 1000)
         if args.get("stdin") is not None and not command.finished:
@@ -233,11 +246,11 @@ class Commands:
             )
         tty, uid, base = args["tty"], None, self._environment
         if args.get("user") is not None:
-            account, _ = await command.session.runner.file_op("account", {"user": args["user"]})
+            account, _ = await command.session.init.file_op("account", {"user": args["user"]})
             uid, base = account["uid"], {**base, "USER": account["name"], "HOME": account["home"]}
         try:
             with telemetry.within(command.span), telemetry.span("namespace.exec.run_shell", tty=tty):
-                return await command.session.runner.spawn(
+                return await command.session.init.spawn(
                     command.id,
                     argv=[*shell, command.text],
                     env=command_environment(base, extra, tty=tty) if extra or uid is not None else self._environments[tty],
@@ -245,6 +258,7 @@ class Commands:
                     tty=tty,
                     split=args["split_output"],
                     stdin=not tty and args.get("stdin") is not None,
+                    on_event=command.on_event,
                     uid=uid,
                 )
         except OperationError as error:
@@ -252,13 +266,17 @@ class Commands:
                 raise no_terminal_left(command.session, self._max_terminals) from None
             raise
 
-    def _finished(self, command: Command) -> None:
+    async def _end(self, command: Command) -> None:
+        """Wait for the command's processes, then for the end of its session if it was the last one of an implicit
+        session; after that its end is reported."""
+        await command.over.wait()
         self._active -= 1
-        self._sessions.command_finished(command, lambda: self._make_terminal(command))
+        try:
+            command.outcome.update(await self._sessions.command_ended(command))
+        finally:
+            self._make_terminal(command)
 
     def _make_terminal(self, command: Command) -> None:
-        if command.terminal.is_set():
-            return
         command.end_span()
         command.end_terminal()
         self._terminal[command.id] = None
@@ -314,7 +332,7 @@ class Commands:
     async def signal(self, args: dict[str, Any]) -> dict[str, Any]:
         command = self._live(args["command_session_id"])
         number = signal.Signals["SIG" + args["signal"]]
-        if not await command.session.runner.signal(command.id, number) and not command.finished:
+        if not await command.session.init.signal(command.id, number) and not command.finished:
             raise OperationError(
                 OPERATION_FAILED, f"command already completed: {command.id}", {"command_session_id": command.id}, reason="command_finished"
             )

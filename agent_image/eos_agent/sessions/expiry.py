@@ -25,7 +25,7 @@ class Expiry:
         spawn: runs a coroutine in the background.
     """
 
-    def __init__(self, end: Callable[[Session], Coroutine[Any, Any, None]], spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(self, end: Callable[[Session], Coroutine[Any, Any, None]], spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         self._end, self._spawn = end, spawn
         self._timers: dict[str, asyncio.TimerHandle] = {}
 

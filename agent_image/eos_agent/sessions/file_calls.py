@@ -1,4 +1,4 @@
-"""File operations of sessions: inside the mount of a live one, by its runner."""
+"""File operations of sessions: inside the mount of a live one, by its init."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def path_of(result: dict[str, Any]) -> str:
 
 
 async def file_op(sessions: Sessions, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
-    """A file operation inside the mount of a session; one that may take long in a child of its runner, which hears of commands meanwhile."""
+    """A file operation inside the mount of a session; one that may take long in a child of its init, which hears of commands meanwhile."""
     async with sessions.use(session_id, kind=NOT_FOUND) as session:
         with telemetry.span("namespace.exec.file_op", op=name):
             try:
-                done = (await session.runner.file_op(name, args, data, aside=name == "delete" and args["recursive"]))[0]
+                done = (await session.init.file_op(name, args, data, in_worker=name == "delete" and args["recursive"]))[0]
                 if name in WRITING:
                     session.upper.note_written(path_of(done))
                 return done
             except OperationError as error:
                 if error.details.get("reason") != COPY_NEEDED:
                     raise
-                return (await session.runner.file_op(name, {**args, "copy": True}, data, aside=True))[0]
+                return (await session.init.file_op(name, {**args, "copy": True}, data, in_worker=True))[0]
 
 
 async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -49,26 +49,26 @@ async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
     own = await sessions.create_implicit(agent=None, request_id=request_id)
     try:
         with telemetry.span("namespace.exec.file_op", op="search"):
-            return (await own.runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
+            return (await own.init.file_op("search", args, in_worker=True, limit_s=limit_s))[0]
     finally:
-        await asyncio.shield(sessions.settle(own))
+        await asyncio.shield(sessions.finalize(own))
 
 
 async def _search_in(sessions: Sessions, session_id: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """Once more when the session went on with another runner meanwhile."""
+    """Once more when the session went on with another init meanwhile."""
     while True:
         async with sessions.use(session_id, kind=NOT_FOUND) as session:
-            runner = session.runner
-        session.looking += 1
+            init = session.init
+        session.readers += 1
         try:
             with telemetry.span("namespace.exec.file_op", op="search"):
-                return (await runner.file_op("search", args, aside=True, limit_s=limit_s))[0]
+                return (await init.file_op("search", args, in_worker=True, limit_s=limit_s))[0]
         except OperationError as error:
             if error.details.get("reason") != LOST:
                 raise
             async with sessions.use(session_id, kind=NOT_FOUND):  # what became of it: published, destroyed or lost
-                if session.runner is runner:
+                if session.init is init:
                     raise
         finally:
-            session.looking -= 1
+            session.readers -= 1
             session.touch()

@@ -34,7 +34,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
 
     Freeze and preview first: with conflicts nothing has happened and the session goes on. Else its processes end, which is the real end of
     the overlay, and the work is sealed and committed; should the head have moved into a conflict meanwhile, the session goes on with the
-    same view and a new runner. With keep_open nothing may live in it: its first process is a new one, and so are a /tmp of its own and its
+    same view and a new init. With keep_open nothing may live in it: its first process is a new one, and so are a /tmp of its own and its
     address.
     """
     session_id: str = args["workspace_session_id"]
@@ -53,7 +53,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             size = await _preview_frozen(sessions, session, request_id)
         session.ending = True
         session.state = "finalizing"
-        await session.runner.end(sessions.grace_s, thaw=True)
+        await session.init.end(sessions.grace_s, thaw=True)
         upper = session.upper
         try:
             with sessions.lifecycle.cleaning(), telemetry.span("workspace_session.publish", workspace_session_id=session_id):
@@ -83,8 +83,8 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
 
 async def check_idle(session: Session, doing: str, *, hint: str) -> None:
     """Refuse a session in which something lives that its commands left behind: its first process is to be a new one."""
-    left = await session.runner.processes()
-    if left or session.looking:
+    left = await session.init.processes()
+    if left or session.readers:
         names = ", ".join(f"{one['name']} ({one['pid']})" for one in left[:8]) or "a search"
         details = {
             "workspace_session_id": session.id,
@@ -110,7 +110,7 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
     try:
         upper, mount_fd = await sessions.pool.run(renew)
         try:
-            runner = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
+            init = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
         except BaseException:
             await asyncio.shield(sessions.pool.run(upper.discard))
             raise
@@ -121,9 +121,9 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
         log.failure("not_kept_open", error, session=session.id)
         return {"kept_open": False, "not_kept_open": {"kind": shown.kind, "message": shown.message, "details": shown.details}}
     session.upper, session.draft_id = upper, None
-    _go_on_with(sessions, session, runner)
+    _go_on_with(sessions, session, init)
     found: dict[str, Any] = {"kept_open": True, "base_version": upper.snapshot.version}
-    return found if runner.address is None else {**found, "address": runner.address}
+    return found if init.address is None else {**found, "address": init.address}
 
 
 async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -142,17 +142,17 @@ async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
         return preview_json(found, start)
     assert session_id is not None
     async with sessions.use(session_id) as session:
-        await session.runner.freeze()
+        await session.init.freeze()
         try:
             found = await sessions.captures.run(session.upper.preview, request_id=request_id)
         finally:
-            await session.runner.thaw()
+            await session.init.thaw()
     return preview_json(found, start)
 
 
 async def _preview_frozen(sessions: Sessions, session: Session, request_id: str) -> int:
     """Raises the rejection if there are conflicts, with the session as it was; else its size, and its processes stay frozen."""
-    await session.runner.freeze()
+    await session.init.freeze()
     good = False
     try:
         found, size = await sessions.captures.run(lambda: (_preview(sessions, session), session.upper.size_bytes()), request_id=request_id)
@@ -168,7 +168,7 @@ async def _preview_frozen(sessions: Sessions, session: Session, request_id: str)
         raise _refused(sessions, session, error, "capture", retained=True) from error
     finally:
         if not good:
-            await session.runner.thaw()
+            await session.init.thaw()
 
 
 def _preview(sessions: Sessions, session: Session) -> Preview:
@@ -182,26 +182,26 @@ def _preview(sessions: Sessions, session: Session) -> Preview:
 
 
 async def go_on(sessions: Sessions, session: Session) -> bool:
-    """A session whose runner has ended gets a new mount on what its upper shows, and a new runner; else its work becomes a draft."""
+    """A session whose init has ended gets a new mount on what its upper shows, and a new init; else its work becomes a draft."""
     try:
         mount_fd = await sessions.captures.run(session.upper.mount)  # what was sealed is looked through once more
         try:
-            runner = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
+            init = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
         finally:
             os.close(mount_fd)
     except Exception as error:
         log.failure("remount_failed", error, session=session.id)
         await sessions.keep(session, "publish_error")
         return False
-    _go_on_with(sessions, session, runner)
+    _go_on_with(sessions, session, init)
     return True
 
 
-def _go_on_with(sessions: Sessions, session: Session, runner: InitHandle) -> None:
-    session.runner = runner
+def _go_on_with(sessions: Sessions, session: Session, init: InitHandle) -> None:
+    session.init = init
     session.ending = False
     session.state = "active"
-    sessions.watch(session, runner)
+    sessions.watch(session, init)
 
 
 def rejected(

@@ -39,7 +39,7 @@ def has_session(store: Store, session_id: str) -> bool:
     return any(session_id == found for found, _ in _of(store, "session.json"))
 
 
-def give_up(store: Store, session_id: str) -> dict[str, Any]:
+def purge(store: Store, session_id: str) -> dict[str, Any]:
     """Delete the session with its work. Returns what that was, by the names that are there: on what it stood nobody can say.
 
     Raises:

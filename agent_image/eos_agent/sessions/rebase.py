@@ -22,8 +22,8 @@ CONFLICT_HINT = "undo those paths in the session and try again, or redo its work
 
 
 async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Preview first: with conflicts nothing has happened. Else its runner ends, which is the real end of the overlay, the work is carried over,
-    and a new runner starts on the new view, with a /tmp and, isolated, an address of its own.
+    """Preview first: with conflicts nothing has happened. Else its init ends, which is the real end of the overlay, the work is carried over,
+    and a new init starts on the new view, with a /tmp and, isolated, an address of its own.
 
     Raises:
         OperationError: operation_failed: source_conflict with every conflict, session_busy, or what the disk refused; the session is as it was
@@ -43,7 +43,7 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
         session.ending = True
         session.state = "finalizing"
         with telemetry.span("workspace_session.remount", workspace_session_id=session_id):
-            await session.runner.end(sessions.grace_s)
+            await session.init.end(sessions.grace_s)
             try:
                 done = await sessions.captures.run(session.upper.rebase, request_id=request_id)
             except Exception as error:
@@ -55,21 +55,21 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
 
 
 def _told(done: Rebased, session: Session) -> dict[str, Any]:
-    address = session.runner.address
+    address = session.init.address
     told = {"from_version": done.from_version, "to_version": done.to_version, "updated": done.updated, "merged": done.merged}
     return told | left_out(done) | ({} if address is None else {"address": address})
 
 
 async def _check_conflicts(sessions: Sessions, session: Session, request_id: str) -> None:
     """Raises the rejection if there are conflicts; the session goes on either way."""
-    await session.runner.freeze()
+    await session.init.freeze()
     try:
         found = await sessions.captures.run(session.upper.preview, request_id=request_id)
         await sessions.pool.run(lambda: disk_space.check(sessions.store, found.source_count + found.ignored_count))
     except Exception as error:
         raise _refused(sessions, session, error, retained=True) from error
     finally:
-        await session.runner.thaw()
+        await session.init.thaw()
     if found.conflicts:
         raise rejected(sessions, session, rejection(found.conflicts), retained=True, stage=STAGE, hint=CONFLICT_HINT)
 

@@ -1,4 +1,4 @@
-"""One live session: its claim on a version, its runner, its commands, and the gate through which everything goes."""
+"""One live session: its claim on a version, its init, its commands, and the gate through which everything goes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ class RunningCommand(Protocol):
     lost: OperationError | None
     """Set before `lose`: the error that callers of the command get."""
 
-    def on_event(self, event: dict[str, Any]) -> None:
-        """Handle an event that init reported about this command."""
-
     async def wait_finished(self, until: float) -> None:
         """Wait for the end of its processes, at most until the monotonic time `until`."""
 
@@ -40,23 +37,23 @@ class Session:
     """One live session. `ended` is set once it is out of the table, whatever the reason."""
 
     def __init__(
-        self, session_id: str, policy: str, spec: SessionSpec, upper: Upper, runner: InitHandle, agent: str | None, request_id: str
+        self, session_id: str, policy: str, spec: SessionSpec, upper: Upper, init: InitHandle, agent: str | None, request_id: str
     ) -> None:
         self.id = session_id
         self.policy = policy
         self.spec = spec
         self.upper = upper
-        self.runner = runner
+        self.init = init
         self.agent = agent
         self.request_id = request_id
         self.draft_id: str | None = None
         self.ttl_s: float | None = None
-        self.looking = 0  # operations that use it without its gate
+        self.readers = 0  # operations that use it without its gate
         self.gate = asyncio.Lock()
         self.state = "active"
         self.fresh = True  # no command was started in it yet
         self.cancelled = False  # a request that ran in it was cancelled: what it wrote is kept, not published
-        self.ending = False  # the runner's end is our own doing
+        self.ending = False  # the init's end is our own doing
         self.ended = asyncio.Event()
         self.destroyed: dict[str, Any] | None = None
         self.discarded: dict[str, Any] | None = None  # with `destroyed`: what the answer of a command of it says
@@ -73,18 +70,13 @@ class Session:
         """How long until it has outlived its time; all of that while something runs in it, None when there is no end to it."""
         if self.ttl_s is None:
             return None
-        return self.ttl_s if self.commands or self.looking else self._used + self.ttl_s - time.monotonic()
+        return self.ttl_s if self.commands or self.readers else self._used + self.ttl_s - time.monotonic()
 
     def lifetime(self) -> dict[str, Any]:
         """`ttl_s` and `expires_unix_ms` (null while a command runs) of a session that has a time to live."""
         if self.ttl_s is None:
             return {}
         return {"ttl_s": self.ttl_s, "expires_unix_ms": None if self.commands else self.last_activity_unix_ms + round(self.ttl_s * 1000)}
-
-    def on_event(self, event: dict[str, Any]) -> None:
-        command = self.commands.get(str(event.get("key")))
-        if command is not None:
-            command.on_event(event)
 
     @property
     def owner(self) -> str:

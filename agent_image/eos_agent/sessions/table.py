@@ -1,6 +1,6 @@
 """The live sessions: create, gate, publish, destroy, settle when the last command of an implicit one ended, keep what a dead one wrote.
 
-Each session has a gate, an asyncio lock: admission of a command, a file operation, publish, destroy and the end of its runner go through it
+Each session has a gate, an asyncio lock: admission of a command, a file operation, publish, destroy and the end of its init go through it
 one after the other; a command runs without holding it. Blocking store work is done in the agent's small pool, that which is as long as a session's
 work is large in one of its own (`captures`).
 """
@@ -13,8 +13,8 @@ import itertools
 import os
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from eos_agent.base import log, telemetry
 from eos_agent.base.capture_pool import Captures
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from layerstack.session.upper import Upper
     from layerstack.store import Store
 
+T = TypeVar("T")
 FORGOTTEN_AFTER = 512
 """So many sessions that expired with nothing in them are known by their id."""
 
@@ -61,7 +62,6 @@ class Sessions:
         self._making = 0  # sessions that are being set up
         self._counter = itertools.count(1)
         self.setup_timeout_s: float = settings.get("runtime.workspace.setup_timeout_s", 30)
-        self.answer_s: float = settings.get("runtime.workspace.runner_answer_s", 60)
         self.grace_s: float = settings.get("runtime.workspace.left_behind_grace_s", 2)
         self._maker = SessionMaker(store, zygote, pool, self.captures, self.setup_timeout_s)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -157,13 +157,13 @@ class Sessions:
             "network_profile": session.spec.network,
             "finalize_policy": session.policy,
             "base_version": session.upper.snapshot.version,
-            "limits": session.runner.group.limits(),
+            "limits": session.init.group.limits(),
             **session.lifetime(),
         }
         if session.spec.network == "isolated":
-            found["network"] = "loopback_only" if session.runner.address is None else "no_egress"
-            if session.runner.address is not None:
-                found["address"] = session.runner.address
+            found["network"] = "loopback_only" if session.init.address is None else "no_egress"
+            if session.init.address is not None:
+                found["address"] = session.init.address
         if session.draft_id is not None:
             found["draft_id"] = session.draft_id
         return found
@@ -196,15 +196,15 @@ class Sessions:
             self._making += 1
             try:
                 await self._admit()
-                upper, runner = await self._maker.make(
+                upper, init = await self._maker.make(
                     spec, agent=agent, request_id=request_id, draft_id=draft_id, draft_base=draft_base, version=version
                 )
             finally:
                 self._making -= 1
-        session = Session(spec.session_id, policy, spec, upper, runner, agent, request_id)
+        session = Session(spec.session_id, policy, spec, upper, init, agent, request_id)
         session.draft_id = draft_id
         self.live[session.id] = session
-        self.watch(session, runner)
+        self.watch(session, init)
         return session
 
     async def _admit(self) -> None:
@@ -221,20 +221,21 @@ class Sessions:
             if found is not None:
                 raise headroom.refused(found, len(self.live))
 
-    def watch(self, session: Session, runner: InitHandle) -> None:
-        runner.on_event, runner.answer_s = session.on_event, self.answer_s
+    def watch(self, session: Session, init: InitHandle) -> None:
 
         def gone(reason: asyncio.Future[str]) -> None:
             self.lifecycle.holder_exited(reason.result())
-            if not session.ending and session.runner is runner:
-                self._task(self._lose(session, runner))
+            if not session.ending and session.init is init:
+                self._task(self._lose(session, init))
 
-        runner.gone.add_done_callback(gone)
+        init.gone.add_done_callback(gone)
 
-    def _task(self, work: Any) -> None:
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run in the background; `drain` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # Finding
 
@@ -258,7 +259,7 @@ class Sessions:
         """The session with its gate held.
 
         Raises:
-            OperationError: as `find`; also when the session ended while this waited, or while the body used its runner.
+            OperationError: as `find`; also when the session ended while this waited, or while the body used its init.
         """
         session = self.find(session_id, kind=kind)
         try:
@@ -285,13 +286,13 @@ class Sessions:
         self.expiry.forget(session)
         session.ended.set()
 
-    async def _lose(self, session: Session, runner: InitHandle) -> None:
-        """The runner died unasked: what the session wrote becomes a draft at once, and its commands end without an exit code."""
+    async def _lose(self, session: Session, init: InitHandle) -> None:
+        """The init died unasked: what the session wrote becomes a draft at once, and its commands end without an exit code."""
         async with session.gate:
-            if session.ending or session.runner is not runner:
+            if session.ending or session.init is not init:
                 return
-            reason = runner.gone.result()
-            await self.keep(session, RUNNER_STUCK if runner.stuck else RUNNER_LOST)
+            reason = init.gone.result()
+            await self.keep(session, RUNNER_STUCK if init.stuck else RUNNER_LOST)
             log.log("session_lost", session=session.id, reason=reason, draft=self.lost[session.id])
 
     async def keep(self, session: Session, reason: str) -> None:
@@ -323,7 +324,7 @@ class Sessions:
         """Its time to live is over, and its gate is held: its work becomes a draft; there is none of a draft that it stands on as it was."""
         session.ending = True
         session.state = "finalizing"
-        await session.runner.end(self.grace_s)
+        await session.init.end(self.grace_s)
         if session.draft_id is not None and await self.captures.run(lambda: is_clean(session)):
             await self.pool.run(session.upper.discard)
             self.end(session)
@@ -339,26 +340,21 @@ class Sessions:
                 self._expired.popitem(last=False)
         log.log("session_expired", session=session.id, ttl_s=session.ttl_s, draft=draft_id)
 
-    def command_finished(self, command: Command, make_terminal: Callable[[], None]) -> None:
-        """A command has ended; the last one of an implicit session is terminal only after the session was settled."""
+    async def command_ended(self, command: Command) -> dict[str, Any]:
+        """Take an ended command out of its session, and finalize an implicit session after its last one.
+
+        Returns the fields that this adds to the command's result.
+        """
         session = command.session
         session.commands.pop(command.id, None)
         session.touch()
         if session.policy != IMPLICIT or session.commands or session.ending or command.lost is not None:
-            make_terminal()
-            return
-
-        async def settle() -> None:
-            try:
-                with telemetry.within(command.span):
-                    command.outcome.update(await self.settle(session))
-            finally:
-                make_terminal()
-
+            return {}
         session.state = "finalizing"
-        self._task(settle())
+        with telemetry.within(command.span):
+            return await self._task(self.finalize(session))
 
-    async def settle(self, session: Session) -> dict[str, Any]:
+    async def finalize(self, session: Session) -> dict[str, Any]:
         """End an implicit session that runs nothing: publish its work, or keep it as a draft. Returns what that adds to the result."""
         async with session.gate:
             if session.ending:
@@ -371,7 +367,7 @@ class Sessions:
             session.ending = True
             session.state = "finalizing"
             with telemetry.span("workspace_session.finalize", workspace_session_id=session.id) as span:
-                await session.runner.end(self.grace_s)
+                await session.init.end(self.grace_s)
                 try:
                     with self.lifecycle.cleaning(), telemetry.span("workspace_session.publish"):
                         outcome = await self.captures.run(lambda: publish_or_keep(self.store, session), request_id=session.request_id)
@@ -397,7 +393,7 @@ class Sessions:
         session_id: str = args["workspace_session_id"]
         grace = check_grace(args)
         if session_id not in self.live and not args.get("if_clean") and self._is_left(session_id):
-            return await self._give_up(session_id)
+            return await self._purge(session_id)
         session = self.find(session_id)
         async with session.gate:
             if session.destroyed is not None:  # a second caller that waited here for the first
@@ -408,7 +404,7 @@ class Sessions:
             if args.get("if_clean"):
                 await self._check_clean(session)
             session.ending = True
-            await session.runner.end(0 if args.get("if_clean") else self.grace_s)  # what it writes on its way out would be lost unseen
+            await session.init.end(0 if args.get("if_clean") else self.grace_s)  # what it writes on its way out would be lost unseen
 
             def discard() -> tuple[int, dict[str, Any]]:
                 discarded = unpublished(session.upper)
@@ -465,9 +461,9 @@ class Sessions:
             await self.recovering.quiet()
         return await self.pool.run(self.recovering.rows)
 
-    async def _give_up(self, session_id: str) -> dict[str, Any]:
+    async def _purge(self, session_id: str) -> dict[str, Any]:
         """Settle a session that is set apart: its work goes."""
-        lost = await self.pool.run(lambda: quarantine.give_up(self.store, session_id))
+        lost = await self.pool.run(lambda: quarantine.purge(self.store, session_id))
         for known in (self.lost, self.pending, self._how):
             known.pop(session_id, None)
         log.log("given_up", session=session_id, bytes=lost["bytes"])
@@ -475,15 +471,15 @@ class Sessions:
 
     async def _check_clean(self, session: Session) -> None:
         """Refuse, with everything as it was, if something would be lost with the session; else it stands still from here on."""
-        await session.runner.freeze()
+        await session.init.freeze()
         found: dict[str, Any] | None = None
         try:
             found = await self.captures.run(lambda: None if is_clean(session) else unpublished(session.upper))
         except BaseException:
-            await session.runner.thaw()
+            await session.init.thaw()
             raise
         if found is not None:
-            await session.runner.thaw()
+            await session.init.thaw()
             details = {
                 "workspace_session_id": session.id,
                 "unpublished": found,
@@ -495,7 +491,7 @@ class Sessions:
     async def shell(self, session: Session, *, again: bool = False) -> list[str] | None:
         """The argv before a command's text. The last answer is remembered for all sessions; `again` asks the session's own view anew."""
         if self._shell is None or again:
-            self._shell = await session.runner.which_shell()
+            self._shell = await session.init.which_shell()
         return self._shell
 
     async def rows(self) -> list[dict[str, Any]]:
@@ -518,16 +514,16 @@ class Sessions:
                 "upper_bytes": size,
                 "active_command_session_ids": list(session.commands),
                 "agent": session.agent,
-                "limits": session.runner.group.limits(),
+                "limits": session.init.group.limits(),
                 **session.lifetime(),
                 **({"draft_id": session.draft_id} if session.draft_id else {}),
-                **({"address": session.runner.address} if session.runner.address else {}),
+                **({"address": session.init.address} if session.init.address else {}),
             }
             for session, size in zip(sessions, upper_bytes, strict=True)
         ]
 
     async def drain(self, timeout_s: float) -> None:
-        """Before the agent ends: publications under way end, every runner is ended; uppers stay, and become drafts when the store is opened."""
+        """Before the agent ends: publications under way end, every init is ended; uppers stay, and become drafts when the store is opened."""
         self._draining = True
         by = time.monotonic() + timeout_s
         busy = [task for task in self._tasks if not task.done()]
@@ -544,7 +540,7 @@ class Sessions:
                     reason="draining",
                 )
         grace_s = min(self.grace_s, by - time.monotonic())
-        await asyncio.gather(*(session.runner.end(grace_s) for session in left), return_exceptions=True)
+        await asyncio.gather(*(session.init.end(grace_s) for session in left), return_exceptions=True)
         for session in left:
             for command in list(session.commands.values()):
                 command.lose()

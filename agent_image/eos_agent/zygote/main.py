@@ -1,7 +1,7 @@
-"""The zygote process: forks one runner per session, reaps, and dies with the agent. One thread, no event loop, nothing imported late.
+"""The zygote process: forks one init per session, reaps, and dies with the agent. One thread, no event loop, nothing imported late.
 
-A spare runner is kept: cloned, with all mounts that are the same for each session, waiting for its order. It halves what a session's
-creation takes, and is made again in an idle moment; where there is none, or it does not fit, the runner is cloned there and then. There is another one, in a network
+A spare init is kept: cloned, with all mounts that are the same for each session, waiting for its order. It halves what a session's
+creation takes, and is made again in an idle moment; where there is none, or it does not fit, the init is cloned there and then. There is another one, in a network
 namespace of its own, once somebody has made an isolated session.
 """
 
@@ -16,8 +16,7 @@ import socket
 from collections.abc import Generator
 from typing import NamedTuple, NoReturn
 
-from eos_agent.init import helper, mounts, setup
-from eos_agent.init import native as init_program
+from eos_agent.init import helper, mounts, native, setup
 from eos_agent.ipc import frames, sigchld
 from eos_agent.kernel import cgroups, fd_limits, machine_view, network, oom
 from eos_agent.kernel.fd_limits import OpenFiles
@@ -49,7 +48,7 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.chdir("/")
-    sock, program_fd = keep_only(sock, groups, init_program.open_program(host.init))
+    sock, program_fd = keep_only(sock, groups, native.open_program(host.init))
     scores = oom.Scores.here()
     oom.take(scores.zygote)
     groups.join_workload()
@@ -57,12 +56,12 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
         signal.signal(signum, signal.SIG_IGN)
     wake = sigchld.wake_on_child()
     hardening = Hardening.prepare()
-    scene = _prepare(host)
+    mount_plan = _prepare(host)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it visits
     gc.disable()
     files = fd_limits.divide(host.open_files)
-    ZygoteProcess(sock, wake, scene, hardening, groups, scores, host.terminals, files, program_fd).serve()
+    ZygoteProcess(sock, wake, mount_plan, hardening, groups, scores, host.terminals, files, program_fd).serve()
 
 
 def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1) -> tuple[socket.socket, int]:
@@ -76,7 +75,7 @@ def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1)
     return socket.socket(fileno=fd), others[len(parts)] if program_fd >= 0 else -1
 
 
-def _prepare(host: HostSpec) -> mounts.Scene | mounts.SetupFailed:
+def _prepare(host: HostSpec) -> mounts.MountPlan | mounts.SetupFailed:
     """What sessions share; what went wrong with it is told to whoever asks for a session."""
     try:
         return mounts.prepare(host.workspace_root, host.hidden_paths, host.private_dirs, local=host.provider == "local", rootfs=host.rootfs)
@@ -90,12 +89,12 @@ class _Spare(NamedTuple):
     control: socket.socket
     names: tuple[int, int]
     """Which /etc/resolv.conf it shows."""
-    leaf: str
+    cgroup: str
     native: bool
     """It executes the native pid 1: what it shows is then arranged from here."""
 
 
-class _Home:
+class _MountNamespace:
     """The zygote's own mount namespace, and the way into a session's and back."""
 
     def __init__(self) -> None:
@@ -105,13 +104,13 @@ class _Home:
         self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         pidfd = os.pidfd_open(os.getpid())
         try:
-            with self.left_for(pidfd):
+            with self.entered(pidfd):
                 pass
         finally:
             os.close(pidfd)
 
     @contextlib.contextmanager
-    def left_for(self, pidfd: int) -> Generator[None]:
+    def entered(self, pidfd: int) -> Generator[None]:
         """Within the block this process sees what that one sees. No code of a session has run in there yet."""
         with mounts.step("enter the session"):
             syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
@@ -128,7 +127,7 @@ class ZygoteProcess:
         self,
         sock: socket.socket,
         wake: int,
-        scene: mounts.Scene | mounts.SetupFailed,
+        mount_plan: mounts.MountPlan | mounts.SetupFailed,
         hardening: Hardening,
         groups: cgroups.Groups,
         scores: oom.Scores,
@@ -137,20 +136,20 @@ class ZygoteProcess:
         program_fd: int,
     ) -> None:
         self.terminals, self.files = terminals, files
-        self.sock, self.wake, self.scene, self.hardening, self.groups, self.scores = sock, wake, scene, hardening, groups, scores
-        self.leaves: dict[int, str] = {}  # of each pid 1 that lives
+        self.sock, self.wake, self.mount_plan, self.hardening, self.groups, self.scores = sock, wake, mount_plan, hardening, groups, scores
+        self.cgroups: dict[int, str] = {}  # of each pid 1 that lives
         self.plans: dict[int, setup.InitPlan] = {}  # of each that lives and is the native one
         self.program_fd = program_fd
-        self.home: _Home | None = None
-        self.home_of_covers: _Home | None = None
+        self.namespace: _MountNamespace | None = None
+        self.namespace_for_masks: _MountNamespace | None = None
         self.known: set[str] = set()  # folders of other gateways that the overlays were made to look for
         if program_fd >= 0:
             with contextlib.suppress(OSError, mounts.SetupFailed):
-                self.home = _Home()
+                self.namespace = _MountNamespace()
         self.emptied: list[str] = []  # leaves to be removed
         self.spares: dict[bool, _Spare] = {}  # by whether its network is its own
-        self.wanted = {False} if isinstance(scene, mounts.Scene) else set[bool]()
-        self.network = network.IsolatedNetwork(required=isinstance(scene, mounts.Scene) and not scene.local)
+        self.wanted = {False} if isinstance(mount_plan, mounts.MountPlan) else set[bool]()
+        self.network = network.IsolatedNetwork(required=isinstance(mount_plan, mounts.MountPlan) and not mount_plan.local)
 
     def serve(self) -> None:
         decoder = frames.FrameDecoder()
@@ -168,11 +167,11 @@ class ZygoteProcess:
                 if not raw:
                     return
                 for frame in decoder.feed(raw, fds):
-                    {"create": self.create, "cover": self.cover}.get(frame.message["op"], self.help)(frame)
+                    {"create": self.create, "mask": self.mask}.get(frame.message["op"], self.help)(frame)
             elif moment and self.wanted:
                 self.make_spare(min(self.wanted))
             if self.emptied:
-                self.emptied = [leaf for leaf in self.emptied if not self.groups.remove(leaf)]
+                self.emptied = [cgroup for cgroup in self.emptied if not self.groups.remove(cgroup)]
 
     def reap(self) -> bool:
         """Has a session ended?"""
@@ -184,12 +183,12 @@ class ZygoteProcess:
                 return ended
             if pid == 0:
                 return ended
-            if pid not in self.leaves:
+            if pid not in self.cgroups:
                 continue  # a helper of file operations, or the one that made it
             self.plans.pop(pid, None)
-            leaf = self.leaves.pop(pid)
-            if leaf:
-                self.emptied.append(leaf)
+            cgroup = self.cgroups.pop(pid)
+            if cgroup:
+                self.emptied.append(cgroup)
             spare = next((isolated for isolated, spare in self.spares.items() if spare.pid == pid), None)
             if spare is not None:
                 self.drop_spare(spare)  # it could not be set up, or somebody killed it: no other before the next session was made
@@ -198,45 +197,45 @@ class ZygoteProcess:
                 self.network.unplug(pid)
                 ended = True
 
-    def plan(self, scene: mounts.Scene, spec: SessionSpec) -> setup.InitPlan:
+    def plan(self, mount_plan: mounts.MountPlan, spec: SessionSpec) -> setup.InitPlan:
         return setup.InitPlan(
-            scene,
+            mount_plan,
             spec.network == "isolated",
-            scene.local or spec.rootfs_mode == "read_only",
+            mount_plan.local or spec.rootfs_mode == "read_only",
             self.hardening,
             self.groups,
             self.scores,
             self.terminals,
             self.files,
-            program_fd=-1 if self.home is None else self.program_fd,
+            program_fd=-1 if self.namespace is None else self.program_fd,
         )
 
     def clone(self, plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int, str]:
-        """As `_clone`, into a cgroup of its own, whose leaf is the third."""
+        """As `_clone`, into a cgroup of its own, whose cgroup is the third."""
         with mounts.step("make the cgroup"):
-            leaf = self.groups.make()
+            cgroup = self.groups.make()
         try:
-            pid, pidfd = _clone(plan._replace(leaf=leaf), order)
+            pid, pidfd = _clone(plan._replace(cgroup=cgroup), order)
         except BaseException:
-            self.emptied.append(leaf)
+            self.emptied.append(cgroup)
             raise
-        self.leaves[pid] = leaf
-        return pid, pidfd, leaf
+        self.cgroups[pid] = cgroup
+        return pid, pidfd, cgroup
 
     def create(self, frame: frames.Frame) -> None:
         number: int = frame.message["id"]
         mount_fd, theirs = frame.fds
         try:
-            if isinstance(self.scene, mounts.SetupFailed):
-                raise self.scene
-            plan = self.plan(self.scene, SessionSpec(*frame.message["spec"]))
-            sockets = mounts.listening_sockets() if self.scene.sockets_show and (plan.read_only or plan.isolated) else []
-            self.look_again(frame.message["covered"])
-            order = setup.Order(mount_fd, theirs, [*sockets, *frame.message["covered"]], None)
-            pid, pidfd, leaf = self.start(plan, order)
-            frames.send(self.sock, {"event": "started", "id": number, "pid": pid, "leaf": leaf}, fds=[pidfd])
+            if isinstance(self.mount_plan, mounts.SetupFailed):
+                raise self.mount_plan
+            plan = self.plan(self.mount_plan, SessionSpec(*frame.message["spec"]))
+            sockets = mounts.listening_sockets() if self.mount_plan.sockets_show and (plan.read_only or plan.isolated) else []
+            self.refresh_views(frame.message["masked"])
+            order = setup.Order(mount_fd, theirs, [*sockets, *frame.message["masked"]], None)
+            pid, pidfd, cgroup = self.start(plan, order)
+            frames.send(self.sock, {"event": "started", "id": number, "pid": pid, "cgroup": cgroup}, fds=[pidfd])
             os.close(pidfd)
-            self.plans[pid] = plan._replace(leaf=leaf)
+            self.plans[pid] = plan._replace(cgroup=cgroup)
             self.wanted = {isolated for isolated in self.wanted | {False, plan.isolated} if isolated not in self.spares}
         except mounts.SetupFailed as failed:
             refused = {"event": "not_started", "id": number, "step": failed.step, "errno": failed.errno, "message": failed.message}
@@ -245,86 +244,88 @@ class ZygoteProcess:
             os.close(mount_fd)
             os.close(theirs)
 
-    def look_again(self, paths: list[str]) -> None:
+    def refresh_views(self, paths: list[str]) -> None:
         """An overlay remembers of a folder that came up since that it is not there: it could not be hidden, and would show a moment later."""
         if not self.known.issuperset(paths):
             self.known.update(paths)
             machine_view.refresh(os.getpid())
 
-    def cover(self, frame: frames.Frame) -> None:
+    def mask(self, frame: frames.Frame) -> None:
         """Hide folders that came up since in every session that is there. What a process of it has open, or stands in, it keeps."""
         paths: list[str] = frame.message["paths"]
         failed: list[str] = []
-        self.look_again(paths)
+        self.refresh_views(paths)
         for pid, plan in list(self.plans.items()):
             if not plan.read_only:
                 continue
             try:
-                if self.home is None:
-                    self.home_of_covers = self.home_of_covers or _Home()
-                home = self.home or self.home_of_covers
-                assert home is not None
+                if self.namespace is None:
+                    self.namespace_for_masks = self.namespace_for_masks or _MountNamespace()
+                namespace = self.namespace or self.namespace_for_masks
+                assert namespace is not None
                 pidfd = os.pidfd_open(pid)
                 try:
-                    with home.left_for(pidfd):
-                        failed += mounts.cover(paths, plan.scene.workspace_root)
+                    with namespace.entered(pidfd):
+                        failed += mounts.mask(paths, plan.mount_plan.workspace_root)
                 finally:
                     os.close(pidfd)
             except (OSError, mounts.SetupFailed) as error:
                 if not isinstance(error, ProcessLookupError):
                     failed += paths
-        frames.send(self.sock, {"event": "covered", "id": frame.message["id"], "failed": sorted(set(failed))})
+        frames.send(self.sock, {"event": "masked", "id": frame.message["id"], "failed": sorted(set(failed))})
 
     def start(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str]:
-        """Pid, pidfd and leaf of a runner with that order; while an isolated one sets up what it sees, it is connected from here."""
+        """Pid, pidfd and cgroup of an init with that order; while an isolated one sets up what it sees, it is connected from here."""
         native = self.take_native(plan, order)
         if native is not None:
             return native
         if not plan.isolated:
             return self.take_spare(plan, order) or self.clone(plan, order)
-        wire_fd, told_fd = os.pipe2(os.O_CLOEXEC)
-        order = order._replace(wire_fd=wire_fd)
+        network_fd, told_fd = os.pipe2(os.O_CLOEXEC)
+        order = order._replace(network_fd=network_fd)
         try:
-            pid, pidfd, leaf = self.take_spare(plan, order) or self.clone(plan, order)
+            pid, pidfd, cgroup = self.take_spare(plan, order) or self.clone(plan, order)
         except BaseException:
             os.close(told_fd)
             raise
         finally:
-            os.close(wire_fd)
+            os.close(network_fd)
         self.network.plug(pid, told_fd)
-        return pid, pidfd, leaf
+        return pid, pidfd, cgroup
 
     def make_spare(self, isolated: bool) -> None:
         self.wanted.discard(isolated)
-        if isinstance(self.scene, mounts.SetupFailed):
+        if isinstance(self.mount_plan, mounts.SetupFailed):
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         names = _names()
         try:
-            pid, pidfd, leaf = self.clone(self.plan(self.scene, SessionSpec("", "isolated" if isolated else "shared")), theirs.fileno())
+            pid, pidfd, cgroup = self.clone(
+                self.plan(self.mount_plan, SessionSpec("", "isolated" if isolated else "shared")), theirs.fileno()
+            )
         except mounts.SetupFailed:
             ours.close()
         else:
-            self.spares[isolated] = _Spare(pid, pidfd, ours, names, leaf, self.home is not None)
+            self.spares[isolated] = _Spare(pid, pidfd, ours, names, cgroup, self.namespace is not None)
         theirs.close()
 
     def take_spare(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
-        """Pid, pidfd and leaf of the spare, which has its order then; None when there is none that fits."""
+        """Pid, pidfd and cgroup of the spare, which has its order then; None when there is none that fits."""
         spare = self.fitting_spare(plan)
         if spare is None or spare.native:
             return None
         try:
-            wire = [] if order.wire_fd is None else [order.wire_fd]
-            frames.send(spare.control, {"covered": order.covered}, fds=[order.mount_fd, order.sock_fd, *wire])
+            wire = [] if order.network_fd is None else [order.network_fd]
+            frames.send(spare.control, {"masked": order.masked}, fds=[order.mount_fd, order.sock_fd, *wire])
         except OSError:  # it is gone, and will be reaped
             return None
         del self.spares[plan.isolated]
         spare.control.close()
-        return spare.pid, spare.pidfd, spare.leaf
+        return spare.pid, spare.pidfd, spare.cgroup
 
     def fitting_spare(self, plan: setup.InitPlan) -> _Spare | None:
         spare = self.spares.get(plan.isolated)
-        if spare is None or plan.read_only != plan.scene.local:
+        if spare is None or plan.read_only != plan.mount_plan.local:
             return None
         if spare.names != _names():  # the host's name servers changed: it shows the old ones
             signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
@@ -334,10 +335,10 @@ class ZygoteProcess:
     def take_native(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
         """As `take_spare`, of one that executes the native pid 1: what its session sees is arranged here, in the spare's namespaces."""
         spare = self.fitting_spare(plan)
-        if spare is None or not spare.native or self.home is None:
+        if spare is None or not spare.native or self.namespace is None:
             return None
-        staged, wires = init_program.await_staged(spare.control)
-        if not staged:
+        executed, wires = native.await_executed(spare.control)
+        if not executed:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
             for fd in wires.values():
@@ -346,22 +347,22 @@ class ZygoteProcess:
         del self.spares[plan.isolated]
         rules = -1
         try:
-            if init_program.INOTIFY in wires:
+            if native.INOTIFY in wires:
                 with socket.socket(fileno=os.dup(order.sock_fd)) as told, contextlib.suppress(OSError):
-                    frames.send(told, {"event": "inotify"}, fds=[wires[init_program.INOTIFY]])
+                    frames.send(told, {"event": "inotify"}, fds=[wires[native.INOTIFY]])
             address: str | None = None
             if plan.isolated:
                 with mounts.step("join the network"):
                     address = self.network.address(spare.pid)
                     if address is not None:
-                        network.join(address, socket.socket(fileno=wires.pop(init_program.NETLINK)))
-            with self.home.left_for(spare.pidfd):
-                _show(plan, order)
+                        network.join(address, socket.socket(fileno=wires.pop(native.NETLINK)))
+            with self.namespace.entered(spare.pidfd):
+                _enter(plan, order)
                 with mounts.step("harden"):
                     rules = setup.ruleset(plan)
-            root, own = plan.scene.workspace_root, plan.isolated
+            root, own = plan.mount_plan.workspace_root, plan.isolated
             with contextlib.suppress(OSError):  # it is gone, and will be reaped: whoever waits for the session hears of that
-                init_program.give_order(
+                native.give_order(
                     spare.control,
                     plan.hardening,
                     plan.scores,
@@ -380,20 +381,26 @@ class ZygoteProcess:
             for fd in (*wires.values(), *((rules,) if rules >= 0 else ())):
                 os.close(fd)
             spare.control.close()
-        return spare.pid, spare.pidfd, spare.leaf
+        return spare.pid, spare.pidfd, spare.cgroup
 
     def help(self, frame: frames.Frame) -> None:
-        """Make a helper for the file operations of a session; what goes wrong is told on its socket, or by its end."""
+        """Fork a helper for the file operations of a session; a failure is reported on its socket, or by its end."""
         try:
             plan = self.plans.get(frame.message["pid"])
-            if plan is None:  # it has ended
+            if plan is None:  # the session has ended
                 return
-            errand = helper.Errand(
-                plan.scene, plan.hardening, plan.groups, plan.leaf, isolated=plan.isolated, read_only=plan.read_only, scores=plan.scores
+            entry = helper.HelperPlan(
+                plan.mount_plan,
+                plan.hardening,
+                plan.groups,
+                plan.cgroup,
+                isolated=plan.isolated,
+                read_only=plan.read_only,
+                scores=plan.scores,
             )
             with contextlib.suppress(OSError):
                 if syscalls.clone(0) == 0:
-                    helper.main(errand, frame.fds)  # never returns
+                    helper.main(entry, frame.fds)  # never returns
         finally:
             for fd in frame.fds:
                 os.close(fd)
@@ -416,10 +423,10 @@ def _clone(plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int]:
         return pid, os.pidfd_open(pid)
 
 
-def _show(plan: setup.InitPlan, order: setup.Order) -> None:
+def _enter(plan: setup.InitPlan, order: setup.Order) -> None:
     mount_fd = os.dup(order.mount_fd)
     try:
-        mounts.show(plan.scene, mount_fd, read_only=plan.read_only, covered=order.covered)
+        mounts.enter_session(plan.mount_plan, mount_fd, read_only=plan.read_only, masked=order.masked)
     except BaseException:
         with contextlib.suppress(OSError):
             os.close(mount_fd)
