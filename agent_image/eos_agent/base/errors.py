@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from eos_agent.base.publication import rejection
+from typing import Any
+
+from eos_agent.base.publication import rejection_of
 from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError, os_error
 from layerstack.errors import Busy, LayerStackError, PublishRejected, QuotaExceeded
 
@@ -32,9 +34,8 @@ def operation_error(error: BaseException, request_id: str | None = None) -> Oper
     if isinstance(error, OperationError):
         found = error
     elif isinstance(error, PublishRejected):
-        found = OperationError(
-            OPERATION_FAILED, error.message, {"reason": error.reason, "publish_rejection": rejection(error.conflicts, error.reason)}
-        )
+        details: dict[str, Any] = {"reason": error.reason, "publish_rejection": rejection_of(error)}
+        found = OperationError(OPERATION_FAILED, error.message, details)
     elif isinstance(error, LayerStackError):
         details = {"reason": error.reason, **error.details}
         if isinstance(error, Busy):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from layerstack.model.conflict import path_json
 
 if TYPE_CHECKING:
+    from layerstack.errors import PublishRejected
     from layerstack.model.conflict import Conflict
     from layerstack.publish.outcome import Preview, Published
     from layerstack.session.rebase import Rebased
@@ -48,6 +49,11 @@ def rejection(conflicts: Sequence[Conflict], reason: str = "source_conflict") ->
     if len(shown) < len(conflicts):
         found["conflicts_truncated"] = True
     return found
+
+
+def rejection_of(error: PublishRejected) -> dict[str, Any]:
+    """The wire form of a rejected publish, for an error's `publish_rejection` and for a command's result."""
+    return rejection(error.conflicts, error.reason)
 
 
 def publish_json(published: Published) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from eos_agent.base import log, telemetry
 from eos_agent.base.errors import operation_error, quota_hint
-from eos_agent.base.publication import publish_json, rejection
+from eos_agent.base.publication import publish_json, rejection_of
 from layerstack.errors import PublishRejected, QuotaExceeded, Stopped
 from layerstack.model.conflict import path_json
 from layerstack.publish.commit import CommitUnsynced
@@ -55,7 +55,7 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
     try:
         published = commit(store, upper, owner=session.owner, request_id=session.request_id, agent=session.agent)
     except PublishRejected as error:
-        reason, refused = error.reason, rejection(error.conflicts, error.reason)
+        reason, refused = error.reason, rejection_of(error)
         telemetry.event("workspace_session.finalize.publish_failed", reason=reason, conflict_count=len(error.conflicts))
     except CommitUnsynced as error:
         return {"publish": {"published": True, "synced": False, **publish_json(error.published)}}

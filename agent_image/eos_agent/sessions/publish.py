@@ -11,11 +11,10 @@ from eos_agent.base.errors import operation_error
 from eos_agent.base.publication import preview_json, publish_json, rejection
 from eos_agent.sessions import disk_space
 from eos_agent.sessions.finalize import commit
-from eos_agent.sessions.gone import not_yet_kept
 from eos_agent.sessions.look_back import cursor
+from eos_agent.sessions.refusal import refusal, rejected
 from eos_agent.sessions.session import EXPLICIT, Session, check_grace
-from eos_agent.wire.protocol import INTERNAL_ERROR, INVALID_REQUEST, OPERATION_FAILED, OperationError
-from layerstack.errors import PublishRejected
+from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, OperationError
 from layerstack.publish.commit import CommitUnsynced
 
 if TYPE_CHECKING:
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
     from layerstack.session.upper import Upper
 
 SESSION_BUSY = "session_busy"
-REDO_HINT = "redo all changes of this session on the newest version in a new session, publish that, then destroy this one"
+PUBLISH = RefusedOperation(
+    "publish", "redo all changes of this session on the newest version in a new session, publish that, then destroy this one"
+)
 KEEP_OPEN_HINT = "end them first, or publish without keep_open: that ends all that lives in the session"
 
 
@@ -66,7 +67,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
             raise _unsynced(session, error) from error
         except Exception as error:
             retained = await go_on(sessions, session)
-            raise _refused(sessions, session, error, "publish", retained=retained, restarted=True) from error
+            raise refusal(sessions, session, error, PUBLISH, retained=retained, restarted=True) from error
         if session.draft_id is not None and not published.no_op:
             sessions.forget_draft(session.draft_id)
         went_on = await _continue(sessions, session) if keep_open else {}
@@ -157,15 +158,15 @@ async def _preview_frozen(sessions: Sessions, session: Session, request_id: str)
     try:
         found, size = await sessions.captures.run(lambda: (_preview(sessions, session), session.upper.size_bytes()), request_id=request_id)
         if found.conflicts:
-            raise rejected(sessions, session, rejection(found.conflicts), retained=True)
+            raise rejected(sessions, session, rejection(found.conflicts), PUBLISH, retained=True)
         if found.refused is not None:
-            raise _refused(sessions, session, found.refused, "publish", retained=True)
+            raise refusal(sessions, session, found.refused, PUBLISH, retained=True)
         good = True
         return size
     except OperationError:
         raise
     except Exception as error:
-        raise _refused(sessions, session, error, "capture", retained=True) from error
+        raise refusal(sessions, session, error, PUBLISH, stage="capture", retained=True) from error
     finally:
         if not good:
             await session.init.thaw()
@@ -202,54 +203,6 @@ def _go_on_with(sessions: Sessions, session: Session, init: InitHandle) -> None:
     session.ending = False
     session.state = "active"
     sessions.watch(session, init)
-
-
-def rejected(
-    sessions: Sessions,
-    session: Session,
-    refused: dict[str, Any],
-    *,
-    retained: bool,
-    restarted: bool = False,
-    stage: str = "publish",
-    hint: str = REDO_HINT,
-) -> OperationError:
-    """The error that carries a rejection; `restarted`: its processes ended on the way."""
-    details: dict[str, Any] = {
-        "workspace_session_id": session.id,
-        "stage": stage,
-        "session_retained": retained,
-        "publish_rejection": refused,
-    }
-    if restarted:
-        details["processes_ended"] = True
-    if retained:
-        details["hint"] = hint
-    else:
-        details["draft_id"] = sessions.lost.get(session.id)
-    return OperationError(OPERATION_FAILED, f"workspace session {stage} was rejected", details, reason=str(refused["reason"]))
-
-
-def _refused(
-    sessions: Sessions, session: Session, error: Exception, stage: str, *, retained: bool, restarted: bool = False
-) -> OperationError:
-    if isinstance(error, PublishRejected):
-        return rejected(sessions, session, rejection(error.conflicts, error.reason), retained=retained, restarted=restarted)
-    return failed(sessions, session, error, "publish", stage, retained=retained)
-
-
-def failed(sessions: Sessions, session: Session, error: Exception, what: str, stage: str, *, retained: bool) -> OperationError:
-    """What a caller is told of an `error` that is no rejection: `what` did not come to its end, and where its work is."""
-    shown = operation_error(error)
-    if shown.kind == INTERNAL_ERROR:
-        log.failure(f"{what}_failed", error, session=session.id)
-    details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
-    if not retained:
-        details["draft_id"] = sessions.lost.get(session.id)
-        if (dead := sessions.store.dead.find(session.id)) is not None:  # most of all for want of space
-            details |= {"draft_pending": True, "hint": not_yet_kept(dead, sessions.folder(session.id)).details["hint"]}
-    kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED
-    return OperationError(kind, f"workspace session {what} failed: {shown.message}", details)
 
 
 def _unsynced(session: Session, error: CommitUnsynced) -> OperationError:

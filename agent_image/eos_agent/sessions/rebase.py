@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 from eos_agent.base import telemetry
 from eos_agent.base.publication import left_out, rejection
 from eos_agent.sessions import disk_space
-from eos_agent.sessions.publish import SESSION_BUSY, check_idle, failed, go_on, rejected
+from eos_agent.sessions.publish import SESSION_BUSY, check_idle, go_on
+from eos_agent.sessions.refusal import RefusedOperation, refusal, rejected
 from eos_agent.sessions.session import EXPLICIT, Session
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
-from layerstack.errors import PublishRejected
 from layerstack.session.rebase import Rebased
 
 if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
-STAGE = "rebase"
 BUSY_HINT = "end them first: the session goes on with a new first process"
-CONFLICT_HINT = "undo those paths in the session and try again, or redo its work in a new one"
+REBASE = RefusedOperation("rebase", "undo those paths in the session and try again, or redo its work in a new one")
 
 
 async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
@@ -48,7 +47,7 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
                 done = await sessions.captures.run(session.upper.rebase, request_id=request_id)
             except Exception as error:
                 retained = await go_on(sessions, session)
-                raise _refused(sessions, session, error, retained=retained) from error
+                raise refusal(sessions, session, error, REBASE, retained=retained, restarted=True) from error
             if not await go_on(sessions, session):
                 raise _not_resumed(sessions, session)
     return _told(done, session)
@@ -67,25 +66,18 @@ async def _check_conflicts(sessions: Sessions, session: Session, request_id: str
         found = await sessions.captures.run(session.upper.preview, request_id=request_id)
         await sessions.pool.run(lambda: disk_space.check(sessions.store, found.source_count + found.ignored_count))
     except Exception as error:
-        raise _refused(sessions, session, error, retained=True) from error
+        raise refusal(sessions, session, error, REBASE, retained=True) from error
     finally:
         await session.init.thaw()
     if found.conflicts:
-        raise rejected(sessions, session, rejection(found.conflicts), retained=True, stage=STAGE, hint=CONFLICT_HINT)
-
-
-def _refused(sessions: Sessions, session: Session, error: Exception, *, retained: bool) -> OperationError:
-    if isinstance(error, PublishRejected):  # the head moved after the preview
-        refused = rejection(error.conflicts, error.reason)
-        return rejected(sessions, session, refused, retained=retained, restarted=True, stage=STAGE, hint=CONFLICT_HINT)
-    return failed(sessions, session, error, "rebase", STAGE, retained=retained)
+        raise rejected(sessions, session, rejection(found.conflicts), REBASE, retained=True)
 
 
 def _not_resumed(sessions: Sessions, session: Session) -> OperationError:
     """It was carried over, and no new process could be started on it."""
     details = {
         "workspace_session_id": session.id,
-        "stage": STAGE,
+        "stage": REBASE.name,
         "session_retained": False,
         "draft_id": sessions.lost.get(session.id),
         "retryable": True,

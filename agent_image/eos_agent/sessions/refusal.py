@@ -1,0 +1,87 @@
+"""Errors of operations that carry a session's work to the head: publish and rebase."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eos_agent.base import log
+from eos_agent.base.errors import operation_error
+from eos_agent.base.publication import rejection_of
+from eos_agent.sessions.gone import not_yet_kept
+from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationError
+from layerstack.errors import PublishRejected
+
+if TYPE_CHECKING:
+    from eos_agent.sessions.session import Session
+    from eos_agent.sessions.table import Sessions
+
+
+class RefusedOperation(NamedTuple):
+    """What was tried: its name in messages and `stage`, and the hint of a rejection that left the session open."""
+
+    name: str
+    hint: str
+
+
+def refusal(
+    sessions: Sessions,
+    session: Session,
+    error: Exception,
+    operation: RefusedOperation,
+    *,
+    retained: bool,
+    restarted: bool = False,
+    stage: str = "",
+) -> OperationError:
+    """The error of a failed operation.
+
+    Args:
+        retained: the session is open; else its work is a draft, or will be one.
+        restarted: its processes ended on the way.
+        stage: part of the operation that failed, when it is not the operation itself.
+    """
+    if isinstance(error, PublishRejected):
+        return rejected(sessions, session, rejection_of(error), operation, retained=retained, restarted=restarted)
+    return _failed(sessions, session, error, operation, stage or operation.name, retained=retained)
+
+
+def rejected(
+    sessions: Sessions,
+    session: Session,
+    rejection: dict[str, Any],
+    operation: RefusedOperation,
+    *,
+    retained: bool,
+    restarted: bool = False,
+) -> OperationError:
+    """The error that carries a rejection in its wire form; arguments as of `refusal`."""
+    details: dict[str, Any] = {
+        "workspace_session_id": session.id,
+        "stage": operation.name,
+        "session_retained": retained,
+        "publish_rejection": rejection,
+    }
+    if restarted:
+        details["processes_ended"] = True
+    if retained:
+        details["hint"] = operation.hint
+    else:
+        details["draft_id"] = sessions.lost.get(session.id)
+    message = f"workspace session {operation.name} was rejected"
+    return OperationError(OPERATION_FAILED, message, details, reason=str(rejection["reason"]))
+
+
+def _failed(
+    sessions: Sessions, session: Session, error: Exception, operation: RefusedOperation, stage: str, *, retained: bool
+) -> OperationError:
+    """The error of an operation that failed otherwise than by a rejection; it names where the work is."""
+    shown = operation_error(error)
+    if shown.kind == INTERNAL_ERROR:
+        log.failure(f"{operation.name}_failed", error, session=session.id)
+    details = {**shown.details, "workspace_session_id": session.id, "stage": stage, "session_retained": retained}
+    if not retained:
+        details["draft_id"] = sessions.lost.get(session.id)
+        if (dead := sessions.store.dead.find(session.id)) is not None:  # mostly because the disk is full
+            details |= {"draft_pending": True, "hint": not_yet_kept(dead, sessions.folder(session.id)).details["hint"]}
+    kind = INTERNAL_ERROR if shown.kind == INTERNAL_ERROR else OPERATION_FAILED
+    return OperationError(kind, f"workspace session {operation.name} failed: {shown.message}", details)
