@@ -1,4 +1,4 @@
-"""A connection to a server of the sandbox, by the address at which it turns out to listen."""
+"""Connect to a server of the sandbox, on the address family at which it listens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def family_of(address: str) -> int:
 
 
 async def server_of_the_sandbox(port: int, *, timeout_s: float) -> socket.socket:
-    """A non-blocking connection to a server in the network that the agent and shared sessions have.
+    """Return a non-blocking connection to a server in the network that the agent shares with shared sessions.
 
     Raises:
         OperationError: as `first_that_answers`.
@@ -43,7 +43,7 @@ async def first_that_answers(candidates: Sequence[tuple[str, socket.socket]], po
     """Connect one of the sockets, each to its address, in this order; the others are closed.
 
     Raises:
-        OperationError: operation_failed; connect_failed when nobody listens, connect_timed_out after timeout_s for all together.
+        OperationError: operation_failed; connect_failed when no address accepts, connect_timed_out after timeout_s for all together.
     """
     loop = asyncio.get_running_loop()
     code = 0

@@ -13,18 +13,19 @@ ALLOWED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", *PROXIES)
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 GIT_CONFIG = (("safe.directory", "*"), ("core.checkStat", "minimal"), ("gc.autoDetach", "false"), ("maintenance.autoDetach", "false"))
-"""The files of a base belong to whoever made it, and git would refuse them all. They have the times and sizes that git's index knows, and other inodes:
-without `minimal` git reads each of them at every status, since it may not write the index then (GIT_OPTIONAL_LOCKS). A gc in the background would be
-ended in its midst, with the session of the command that started it."""
+"""Settings of git(1) for every command. safe.directory: the files of a base have another owner, which git refuses.
+core.checkStat: they have the mtimes and sizes of git's index but other inodes; without `minimal` git reads each file at
+every status, since it may not refresh the index (GIT_OPTIONAL_LOCKS). autoDetach: a gc in the background would be
+killed with the session of its command."""
 _COUNT, _KEY, _VALUE = "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_"
 _COUNT_DIGITS = 4
 
 
 def base_environment(settings: Settings) -> dict[str, str]:
-    """What every command of the sandbox starts from.
+    """Return the environment that every command of the sandbox starts with.
 
     Docker: the image's variables and `container_env`. Local, or with `runtime.command.environment: allow_list`: of the image's (the
-    caller's) variables only the allow-list. PATH has a default, HOME is root's where nobody says otherwise.
+    caller's) variables only the allow-list. PATH and HOME (root's) have defaults.
     """
     image = dict(item.split("=", 1) for item in settings.image_env if "=" in item)
     if settings.local or settings.get("runtime.command.environment", "image") == "allow_list":
@@ -43,7 +44,7 @@ def base_environment(settings: Settings) -> dict[str, str]:
 
 
 def with_git_config(environment: dict[str, str]) -> dict[str, str]:
-    """GIT_CONFIG added behind what is configured so already. A key that is there keeps its value, and a count that is none stays as it is: git says so."""
+    """Add GIT_CONFIG after the entries of GIT_CONFIG_COUNT. A configured key keeps its value; an invalid count is left for git to report."""
     text = environment.get(_COUNT) or "0"
     if not (text.isascii() and text.isdigit() and len(text) <= _COUNT_DIGITS):
         return environment
@@ -66,7 +67,7 @@ def _visible(path: str, hidden: Sequence[str]) -> str:
 
 
 def parse_env(items: Sequence[object]) -> dict[str, str]:
-    """The `env` argument, an array of "NAME=value".
+    """Parse the `env` argument, an array of "NAME=value".
 
     Raises:
         OperationError: invalid_request that names the item.
@@ -83,7 +84,7 @@ def parse_env(items: Sequence[object]) -> dict[str, str]:
 
 
 def command_environment(base: dict[str, str], extra: dict[str, str], *, tty: bool) -> dict[str, str]:
-    """`base` and what the caller adds; a terminal has a TERM."""
+    """Merge `base` and the caller's variables; with a terminal TERM has a default."""
     found = {**base, **extra}
     if _COUNT in extra:
         found = with_git_config(found)

@@ -1,4 +1,4 @@
-"""Local sessions see this machine as it is when a command begins: the overlays of machine_view.py are made to look again, but not all the time."""
+"""Refresh the views of local sessions before a command: drop what the overlays of machine_view.py have cached, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import time
 from eos_agent.kernel import machine_view
 
 PAUSE_S = 1.0
-"""What was looked at less than so long ago is not looked at again."""
+"""Seconds after a refresh within which no other one is made."""
 SHARE = 20
-"""Nor before so many times what it took: a command that walked the whole machine leaves much to forget, and the next look costs it again."""
+"""The pause is also this many times the duration of the last refresh: after a walk of the whole machine it is long."""
 INLINE_S = 0.0005
 
 
 class Freshness:
-    """Of the sessions that one process forks, the zygote."""
+    """The refreshes for the sessions of one zygote."""
 
     def __init__(self, namespace_of: int) -> None:
         self._pid = namespace_of
         self._due = 0.0
         self._took_s = 0.0
-        self._looking: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
     async def before_command(self) -> None:
-        """Everybody who comes while it is done waits for it."""
-        if self._looking is not None:
-            await asyncio.shield(self._looking)
+        """Refresh if it is due. Concurrent callers wait for the refresh in progress."""
+        if self._refreshing is not None:
+            await asyncio.shield(self._refreshing)
         elif time.monotonic() >= self._due:
             if self._took_s <= INLINE_S:
-                self._look()
+                self._refresh()
                 return
-            self._looking = asyncio.create_task(asyncio.to_thread(self._look))
+            self._refreshing = asyncio.create_task(asyncio.to_thread(self._refresh))
             try:
-                await asyncio.shield(self._looking)
+                await asyncio.shield(self._refreshing)
             finally:
-                self._looking = None
+                self._refreshing = None
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         before = time.monotonic()
         machine_view.refresh(self._pid)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The agent's side of a session's helper for file operations (helper.py): made when one comes, closed when none has come for a while."""
+"""The agent's handle of a session's helper (init/helper.py): forked for a file operation, closed after an idle time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from eos_agent.ipc.frame_socket import FrameSocket
 from eos_agent.wire.protocol import OPERATION_FAILED, OperationError
 
 IDLE_S = 10.0
-"""After so long without a file operation the helper ends: it keeps some 2 MB."""
+"""Seconds without a file operation after which the helper ends: it uses some 2 MB."""
 
 AskZygote = Callable[[dict[str, Any], list[int]], Awaitable[None]]
-"""Sends one frame with descriptors to the zygote."""
+"""Send one frame with descriptors to the zygote."""
 
 
 class FileHelper:
-    """One helper that lives. `pending` holds the replies that are awaited from it, by the number of their request."""
+    """One live helper. pending: the awaited replies by request number."""
 
     def __init__(self, sock: socket.socket, on_reply: Callable[[frames.Frame], None], on_end: Callable[[], None]) -> None:
         self.pending: dict[int, asyncio.Future[frames.Frame]] = {}
@@ -31,20 +31,20 @@ class FileHelper:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, number: int, reply: asyncio.Future[frames.Frame]) -> None:
-        """A request is on its way."""
+        """Note that a request was sent."""
         self.pending[number] = reply
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def remove(self, number: int) -> None:
-        """It is over, whatever became of it."""
+        """Note that a request is over."""
         self.pending.pop(number, None)
         if not self.pending and not self.over and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.close)
 
     def close(self) -> None:
-        """End it; what is awaited from it fails."""
+        """End the helper; pending requests fail."""
         self.link.close()
         self._ended()
 
@@ -70,7 +70,7 @@ class FileHelper:
         if not self.ready.done():
             self.ready.set_exception(no_helper("it ended before it was ready"))
         if not self.ready.cancelled():
-            self.ready.exception()  # somebody may not await it any more
+            self.ready.exception()  # marks it as retrieved: its waiter may be cancelled
         for reply in self.pending.values():
             if not reply.done():
                 error = OperationError(
@@ -81,6 +81,6 @@ class FileHelper:
 
 
 def no_helper(why: str) -> OperationError:
-    """The refusal of a file operation for which no helper could be made."""
-    message = f"the process for file operations of this session could not be made: {why}"
+    """The error of a file operation for which no helper could be forked."""
+    message = f"the helper process for file operations of this session could not be started: {why}"
     return OperationError(OPERATION_FAILED, message, {"retryable": True}, reason="no_file_helper")

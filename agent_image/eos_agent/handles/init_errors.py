@@ -1,4 +1,4 @@
-"""What the native pid 1 of a session refuses, a word and an errno, as the error that loop.py would have told."""
+"""Translate a refusal of the native init, a word and an errno, into the error that loop.py raises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eos_agent.wire.protocol import INVALID_REQUEST, OPERATION_FAILED, Operation
 
 
 def refusal(request: Mapping[str, Any], answer: Mapping[str, Any]) -> Exception:
-    """The error of `request`, whose answer has `refused`: [word, errno]."""
+    """Return the error of `request`, whose reply has `refused`: [word, errno]."""
     word, code = str(answer["refused"][0]), int(answer["refused"][1])
     error = OSError(code, os.strerror(code))
     argv: list[str] = request.get("argv") or [""]
@@ -38,7 +38,7 @@ def refusal(request: Mapping[str, Any], answer: Mapping[str, Any]) -> Exception:
 
 
 def _invalid(request: Mapping[str, Any], argv: list[str]) -> OperationError:
-    """Which string no system call can take."""
+    """Return the error that names the string that cannot be passed to a system call."""
     cwd = str(request["cwd"])
     if not _fits(cwd):
         return cwd_not_found(cwd, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))

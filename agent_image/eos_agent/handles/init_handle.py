@@ -1,4 +1,4 @@
-"""One session's pid 1, seen from the agent: ask it, hear from it, kill it, know when it is gone."""
+"""The agent's handle of a session's init: send requests, receive events, kill it, await its end."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from eos_agent.wire.protocol import INTERNAL_ERROR, OPERATION_FAILED, OperationE
 from eos_agent.zygote.specs import SessionSpec
 
 FORCE_AFTER_S = 0.4
-"""A tree that the init has not killed after so long, SIGTERM and its grace included, is killed from outside of the session."""
+"""Seconds after which the agent itself kills a tree that init has not killed yet, SIGTERM and its grace included."""
 
 
 ANSWER_S = 60.0
-"""An init that has not answered for so long, while nobody made it stand still, is killed: what waits for it would wait for ever."""
+"""Default seconds after which an init that does not answer and is not frozen is killed: its callers would wait for ever."""
 
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -35,14 +35,14 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class Spawned(NamedTuple):
-    """A command that runs. pid counts in the session's pid namespace; fds ("tty" | "stdin", "stdout", "stderr") belong to the caller."""
+    """A running command. pid: in the session's pid namespace. fds ("tty" | "stdin", "stdout", "stderr") are the caller's."""
 
     pid: int
     fds: dict[str, int]
 
 
 class InitHandle:
-    """One session's pid 1, seen from the agent.
+    """The agent's handle of one session's init.
 
     native: init is the program of init.c, and a helper does the file operations. namespaces: its pid and mnt
     namespace, as /proc/PID/ns shows them. address: of an isolated session in its network; None for a shared
@@ -88,9 +88,9 @@ class InitHandle:
         self._guard: InotifyLimit | None = None
         self._inotify_most = inotify_most
         self._abandoned = False
-        self._killable: dict[str, tuple[int, int]] = {}  # mark and pid of each command that may have to be killed
-        self._environment: dict[str, str] | None = None  # that the init remembers for sure
-        self._environments = 0  # that it was told
+        self._killable: dict[str, tuple[int, int]] = {}  # tag and pid of each live command
+        self._environment: dict[str, str] | None = None  # that init is known to remember
+        self._environments = 0  # sent to init so far
         self._cloned: asyncio.Future[None] = loop.create_future()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._waiting: dict[int, asyncio.Future[frames.Frame]] = {}
@@ -138,7 +138,7 @@ class InitHandle:
             "stdin": stdin,
             "uid": uid,
         }
-        if env != self._environment:  # else it is the last one that the init was told
+        if env != self._environment:  # else init uses the last one again
             message["env"], self._environment = env, None
             self._environments += 1
         turn = self._environments
@@ -152,21 +152,21 @@ class InitHandle:
             self._listeners.pop(key, None)
             most = self.group.limits()["pids_max"]
             if most is not None and isinstance(error, OperationError) and error.details.get("errno") == "EAGAIN":
-                error.details["hint"] = f"the session has all of the {most} processes that it may have; cancel or signal a command of it"
+                error.details["hint"] = f"the session has reached its limit of {most} processes; cancel or signal a command of it"
             raise
         if turn == self._environments:
             self._environment = env
-        if key in self._killable:  # else it has ended already
+        if key in self._killable:  # else its end was reported before this reply
             self._killable[key] = (int(frame.message["mark"]), int(frame.message["pid"]))
         return Spawned(int(frame.message["pid"]), dict(zip(frame.message["fds"], frame.fds, strict=True)))
 
     async def which_shell(self) -> list[str] | None:
-        """The argv before the command text: bash without start-up files, else sh, else None."""
+        """Return the argv before the command text: bash without start-up files, else sh, else None."""
         found = (await self._call({"op": "which_shell"})).message["argv"]
         return None if found is None else [str(a) for a in found]
 
     async def ping(self, helper: FileHelper | None = None) -> None:
-        """Have it answer. It is killed like in any other call if it does not; that it died is nobody's error here."""
+        """Ping. As for any call, an init that does not answer is killed; that is not reported here."""
         with contextlib.suppress(OperationError):
             await self._call({"op": "ping"}, helper=helper)
 
@@ -175,10 +175,10 @@ class InitHandle:
         return bool((await self._call({"op": "signal", "key": key, "signum": signum})).message["sent"])
 
     async def kill_tree(self, key: str) -> None:
-        """SIGTERM, 100 ms, SIGKILL to all that descends from a command, also what left its group; returns when nothing of it lives.
+        """Send SIGTERM, after 100 ms SIGKILL, to all that descends from a command, also outside its group. Returns when all are dead.
 
-        The init does it; where that takes too long, because the tree forks as fast as it is killed or leaves the init no processor, all of
-        the session is frozen and the tree killed from here.
+        Init does it. When that takes too long, because the tree forks as fast as it is killed or takes init's
+        processor, the whole session is frozen and the tree killed from here.
         """
         kill = asyncio.ensure_future(self._call({"op": "kill_tree", "key": key}, patient=True))
         try:
@@ -186,15 +186,16 @@ class InitHandle:
             while self.group.can_freeze and (mark or pid):
                 if (await asyncio.wait([kill], timeout=FORCE_AFTER_S))[0]:
                     break
-                with contextlib.suppress(OSError, OperationError):  # it is gone, or something in it cannot stand still: the init goes on
+                with contextlib.suppress(OSError, OperationError):  # it has ended, or cannot be frozen: init goes on killing
                     await self.group.kill_command(mark, pid)
             await kill
         finally:
             kill.cancel()
 
     async def end(self, grace_s: float, *, thaw: bool = False) -> None:
-        """The end of the session: SIGTERM to all that lives in it, up to `grace_s` for that to end, then as `terminate`. Where nothing was left
-        behind nobody is asked. thaw: it was frozen, and stays so if there is nobody to ask.
+        """End the session: SIGTERM to all its processes, up to `grace_s` seconds for them to end, then `terminate`.
+
+        When no process is left, SIGTERM is skipped. thaw: the session is frozen; it is thawed only for the SIGTERM.
         """
         try:
             if grace_s > 0 and (self._killable or not self.alone) and not self.gone.done():
@@ -211,8 +212,8 @@ class InitHandle:
     ) -> tuple[dict[str, Any], bytes | None]:
         """Run eos_agent.files.mounted.perform_in_mount inside the mount. Its errors come back as OperationError.
 
-        With `aside` in a child of the init, which goes on with all else; it is killed after `limit_s`. Beside the native pid 1 all of it is
-        the business of a helper, which is made now when there is none.
+        in_worker: run it in a child of init, which serves other requests meanwhile; killed after `limit_s`. With a native
+        init a helper runs it instead of init; it is forked now when none lives.
         """
         message: dict[str, Any] = {"op": "file", "name": name, "args": args}
         if in_worker:
@@ -222,7 +223,7 @@ class InitHandle:
         return frame.message["result"], frame.data
 
     async def _file_helper(self) -> FileHelper:
-        """The one that there is, or a new one.
+        """Return the live helper, or have a new one forked.
 
         Raises:
             OperationError: session_lost; operation_failed, reason no_file_helper.
@@ -256,13 +257,14 @@ class InitHandle:
             return helper
 
     async def processes(self) -> list[dict[str, Any]]:
-        """Whatever lives in the session beside its pid 1: `pid`, `name`."""
+        """List the processes of the session without init: `pid`, `name`."""
         return list((await self._call({"op": "processes"})).message["processes"])
 
     async def connect(self, port: int, *, timeout_s: float = 10.0) -> int:
-        """A non-blocking stream to a server in the session's network, on its loopback or at its address; the descriptor is the caller's.
+        """Connect to a server in the session's network, on its loopback or at its address. Returns a non-blocking socket's descriptor.
 
-        The init only makes the sockets, which are of its network whoever connects them, so that no server makes it wait.
+        Init only creates the sockets: a socket belongs to the network namespace that it was created in. Connecting
+        them here keeps a slow server from blocking init.
 
         Raises:
             OperationError: operation_failed, reason connect_failed, connect_timed_out, session_lost.
@@ -274,7 +276,7 @@ class InitHandle:
         return (await dial.first_that_answers(sockets, port, timeout_s=timeout_s, where="the session")).detach()
 
     async def freeze(self) -> None:
-        """Stop every process of the session; returns when all are stopped. With a cgroup the init too: it answers after `thaw`."""
+        """Freeze every process of the session; returns when all are frozen. With a cgroup init too: it answers after `thaw`."""
         if self.gone.done():
             raise _lost(self.spec.session_id)
         if self.group.can_freeze:
@@ -283,27 +285,27 @@ class InitHandle:
             await self._call({"op": "freeze"})
 
     async def thaw(self) -> None:
-        """Continue what `freeze` stopped; a process that was stopped before stays so."""
+        """Thaw what `freeze` froze; a process that was stopped before stays stopped."""
         if self.group.can_freeze:
             self.group.thaw()
         else:
             await self._call({"op": "thaw"})
 
     async def terminate(self) -> None:
-        """SIGKILL pid 1, and so the whole pid namespace; returns when it was reaped. Harmless when it is gone already."""
+        """SIGKILL init, and so its pid namespace (pid_namespaces(7)). Returns when it was reaped. Idempotent."""
         self._kill()
         await asyncio.shield(self.gone)
 
     async def _call(
         self, message: dict[str, Any], data: bytes | None = None, *, patient: bool = False, helper: FileHelper | None = None
     ) -> frames.Frame:
-        """Ask and wait for the answer.
+        """Send a request and wait for the reply.
 
         Args:
-            patient: the answer may take as long as it takes: the init works on others meanwhile, and must show that it does.
-            helper: who is asked instead of it.
+            patient: the reply may take any time; init serves others meanwhile and is pinged to show that it lives.
+            helper: the process to ask instead of init.
         Raises:
-            OperationError: what the init says; session_lost, also when it is killed because it does not answer (`stuck`).
+            OperationError: as init reports it; session_lost, also when init was killed because it did not answer (`stuck`).
         """
         if self.gone.done():
             raise _lost(self.spec.session_id)
@@ -318,7 +320,7 @@ class InitHandle:
             link = helper.link
         try:
             await link.send({**message, "id": number}, data)
-            frame = await reply  # when cancelled, the reply that still comes is dropped in _on_frame
+            frame = await reply  # after a cancellation _on_frame drops the reply
         except OSError:
             if helper is not None and not self.gone.done():
                 raise no_helper("it has just ended") from None
@@ -332,8 +334,8 @@ class InitHandle:
             raise refusal(message, frame.message)
         error = frame.message.get("error")
         if error is not None:
-            if error["kind"] == INTERNAL_ERROR:  # a bug of ours, told from there: its text is for the log alone
-                raise RuntimeError(f"{message['op']} in the init: {error['details']}")
+            if error["kind"] == INTERNAL_ERROR:  # a bug in init: its text is for the log alone
+                raise RuntimeError(f"{message['op']} in init: {error['details']}")
             raise OperationError(error["kind"], error["message"], error["details"])
         return frame
 
@@ -375,12 +377,12 @@ class InitHandle:
                 listener(message)
 
     def declare_stuck(self) -> None:
-        """It does not answer: kill it, and say so to everybody who waits. `gone` follows when it was reaped."""
+        """Kill an init that does not answer and fail all pending calls. `gone` is set when it was reaped."""
         self.stuck = True
         self._on_end()
 
     def _on_end(self) -> None:
-        """The init closed its socket: it dies, or it is broken. It has to die either way."""
+        """Handle the end of init's socket: init has died or is broken, and is killed either way."""
         self._kill()
         waiting, self._waiting = self._waiting, {}
         for reply in waiting.values():
@@ -396,7 +398,7 @@ class InitHandle:
             self._kill()
 
     def orphaned(self) -> None:
-        """The zygote is dead, so nobody reports: pid 1 dies with it, and its pidfd says when."""
+        """Watch init's pidfd: the zygote has died, so it reports no end; init dies with it."""
         loop, pidfd = asyncio.get_running_loop(), self._pidfd
 
         def ended() -> None:
@@ -407,6 +409,11 @@ class InitHandle:
         loop.add_reader(pidfd, ended)
 
     async def started(self) -> None:
+        """Wait until init is ready.
+
+        Raises:
+            OperationError: operation_failed, reason setup_failed.
+        """
         for moment in (self._cloned, self._ready):  # two sockets: ready may come before started
             both: list[asyncio.Future[Any]] = [moment, self.gone]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -415,7 +422,7 @@ class InitHandle:
         self._ready.result()
 
     async def abandon(self) -> None:
-        """Set-up failed: nothing of it may live when the caller hears of that."""
+        """Kill init after a failed set-up; returns when it was reaped."""
         self._abandoned = True
         if not self._ready.done():
             self._ready.cancel()
@@ -453,7 +460,7 @@ class InitHandle:
 
 
 class _Watch:
-    """Over one call of an init: a timer, which is most of the time cancelled before it is due."""
+    """A timer over one call, mostly cancelled before it is due."""
 
     def __init__(self, init: InitHandle, reply: asyncio.Future[frames.Frame], patient: bool, helper: FileHelper | None) -> None:
         self._init, self._reply, self._patient, self._helper = init, reply, patient, helper

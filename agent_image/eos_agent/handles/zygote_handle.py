@@ -1,11 +1,11 @@
-"""The agent's side of the zygote of sessions, a single-threaded process that is started before anything else.
+"""The agent's handle of the zygote, the single-threaded process that forks each session's init.
 
     agent (asyncio) --- control socket --- zygote --- clone(NEWNS|NEWPID|NEWIPC[|NEWNET]) --- init, pid 1 of the session
-        \\______________________ one socket per session (frames of channel.py; session_runner.py) ____________________/
+        \\______________________ one socket per session (ipc/frames.py; init_handle.py) ____________________/
 
-The zygote imports all that an init needs, then only forks and reaps. It dies with the agent and the inits die with it
-(PR_SET_PDEATHSIG, and the end of their socket). Whoever creates a session hands over a detached overlay mount; once `InitHandle.gone` is
-resolved pid 1 was reaped, nothing of the session lives and the upperdir is free.
+The zygote imports all that an init needs, then only forks and reaps. It dies with the agent and the inits die with
+it (PR_SET_PDEATHSIG, and the end of their socket). A session is created on a detached overlay mount. When
+`InitHandle.gone` is set, init was reaped, no process of the session lives and the upperdir is free.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from eos_agent.machine.neighbours import News
 from eos_agent.zygote.specs import HostSpec, SessionSpec
 
 NEWS_S = 1.0
-"""Between two looks for other gateways while sessions are open; before each command there is one too."""
+"""Seconds between two checks for new gateways while sessions are open; each command start checks too."""
 MASK_S = 10.0
 
 
 def fork_zygote(host: HostSpec, groups: Groups = NONE) -> tuple[int, socket.socket]:
-    """Fork the zygote: the first thing an agent does, while it has one thread. Returns its pid and the agent's end of the socket."""
+    """Fork the zygote, while the agent has one thread. Returns its pid and the agent's end of the socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     parent = os.getpid()
     pid = os.fork()
@@ -84,14 +84,14 @@ class ZygoteHandle:
         self._inits: dict[int, InitHandle] = {}
 
     async def start(self) -> None:
-        """Attach to the running loop. `lost` resolves when the zygote died: no session survives it, and the agent should end."""
+        """Attach to the running loop. `lost` is set when the zygote died: no session survives that, and the agent should end."""
         self.lost = asyncio.get_running_loop().create_future()
         self._link = FrameSocket(self._sock, self._on_frame, self._on_end)
         if self._news is not None:
             self._watcher = asyncio.create_task(self._watch_news())
 
     async def _watch_news(self) -> None:
-        """Sessions that are open hear of gateways that begin meanwhile, whether or not a command begins."""
+        """Mask the directories of new gateways in open sessions, whether or not a command starts."""
         while not self.lost.done():
             await asyncio.sleep(NEWS_S)
             if self._inits:
@@ -99,10 +99,10 @@ class ZygoteHandle:
                     await self._mask_news()
 
     async def _mask_news(self) -> None:
-        """Have what other gateways keep hidden in the sessions that are there; folders that are hidden already are left out."""
+        """Mask directories of other gateways in all sessions; those already masked are skipped."""
         late = [] if self._news is None else self._news.late()
         fresh = [folder for folder in late if folder not in self._masked]
-        if self._masking:  # another look is under way: the folders that it found have to be hidden as well before a command begins
+        if self._masking:  # the directories of a mask in progress must be masked too before a command starts
             await asyncio.wait(list(self._masking.values()), timeout=MASK_S)
         if not fresh or self._link is None:
             return
@@ -125,10 +125,11 @@ class ZygoteHandle:
         await self._mask_news()
 
     async def create(self, spec: SessionSpec, mount_fd: int, *, timeout_s: float) -> InitHandle:
-        """Make a session on a detached overlay mount. The caller closes `mount_fd` afterwards, whatever happened.
+        """Create a session on a detached overlay mount. The caller closes `mount_fd` afterwards in every case.
 
         Raises:
-            OperationError: operation_failed, reason setup_failed, with step and errno in the details; nothing of the session lives then.
+            OperationError: operation_failed, reason setup_failed, with step and errno in the details; no process of the
+                session lives then.
         """
         link = self._link
         if link is None or self.lost.done():

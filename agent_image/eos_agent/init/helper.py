@@ -1,7 +1,8 @@
-"""File operations of a session whose pid 1 is the native one: a child of the zygote that enters the session's namespaces and hardens itself.
+"""The helper: a child of the zygote that does the file operations of a session with a native init.
 
-It is made when the first file operation comes and ends when the agent closes its socket, some seconds after the last one. To the session's
-processes it is one without a parent, and what it answers is what loop.py answers.
+It enters the session's namespaces and hardens itself. It is forked for the first file operation and ends when the
+agent closes its socket, some seconds after the last one. The session's processes see it without a parent; it
+answers requests by loop.py, as a Python init does.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from eos_agent.kernel.oom import OomScore, Scores
 from layerstack.kernel import syscalls
 
 _KINDS = (syscalls.CLONE_NEWPID, syscalls.CLONE_NEWNET, syscalls.CLONE_NEWIPC, syscalls.CLONE_NEWNS)
-"""In the order in which init.c tells the namespaces."""
+"""In the order in which init.c sends the namespaces."""
 
 
 class HelperPlan:
-    """What the zygote knows about the session that is to be entered."""
+    """Values of the session that the helper enters."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class HelperPlan:
 
 
 def main(plan: HelperPlan, fds: tuple[int, ...]) -> NoReturn:
-    """The life of the child, from the line after fork(2). fds: its socket, and the namespaces."""
+    """Run the helper, from the line after clone(2). fds: its socket, then the namespaces."""
     status = 1
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -66,10 +67,10 @@ def main(plan: HelperPlan, fds: tuple[int, ...]) -> NoReturn:
 
 
 def _enter(spaces: list[int], isolated: bool) -> None:
-    """Become a member of them; a child of ours does, as far as the pid namespace goes, and this process ends."""
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # before anybody in there can see us
+    """Enter the namespaces. setns(2) to a pid namespace affects children only: a child goes on, this process ends."""
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # before a process in there can see this one
     for fd, kind in zip(spaces, _KINDS, strict=True):
-        if kind != syscalls.CLONE_NEWNET or isolated:  # the shared one is ours too, and an ordinary user may not enter it
+        if kind != syscalls.CLONE_NEWNET or isolated:  # a shared session has the zygote's network, which an ordinary user may not setns to
             syscalls.setns(fd, kind)
     if syscalls.clone(syscalls.CLONE_PARENT) != 0:
         os._exit(0)

@@ -1,6 +1,6 @@
-"""The native pid 1 of a session (init.c, ADR 0042): where its program is, how an init becomes it, and the order that it gets.
+"""The native init (init.c, ADR 0042): find the program, execute it, send it its order.
 
-Without the program, or where it cannot be executed, loop.py is what it would be.
+Without the program, or where it cannot be executed, loop.py does the same in Python.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ NAME = f"eos-init-{syscalls.MACHINE}"
 ORDER = struct.Struct("<IIQiiIIIIII")  # struct order of init.c
 _MAGIC, _HAS_RULESET = 0x31494F45, 1
 EXECUTED = b"1"
-"""What the program says on its control socket before it waits for its order."""
+"""The byte that the program writes to its control socket before it waits for its order."""
 EXECUTE_LIMIT_MS = 10_000
-"""A spare that has not come so far by then never will."""
+"""Milliseconds after which a spare counts as hung."""
 
 
 def find() -> str | None:
-    """The program beside this file, where a compiler made it."""
+    """Path of the program beside this file; None when no compiler made it."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), NAME)
     return path if os.access(path, os.X_OK) else None
 
 
 def open_program(path: str | None) -> int:
-    """A descriptor to execute it by, since its file is masked in a session; -1 where there is none."""
+    """Open the program for fexecve(3), since its file is masked in a session; -1 when there is none."""
     if path is None:
         return -1
     try:
@@ -48,7 +48,7 @@ def become(program_fd: int, control_fd: int) -> NoReturn:
     """Execute the program, with `control_fd` as its descriptor 3 and nothing else but 0, 1 and 2.
 
     Raises:
-        OSError: this process goes on as it was.
+        OSError: execve(2) failed; this process is unchanged.
     """
     program = fcntl.fcntl(program_fd, fcntl.F_DUPFD_CLOEXEC, 64)
     if control_fd != 3:
@@ -58,16 +58,16 @@ def become(program_fd: int, control_fd: int) -> NoReturn:
 
 
 NETLINK, INOTIFY = b"n", b"i"
-"""What a spare hands over before it executes the program: a socket of its network, the listener of inotify.py."""
+"""Descriptors that a spare sends before it executes the program: a netlink socket of its network, the inotify listener."""
 
 
 def hand_over(control: socket.socket, what: bytes, fd: int) -> None:
-    """In the spare, to the zygote."""
+    """Send a descriptor from the spare to the zygote."""
     control.sendmsg([what], frames.rights([fd]))
 
 
 def await_executed(control: socket.socket) -> tuple[bool, dict[bytes, int]]:
-    """Wait until the program is executed. Whether it is, and the descriptors that were handed over, which are the caller's."""
+    """Wait until the program is executed. Returns True if it is, and the descriptors that were sent; the caller owns them."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     fds: dict[bytes, int] = {}
@@ -96,10 +96,10 @@ def give_order(
     root: str,
     address: str | None,
 ) -> None:
-    """Send what turns the program into the pid 1 of a session that has `sock_fd`. ruleset: -1 without Landlock.
+    """Send the order that makes the program the init of the session with `sock_fd`. ruleset: -1 without Landlock.
 
     Raises:
-        OSError: it is gone.
+        OSError: the program has ended.
     """
     program = hardening.program_of_own_network if own_network else hardening.program
     place, ready = os.fsencode(root), json.dumps(address).encode()

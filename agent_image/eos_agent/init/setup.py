@@ -1,4 +1,4 @@
-"""Pid 1 of a session, from the clone on: sets up what the session sees, hardens itself once, then lives as loop.py says.
+"""Set up a session's init after its clone: mounts, network, hardening; then run loop.py or become the native init.
 
 Everything is imported before the store is masked: afterwards no module file can be opened.
 """
@@ -26,7 +26,7 @@ from layerstack.kernel import syscalls
 
 
 class InitPlan(NamedTuple):
-    """What the zygote tells the child that it clones."""
+    """Values that an init inherits from the zygote when it is cloned."""
 
     mount_plan: mounts.MountPlan
     isolated: bool
@@ -38,20 +38,24 @@ class InitPlan(NamedTuple):
     files: OpenFiles
     cgroup: str = ""
     program_fd: int = -1
-    """Of the native pid 1, or -1: then this process is it."""
+    """Descriptor of the native init program, or -1: this process is init then."""
 
     def program(self) -> tuple[int, ...]:
-        """The descriptor of the native pid 1, where there is one."""
+        """The descriptor of the native init program, if any."""
         return () if self.program_fd < 0 else (self.program_fd,)
 
     def join(self) -> None:
-        """First of all: what is allocated and started from here on is the session's."""
+        """Enter the session's cgroup; first, so that all later allocations and processes are the session's."""
         with mounts.step("join the cgroup"):
             self.groups.join(self.cgroup)
 
 
 class Order(NamedTuple):
-    """What is known only once somebody asks for a session. covered: paths of unix sockets and of folders to hide. The descriptors are the receiver's; network_fd: who connects an isolated one tells it there."""
+    """Values that are known only when a session is created. The receiver owns the descriptors.
+
+    masked: paths of unix sockets and directories to mask. network_fd: pipe on which the zygote reports that the
+    network of an isolated session is connected.
+    """
 
     mount_fd: int
     sock_fd: int
@@ -60,7 +64,7 @@ class Order(NamedTuple):
 
 
 def main(plan: InitPlan, order: Order) -> NoReturn:
-    """The life of pid 1, from the line after clone(2)."""
+    """Run a session's init, from the line after clone(2)."""
     status = 1
     try:
         failure: mounts.SetupFailed | None = None
@@ -70,25 +74,25 @@ def main(plan: InitPlan, order: Order) -> NoReturn:
             failure = failed
         network_fds = () if order.network_fd is None else (order.network_fd,)
         mount_fd, sock_fd, *rest = keep(order.mount_fd, order.sock_fd, *network_fds, *plan.program())
-        wire, program = rest[: len(network_fds)], rest[len(network_fds) :]
+        network_end, program = rest[: len(network_fds)], rest[len(network_fds) :]
         plan = plan._replace(program_fd=program[0] if program else -1)
         try:
             if failure is None:
                 _prepare(plan)
         except mounts.SetupFailed as failed:
             failure = failed
-        status = _live(plan, Order(mount_fd, sock_fd, order.masked, wire[0] if wire else None), failure)
+        status = _live(plan, Order(mount_fd, sock_fd, order.masked, network_end[0] if network_end else None), failure)
     except BaseException as error:
-        os.write(2, f"runner: {error!r}\n".encode())
+        os.write(2, f"init: {error!r}\n".encode())
     finally:
         os._exit(status)
 
 
 def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
-    """The life of a pid 1 that is made before anybody asks: all that is the same for each session is done, then it waits for its order.
+    """Run a spare init: do all that is the same for each session, then wait for the order.
 
-    It ends when the zygote closes the other end of `control_fd` or it cannot be set up: the zygote then makes sessions without it, and
-    the reason is found and told there.
+    It ends when the zygote closes the other end of `control_fd`, or when its set-up fails: the zygote then clones an
+    init for the session, which meets the same failure and reports it.
     """
     status = 1
     try:
@@ -104,25 +108,25 @@ def main_of_spare(plan: InitPlan, control_fd: int) -> NoReturn:
                 if listener is not None:
                     native.hand_over(control, native.INOTIFY, listener)
                     os.close(listener)
-            native.become(program[0], control_fd)  # which waits for its order itself
+            native.become(program[0], control_fd)  # the program waits for the order itself
         _warm_up(plan)
         frame = _order(control_fd)
         if frame is not None:
-            mount_fd, sock_fd, *wire = keep(*frame.fds)
-            status = _live(plan, Order(mount_fd, sock_fd, frame.message["masked"], wire[0] if wire else None), None)
+            mount_fd, sock_fd, *network_end = keep(*frame.fds)
+            status = _live(plan, Order(mount_fd, sock_fd, frame.message["masked"], network_end[0] if network_end else None), None)
     except mounts.SetupFailed:
         pass
     except BaseException as error:
-        os.write(2, f"runner: {error!r}\n".encode())
+        os.write(2, f"init: {error!r}\n".encode())
     finally:
         os._exit(status)
 
 
 def _warm_up(plan: InitPlan) -> None:
-    """Go once through what the order and the first command will go through, without an effect.
+    """Run once, without effect, the code that the order and the first command will run.
 
-    A page that is shared with the zygote is copied when it is first written to, and an interpreter writes to whatever it looks at: some 300
-    pages at 3 µs each that are better paid for before somebody waits.
+    A page shared with the zygote is copied when it is first written to, and an interpreter writes to every object
+    that it touches (reference counts): some 300 pages at 3 µs each, paid before a request waits for them.
     """
     with contextlib.suppress(OSError, OperationError):
         rules = ruleset(plan)
@@ -135,7 +139,7 @@ def _warm_up(plan: InitPlan) -> None:
 
 
 def _order(control_fd: int) -> frames.Frame | None:
-    """One frame, or None when the zygote is gone."""
+    """Wait for the order: one frame, or None when the zygote has ended."""
     decoder = frames.FrameDecoder()
     control = socket.socket(fileno=control_fd)
     while True:
@@ -149,7 +153,7 @@ def _order(control_fd: int) -> frames.Frame | None:
 
 
 def _live(plan: InitPlan, order: Order, failure: mounts.SetupFailed | None) -> int:
-    """The rest of the set-up, then the session itself. Returns the exit status."""
+    """Finish the set-up, then serve the session. Returns the exit status."""
     sock = socket.socket(fileno=order.sock_fd)
     _install_inotify_limit(sock)
     try:
@@ -157,7 +161,7 @@ def _live(plan: InitPlan, order: Order, failure: mounts.SetupFailed | None) -> i
             raise failure
         address = _enter(plan, order)
         if plan.program_fd >= 0:
-            with contextlib.suppress(OSError):  # it cannot be executed: this process will do
+            with contextlib.suppress(OSError):  # it cannot be executed: this process stays init
                 _become(plan, order.sock_fd, address)
         oom_score = OomScore(plan.scores)  # its file cannot be opened by a process that is not dumpable
         _harden(plan)
@@ -170,7 +174,7 @@ def _live(plan: InitPlan, order: Order, failure: mounts.SetupFailed | None) -> i
 
 
 def _install_inotify_limit(sock: socket.socket) -> None:
-    """From here on, in whatever program this process becomes: the agent has the descriptor on which it answers."""
+    """Have the agent decide on inotify_init(2) calls of this process and its children, also after an exec."""
     fd = inotify_limit.install()
     if fd is not None:
         frames.send(sock, {"event": "inotify"}, fds=[fd])
@@ -178,7 +182,7 @@ def _install_inotify_limit(sock: socket.socket) -> None:
 
 
 def _namespaces() -> dict[str, str]:
-    """Which ones it is in; nobody else can see that of a process that is not dumpable."""
+    """Names of its pid and mnt namespace; no other process may read them once it is not dumpable."""
     found: dict[str, str] = {}
     for name in ("pid", "mnt"):
         with contextlib.suppress(OSError):
@@ -187,7 +191,10 @@ def _namespaces() -> dict[str, str]:
 
 
 def keep(*wanted: int) -> tuple[int, ...]:
-    """Close every inherited descriptor but these, which become 3, 4, ...: a copy of another session's socket would keep that session alive."""
+    """Close every inherited descriptor but these, which become 3, 4, ...
+
+    A copy of another session's socket would keep that session alive.
+    """
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in wanted]
     kept = tuple(range(3, 3 + len(high)))
     for fd, number in zip(high, kept, strict=True):
@@ -197,7 +204,7 @@ def keep(*wanted: int) -> tuple[int, ...]:
 
 
 def _prepare(plan: InitPlan) -> None:
-    """What may be done before the session is asked for. The zygote may die from here on: then so do we."""
+    """Do the part of the set-up that needs no order. From here on this process dies with the zygote."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.umask(0o022)
     signal.set_wakeup_fd(-1)
@@ -208,7 +215,11 @@ def _prepare(plan: InitPlan) -> None:
 
 
 def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
-    """Go on as the native pid 1, which hardens itself. Returns when there was nothing to execute."""
+    """Execute the native init, which hardens itself.
+
+    Raises:
+        OSError: it cannot be executed; this process is as it was.
+    """
     with mounts.step("harden"):
         os.chdir("/")
         rules = ruleset(plan)
@@ -225,13 +236,13 @@ def _become(plan: InitPlan, sock_fd: int, address: str | None) -> None:
 
 
 def ruleset(plan: InitPlan) -> int:
-    """The Landlock rules of the session whose files this process sees, not in force yet; -1 for none."""
+    """Make the Landlock ruleset for the mounts of this namespace, not in force yet; -1 when none is needed."""
     landlock = plan.hardening.landlock
     return landlock.ruleset(mounts.writable_folders(plan.mount_plan.workspace_root)) if plan.read_only and landlock.abi else -1
 
 
 def _enter(plan: InitPlan, order: Order) -> str | None:
-    """Returns the address of an isolated session that has one."""
+    """Mount the session's own part and wait for its network. Returns the address of an isolated session, if any."""
     mounts.enter_session(plan.mount_plan, order.mount_fd, read_only=plan.read_only, masked=order.masked)
     address: str | None = None
     if order.network_fd is not None:
@@ -247,6 +258,6 @@ def _harden(plan: InitPlan) -> None:
         plan.hardening.apply(writable, own_network=plan.isolated)
         os.dup2(0, 2)  # 0 and 1 are /dev/null since the zygote
         for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, signal.SIG_DFL)  # for pid 1 that means: ignored; SIGHUP stays ignored for spawn.start
+            signal.signal(signum, signal.SIG_DFL)  # pid 1 ignores them then (pid_namespaces(7)); SIGHUP stays ignored for spawn.start
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # no ptrace, no /proc/1/mem for a session's uid 0
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # last: a change of credentials would clear it

@@ -1,8 +1,8 @@
-"""A file operation in a child of the init: a long one holds nothing up, and one that does not come to its end can be killed.
+"""Run a file operation in a child of init: a long one blocks nothing else, and one that hangs can be killed.
 
-The child is a fork of the single-threaded init, as hardened as that, and not dumpable like it. It writes frames into a pipe and ends; the last
-one is the answer, which the init passes on: those before say what the answer is should it not come any further. Other processes of the
-session may kill it, as they may kill each other.
+The child is a fork of the single-threaded init, hardened and not dumpable like it. It writes frames into a pipe and
+ends. The last frame is the reply, which init passes on; a frame before it is the reply in case the child is killed.
+Other processes of the session may kill it, as they may kill each other.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ Undo = Callable[[], None]
 
 
 class Worker:
-    """One operation under way. `fd` becomes readable when its child has something to say or is gone; closed by `close`."""
+    """One operation in progress. `fd` becomes readable when the child has written a frame or ended; `close` closes it."""
 
     def __init__(self, number: int, work: Work, limit_s: float | None, undo: Undo | None = None) -> None:
         """Fork.
 
         Args:
-            work: gives the reply of request `number`, without its id; what it tells its argument is the reply until then.
-            limit_s: how long it may take before it is killed; None for what must come to its end.
-            undo: what has to be done when it did not, in another child.
+            work: runs in the child and returns the reply to request `number`, without its id. A reply that it passes
+                to its callback stands in when the child is killed.
+            limit_s: seconds after which the child is killed; None for work that must finish.
+            undo: run in another child when this one was killed.
         Raises:
-            OSError: no process could be made.
+            OSError: fork(2) or pipe2(2) failed.
         """
         self.number, self.undo = number, undo
         self.due = None if limit_s is None else time.monotonic() + limit_s
@@ -55,7 +56,7 @@ class Worker:
             _live(writable, work)
 
     def read(self) -> dict[str, Any] | None:
-        """Take what is there. The reply once the child is done, an error when it ended without one; None: not yet."""
+        """Read what the child wrote. Returns the reply when the child has ended (an error if it wrote none), else None."""
         raw = os.read(self.fd, READ_BYTES)
         if raw:
             try:
@@ -68,11 +69,11 @@ class Worker:
             return self._reply
         self.broken_off = True
         if self._killed:
-            return _failed("it was not done in time, and was killed", "operation_too_slow")
+            return _failed("it exceeded its time limit and was killed", "operation_too_slow")
         return _failed("its process was killed", "operation_killed")
 
     def expire(self, now: float) -> None:
-        """Kill it when its time is over."""
+        """Kill the child when its limit has passed."""
         if self.due is not None and self.due <= now:
             self.due = None
             self._killed = True
@@ -89,19 +90,19 @@ def _failed(why: str, reason: str) -> dict[str, Any]:
 
 
 def _live(writable: int, work: Work) -> None:
-    """The life of the child. Nothing of the init may go on in it: least of all its socket."""
+    """Run the child. It keeps none of init's descriptors: a copy of the socket would keep the session alive."""
     try:
         os.dup2(writable, 3, inheritable=False)
         syscalls.close_range(4)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _tell(work(_tell))
+        _report(work(_report))
     finally:
         os._exit(0)
 
 
-def _tell(reply: dict[str, Any]) -> None:
+def _report(reply: dict[str, Any]) -> None:
     left = memoryview(frames.encode(reply))
     while left:
         left = left[os.write(3, left) :]

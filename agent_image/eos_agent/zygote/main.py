@@ -1,8 +1,11 @@
-"""The zygote process: forks one init per session, reaps, and dies with the agent. One thread, no event loop, nothing imported late.
+"""The zygote process: fork one init per session, reap it, die with the agent.
 
-A spare init is kept: cloned, with all mounts that are the same for each session, waiting for its order. It halves what a session's
-creation takes, and is made again in an idle moment; where there is none, or it does not fit, the init is cloned there and then. There is another one, in a network
-namespace of its own, once somebody has made an isolated session.
+It has one thread and no event loop, and imports all that its children need before it forks the first one.
+
+A spare init is kept ready: cloned, with all mounts that are the same for each session, waiting for its order. It
+halves the time in which a session is created, and is replaced in an idle moment. Where no spare fits, init is
+cloned when the session is created. After the first isolated session a second spare is kept, in a network namespace
+of its own.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ from eos_agent.zygote.specs import HostSpec, SessionSpec
 from layerstack.kernel import syscalls
 
 IDLE_MS = 20
-"""After so long without an event a spare is made, or as soon as a session has ended: its maker then waits for the disk."""
+"""Milliseconds without an event after which a spare is made; also made when a session ends, while the agent publishes."""
 
 
 def main(host: HostSpec, sock: socket.socket, parent: int, groups: cgroups.Groups) -> NoReturn:
-    """The life of the zygote, from the line after fork(2)."""
+    """Run the zygote, from the line after fork(2)."""
     status = 1
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -43,7 +46,7 @@ def main(host: HostSpec, sock: socket.socket, parent: int, groups: cgroups.Group
 
 
 def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
-    os.setsid()  # an interrupt typed at the agent's terminal is the agent's business
+    os.setsid()  # an interrupt typed at the agent's terminal is for the agent alone
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -65,9 +68,9 @@ def _serve(host: HostSpec, sock: socket.socket, groups: cgroups.Groups) -> None:
 
 
 def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1) -> tuple[socket.socket, int]:
-    """Close every descriptor but 0, 1, 2, this one, which becomes 3, those of the cgroups, and the program's, if there is one.
+    """Close every descriptor but 0, 1, 2, `sock` (which becomes 3), the cgroups' and the native init program's.
 
-    No child may hold a copy of another session's socket.
+    No child may hold a copy of another session's socket: that would keep the session alive.
     """
     parts = groups.fds()
     fd, *others = setup.keep(sock.detach(), *parts, *(() if program_fd < 0 else (program_fd,)))
@@ -76,7 +79,7 @@ def keep_only(sock: socket.socket, groups: cgroups.Groups, program_fd: int = -1)
 
 
 def _prepare(host: HostSpec) -> mounts.MountPlan | mounts.SetupFailed:
-    """What sessions share; what went wrong with it is told to whoever asks for a session."""
+    """Mount what all sessions share. A failure is returned, and reported to each create request."""
     try:
         return mounts.prepare(host.workspace_root, host.hidden_paths, host.private_dirs, local=host.provider == "local", rootfs=host.rootfs)
     except mounts.SetupFailed as failed:
@@ -88,14 +91,14 @@ class _Spare(NamedTuple):
     pidfd: int
     control: socket.socket
     names: tuple[int, int]
-    """Which /etc/resolv.conf it shows."""
+    """Identity of the /etc/resolv.conf that it shows (`_names`)."""
     cgroup: str
     native: bool
-    """It executes the native pid 1: what it shows is then arranged from here."""
+    """It executes the native init: the zygote then does the session's own mounts."""
 
 
 class _MountNamespace:
-    """The zygote's own mount namespace, and the way into a session's and back."""
+    """The zygote's own mount namespace, with a way into a session's and back."""
 
     def __init__(self) -> None:
         """Raises:
@@ -111,17 +114,17 @@ class _MountNamespace:
 
     @contextlib.contextmanager
     def entered(self, pidfd: int) -> Generator[None]:
-        """Within the block this process sees what that one sees. No code of a session has run in there yet."""
+        """Be in the mount namespace of the process for the length of the block."""
         with mounts.step("enter the session"):
             syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
         try:
             yield
         finally:
-            syscalls.setns(self._own, syscalls.CLONE_NEWNS)  # cannot fail; a zygote that could not return would be of no use, and ends
+            syscalls.setns(self._own, syscalls.CLONE_NEWNS)  # a zygote that could not return would be useless: let it end
 
 
 class ZygoteProcess:
-    """The loop: requests in, clones and their ends out."""
+    """The zygote's loop: read requests, clone, report clones and their ends."""
 
     def __init__(
         self,
@@ -137,17 +140,17 @@ class ZygoteProcess:
     ) -> None:
         self.terminals, self.files = terminals, files
         self.sock, self.wake, self.mount_plan, self.hardening, self.groups, self.scores = sock, wake, mount_plan, hardening, groups, scores
-        self.cgroups: dict[int, str] = {}  # of each pid 1 that lives
-        self.plans: dict[int, setup.InitPlan] = {}  # of each that lives and is the native one
+        self.cgroups: dict[int, str] = {}  # by pid of each live init
+        self.plans: dict[int, setup.InitPlan] = {}  # of each live init that the agent knows
         self.program_fd = program_fd
         self.namespace: _MountNamespace | None = None
         self.namespace_for_masks: _MountNamespace | None = None
-        self.known: set[str] = set()  # folders of other gateways that the overlays were made to look for
+        self.known: set[str] = set()  # directories of other gateways that the views were refreshed for
         if program_fd >= 0:
             with contextlib.suppress(OSError, mounts.SetupFailed):
                 self.namespace = _MountNamespace()
-        self.emptied: list[str] = []  # leaves to be removed
-        self.spares: dict[bool, _Spare] = {}  # by whether its network is its own
+        self.emptied: list[str] = []  # cgroups to be removed
+        self.spares: dict[bool, _Spare] = {}  # by isolated
         self.wanted = {False} if isinstance(mount_plan, mounts.MountPlan) else set[bool]()
         self.network = network.IsolatedNetwork(required=isinstance(mount_plan, mounts.MountPlan) and not mount_plan.local)
 
@@ -174,7 +177,7 @@ class ZygoteProcess:
                 self.emptied = [cgroup for cgroup in self.emptied if not self.groups.remove(cgroup)]
 
     def reap(self) -> bool:
-        """Has a session ended?"""
+        """Reap ended children and report each init. Returns True when a session has ended."""
         ended = False
         while True:
             try:
@@ -184,14 +187,14 @@ class ZygoteProcess:
             if pid == 0:
                 return ended
             if pid not in self.cgroups:
-                continue  # a helper of file operations, or the one that made it
+                continue  # a helper, or the fork that made it
             self.plans.pop(pid, None)
             cgroup = self.cgroups.pop(pid)
             if cgroup:
                 self.emptied.append(cgroup)
             spare = next((isolated for isolated, spare in self.spares.items() if spare.pid == pid), None)
             if spare is not None:
-                self.drop_spare(spare)  # it could not be set up, or somebody killed it: no other before the next session was made
+                self.drop_spare(spare)  # its set-up failed, or it was killed: no other before the next session
             else:
                 frames.send(self.sock, {"event": "exited", "pid": pid, "status": status})
                 self.network.unplug(pid)
@@ -211,7 +214,7 @@ class ZygoteProcess:
         )
 
     def clone(self, plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int, str]:
-        """As `_clone`, into a cgroup of its own, whose cgroup is the third."""
+        """Clone an init into a new cgroup. Returns pid, pidfd and cgroup."""
         with mounts.step("make the cgroup"):
             cgroup = self.groups.make()
         try:
@@ -245,13 +248,16 @@ class ZygoteProcess:
             os.close(theirs)
 
     def refresh_views(self, paths: list[str]) -> None:
-        """An overlay remembers of a folder that came up since that it is not there: it could not be hidden, and would show a moment later."""
+        """Drop negative dentries of the views' overlays: a new directory that an overlay remembers as missing cannot be masked yet."""
         if not self.known.issuperset(paths):
             self.known.update(paths)
             machine_view.refresh(os.getpid())
 
     def mask(self, frame: frames.Frame) -> None:
-        """Hide folders that came up since in every session that is there. What a process of it has open, or stands in, it keeps."""
+        """Mask new directories of other gateways in every live session.
+
+        A process that has one open, or as its working directory, keeps its access.
+        """
         paths: list[str] = frame.message["paths"]
         failed: list[str] = []
         self.refresh_views(paths)
@@ -275,22 +281,22 @@ class ZygoteProcess:
         frames.send(self.sock, {"event": "masked", "id": frame.message["id"], "failed": sorted(set(failed))})
 
     def start(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str]:
-        """Pid, pidfd and cgroup of an init with that order; while an isolated one sets up what it sees, it is connected from here."""
+        """Start an init with that order: the native spare, the Python spare, or a new clone. Connects an isolated one."""
         native = self.take_native(plan, order)
         if native is not None:
             return native
         if not plan.isolated:
             return self.take_spare(plan, order) or self.clone(plan, order)
-        network_fd, told_fd = os.pipe2(os.O_CLOEXEC)
+        network_fd, plug_fd = os.pipe2(os.O_CLOEXEC)
         order = order._replace(network_fd=network_fd)
         try:
             pid, pidfd, cgroup = self.take_spare(plan, order) or self.clone(plan, order)
         except BaseException:
-            os.close(told_fd)
+            os.close(plug_fd)
             raise
         finally:
             os.close(network_fd)
-        self.network.plug(pid, told_fd)
+        self.network.plug(pid, plug_fd)
         return pid, pidfd, cgroup
 
     def make_spare(self, isolated: bool) -> None:
@@ -310,14 +316,14 @@ class ZygoteProcess:
         theirs.close()
 
     def take_spare(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
-        """Pid, pidfd and cgroup of the spare, which has its order then; None when there is none that fits."""
+        """Send the order to the spare. Returns its pid, pidfd and cgroup, or None when no spare fits."""
         spare = self.fitting_spare(plan)
         if spare is None or spare.native:
             return None
         try:
-            wire = [] if order.network_fd is None else [order.network_fd]
-            frames.send(spare.control, {"masked": order.masked}, fds=[order.mount_fd, order.sock_fd, *wire])
-        except OSError:  # it is gone, and will be reaped
+            connect = [] if order.network_fd is None else [order.network_fd]
+            frames.send(spare.control, {"masked": order.masked}, fds=[order.mount_fd, order.sock_fd, *connect])
+        except OSError:  # it has ended, and will be reaped
             return None
         del self.spares[plan.isolated]
         spare.control.close()
@@ -327,41 +333,41 @@ class ZygoteProcess:
         spare = self.spares.get(plan.isolated)
         if spare is None or plan.read_only != plan.mount_plan.local:
             return None
-        if spare.names != _names():  # the host's name servers changed: it shows the old ones
+        if spare.names != _names():  # it shows the old name servers
             signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
             return None
         return spare
 
     def take_native(self, plan: setup.InitPlan, order: setup.Order) -> tuple[int, int, str] | None:
-        """As `take_spare`, of one that executes the native pid 1: what its session sees is arranged here, in the spare's namespaces."""
+        """As `take_spare`, for a spare that executes the native init: the mounts are made here, in the spare's namespace."""
         spare = self.fitting_spare(plan)
         if spare is None or not spare.native or self.namespace is None:
             return None
-        executed, wires = native.await_executed(spare.control)
+        executed, handed = native.await_executed(spare.control)
         if not executed:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
-            for fd in wires.values():
+            for fd in handed.values():
                 os.close(fd)
             return None
         del self.spares[plan.isolated]
         rules = -1
         try:
-            if native.INOTIFY in wires:
-                with socket.socket(fileno=os.dup(order.sock_fd)) as told, contextlib.suppress(OSError):
-                    frames.send(told, {"event": "inotify"}, fds=[wires[native.INOTIFY]])
+            if native.INOTIFY in handed:
+                with socket.socket(fileno=os.dup(order.sock_fd)) as session_sock, contextlib.suppress(OSError):
+                    frames.send(session_sock, {"event": "inotify"}, fds=[handed[native.INOTIFY]])
             address: str | None = None
             if plan.isolated:
                 with mounts.step("join the network"):
                     address = self.network.address(spare.pid)
                     if address is not None:
-                        network.join(address, socket.socket(fileno=wires.pop(native.NETLINK)))
+                        network.join(address, socket.socket(fileno=handed.pop(native.NETLINK)))
             with self.namespace.entered(spare.pidfd):
                 _enter(plan, order)
                 with mounts.step("harden"):
                     rules = setup.ruleset(plan)
             root, own = plan.mount_plan.workspace_root, plan.isolated
-            with contextlib.suppress(OSError):  # it is gone, and will be reaped: whoever waits for the session hears of that
+            with contextlib.suppress(OSError):  # it has ended: the reap is reported to the agent
                 native.give_order(
                     spare.control,
                     plan.hardening,
@@ -374,11 +380,11 @@ class ZygoteProcess:
                     address=address,
                 )
         except mounts.SetupFailed as failed:
-            with socket.socket(fileno=os.dup(order.sock_fd)) as told, contextlib.suppress(OSError):
-                frames.send(told, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
+            with socket.socket(fileno=os.dup(order.sock_fd)) as session_sock, contextlib.suppress(OSError):
+                frames.send(session_sock, {"event": "failed", "step": failed.step, "errno": failed.errno, "message": failed.message})
             signal.pidfd_send_signal(spare.pidfd, signal.SIGKILL)
         finally:
-            for fd in (*wires.values(), *((rules,) if rules >= 0 else ())):
+            for fd in (*handed.values(), *((rules,) if rules >= 0 else ())):
                 os.close(fd)
             spare.control.close()
         return spare.pid, spare.pidfd, spare.cgroup
@@ -412,7 +418,7 @@ class ZygoteProcess:
 
 
 def _clone(plan: setup.InitPlan, order: setup.Order | int) -> tuple[int, int]:
-    """Pid and pidfd of a new pid 1 with that order, or with the descriptor over which it is going to get one."""
+    """Clone an init that has its order, or the descriptor over which it will get one. Returns pid and pidfd."""
     flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | (syscalls.CLONE_NEWNET if plan.isolated else 0)
     with mounts.step("clone"):
         pid = syscalls.clone(flags)
@@ -434,7 +440,7 @@ def _enter(plan: setup.InitPlan, order: setup.Order) -> None:
 
 
 def _names() -> tuple[int, int]:
-    """Inode and time of the host's resolv.conf."""
+    """Inode and mtime of /etc/resolv.conf; zeros when it cannot be read."""
     try:
         found = os.stat("/etc/resolv.conf")
     except OSError:
