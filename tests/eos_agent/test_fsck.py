@@ -104,7 +104,7 @@ def test_a_session_that_is_set_apart_is_given_up_by_its_destruction_and_layers_a
 
     assert squashed() == []
     careful = refused(lambda: agent.call("destroy_workspace_session", workspace_session_id=session, if_clean=True))
-    assert careful.reason == "session_lost" and "destroy_workspace_session gives it up" in careful.details["hint"]
+    assert careful.reason == "session_lost" and "destroy_workspace_session deletes the work" in careful.details["hint"]
     assert (
         refused(lambda: agent.call("destroy_workspace_session", workspace_session_id=f"../sessions/{session}")).reason
         == "session_not_found"

@@ -4,7 +4,7 @@
  * memory (ADR 0042).
  *
  * setup.py executes it after all that needs Python. Descriptor 3 is then a stream socket with one order
- * (native_program.py) and the session's socket attached. It hardens itself, reports that it is ready and answers
+ * (native.py) and the session's socket attached. It hardens itself, reports that it is ready and answers
  * until the agent closes its end. Frames are those of ipc/frames.py; a refusal is a word and an errno, which
  * init_handle.py turns into an error message. Between fork and exec it makes system calls only. Frames of the agent
  * are trusted; names of processes in the session are not.

@@ -1,7 +1,7 @@
-"""What pid 1 of a session does once it is set up: reap, spawn commands, tell how they go, do file operations, freeze and kill.
+"""The loop of a session's init: reap, spawn commands, report their events, do file operations, freeze and kill.
 
-One thread that waits in poll(2) on the agent's socket and on the ends of children. It never executes anything between fork and exec of its
-own: posix_spawn(3) is a vfork.
+One thread waits in poll(2) on the agent's socket and on the ends of children. Commands start by posix_spawn(3), which
+is a vfork: no Python code runs between fork and exec.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _SHELLS = (("/bin/bash", ["/bin/bash", "--noprofile", "--norc", "-c"]), ("/bin/s
 
 
 class _Command:
-    """A process group that somebody waits for."""
+    """A process group whose end is reported to the agent."""
 
     def __init__(self, key: str, pid: int, mark: int) -> None:
         self.key, self.pid, self.mark = key, pid, mark
-        self.leader_gone = self.told = False
+        self.leader_gone = self.reported = False
         self.status = 0
         self.shown: list[dict[str, Any]] = []
         self.pause_s = _POLL_FIRST_S
@@ -49,26 +49,26 @@ class _Command:
 
 
 class InitLoop:
-    """The loop of a session's pid 1."""
+    """The loop of a session's init, or of its helper."""
 
     def __init__(self, sock: socket.socket, workspace_root: str, oom_score: OomScore, files: OpenFiles | None) -> None:
-        """files: of commands; None for one that gets none to start."""
+        """files: limits of commands; None in a helper, which starts none."""
         self._sock = sock
         self._files = files
         self._root = workspace_root
         self._wake = hear_of_children()
-        self._environment: dict[str, str] = {}  # of the last command that brought one
+        self._environment: dict[str, str] = {}  # of the last spawn request that had one
         self._marks = Marks()
         self._oom_score = oom_score
-        self._commands: dict[str, _Command] = {}  # live ones by key
+        self._commands: dict[str, _Command] = {}  # live, by key
         self._leaders: dict[int, _Command] = {}
-        self._left: dict[str, int] = {}  # ended commands that left processes behind: key -> mark
+        self._left: dict[str, int] = {}  # ended, with processes left behind: key -> tag
         self._kills: list[Kill] = []
-        self._ends: list[int] = []  # requests that are answered once nothing lives in the session
+        self._ends: list[int] = []  # requests to answer when no process is left
         self._stopped: set[int] = set()
-        self._workers: dict[int, Worker] = {}  # file operations in a child, by the descriptor that they answer on
+        self._workers: dict[int, Worker] = {}  # by the descriptor that each writes to
         self._poll = select.poll()
-        self._events = bytearray()  # of this turn: they go out in one message
+        self._events = bytearray()  # of this turn, sent in one message
 
     def serve(self) -> None:
         """Answer until the agent closes its end."""
@@ -97,7 +97,7 @@ class InitLoop:
             self._flush()
 
     def warm_up(self, peer: socket.socket) -> None:
-        """A command that cannot be executed, and the events of one that ended; `peer` is the other end of our socket."""
+        """Run the code of a spawn that fails and of an ended command. `peer` is the other end of the socket."""
         environment = {"PATH": "/bin", "TERM": "dumb", "LANG": "C.UTF-8", "HOME": "/"}
         request = {
             "op": "spawn",
@@ -161,7 +161,7 @@ class InitLoop:
             elif op == "processes":
                 reply = {"processes": [{"pid": p.pid, "name": p.name} for p in list_processes() if p.alive]}
             else:
-                raise OperationError(INTERNAL_ERROR, f"the init knows no {op}")
+                raise OperationError(INTERNAL_ERROR, f"unknown request to init: {op}")
         except Exception as error:
             reply = {"error": _envelope(error)}
         self._flush()
@@ -177,7 +177,7 @@ class InitLoop:
             os.close(fd)
 
     def _discard(self, key: str) -> None:
-        """End a command that nobody will hear of: what it had done in its first moment, a killed one may have done too."""
+        """Kill a command whose descriptors could not be sent: the caller gets an error instead."""
         command = self._commands.pop(key)
         del self._leaders[command.pid]
         send_to_group(command.pid, signal.SIGKILL)
@@ -229,7 +229,7 @@ class InitLoop:
         worker.close()
         if worker.broken_off and worker.undo is not None:
             self._marks.lay_down()
-            with contextlib.suppress(OSError):  # no process could be made: what is left there sealing leaves out
+            with contextlib.suppress(OSError):  # fork failed: capture leaves out the temporary entry that remains
                 self._listen(Worker(worker.number, _undoing(worker.undo, reply), None))
                 return
         self._flush()
@@ -279,7 +279,7 @@ class InitLoop:
         return command is not None and send_to_group(command.pid, signum)
 
     def _reap(self) -> bool:
-        """Take note of who ended. True: nobody is left, since what has no parent becomes our child (pid_namespaces(7)), and we have none."""
+        """Reap. Returns True when no process is left: orphans become children of pid 1 (pid_namespaces(7)), and it has none."""
         empty = False
         while True:
             try:
@@ -303,14 +303,14 @@ class InitLoop:
         return empty
 
     def _check(self, *, empty: bool = False) -> None:
-        """Commands without a leader: is their group gone? Trees that are being killed: is it done? empty: as `_reap` has just said."""
+        """Report commands whose leader and group are gone, and advance kills. empty: `_reap` returned True just now."""
         now = time.monotonic()
         for command in [c for c in self._commands.values() if c.leader_gone and c.due <= now]:
             if empty or not send_to_group(command.pid, 0):
                 self._end(command, [] if empty or alone() else list_processes())
                 continue
-            if not command.told:
-                command.told = True
+            if not command.reported:
+                command.reported = True
                 self._event("leader_exit", command.key, status=command.status)
             processes = list_processes()
             members = [p for p in processes if p.group == command.pid and p.alive]
@@ -337,15 +337,15 @@ class InitLoop:
         if left:
             self._left[command.key] = command.mark
         del self._commands[command.key]
-        if not left and not command.told:
+        if not left and not command.reported:
             self._event("ended", command.key, status=command.status, **alone)
             return
-        if not command.told:
+        if not command.reported:
             self._event("leader_exit", command.key, status=command.status)
         self._event("group_gone", command.key, left_behind=_names(left), **alone)
 
     def _end_all(self, number: int) -> None:
-        """SIGTERM to all but this process, stopped ones too; the answer goes out once nobody is left. Whoever asks does not wait for ever."""
+        """Send SIGTERM to every other process, stopped ones too. The reply follows when none is left; the agent's wait has a limit."""
         self._ends.append(number)
         for signum in (signal.SIGTERM, signal.SIGCONT):
             send(-1, signum)
@@ -370,7 +370,7 @@ class InitLoop:
     # Freezing
 
     def _freeze(self) -> None:
-        """SIGSTOP until every process is seen stopped; who forks meanwhile is found by the next round."""
+        """SIGSTOP until every process is seen stopped; a process forked on the way is found by the next round."""
         already = {p.pid for p in list_processes() if p.state in "Tt"} if not self._stopped else set[int]()
         deadline = time.monotonic() + FREEZE_LIMIT_S
         while True:
@@ -399,7 +399,7 @@ def _names(processes: list[TaggedProcess]) -> list[dict[str, Any]]:
 
 
 def _undoing(undo: Undo, reply: dict[str, Any]) -> Work:
-    """`reply`, after what has to be done before; also when that does not come to its end."""
+    """Run `undo`, then return `reply`; also when it is killed."""
 
     def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         tell(reply)

@@ -1,4 +1,4 @@
-"""What a session sees: the workspace overlay, /proc, terminals, and masks over what is not its business.
+"""Mount a session's view: the workspace overlay, /proc, terminals, and masks over what it must not see.
 
 Two views. `shared` (Docker): root file system and /tmp are the sandbox's own, writable, but for /tmp of a session with a network of its own, which
 is that session's. `read_only` (the local provider, whose root machine_view.py makes, and on demand): `/` is read-only, /tmp and /run are private.
@@ -43,7 +43,7 @@ _INERT = _NO_SPECIALS | syscalls.MS_NOEXEC
 
 
 class SetupFailed(Exception):
-    """A step of making a session was refused."""
+    """A step of a session's set-up failed."""
 
     def __init__(self, step: str, code: int | None, message: str) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class SetupFailed(Exception):
 
 @contextmanager
 def step(name: str) -> Generator[None]:
-    """Name what is being done, for whoever reads why it failed."""
+    """Turn an OSError in the block into a SetupFailed that names the step."""
     try:
         yield
     except OSError as error:
@@ -61,20 +61,20 @@ def step(name: str) -> Generator[None]:
 
 
 class MountPlan(NamedTuple):
-    """What `prepare` mounted for sessions to come. late: hidden paths by a folder that was not there yet; sockets are looked for at each session."""
+    """The result of `prepare`, for all sessions. late: paths to mask once their directory exists, by directory."""
 
     workspace_root: str
     local: bool
     late: Mapping[str, Sequence[str]]
     sockets_show: bool
-    """A connect(2) to a socket that is no session's may succeed in a read-only view: they are hidden one by one."""
+    """connect(2) to a socket outside the session may succeed in a read-only view: each session masks them one by one."""
 
 
 def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequence[str], *, local: bool, rootfs: str | None) -> MountPlan:
-    """In the zygote: a mount namespace of its own in which the store is gone, /dev is harmless and, with `local`, `/` read-only.
+    """Give the zygote a mount namespace without the store, with a harmless /dev and, with `local`, a read-only `/`.
 
     Raises:
-        SetupFailed: no session can be made.
+        SetupFailed: no session can be created.
     """
     with step("unshare the mount namespace"):
         syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -97,7 +97,7 @@ def prepare(workspace_root: str, hidden_paths: Sequence[str], private_dirs: Sequ
 
 
 def _places(paths: Sequence[str]) -> list[str]:
-    """These paths, and wherever else a mount shows what is behind them; the deepest first, since nothing shows below a mask."""
+    """Return the paths and all other places where a mount shows the same directories; deepest first, since a mask hides what is below."""
     seen = mountinfo.visible(mountinfo.table())
     found = dict.fromkeys(paths)
     for spot in mountinfo.Looking(seen).spots(paths):
@@ -106,9 +106,9 @@ def _places(paths: Sequence[str]) -> list[str]:
 
 
 def prepare_session(mount_plan: MountPlan, *, read_only: bool, own_network: bool, terminals: int) -> None:
-    """In pid 1 of a session, a copy of the zygote's namespace: what does not depend on the session and may be done before it is asked for.
+    """Do the mounts of a session's init that need no order, in its copy of the zygote's namespace.
 
-    own_network: it is in a network namespace of its own, which /sys has to show instead of the machine's. terminals: how many it may have.
+    own_network: it has a network namespace of its own, which /sys must show. terminals: the most it may have.
 
     Raises:
         SetupFailed: it names the step.
@@ -139,7 +139,7 @@ def _own_folders(*paths: str) -> None:
 
 
 def enter_session(mount_plan: MountPlan, mount_fd: int, *, read_only: bool, masked: Iterable[str]) -> None:
-    """After `stage`: hide what came up since the zygote started, `masked` among it, and show the workspace.
+    """After `prepare_session`: mask what has appeared since the zygote started, with `masked`, and mount the workspace.
 
     Raises:
         SetupFailed: it names the step.
@@ -157,12 +157,12 @@ def enter_session(mount_plan: MountPlan, mount_fd: int, *, read_only: bool, mask
 
 
 def writable_folders(workspace_root: str) -> list[str]:
-    """The folders below which a read-only session may write, as far as they are there."""
+    """Return the existing directories below which a read-only session may write."""
     return [path for path in (workspace_root, "/tmp", "/run", "/dev", "/proc") if os.path.isdir(path)]
 
 
 def listening_sockets() -> list[str]:
-    """Path names of the unix sockets that somebody holds open in this network namespace; engines, buses and key agents are among them."""
+    """Return the paths of the open unix sockets of this network namespace: engines, buses, key agents."""
     paths: set[str] = set()
     with open("/proc/net/unix", "rb") as table:
         for line in table:
@@ -173,9 +173,9 @@ def listening_sockets() -> list[str]:
 
 
 def detach_below(path: str) -> None:
-    """Take every mount at or below `path` out of this mount namespace, so that nothing remains under the mask.
+    """Unmount every mount at or below `path` in this mount namespace, so that none remains under the mask.
 
-    A mount that came from a more powerful namespace is locked (EINVAL, user_namespaces(7)); the mask alone hides that one.
+    A mount from a more privileged namespace is locked (EINVAL, user_namespaces(7)); only the mask hides that one.
     """
     for point in reversed(_mount_points(path)):
         try:
@@ -186,10 +186,10 @@ def detach_below(path: str) -> None:
 
 
 def hide(path: str, keep: str) -> None:
-    """Show `path` as an empty folder that nobody can write to, or an empty file. Folders towards the workspace `keep` stay passable."""
+    """Mask `path` by an empty read-only directory or file. Directories on the way to the workspace `keep` stay passable."""
     try:
         found = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # what cannot even be looked at is hidden enough
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # not reachable by lstat(2), so hidden already
         return
     if stat.S_ISLNK(found.st_mode):
         path = os.path.realpath(path)
@@ -235,9 +235,10 @@ def _proc() -> None:
 
 
 def _sys() -> None:
-    """A /sys that shows the interfaces of this network namespace: which ones a sysfs shows is settled when it is mounted (sysfs(5)).
+    """Mount a /sys of this network namespace: a sysfs shows the namespace that it was mounted in (sysfs(5)).
 
-    The kernel refuses a new one in a user namespace that sees parts of the old one masked for good (EPERM): interfaces are hidden there.
+    In a user namespace in which parts of the old one are masked and locked the kernel refuses it (EPERM); the
+    interfaces are masked there.
     """
     with step("mount /sys"):
         groups = mountinfo.clone(_CGROUPS, recursive=True) if os.path.isdir(_CGROUPS) else -1
@@ -257,7 +258,7 @@ def _sys() -> None:
 
 
 def _hide_interfaces() -> None:
-    """Empty folders in the place of those that hold what /sys/class/net points to, and of that."""
+    """Mask /sys/class/net and the directories that its links point into."""
     names = os.listdir(_INTERFACES) if os.path.isdir(_INTERFACES) else []
     for path in sorted({_INTERFACES, *(os.path.dirname(os.path.realpath(f"{_INTERFACES}/{name}")) for name in names)}):
         _mask_folder(path)
@@ -279,9 +280,9 @@ def _devpts(most: int) -> None:
 
 
 def _dev(*, keep_all: bool = False) -> None:
-    """A read-only /dev of harmless devices, with places for /dev/shm and /dev/pts; with `keep_all` of whatever /dev holds, what is mounted there included.
+    """Mount a read-only /dev of harmless devices with /dev/shm and /dev/pts; with `keep_all` of all that /dev has, its mounts included.
 
-    It is a file system of its own: what a session removes or puts in the place of /dev/null would else be missing for all.
+    It is a file system of its own: otherwise a session could replace /dev/null for all.
     """
     with step("mount /dev"):
         if not os.path.isdir("/dev"):
@@ -312,7 +313,7 @@ def _dev(*, keep_all: bool = False) -> None:
 
 
 def _devices(top: str) -> dict[str, os.stat_result]:
-    """Folders and devices below, by their paths in it; nothing of what is mounted there."""
+    """Return directories and devices below `top` by relative path, without other file systems."""
     found: dict[str, os.stat_result] = {}
     here = os.lstat(top).st_dev
     for folder, names, files in os.walk(top):
@@ -325,7 +326,7 @@ def _devices(top: str) -> dict[str, os.stat_result]:
 
 
 def _device(path: str, node: os.stat_result, tree: int) -> None:
-    """The device itself, or where this user may make none, what was mounted or bound: `tree`, which is closed."""
+    """Make the device node; without the right to, bind `tree`, a clone of the old one, which is closed."""
     try:
         os.mknod(path, node.st_mode, node.st_rdev)
         os.chmod(path, stat.S_IMODE(node.st_mode))
@@ -339,7 +340,7 @@ def _device(path: str, node: os.stat_result, tree: int) -> None:
 
 
 def _run() -> None:
-    """An empty /run: engine sockets, D-Bus and ssh-agents live there. What resolv.conf points to comes back."""
+    """Mount an empty /run: it has engine sockets, D-Bus and ssh-agents. The target of resolv.conf is mounted again."""
     with step("mount /run"):
         for run in ("/run", "/var/run"):
             if not os.path.isdir(run) or os.path.islink(run):
@@ -355,7 +356,7 @@ def _run() -> None:
 
 
 def mask(paths: Iterable[str], workspace_root: str) -> list[str]:
-    """In a session that is there already, what came up since: hide it. What it cannot be done for: what holds the workspace, or is in use as it is."""
+    """Mask new paths in a live session. Returns those that failed: a parent of the workspace, or a refused mount."""
     failed: list[str] = []
     for path in paths:
         try:
@@ -373,7 +374,7 @@ def _mask(path: str, workspace_root: str) -> None:
         return
     try:
         found = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # what we cannot reach, nobody of this user can
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # not reachable for any process of this user
         return
     if stat.S_ISDIR(found.st_mode):
         hide(path, workspace_root)

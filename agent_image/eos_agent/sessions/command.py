@@ -1,7 +1,7 @@
 """One command from spawn to its terminal state.
 
-Everything here runs on the event loop. A command has ended when its process group is gone and its output is drained; it is *terminal*, and
-may be reported so, when its session has been settled too, if it was the last command of an implicit one.
+Everything here runs on the event loop. A command has ended when its process group is gone and its output is drained. It
+is *terminal*, and reported as ended, when its session was finalized too, if it was the last command of an implicit one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLOSE_LATER_S = 0.002
 
 
 class Command:
-    """One command. `finished`: no process of it is waited for any more; `terminal`: its end may be reported."""
+    """One command. finished: none of its processes is awaited any more. terminal: its end may be reported."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Command:
         self.timed_out = self.cancelled = self.finished = False
         self.over = asyncio.Event()  # set with `finished`
         self.terminal = asyncio.Event()
-        self.answerable = asyncio.Event()  # it is terminal, or it has ended itself and what it left in its group lives on
-        self.outcome: dict[str, Any] = {}  # what the settling of the session adds to the result
-        self.lost: OperationError | None = None  # the session died under it: nobody knows an exit code
+        self.answerable = asyncio.Event()  # terminal, or its leader has ended and others of its group live on
+        self.outcome: dict[str, Any] = {}  # fields that the end of its session adds to the result
+        self.lost: OperationError | None = None  # its session was lost: no exit code is known
         self.output = Transcript(directory, "output", max_bytes)
         self.errors = Transcript(directory, "stderr", max_bytes) if split else None
         self.directory = directory
@@ -83,9 +83,9 @@ class Command:
         self._readers: dict[int, Transcript] = {}
         self._input = -1
         self._tty = False
-        self._line_open = False  # the terminal holds the beginning of a line
+        self._line_open = False  # the terminal has an unfinished line
         self._input_lock = asyncio.Lock()
-        self._room: asyncio.Future[None] | None = None  # what a write waits for when the input is full
+        self._room: asyncio.Future[None] | None = None  # a write waits for it while the input is full
         self._cursor, self._error_cursor = Cursor(), Cursor(again=False)
         self._timer: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
@@ -108,11 +108,11 @@ class Command:
                     self._readers[fds[name]] = self.errors if name == "stderr" and self.errors is not None else self.output
         for fd in self._readers:
             self._loop.add_reader(fd, self._readable, fd)
-        if self._group_gone:  # it was faster than the answer to its spawn
+        if self._group_gone:  # its end was reported before the reply to its spawn
             self._drain()
 
     def _readable(self, fd: int) -> bool:
-        """Read one piece; False when there is nothing (more) to read now."""
+        """Read once; False when there is nothing to read now."""
         transcript = self._readers.get(fd)
         if transcript is None:
             return False
@@ -139,7 +139,7 @@ class Command:
             os.close(fd)
 
     def _drain(self) -> None:
-        """The group is gone: read what is there, and for at most 100 ms what processes that left the group still write."""
+        """Read the rest of the output, and for at most 100 ms output of processes that left the group."""
         for fd in list(self._readers):
             for _ in range(64):
                 if not self._readable(fd):
@@ -166,11 +166,11 @@ class Command:
             self.waiting_on = list(event.get("processes", []))
             if self._lingering is None:
                 self._lingering = self._loop.call_later(self._leader_grace_s, self._linger)
-        elif kind == "group_gone" and not self._group_gone and not self._killing:  # what left the group has to go too
+        elif kind == "group_gone" and not self._group_gone and not self._killing:  # else `_kill` waits for processes outside the group too
             self._gone(list(event.get("left_behind", [])))
 
     def _linger(self) -> None:
-        """The command itself ended a while ago, and others of its group live: whoever waits for an answer gets it."""
+        """Answer waiting callers: the leader ended a while ago and others of its group live on."""
         if not self._group_gone:
             self.answerable.set()
 
@@ -178,7 +178,7 @@ class Command:
         self._group_gone = True
         self.waiting_on = []
         self.left_behind = left_behind
-        if self._attached:  # else its descriptors are not here yet, and `attach` goes on
+        if self._attached:  # else `attach` goes on once it has the descriptors
             self._drain()
 
     def _finish(self) -> None:
@@ -211,7 +211,7 @@ class Command:
             self.outcome.setdefault("hint", f"the kernel killed {kills} of the session's processes: {room} of memory were used up")
 
     def lose(self) -> None:
-        """The session's processes are gone and nobody reports: end without an exit code."""
+        """End without an exit code: the session's processes are gone and no init reports how they ended."""
         self._group_gone = True
         for fd in list(self._readers):
             for _ in range(64):
@@ -226,7 +226,7 @@ class Command:
         return self._input >= 0
 
     async def write(self, text: str, *, deadline_s: float | None) -> None:
-        """Write all of it, verbatim.
+        """Write the text unchanged.
 
         Raises:
             OperationError: operation_failed; the input is closed, or it took no more for `deadline_s`.
@@ -293,7 +293,7 @@ class Command:
         if self._input >= 0:
             fd, self._input = self._input, -1
             self._loop.remove_writer(fd)
-            if self._room is not None:  # it would wait in vain for a descriptor that is watched no more
+            if self._room is not None:  # the descriptor is not watched any more
                 _set(self._room)
             if fd in self._readers:
                 self._loop.remove_reader(fd)
@@ -312,14 +312,14 @@ class Command:
                 if not self._tty:
                     await self.end_input()
             except OperationError:
-                pass  # the command did not want all of it
+                pass  # the command closed its input before
 
         self._spawn(run())
 
     # Ending it
 
     def limit(self, timeout_s: float) -> None:
-        """Kill the whole tree that long after its start."""
+        """Kill the whole tree `timeout_s` seconds after its start."""
 
         def expired() -> None:
             if not self.finished and not self._group_gone:
@@ -342,7 +342,7 @@ class Command:
         try:
             await init.kill_tree(self.id)
         except OperationError:
-            return  # the session itself is gone, which ends its commands
+            return  # the session is gone, which ends its commands
         finally:
             self._killing = False
         if not self._group_gone:
@@ -356,21 +356,23 @@ class Command:
     # Telling
 
     async def wait(self, until: float) -> None:
-        """Until it is terminal, or the monotonic time `until`."""
+        """Wait until it is terminal, or until the monotonic time `until`."""
         await _until(self.terminal, until)
 
     async def wait_for_answer(self, until: float) -> None:
-        """As `wait`, but no longer than until the command itself has ended: what it left in the background may hold its output for days. Where
-        that was so before, whoever asks waits for what is in the background."""
+        """As `wait`, but only until the leader has ended: processes in the background may hold the output open for days.
+
+        Once that was the answer, later calls wait for the background too.
+        """
         await _until(self.terminal if self.answerable.is_set() else self.answerable, until)
 
     def end_terminal(self) -> None:
-        """Its end may be reported."""
+        """Mark its end as reported."""
         self.terminal.set()
         self.answerable.set()
 
     async def wait_finished(self, until: float) -> None:
-        """As `wait`, for the end of its processes: who holds the session's gate would wait in vain for the settling that follows."""
+        """Wait for the end of its processes. With the session's gate held, `wait` would wait in vain for the finalization."""
         await _until(self.over, until)
 
     @property
@@ -441,7 +443,7 @@ class Command:
         return found if running else found | self.outcome
 
     def end_span(self) -> None:
-        """Just before its end may be reported: who asks for the trace then finds it."""
+        """End the span; before `end_terminal`, so that a caller that sees the end finds the trace."""
         if self.exit_code is not None:
             self.span.attrs["exit_code"] = self.exit_code
         if self.lost is not None:
@@ -465,11 +467,11 @@ class Command:
 
     @property
     def disk_bytes(self) -> int:
-        """What its output takes on disk."""
+        """Bytes that its output takes on disk."""
         return self.output.disk_bytes + (self.errors.disk_bytes if self.errors is not None else 0)
 
     def remove(self) -> None:
-        """Evicted: its output is deleted."""
+        """Delete its output."""
         self.output.remove()
         if self.errors is not None:
             self.errors.remove()

@@ -58,7 +58,7 @@ def full_session(session: Session, most: int) -> OperationError:
 
 
 def no_terminal_left(session: Session, most: int) -> OperationError:
-    """Its /dev/pts is full, since each of its commands on a terminal has one and so has whatever its processes opened; or the machine has none."""
+    """The error of a command that gets no terminal: the session's /dev/pts is full, or the machine's limit is reached."""
     limit, where = "runtime.workspace.max_terminals", f"workspace session {session.id}"
     with contextlib.suppress(OSError, ValueError):
         used, machine, reserve = (_number_in(f"/proc/sys/kernel/pty/{name}") for name in ("nr", "max", "reserve"))
@@ -69,7 +69,7 @@ def no_terminal_left(session: Session, most: int) -> OperationError:
         "value": most,
         "workspace_session_id": session.id,
         "retryable": True,
-        "hint": "tty=false runs the command without one; end what holds the others",
+        "hint": "tty=false runs the command without one; end processes that hold terminals",
     }
     message = f"no terminal is free in {where}: there are at most {most}"
     return OperationError(SERVER_BUSY, message, details, reason="no_terminal_left")
@@ -116,7 +116,7 @@ class Commands:
         return int(body["next"])
 
     def _reserve(self) -> None:
-        """Numbers are reserved on disk by the thousand, so that none comes twice in the life of the store."""
+        """Reserve a block of 1000 numbers on disk: no command id occurs twice in the life of the store."""
         self._reserved = self._next + COUNTER_BLOCK
         fsync.write_file(self._counter_path, json.dumps({"format": 1, "next": self._reserved}).encode() + b"\n")
 
@@ -128,7 +128,7 @@ class Commands:
 
     @property
     def active(self) -> int:
-        """Commands that start or run now."""
+        """Number of commands that are starting or running."""
         return self._active
 
     # Operations
@@ -143,7 +143,7 @@ class Commands:
         """Admit and spawn.
 
         Raises:
-            OperationError: invalid_request, server_busy at the limit, operation_failed for all that fails on the way.
+            OperationError: invalid_request, server_busy at the limit, operation_failed for other failures.
         """
         text: str = args["cmd"]
         if not text:
@@ -283,7 +283,7 @@ class Commands:
         self._kept.add(command.id, command.session.id, command.disk_bytes)
         while len(self._terminal) > self._keep:
             self._evict(next(iter(self._terminal)))
-        while self._kept.bytes > self._kept_bytes and (oldest := self._kept.to_go()) != command.id:  # this one's is about to be read
+        while self._kept.bytes > self._kept_bytes and (oldest := self._kept.to_go()) != command.id:  # the newest is about to be read
             self._evict(oldest)
 
     def _evict(self, command_id: str) -> None:
@@ -341,7 +341,7 @@ class Commands:
         return command.result()
 
     async def cancel_request(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Kill the command that a request started. The work of a session of its own becomes a draft; an explicit session stays as it is."""
+        """Kill the command that a request started. Work of an implicit session becomes a draft; an explicit one is not touched."""
         request_id, starting = await self._cancellations.take(args)
         found = [command for command in self._known.values() if command.request_id == request_id]
         answer: dict[str, Any] = {"request_id": request_id, "cancelled": False}
@@ -400,5 +400,5 @@ class Commands:
 def _number(command_id: str) -> int:
     tail = command_id.rpartition("_")[2]
     if not tail.isdecimal() or len(tail) > 20:
-        raise OperationError(INVALID_REQUEST, "after is no command_session_id", {"argument": "after"}, reason="invalid_cursor")
+        raise OperationError(INVALID_REQUEST, "after is not a command_session_id", {"argument": "after"}, reason="invalid_cursor")
     return int(tail)

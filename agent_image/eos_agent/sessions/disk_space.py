@@ -1,4 +1,4 @@
-"""Whether the disk has room for a publish: asked before a session's processes end, since a publish that fails after that may cost the session."""
+"""Check the disk space for a publish before the session's processes end: a publish that fails later may end the session."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 PLENTY_BYTES, PLENTY_FILES = 16 * 1024 * 1024, 1024
-"""With so much free nothing is tried."""
+"""With this much free the check allocates nothing."""
 NEED_BYTES, NEED_PER_PATH = 256 * 1024, 512
-"""Manifests, metadata and folders; of each path a line of the index."""
+"""For manifests, metadata and directories; per path a line of the index."""
 
 
 def check(store: Store, paths: int) -> None:
-    """Raises OSError (ENOSPC, EDQUOT) when what a publish of so many paths writes beside the files themselves does not fit.
+    """Raise OSError (ENOSPC, EDQUOT) when the metadata of a publish of `paths` paths does not fit.
 
     Cost: one statvfs(2) on a disk with plenty; else a file is allocated in staging and removed, which also meets quotas and reserves.
     """

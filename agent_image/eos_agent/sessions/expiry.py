@@ -1,6 +1,6 @@
-"""The time to live of sessions: an explicit one that nobody has used for `ttl_s` ends, and what it holds becomes a draft.
+"""The time to live of sessions: an explicit session that was not used for `ttl_s` ends, and its work becomes a draft.
 
-One timer for each session that has a time to live, no more; it looks at the session when it is due and goes on for as long as that was used.
+Each session with a time to live has one timer; when it is due and the session was used, it is armed again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Expiry:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def watch(self, session: Session) -> None:
-        """From now on; nothing for a session without a time to live."""
+        """Arm the timer of a session that has a time to live."""
         if session.ttl_s is not None:
             self._arm(session, session.ttl_s)
 
     def forget(self, session: Session) -> None:
-        """The session has ended."""
+        """Cancel the timer of an ended session."""
         timer = self._timers.pop(session.id, None)
         if timer is not None:
             timer.cancel()

@@ -20,13 +20,13 @@ WRITING = ("write", "edit")
 
 
 def path_of(result: dict[str, Any]) -> str:
-    """The path that a file operation tells, below the workspace."""
+    """Return the path in the result of a file operation, relative to the workspace."""
     raw = result.get("path_b64")
     return str(result["path"]) if raw is None else os.fsdecode(base64.b64decode(raw))
 
 
 async def file_op(sessions: Sessions, session_id: str, name: str, args: dict[str, Any], data: bytes | None) -> dict[str, Any]:
-    """A file operation inside the mount of a session; one that may take long in a child of its init, which hears of commands meanwhile."""
+    """Do a file operation inside the mount of a session; a long one in a worker, so that init can serve commands."""
     async with sessions.use(session_id, kind=NOT_FOUND) as session:
         with telemetry.span("namespace.exec.file_op", op=name):
             try:
@@ -41,7 +41,7 @@ async def file_op(sessions: Sessions, session_id: str, name: str, args: dict[str
 
 
 async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """The operation file_search: of the head in a session made for it, which ends with the page. The gate is not held while it looks."""
+    """The operation file_search. The head is searched in a session made for it. The gate is not held during the search."""
     session_id: str | None = args.pop("workspace_session_id", None)
     limit_s = SEARCH_S + KILL_S
     if session_id is not None:
@@ -55,7 +55,7 @@ async def search(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
 
 
 async def _search_in(sessions: Sessions, session_id: str, args: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """Once more when the session went on with another init meanwhile."""
+    """Search in a live session; again when the session got another init during the search."""
     while True:
         async with sessions.use(session_id, kind=NOT_FOUND) as session:
             init = session.init
@@ -66,7 +66,7 @@ async def _search_in(sessions: Sessions, session_id: str, args: dict[str, Any], 
         except OperationError as error:
             if error.details.get("reason") != LOST:
                 raise
-            async with sessions.use(session_id, kind=NOT_FOUND):  # what became of it: published, destroyed or lost
+            async with sessions.use(session_id, kind=NOT_FOUND):  # raises how it ended: published, destroyed or lost
                 if session.init is init:
                     raise
         finally:

@@ -1,4 +1,4 @@
-"""What becomes of a session's work when it ends by itself: published, or kept as a draft with the reason."""
+"""Finalize an implicit session: publish its work, or keep it as a draft with the reason."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SETTLED = frozenset({"source_conflict", "publish_error", CANCELLED})  # drafts o
 
 
 def commit(store: Store, upper: Upper, *, owner: str, request_id: str, agent: str | None) -> Published:
-    """Store.publish; when only its last sync failed that is tried once more.
+    """Publish; when only the last fsync failed, once more.
 
     Raises:
-        CommitUnsynced: twice: the work is the head's, but a power cut may still undo it.
+        CommitUnsynced: it failed twice; the work is published, but a power cut may undo it.
     """
     with telemetry.Phases(telemetry.PUBLISHING, "workspace_session.capture_changes") as phases:
         try:
@@ -46,7 +46,7 @@ def publish_or_keep(store: Store, session: Session) -> dict[str, Any]:
     """Publish the work of an offline session, else keep it as a draft; blocking. Returns what that adds to the command's result.
 
     Raises:
-        OSError: not even a draft could be made; the work stays in the session's folder, and the next open of the store makes one.
+        OSError: no draft could be made either; the work stays in the session's directory, and the next open of the store makes one.
     """
     upper = session.upper
     if session.cancelled:
@@ -84,7 +84,7 @@ def _kept(session: Session, reason: str, hint: str) -> dict[str, Any]:
 
 
 def finalization_failed(error: Exception, hint: str) -> dict[str, Any]:
-    """The result fields of a session that could be neither published nor kept; `hint` says where its work lies."""
+    """Result fields of a session that could be neither published nor kept; `hint` says where its work is."""
     shown = operation_error(error)
     return {
         "finalization_failed": True,

@@ -1,4 +1,4 @@
-"""What is said about sessions that are gone: never there, ended unasked, expired, and where their work is."""
+"""Errors that name a session that is gone (unknown, lost, expired) and where its work is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOST = "session_lost"
 RUNNER_LOST, RUNNER_STUCK = "runner_lost", "runner_stuck"
 _REASONS = {EXPIRED: "session_expired", RUNNER_STUCK: "runner_stuck"}
 _WORDS = {
-    EXPIRED: "workspace session expired: {}: nobody used it for its ttl_s",
+    EXPIRED: "workspace session expired: {}: it was not used for its ttl_s",
     RUNNER_STUCK: "workspace session lost: {}: its process did not answer and was killed",
 }
 
@@ -27,11 +27,11 @@ def session_not_found(session_id: str, kind: str = OPERATION_FAILED) -> Operatio
 def session_lost(
     session_id: str, draft_id: str | None, *, how: str = RUNNER_LOST, pending: str | None = None, folder: str = ""
 ) -> OperationError:
-    """A session that ended without being told to. Its call may be repeated: in a new session, or one opened from the draft.
+    """The error of a call to a session that was lost or expired; the call can be repeated in a new session or one on the draft.
 
     Args:
         how: EXPIRED, RUNNER_STUCK, or RUNNER_LOST.
-        pending: what keeps its work from becoming a draft: its document is damaged; it lies in `folder`.
+        pending: why its work cannot become a draft (session.json is damaged); the work is in `folder`.
     """
     kept = f"its work is kept in {draft_id}" if draft_id else "nothing was unpublished in it"
     details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": draft_id}
@@ -43,7 +43,7 @@ def session_lost(
         kept = f"its work could not be made a draft: {pending}"
         details["draft_pending"] = True
         details["hint"] = (
-            f"its files lie in {folder}; mend what the message names, the agent's next start makes the draft; destroy_workspace_session gives it up"
+            f"its files are in {folder}; repair what the message names, then the agent's next start makes the draft; destroy_workspace_session deletes the work"
         )
     else:
         details["hint"] = "create_workspace_session opens a new one"
@@ -52,7 +52,7 @@ def session_lost(
 
 
 def not_yet_kept(dead: DeadSession, folder: str, *, how: str = RUNNER_LOST) -> OperationError:
-    """A dead session whose work is no draft yet: it is being made one, waits for space, or is quarantined."""
+    """The error of a call to a dead session whose work is not a draft yet: in progress, waiting for space, or quarantined."""
     session_id, why = dead.session_id, None if dead.why is None else dead.why.split(": '")[0][:500]  # a path may be longer than any answer
     state = "quarantined" if dead.quarantined else "recovering"
     details: dict[str, Any] = {"workspace_session_id": session_id, "draft_id": None, state: True, "draft_pending": True}
@@ -60,14 +60,14 @@ def not_yet_kept(dead: DeadSession, folder: str, *, how: str = RUNNER_LOST) -> O
         details["tries"] = dead.tries
         text = f"its work could not be made a draft, {dead.tries} times: {why}"
         details["hint"] = (
-            f"its files lie in {folder}; recover_workspace_session tries again once what the message names is mended, "
-            "destroy_workspace_session gives it up"
+            f"its files are in {folder}; recover_workspace_session tries again once what the message names is repaired; "
+            "destroy_workspace_session deletes the work"
         )
     else:
         details["retryable"] = True
-        text = "its work is being made a draft" if why is None else f"its work is no draft yet: {why}"
-        details["hint"] = f"its files lie in {folder}; repeat the call: it names the draft once that is made"
+        text = "its work is being made a draft" if why is None else f"its work is not a draft yet: {why}"
+        details["hint"] = f"its files are in {folder}; repeat the call: it names the draft once there is one"
         if dead.no_space:
-            details["hint"] = f"its files lie in {folder}; free space on that file system: the draft is then made, and this call names it"
+            details["hint"] = f"its files are in {folder}; free space on that file system: the draft is made then, and this call names it"
     words = _WORDS.get(how, "workspace session lost: {}: its process ended unasked").format(session_id)
     return OperationError(OPERATION_FAILED, f"{words}; {text}", details, reason=_REASONS.get(how, LOST))

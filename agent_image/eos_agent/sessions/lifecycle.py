@@ -1,4 +1,4 @@
-"""How sessions of this agent ended, in numbers."""
+"""Counters of how sessions ended; the `lifecycle` object of the operation daemon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Lifecycle:
-    """Counted since the agent's start."""
+    """Counters since the agent's start."""
 
     def __init__(self) -> None:
         self._exits = self._attempts = self._failures = self._done = 0
@@ -19,13 +19,13 @@ class Lifecycle:
         self._duration_ms: float | None = None
 
     def holder_exited(self, reason: str) -> None:
-        """A session's first process is gone, asked for or not."""
+        """Count an init that has ended, intended or not."""
         self._exits += 1
         self._exit = reason
 
     @contextlib.contextmanager
     def cleaning(self) -> Generator[None]:
-        """Around the end of a session, from the end of its processes until its work is published, kept or discarded."""
+        """Count and time the block: from the end of a session's processes until its work is published, kept or discarded."""
         begun = time.monotonic()
         self._attempts += 1
         try:

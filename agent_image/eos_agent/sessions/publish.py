@@ -31,12 +31,12 @@ KEEP_OPEN_HINT = "end them first, or publish without keep_open: that ends all th
 
 
 async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Publish an explicit session and close it, or with `keep_open` let it go on with an empty upper on the head of then.
+    """Publish an explicit session and close it, or with `keep_open` continue it with an empty upper on the new head.
 
-    Freeze and preview first: with conflicts nothing has happened and the session goes on. Else its processes end, which is the real end of
-    the overlay, and the work is sealed and committed; should the head have moved into a conflict meanwhile, the session goes on with the
-    same view and a new init. With keep_open nothing may live in it: its first process is a new one, and so are a /tmp of its own and its
-    address.
+    Freeze and preview first: with conflicts nothing changes and the session continues. Else its processes end and with
+    them the overlay, and the work is captured and committed. If the head has moved into a conflict by then, the session
+    continues with the same view and a new init. With keep_open no process may live in it: it continues with a new init,
+    a new /tmp of its own and a new address.
     """
     session_id: str = args["workspace_session_id"]
     grace = check_grace(args)
@@ -83,7 +83,7 @@ async def publish(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
 
 
 async def check_idle(session: Session, doing: str, *, hint: str) -> None:
-    """Refuse a session in which something lives that its commands left behind: its first process is to be a new one."""
+    """Refuse a session with processes that its commands left behind: its init is about to be replaced."""
     left = await session.init.processes()
     if left or session.readers:
         names = ", ".join(f"{one['name']} ({one['pid']})" for one in left[:8]) or "a search"
@@ -98,7 +98,7 @@ async def check_idle(session: Session, doing: str, *, hint: str) -> None:
 
 
 async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
-    """After a publish, with the gate held: the session under the same id on the head. What fails here takes nothing back: the work is published."""
+    """Continue a published session under the same id on the head, with the gate held. A failure here leaves the work published."""
 
     def renew() -> tuple[Upper, int]:
         upper = sessions.store.open_upper(session.id, origin=session.owner, agent=session.agent, request_id=session.request_id)
@@ -128,7 +128,7 @@ async def _continue(sessions: Sessions, session: Session) -> dict[str, Any]:
 
 
 async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """What a publish of a live session or of a draft would answer now; the session stands still meanwhile."""
+    """The operation preview_publish: the outcome that a publish of a live session or a draft would have now. Freezes the session."""
     session_id, draft_id = args.get("workspace_session_id"), args.get("draft_id")
     if (session_id is None) == (draft_id is None):
         raise OperationError(
@@ -152,7 +152,7 @@ async def preview(sessions: Sessions, args: dict[str, Any], request_id: str) -> 
 
 
 async def _preview_frozen(sessions: Sessions, session: Session, request_id: str) -> int:
-    """Raises the rejection if there are conflicts, with the session as it was; else its size, and its processes stay frozen."""
+    """Freeze and preview. Returns the size, with the processes frozen; raises the rejection with the session as it was."""
     await session.init.freeze()
     good = False
     try:
@@ -173,7 +173,7 @@ async def _preview_frozen(sessions: Sessions, session: Session, request_id: str)
 
 
 def _preview(sessions: Sessions, session: Session) -> Preview:
-    """Of a publish that is meant: what can be folded is folded, if the work would be refused otherwise and the policy allows it."""
+    """Preview before a publish; squash first when the work would be refused otherwise and the policy allows it."""
     found = session.upper.preview()
     if found.refused is not None and sessions.store.auto_squash.fold(found.refused.reason):
         found = session.upper.preview()
@@ -183,9 +183,9 @@ def _preview(sessions: Sessions, session: Session) -> Preview:
 
 
 async def go_on(sessions: Sessions, session: Session) -> bool:
-    """A session whose init has ended gets a new mount on what its upper shows, and a new init; else its work becomes a draft."""
+    """Give a session whose init has ended a new mount and a new init; when that fails its work becomes a draft."""
     try:
-        mount_fd = await sessions.captures.run(session.upper.mount)  # what was sealed is looked through once more
+        mount_fd = await sessions.captures.run(session.upper.mount)  # also scans what was captured
         try:
             init = await sessions.zygote.create(session.spec, mount_fd, timeout_s=sessions.setup_timeout_s)
         finally:

@@ -1,4 +1,4 @@
-"""What the store has set apart, for those who look: rows among the drafts, sessions that are lost, warnings."""
+"""Quarantined documents of the store, as rows of list_drafts, as lost sessions and as a warning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REASON = "damaged"
 
 
 def _of(store: Store, document: str) -> Iterator[tuple[str, str]]:
-    """(name of the folder, what is wrong) of each draft or session whose document is set apart."""
+    """Yield (id, reason) of each draft or session whose document is quarantined."""
     for file, what in sorted(store.damaged.items()):
         folder, name = os.path.split(file)
         if name == document:
@@ -24,26 +24,26 @@ def _of(store: Store, document: str) -> Iterator[tuple[str, str]]:
 
 
 def drafts(store: Store) -> list[dict[str, Any]]:
-    """Rows of list_drafts: the work is there, and nobody can say what it stands on."""
+    """Rows of list_drafts: the work exists, its base is unknown."""
     unknown = dict.fromkeys(("origin", "agent", "request_id", "base_version", "created_unix_ms", "paths", "bytes"))
     return [{"draft_id": draft_id, **unknown, "reason": REASON, "why": what} for draft_id, what in _of(store, "draft.json")]
 
 
 def sessions(store: Store) -> list[tuple[str, str]]:
-    """(session id, why) of sessions whose work cannot become a draft."""
+    """Return (session id, reason) of sessions whose work cannot become a draft."""
     return [(session_id, f"session.json: {what}") for session_id, what in _of(store, "session.json")]
 
 
 def has_session(store: Store, session_id: str) -> bool:
-    """Whether the session is one of those."""
+    """True for a session whose document is quarantined."""
     return any(session_id == found for found, _ in _of(store, "session.json"))
 
 
 def purge(store: Store, session_id: str) -> dict[str, Any]:
-    """Delete the session with its work. Returns what that was, by the names that are there: on what it stood nobody can say.
+    """Delete the session with its work. Returns the deleted paths; its base is unknown.
 
     Raises:
-        LayerStackError: somebody else was faster (session_not_found), or something still writes there.
+        LayerStackError: another caller deleted it first (session_not_found), or a process still writes there.
     """
     lost = of_trees(trees_of(store, store.dead, session_id))
     store.give_up_session(session_id)
@@ -52,7 +52,7 @@ def purge(store: Store, session_id: str) -> dict[str, Any]:
 
 
 def warning(store: Store) -> str | None:
-    """One line about all of it, None when there is nothing."""
+    """One line about all quarantined documents, or None."""
     if not store.damaged:
         return None
     names = [os.path.relpath(file, store.root) for file in sorted(store.damaged)]

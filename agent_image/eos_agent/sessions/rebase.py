@@ -1,4 +1,4 @@
-"""The operation rebase_workspace_session: an explicit session goes on, under its id, on the newest version."""
+"""The operation rebase_workspace_session: carry an explicit session over to the head under its id."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from layerstack.session.rebase import Rebased
 if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
-BUSY_HINT = "end them first: the session goes on with a new first process"
+BUSY_HINT = "end them first: the rebased session starts with a new init"
 REBASE = RefusedOperation("rebase", "undo those paths in the session and try again, or redo its work in a new one")
 
 
 async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Preview first: with conflicts nothing has happened. Else its init ends, which is the real end of the overlay, the work is carried over,
-    and a new init starts on the new view, with a /tmp and, isolated, an address of its own.
+    """Preview; with conflicts nothing changes. Else init ends and with it the overlay, the work is carried over, and a new
+    init starts on the new view, with a new /tmp and, if isolated, a new address.
 
     Raises:
         OperationError: operation_failed: source_conflict with every conflict, session_busy, or what the disk refused; the session is as it was
@@ -35,7 +35,7 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
             raise OperationError(OPERATION_FAILED, message, {"workspace_session_id": session_id}, reason="implicit_session")
         version = session.upper.snapshot.version
         if version == sessions.store.head.version:
-            return _told(Rebased(version, version, 0, 0), session)
+            return _rebased_json(Rebased(version, version, 0, 0), session)
         await session.await_commands(0, "rebase", reason=SESSION_BUSY)
         await check_idle(session, "rebase", hint=BUSY_HINT)
         await _check_conflicts(sessions, session, request_id)
@@ -50,17 +50,17 @@ async def rebase(sessions: Sessions, args: dict[str, Any], request_id: str) -> d
                 raise refusal(sessions, session, error, REBASE, retained=retained, restarted=True) from error
             if not await go_on(sessions, session):
                 raise _not_resumed(sessions, session)
-    return _told(done, session)
+    return _rebased_json(done, session)
 
 
-def _told(done: Rebased, session: Session) -> dict[str, Any]:
+def _rebased_json(done: Rebased, session: Session) -> dict[str, Any]:
     address = session.init.address
-    told = {"from_version": done.from_version, "to_version": done.to_version, "updated": done.updated, "merged": done.merged}
-    return told | left_out(done) | ({} if address is None else {"address": address})
+    found = {"from_version": done.from_version, "to_version": done.to_version, "updated": done.updated, "merged": done.merged}
+    return found | left_out(done) | ({} if address is None else {"address": address})
 
 
 async def _check_conflicts(sessions: Sessions, session: Session, request_id: str) -> None:
-    """Raises the rejection if there are conflicts; the session goes on either way."""
+    """Raise the rejection if there are conflicts; the session continues in either case."""
     await session.init.freeze()
     try:
         found = await sessions.captures.run(session.upper.preview, request_id=request_id)
@@ -74,14 +74,14 @@ async def _check_conflicts(sessions: Sessions, session: Session, request_id: str
 
 
 def _not_resumed(sessions: Sessions, session: Session) -> OperationError:
-    """It was carried over, and no new process could be started on it."""
+    """The error of a session that was carried over but could not be started again."""
     details = {
         "workspace_session_id": session.id,
         "stage": REBASE.name,
         "session_retained": False,
         "draft_id": sessions.lost.get(session.id),
         "retryable": True,
-        "hint": "create_workspace_session with draft_id goes on from there",
+        "hint": "create_workspace_session with this draft_id opens the work again",
     }
-    message = f"workspace session {session.id} could not go on after its rebase: its work is a draft"
+    message = f"workspace session {session.id} was rebased but could not be started again: its work is a draft"
     return OperationError(OPERATION_FAILED, message, details, reason="session_lost")

@@ -1,4 +1,4 @@
-"""One live session: its claim on a version, its init, its commands, and the gate through which everything goes."""
+"""One live session: its upper, its init, its commands, and the gate that serialises operations on it."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ class Session:
         self.request_id = request_id
         self.draft_id: str | None = None
         self.ttl_s: float | None = None
-        self.readers = 0  # operations that use it without its gate
+        self.readers = 0  # operations that use it without the gate
         self.gate = asyncio.Lock()
         self.state = "active"
         self.fresh = True  # no command was started in it yet
         self.cancelled = False  # a request that ran in it was cancelled: what it wrote is kept, not published
-        self.ending = False  # the init's end is our own doing
+        self.ending = False  # the end of init is intended
         self.ended = asyncio.Event()
         self.destroyed: dict[str, Any] | None = None
-        self.discarded: dict[str, Any] | None = None  # with `destroyed`: what the answer of a command of it says
+        self.discarded: dict[str, Any] | None = None  # set with `destroyed`: fields for the results of its commands
         self.commands: dict[str, RunningCommand] = {}  # those that have not finished
         self.created_unix_ms = self.last_activity_unix_ms = int(time.time() * 1000)
         self._used = time.monotonic()
 
     def touch(self) -> None:
-        """Somebody uses it: its time to live counts from here."""
+        """Restart the time to live: the session is in use."""
         self.last_activity_unix_ms = int(time.time() * 1000)
         self._used = time.monotonic()
 
     def idle_left_s(self) -> float | None:
-        """How long until it has outlived its time; all of that while something runs in it, None when there is no end to it."""
+        """Seconds until it expires: all of `ttl_s` while it is in use; None for a session that does not expire."""
         if self.ttl_s is None:
             return None
         return self.ttl_s if self.commands or self.readers else self._used + self.ttl_s - time.monotonic()

@@ -1,8 +1,8 @@
-"""The live sessions: create, gate, publish, destroy, settle when the last command of an implicit one ended, keep what a dead one wrote.
+"""The table of live sessions: create, use, finalize, destroy, and keep the work of dead ones.
 
-Each session has a gate, an asyncio lock: admission of a command, a file operation, publish, destroy and the end of its init go through it
-one after the other; a command runs without holding it. Blocking store work is done in the agent's small pool, that which is as long as a session's
-work is large in one of its own (`captures`).
+Each session has a gate, an asyncio lock: command starts, file operations, publish, destroy and the end of its init hold
+it one after the other; a running command does not hold it. Blocking calls of the store run in the agent's small pool;
+those whose time grows with a session's work run in a pool of their own (`captures`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FORGOTTEN_AFTER = 512
-"""So many sessions that expired with nothing in them are known by their id."""
+"""Most ids that are remembered of sessions that expired without work."""
 
 
 class Sessions:
-    """The table. `lost` remembers sessions that ended unasked, and the draft that holds what they had written."""
+    """The table. lost: sessions that were lost or expired, with the draft of their work or None."""
 
     def __init__(self, settings: Settings, store: Store, zygote: ZygoteHandle, pool: Pool, room: Headroom) -> None:
         self.settings = settings
@@ -72,8 +72,8 @@ class Sessions:
         self.live: dict[str, Session] = {}
         self.lost: dict[str, str | None] = {}
         self.pending: dict[str, str] = {}
-        self._how: dict[str, str] = {}  # of `lost`: those that did not simply lose their process
-        self._expired: OrderedDict[str, None] = OrderedDict()  # with nothing in them
+        self._how: dict[str, str] = {}  # of `lost`: reason, when it is not runner_lost
+        self._expired: OrderedDict[str, None] = OrderedDict()  # without work
         for draft in store.drafts():
             self._remember(draft)
         for session_id, why in quarantine.sessions(store):
@@ -90,20 +90,20 @@ class Sessions:
                 self._how[session_id] = draft.reason
 
     def forget_draft(self, draft_id: str) -> None:
-        """The draft was published or discarded: the dead session that it came from is a dead id like any other."""
+        """Forget the lost session of a draft that was published or discarded."""
         for session_id in [lost for lost, kept in self.lost.items() if kept == draft_id]:
             del self.lost[session_id]
             self._how.pop(session_id, None)
 
     def _recovered(self, session_id: str, draft: Draft | None) -> None:
-        """A dead session is settled: its work is a draft, or nothing of it was unpublished."""
+        """Note the end of a recovery: the work is a draft, or nothing was unpublished."""
         if draft is not None:
             self.lost[session_id] = draft.draft_id
         elif session_id not in self._how:
             self.lost.pop(session_id, None)
 
     def _left(self, session: Session, error: Exception) -> None:
-        """Its work could be neither published nor kept, most of all for want of space: it is tried again as that of a dead session is."""
+        """Hand a session over to recovery: its work could be neither published nor kept, mostly because the disk is full."""
         self.lost[session.id] = None
         try:
             self.store.dead.abandon(session.upper, error)
@@ -113,10 +113,10 @@ class Sessions:
 
     def _pend(self, session_id: str, why: object) -> None:
         self.lost[session_id] = None
-        self.pending[session_id] = str(why).split(": '")[0]  # without the path, which may be longer than any answer
+        self.pending[session_id] = str(why).split(": '")[0]  # without the path, which may be too long for an answer
 
     def folder(self, session_id: str) -> str:
-        """Where the writes of a session lie for as long as they are no draft."""
+        """The directory of a session's writes until they are a draft."""
         return os.path.join(self.settings.layer_stack_root, "sessions", session_id, "upper")
 
     def _lost(self, session_id: str) -> OperationError:
@@ -188,7 +188,7 @@ class Sessions:
         if network == "isolated" and self.settings.get("runtime.workspace.rfc1918_egress", "allow") == "deny":
             raise OperationError(
                 OPERATION_FAILED,
-                "isolated sessions are unavailable: runtime.workspace.rfc1918_egress is deny and nothing here can enforce it",
+                "isolated sessions are unavailable: runtime.workspace.rfc1918_egress is deny, which this agent cannot enforce",
                 reason="egress_not_enforceable",
             )
         spec = SessionSpec(self._new_id(), network, rootfs)
@@ -208,7 +208,7 @@ class Sessions:
         return session
 
     async def _admit(self) -> None:
-        """Refuse one more session, which is among `_making` already, while nothing of it is there.
+        """Refuse one more session, which `_making` counts already, before any part of it is made.
 
         Raises:
             OperationError: server_busy, reason sandbox_full, with the limit and the numbers.
@@ -259,7 +259,7 @@ class Sessions:
         """The session with its gate held.
 
         Raises:
-            OperationError: as `find`; also when the session ended while this waited, or while the body used its init.
+            OperationError: as `find`; also when the session ended during the wait, or its init during the block.
         """
         session = self.find(session_id, kind=kind)
         try:
@@ -287,7 +287,7 @@ class Sessions:
         session.ended.set()
 
     async def _lose(self, session: Session, init: InitHandle) -> None:
-        """The init died unasked: what the session wrote becomes a draft at once, and its commands end without an exit code."""
+        """Handle an init that died: the session's work becomes a draft, and its commands end without an exit code."""
         async with session.gate:
             if session.ending or session.init is not init:
                 return
@@ -303,7 +303,7 @@ class Sessions:
             with self.lifecycle.cleaning():
                 draft = await self.captures.run(lambda: session.upper.to_draft(reason=reason))
             draft_id = draft.draft_id if draft is not None else None
-        except Exception as error:  # the upper stays where it is: its draft is made when that is possible
+        except Exception as error:  # the upper stays, and recovery makes the draft later
             log.failure("draft_failed", error, session=session.id)
             telemetry.event("workspace_session.cleanup_failed", workspace_session_id=session.id, error=type(error).__name__)
             self._left(session, error)
@@ -321,7 +321,7 @@ class Sessions:
         self.end(session)
 
     async def _expire(self, session: Session) -> None:
-        """Its time to live is over, and its gate is held: its work becomes a draft; there is none of a draft that it stands on as it was."""
+        """End an expired session, with its gate held: its work becomes a draft, unless it only shows an unchanged draft."""
         session.ending = True
         session.state = "finalizing"
         await session.init.end(self.grace_s)
@@ -361,7 +361,7 @@ class Sessions:
                 if session.discarded is not None:
                     return session.discarded
                 return {"session_lost": True, "draft_id": self.lost[session.id]} if session.id in self.lost else {}
-            if session.commands:  # somebody joined it meanwhile
+            if session.commands:  # another request started a command in it
                 session.state = "active"
                 return {}
             session.ending = True
@@ -382,10 +382,10 @@ class Sessions:
             return outcome
 
     async def destroy(self, args: dict[str, Any], request_id: str) -> dict[str, Any]:
-        """The operation destroy_workspace_session: everything unpublished goes, and the answer says what that was.
+        """The operation destroy_workspace_session: delete all unpublished work; the answer lists it.
 
-        A dead session whose work is no draft yet, or whose session.json is damaged, is given up by it; with `if_clean` it is session_lost, as
-        to all else.
+        Also purges a dead session whose work is not a draft yet, or whose session.json is damaged; with `if_clean` the
+        error is session_lost.
 
         Raises:
             OperationError: session_not_found, active_commands; unpublished_work with `if_clean`, and then nothing has happened.
@@ -404,12 +404,14 @@ class Sessions:
             if args.get("if_clean"):
                 await self._check_clean(session)
             session.ending = True
-            await session.init.end(0 if args.get("if_clean") else self.grace_s)  # what it writes on its way out would be lost unseen
+            await session.init.end(
+                0 if args.get("if_clean") else self.grace_s
+            )  # without a grace with if_clean: later writes would be lost unseen
 
             def discard() -> tuple[int, dict[str, Any]]:
                 discarded = unpublished(session.upper)
                 size = session.upper.discard()
-                self.store.scrap.settle()  # who was told that it is gone may need the space
+                self.store.scrap.settle()  # the caller may need the space at once
                 return size, discarded
 
             try:
@@ -434,15 +436,15 @@ class Sessions:
             return session.destroyed
 
     def _is_left(self, session_id: str) -> bool:
-        """Is it dead, its work no draft, and nothing under way that would make one?"""
+        """True for a dead session whose work is not a draft, with no recovery in progress."""
         dead = self.store.dead.find(session_id)
         return quarantine.has_session(self.store, session_id) or (dead is not None and not self.recovering.is_trying(session_id))
 
     async def recover(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The operation recover_workspace_session: one try more.
+        """The operation recover_workspace_session: try once more.
 
         Raises:
-            OperationError: session_not_found; session_lost, as every call that names it, when it is no draft after it.
+            OperationError: session_not_found; session_lost, as for every call, when it failed again.
         """
         session_id: str = args["workspace_session_id"]
         if self.store.dead.find(session_id) is not None:
@@ -456,13 +458,13 @@ class Sessions:
         return {"workspace_session_id": session_id, "draft_id": self.lost.get(session_id)}
 
     async def dead_rows(self, *, patient: bool) -> list[dict[str, Any]]:
-        """Sessions that are dead and whose work is no draft: waiting, quarantined, or with a damaged document. `patient`: once they were tried."""
+        """Rows of dead sessions whose work is not a draft: waiting, quarantined, damaged. patient: after recovery tried each."""
         if patient:
             await self.recovering.quiet()
         return await self.pool.run(self.recovering.rows)
 
     async def _purge(self, session_id: str) -> dict[str, Any]:
-        """Settle a session that is set apart: its work goes."""
+        """Delete a quarantined or dead session with its work."""
         lost = await self.pool.run(lambda: quarantine.purge(self.store, session_id))
         for known in (self.lost, self.pending, self._how):
             known.pop(session_id, None)
@@ -470,7 +472,7 @@ class Sessions:
         return {"workspace_session_id": session_id, "destroyed": True, "evicted_upperdir_bytes": lost["bytes"], "discarded": lost}
 
     async def _check_clean(self, session: Session) -> None:
-        """Refuse, with everything as it was, if something would be lost with the session; else it stands still from here on."""
+        """Freeze the session; thaw it and refuse if it has unpublished work."""
         await session.init.freeze()
         found: dict[str, Any] | None = None
         try:
@@ -483,13 +485,13 @@ class Sessions:
             details = {
                 "workspace_session_id": session.id,
                 "unpublished": found,
-                "hint": "publish_workspace_session keeps the work; without if_clean it is thrown away",
+                "hint": "publish_workspace_session keeps the work; destroy without if_clean deletes it",
             }
             message = f"workspace session {session.id} has unpublished work: {found['count']} paths, {found['bytes']} bytes"
             raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
 
     async def shell(self, session: Session, *, again: bool = False) -> list[str] | None:
-        """The argv before a command's text. The last answer is remembered for all sessions; `again` asks the session's own view anew."""
+        """The argv before a command's text, cached for all sessions; `again` asks the session's init."""
         if self._shell is None or again:
             self._shell = await session.init.which_shell()
         return self._shell
@@ -523,7 +525,7 @@ class Sessions:
         ]
 
     async def drain(self, timeout_s: float) -> None:
-        """Before the agent ends: publications under way end, every init is ended; uppers stay, and become drafts when the store is opened."""
+        """End the sessions before the agent ends. Publications in progress finish; uppers stay, and become drafts at the next start."""
         self._draining = True
         by = time.monotonic() + timeout_s
         busy = [task for task in self._tasks if not task.done()]
@@ -532,7 +534,7 @@ class Sessions:
         left = [session for session in self.live.values() if not session.ending]
         for session in left:
             session.ending = True
-            for command in session.commands.values():  # whoever waits for it is not told how it took the signal
+            for command in session.commands.values():  # its waiters get this instead of how it took the signal
                 command.lost = OperationError(
                     SERVER_SHUTTING_DOWN,
                     "the agent is shutting down; the session's work becomes a draft at its next start",

@@ -1,4 +1,4 @@
-"""What a session holds that nobody has published: by name, in bytes, and whether it is anything at all."""
+"""Unpublished work of sessions: paths, bytes, and whether there is any."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def of_trees(roots: list[str], *, walk_max: int = WALK_MAX) -> dict[str, Any]:
 
 
 def is_clean(session: Session) -> bool:
-    """Whether publishing it would change nothing; of one that stands on a draft, whether nothing was written in it. Nothing may run meanwhile."""
+    """True when publishing would change nothing; on a draft, when nothing was written. No process may run in the session."""
     if session.draft_id is not None:
         upper = session.upper
         return not unpublished(upper)["count"] and _own_trees(upper) == [upper.upperdir] and not upper.root_changed
@@ -68,13 +68,13 @@ def is_clean(session: Session) -> bool:
 
 
 def of_sandbox(sessions: list[Session], *, clean: bool) -> dict[str, Any]:
-    """What goes when the sandbox does. With `clean` each session is looked at exactly, otherwise by the names in it alone."""
+    """Unpublished work that is lost when the sandbox is destroyed. clean: compare contents, not only names."""
     rows: list[dict[str, Any]] = []
     left = WALK_MAX
     for session in sessions:
         row = unpublished(session.upper, walk_max=max(1, left))
         left -= row["count"]
-        if session.ending:  # it is being published, kept or removed at this moment: nobody can say what becomes of it
+        if session.ending:  # it is being published, kept or removed now: the outcome is open
             is_empty = False
         else:
             is_empty = not row["count"] and (not clean or is_clean(session))
@@ -83,7 +83,7 @@ def of_sandbox(sessions: list[Session], *, clean: bool) -> dict[str, Any]:
 
 
 def _own_trees(upper: Upper) -> list[str]:
-    """The upperdir, and the sealed work under it that no draft holds."""
+    """The upperdir, and the captured work below it that is in no draft."""
     private = f"{upper.directory}/private"
     try:
         names = sorted(os.listdir(private), reverse=True)
