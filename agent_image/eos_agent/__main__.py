@@ -30,11 +30,11 @@ VERSION = "0.1.0"
 DRAIN_S = 4.0
 STORE_BUSY_S, STORE_POLL_S = 10.0, 0.05
 GONE = ".gone-"
-"""Of what an earlier agent left in the scratch folder, and what is removed behind the start."""
+"""Prefix of directories of an earlier agent that are deleted in the background."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 after a drain, 1 when it could not start or lost its zygote, 2 for usage."""
+    """Run the command line. Exit codes: 0 after a drain, 1 for a failed start or a lost zygote, 2 for usage."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args == ["--version"]:
         sys.stdout.write(f"sandbox-daemon {VERSION}\n")
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refusal(error: Exception) -> dict[str, Any]:
-    """The errno and the path that the kernel refused, for whoever reads the log for it."""
+    """The errno and path of an OSError, as fields of the log line."""
     if not isinstance(error, OSError) or error.errno is None:
         return {}
     return {
@@ -69,7 +69,7 @@ def _refusal(error: Exception) -> dict[str, Any]:
 
 
 def serve(found: settings.Settings) -> int:
-    """Run until SIGTERM. Everything that needs a single thread comes first."""
+    """Run until SIGTERM. Steps that need a single-threaded process come first."""
     ordinary = os.geteuid() != 0
     token = found.token()
     groups = open_groups(found)
@@ -104,7 +104,7 @@ def _serve(found: settings.Settings, token: str, ordinary: bool, groups: cgroups
     news = neighbours.News() if found.local else None
     zygote_pid, zygote_socket = zygote_handle.fork_zygote(host, groups)
     fd_limits.take_all()
-    oom.take(oom.Scores.here().agent)  # refused to whoever may not lower it: all else is above it anyway
+    oom.take(oom.Scores.here().agent)  # refused without the right to lower it: all others are above it anyway
     store = open_store(found, ordinary)
     try:
         record = cgroup_record(found)
@@ -127,7 +127,7 @@ def cgroup_record(found: settings.Settings) -> str:
 
 
 def open_groups(found: settings.Settings) -> cgroups.Groups:
-    """The agent's cgroups, as its settings want them."""
+    """Make the agent's cgroups according to its settings."""
     wanted: cgroups.Wanted | None = None
     if found.limits is not None and "none" not in found.limits:
         wanted = cgroups.Wanted(*(cgroups.Limits.of(found.limits.get(key, {})) for key in ("workload", "session")))
@@ -136,13 +136,13 @@ def open_groups(found: settings.Settings) -> cgroups.Groups:
 
 
 def reap(found: settings.Settings) -> int:
-    """What an agent that was killed left in the cgroup tree; for whoever removes its sandbox. Exit code 0 also when nothing was left."""
+    """Remove the cgroups that a killed agent left, when its sandbox is removed. Exit code 0 also when there are none."""
     cgroups.reap(cgroup_record(found), found.sandbox_id, found.layer_stack_root)
     return 0
 
 
 def open_store(found: settings.Settings, ordinary: bool) -> Store:
-    """The store, made if this is the sandbox's first start. What a dead agent left in it is only found: `_run` sweeps and recovers behind."""
+    """Open the store, or create it at the first start. Leftovers of a dead agent are only listed: `_run` recovers them later."""
     from eos_agent.sessions.recovery import SWEPT
     from layerstack.core.publish_rules import PublishRules
     from layerstack.kernel.xattrs import TRUSTED, USER
@@ -165,7 +165,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
     store.rules = PublishRules(found.get("runtime.layerstack.merge_adjacent", "conflict") == "merge", tuple(units))
     store.inputs = patterns(found.get("runtime.layerstack.inputs", INPUTS))
     log.line(f"boot reap removed {reaped} transcripts; no process, mount or network of an earlier agent outlives it")
-    if not any(not session.quarantined for session in store.dead.all()):  # else when they are, behind the start
+    if not any(not session.quarantined for session in store.dead.all()):  # else after their recovery
         log.line(SWEPT.format(0))
     for session in store.dead.all():
         log.log("quarantined" if session.quarantined else "recovering", session=session.session_id, tries=session.tries, why=session.why)
@@ -175,7 +175,7 @@ def open_store(found: settings.Settings, ordinary: bool) -> Store:
 
 
 def _opened(root: str) -> Store:
-    """Wait a moment for a process of the agent before this one, which recovers a session and holds the store until it ends (`recovery_child`)."""
+    """Wait a moment for a recovery process of the previous agent, which locks the store until it ends (`recovery_child`)."""
     from layerstack.errors import StoreBusy
     from layerstack.store import Store
 
@@ -190,7 +190,7 @@ def _opened(root: str) -> Store:
 
 
 def _sweep_scratch(found: settings.Settings) -> int:
-    """Transcripts of an earlier agent belong to nobody. Writes the empty inventory that tools look for."""
+    """Move transcripts of an earlier agent away for deletion, and write the empty inventory that tools look for."""
     from layerstack.kernel import fsync
 
     os.makedirs(os.path.join(found.scratch_root, ".export"), mode=0o700, exist_ok=True)
@@ -202,7 +202,7 @@ def _sweep_scratch(found: settings.Settings) -> int:
             os.mkdir(gone, 0o700)
         for name in names:
             os.rename(os.path.join(found.transcripts, name), os.path.join(gone, name))
-    except OSError:  # a full disk has no room for a folder: their removal makes some
+    except OSError:  # no space for a directory: delete them now, which frees some
         for name in names:
             fsync.remove_tree(os.path.join(found.transcripts, name))
     inventory = json.dumps({"schema_version": 1, "sessions": []}).encode() + b"\n"
@@ -276,7 +276,7 @@ async def _run(
     fsync.write_file(found.pid_path, f"{os.getpid()}\n".encode())
     fsync.write_file(found.endpoint_path, json.dumps(endpoint).encode() + b"\n", mode=0o600)
     gc.collect()
-    gc.freeze()  # what was loaded stays: no collection walks it again
+    gc.freeze()  # later collections skip what is loaded now
     handlers.sampler.watch()
     sessions.recovering.start()
     log.log("ready", sandbox=found.sandbox_id, pid=os.getpid(), version=store.head.version, tcp=list(tcp), http=list(web))
@@ -310,7 +310,7 @@ async def _run(
 
 
 def _started() -> int:
-    """When this process began, in clock ticks since boot: with it a pid means one process only."""
+    """Start time of this process in clock ticks since boot; with it a pid is unique."""
     with open("/proc/self/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 

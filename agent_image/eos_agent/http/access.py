@@ -44,7 +44,7 @@ class Access:
         self._cookie = "eos-" + hmac.digest(b"cookie", sandbox_id.encode(), "sha256").hex()[:12]
 
     def shown(self, request: RequestHead, prefix: str | None) -> ShownCredentials:
-        """What the request shows, of a `prefix` of /forward or else of our own answers, for which a cookie is no good."""
+        """The credentials of a request to `prefix` of /forward, or to the agent itself, where cookies do not count."""
         secrets = [TOKEN_FIELD]
         by_field = any(self._is_token(value) for value in request.fields.all(TOKEN_FIELD))
         for value in request.fields.all("authorization"):
@@ -60,7 +60,7 @@ class Access:
         return ShownCredentials(by_field or by_cookie, by_field, secrets)
 
     def redeem(self, request: RequestHead, prefix: str) -> HttpRefusal | None:
-        """The answer to a ticket: a cookie, and the way to the same address without it. None: there is no ticket.
+        """The answer to a ticket: a cookie and a redirect to the address without the ticket. None without a ticket.
 
         Raises:
             Refused: 401, the ticket is over or not of this agent.

@@ -39,7 +39,7 @@ def keep_alive(writer: asyncio.StreamWriter) -> None:
 
 
 def gone(writer: asyncio.StreamWriter) -> bool:
-    """Whether nobody can hear us any more. A peer that has only ended its own sending can."""
+    """True when the peer has gone; False when it has only half-closed."""
     if writer.transport.is_closing():
         return True
     sock = writer.get_extra_info("socket")
@@ -137,7 +137,7 @@ class Exchange:
             raise self._too_late("answer") from None
         finally:
             if not head.cancel() and not head.cancelled():
-                head.exception()  # if it failed too, that is of no interest any more
+                head.exception()  # marks it as retrieved
 
     def _too_late(self, what: str) -> HttpRefusal:
         return refused(504, "response_timed_out", f"the server did not {what} within {self._response_s:g} s")
@@ -152,7 +152,7 @@ class Exchange:
             except asyncio.LimitOverrunError:
                 raise refused(502, "bad_response", "the head of the server's answer is too long") from None
             except BadMessage as bad:
-                raise refused(502, "bad_response", f"the server's answer is no HTTP/1 response: {bad.why}") from None
+                raise refused(502, "bad_response", f"the server's answer is not an HTTP/1 response: {bad.why}") from None
             if found.status == 101 and self._request.upgrade is None:
                 raise refused(502, "bad_response", "the server changes the protocol unasked")
             if found.status == 101 or found.status >= 200:
@@ -195,7 +195,7 @@ class Exchange:
             raise ConnectionResetError("the client does not read") from None
 
     async def _tunnel(self, response: ResponseHead) -> None:
-        """Bytes both ways until both have ended; one side that ends is told to the other, which goes on."""
+        """Copy bytes both ways until both sides have ended; the end of one is passed on as a half-close."""
         upgrade = response.fields.get("upgrade") or self._request.upgrade or ""
         self._start(response, [("Connection", "Upgrade"), ("Upgrade", upgrade)])
         keep_alive(self._server.writer)

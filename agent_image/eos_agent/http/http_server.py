@@ -24,7 +24,7 @@ MAX_BODY_BYTES = 1024 * 1024
 READ_TIMEOUT_S = 30
 WRITE_TIMEOUT_S = 30
 LINGER_S = 1.0
-STRANGERS = 256  # connections that have shown no token yet; one more, and the oldest of them is hung up on
+STRANGERS = 256  # most unauthenticated connections; one more closes the oldest
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 BY_KIND = {"server_busy": 429, "server_shutting_down": 503}
 
@@ -43,8 +43,8 @@ class HttpServer:
         self._wants_token = handlers.settings.local or get("daemon.http.auth", "token") == "token"
         self._max_connections: int = handlers.settings.get("daemon.server.max_concurrent_connections", 64)
         self.open = 0
-        self.answering = 0  # of these, that have shown what is wanted
-        self.forwarding = 0  # and these; they have a limit of their own, so that they keep nobody out
+        self.answering = 0  # authenticated ones
+        self.forwarding = 0  # of /forward, with a limit of their own
         self._strangers: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -63,7 +63,7 @@ class HttpServer:
         return str(host), int(port)
 
     def close(self) -> None:
-        """No new connections; those that are open, tunnels too, end now."""
+        """Stop listening and close all connections, tunnels too."""
         self.draining = True
         if self._server is not None:
             self._server.close()
@@ -114,9 +114,9 @@ class HttpServer:
         if path == "/health":
             _check_caller(request)
             _check_method(request, "GET")
-            told = {"status": "ok", "service": "daemon_http"}  # all that whoever looks for a sign of life needs
+            health = {"status": "ok", "service": "daemon_http"}  # enough for a liveness check
             good = not self._wants_token or self._access.shown(request, None).good
-            return encode({**told, "observability": self._handlers.telemetry.lost} if good else told)
+            return encode({**health, "observability": self._handlers.telemetry.lost} if good else health)
         if path != "/files/list":
             raise HttpRefusal(404)
         _check_caller(request)
@@ -152,7 +152,7 @@ class HttpServer:
             self.forwarding -= 1
 
     def _authenticate(self, shown: ShownCredentials, writer: asyncio.StreamWriter, *, always_for_own: bool) -> None:
-        """Let a request go on as that of a known peer.
+        """Perform a request of an authenticated peer.
 
         Raises:
             Refused: 401.
@@ -212,7 +212,7 @@ async def _body(reader: asyncio.StreamReader, length: int | None) -> bytes:
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Let the peer have what was written, and read on for a moment what it still sends: a reset would take the answer from it."""
+    """Flush, and read on for a moment: a reset would discard the answer at the peer."""
     async with asyncio.timeout(WRITE_TIMEOUT_S):
         if writer.can_write_eof():
             writer.write_eof()

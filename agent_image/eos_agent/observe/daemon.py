@@ -1,4 +1,4 @@
-"""The operation `daemon`: the agent's own process, from /proc and from what it knows of itself. Contract 7.8."""
+"""The operation `daemon`: the agent's own process, from /proc and from its own tables. Contract 7.8."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _SWITCHES = {
 
 
 async def daemon(agent: Agent) -> dict[str, Any]:
-    """A figure that cannot be read is null, and named in `warnings`."""
+    """Answer the operation. A figure that cannot be read is null, and named in `warnings`."""
     inside = known(agent)
     return {"view": "daemon", "scope": "sandbox", "daemon": await agent.pool.run(lambda: measure(inside))}
 
 
 def known(agent: Agent) -> dict[str, Any]:
-    """What the agent knows of itself; on the event loop, where its tables are."""
+    """Figures from the agent's tables; on the event loop, which owns them."""
     settings, sessions, telemetry = agent.settings, agent.sessions, agent.telemetry
     live = list(sessions.live.values())
     threads = settings.get("daemon.server.max_blocking_threads", 8)
@@ -89,19 +89,19 @@ def known(agent: Agent) -> dict[str, Any]:
 
 
 def own_figures() -> dict[str, int]:
-    """What the diagnostics look at; blocking. An init that ended is reaped by the zygote at once: none waits here."""
+    """Figures for the diagnostics; blocking. `unreaped` is 0: the zygote reaps each init at once."""
     seen = procfs.look(os.getpid())
     status = procfs.fields(procfs.read("/proc/self/status"))
     return {"cpu_us": seen.cpu_us if seen else 0, "memory_bytes": procfs.kilobytes(status.get("RssAnon")) or 0, "unreaped": 0}
 
 
 def measure(inside: dict[str, Any]) -> dict[str, Any]:
-    """The object inside the answer; blocking."""
+    """The `daemon` object of the answer; blocking."""
     inside = dict(inside)
     transcripts = inside.pop("transcripts")
     warnings: list[str] = []
 
-    def told(name: str, value: Any) -> Any:
+    def noted(name: str, value: Any) -> Any:
         if value is None:
             warnings.append(f"{name} cannot be read")
         return value
@@ -119,17 +119,17 @@ def measure(inside: dict[str, Any]) -> dict[str, Any]:
         "name": seen.name if seen else None,
         "state": seen.state if seen else None,
     }
-    found |= {name: told(name, procfs.kilobytes(status.get(key))) for name, key in _STATUS.items()}
+    found |= {name: noted(name, procfs.kilobytes(status.get(key))) for name, key in _STATUS.items()}
     for name, keys in _ROLLUP.items():
         parts = [procfs.kilobytes(rollup.get(key)) for key in keys]
-        found[name] = told(name, None if None in parts else sum(part or 0 for part in parts))
+        found[name] = noted(name, None if None in parts else sum(part or 0 for part in parts))
     found |= {"cpu_time_us": seen.cpu_us if seen else None, "start_time_ticks": seen.started_ticks if seen else None}
     found["thread_count"] = seen.threads if seen else None
-    found["file_descriptor_count"] = told("file_descriptor_count", _descriptors())
-    found |= {name: told(name, procfs.number(io.get(key))) for name, key in _IO.items()}
-    found |= {name: told(name, procfs.number(status.get(key))) for name, key in _SWITCHES.items()}
+    found["file_descriptor_count"] = noted("file_descriptor_count", _descriptors())
+    found |= {name: noted(name, procfs.number(io.get(key))) for name, key in _IO.items()}
+    found |= {name: noted(name, procfs.number(status.get(key))) for name, key in _SWITCHES.items()}
     found["cgroup_memberships"] = memberships or []
-    found["cgroup_path"] = told("cgroup_path", procfs.cgroup_path(memberships))
+    found["cgroup_path"] = noted("cgroup_path", procfs.cgroup_path(memberships))
     inside["ownership"] = {**inside["ownership"], "active_scratch_directories": _count(transcripts)}
     return {**found, "warnings": warnings[:16], **inside}
 
@@ -141,4 +141,4 @@ def _count(path: str) -> int | None:
 
 def _descriptors() -> int | None:
     found = _count("/proc/self/fd")
-    return None if found is None else found - 1  # the one that is open to look
+    return None if found is None else found - 1  # without the one that lists them

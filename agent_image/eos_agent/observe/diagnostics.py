@@ -1,4 +1,4 @@
-"""An agent that idles and yet works, or grows, says so: one small file about itself when that lasts, and not again for a while."""
+"""Write a file about the agent's process when its CPU time or memory stays high for a while, then pause."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CPU, MEMORY, UNREAPED = "cpu", "anonymous_memory", "exited_unreaped_holder"
 
 
 class SelfDiagnostics:
-    """Told the figures at each sample. A trigger that holds for the whole window writes `daemon-diagnostic.json`, then a cooldown begins.
+    """Checks each sample. A trigger that holds for the whole window writes `daemon-diagnostic.json`, then a cooldown begins.
 
-    The threshold of memory is for what was added since the first sample: an interpreter alone has more than any sensible one.
+    The memory threshold counts growth since the first sample: an interpreter alone exceeds any useful threshold.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -38,7 +38,7 @@ class SelfDiagnostics:
         self._error: str | None = None
 
     def look(self, ts: int, *, cpu_us: int, memory_bytes: int, unreaped: int, about: Callable[[], dict[str, Any]]) -> None:
-        """One sample of the agent's process; blocking when it writes. `about` gives what the file says of it."""
+        """Check one sample of the agent's process; blocking when it writes. about: returns the `daemon` object of the file."""
         if not self.enabled:
             return
         before, self._before, self._now = self._before, (ts, cpu_us), ts

@@ -1,4 +1,4 @@
-"""The operation `events`: what happened, oldest first. Contract 7.4."""
+"""The operation `events`: recorded events, oldest first. Contract 7.4."""
 
 from __future__ import annotations
 

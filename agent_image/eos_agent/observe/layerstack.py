@@ -1,4 +1,4 @@
-"""The operation `layerstack`: the stack as it lies on disk, what one session has mounted, what one layer holds."""
+"""The operation `layerstack`: the stack on disk, the mounts of a session, the entries of a layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KINDS = {"f": "file", "l": "symlink", "d": "directory", "w": "delete"}
 OPAQUE = "opaque_dir"
 WALK_MAX = 50_000
-"""Names of one directory of the base that are looked at: more are in no answer."""
+"""Most names of one directory of the base; the rest is not listed."""
 
 
 async def layerstack(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _entries(store: Store, layer_id: object, limit: int) -> tuple[list[dict[str,
 
 
 def changed_paths(layer: Layer) -> Iterator[tuple[str, str]]:
-    """What the layer changes, in order of path; directories that are only on the way are no entries."""
+    """Yield the layer's changes in order of path, without unchanged parent directories."""
     for path in layer.paths():
         record = layer.get(path)
         if record is not None and path and not record.quiet:
@@ -83,7 +83,7 @@ def changed_paths(layer: Layer) -> Iterator[tuple[str, str]]:
 
 
 def _base(root: str, layer: Layer) -> Iterator[tuple[str, str]]:
-    """The base has no list: it is walked, depth first."""
+    """Walk the base, which has no index, depth first."""
     top = f"{root}/base/{layer.id}"
     waiting = [""]
     while waiting:

@@ -1,5 +1,5 @@
-"""How much one answer of an observability operation holds."""
+"""Limits of one answer of an observability operation."""
 
 MAX_RECORDS = 500
 MAX_BYTES = 240 * 1024
-"""Of the records; what is around them fits into the rest of 256 KiB."""
+"""Of the records; the rest of 256 KiB is for the fields around them."""

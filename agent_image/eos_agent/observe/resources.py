@@ -1,4 +1,4 @@
-"""The operations `resources` and `cgroup` of one sandbox: series of what was sampled. Contract 7.5 and 7.6."""
+"""The operations `resources` and `cgroup` of one sandbox: series of samples. Contract 7.5 and 7.6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sandbox, its sessions and its stack use, looked at every few seconds and kept: on disk for the sandbox, in memory for sessions."""
+"""Sample the usage of the sandbox, its sessions and its stack; kept on disk for the sandbox, in memory for sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
 KEPT_OF_SESSION = 32
-"""Samples of a session that are kept: a minute of them at the usual pace."""
+"""Samples that are kept of a session: about a minute."""
 SANDBOX, STACK = "sandbox", "stack"
 NO_CGROUP = "the sandbox has no cgroup of its own: figures are sums over its processes"
 FROM_CGROUP, FROM_PROCESSES = "sandbox_cgroup", "process_tree"
@@ -34,7 +34,7 @@ class UsageSample(NamedTuple):
 
 
 class Sampler:
-    """One per agent. `watch` begins; without it, and with `observability.enabled: false`, nothing is ever sampled."""
+    """The sampler of an agent. `watch` starts it; with `observability.enabled: false` it takes no samples."""
 
     def __init__(self, settings: Settings, sessions: Sessions, pool: Pool, *, on_sample: Callable[[int], object]) -> None:
         """on_sample: called with the time in ms after each sample, in the thread of the pool that took it."""
@@ -54,7 +54,7 @@ class Sampler:
         """The newest point of the sandbox."""
 
     def watch(self) -> None:
-        """Sample now and from now on; in a thread, so that nothing waits for a disk."""
+        """Start sampling, in a thread of the pool: a sample waits for the disk."""
         if self.enabled:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
@@ -80,7 +80,7 @@ class Sampler:
             await asyncio.sleep(self._interval_s)
 
     def sample(self) -> None:
-        """One look at everything; blocking."""
+        """Take one sample; blocking."""
         ts = int(time.time() * 1000)
         moved: Moved = {}
         everyone = procfs.tree_of(os.getpid()) if self._local or self._sessions.live else {}
@@ -111,7 +111,7 @@ class Sampler:
             self._segments.write([json.dumps(found, separators=(",", ":")).encode() + b"\n"])
 
     def _stack_figures(self) -> dict[str, int]:
-        """Figures of the stack, asked anew only after a publish, a squash or a change of leases."""
+        """Figures of the stack, cached until a publish, a squash or a change of leases."""
         store = self._sessions.store
         key = (store.head.version, len(store.leases.all()))
         if self._stack is None or self._stack[0] != key:
@@ -123,7 +123,7 @@ class Sampler:
     # Reading
 
     def series(self, scope: str, window_ms: int) -> list[dict[str, Any]]:
-        """The points of the sandbox or the stack that are not older than that, oldest first; the newest that fit into one answer. Blocking."""
+        """Points of the sandbox or the stack within the window, oldest first; the newest that fit into one answer. Blocking."""
         segments = self._segments
         if segments is None:
             return []
@@ -142,7 +142,7 @@ class Sampler:
         return found[::-1]
 
     def of_session(self, session_id: str, window_ms: int) -> list[dict[str, Any]]:
-        """The points of a live session: the last minute or so."""
+        """Points of a live session: about the last minute."""
         since = time.time() * 1000 - min(window_ms, self._window_ms)
         samples = list(self._of_sessions.get(session_id, ()))
         found: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ class Sampler:
         return found
 
     def now_of(self, session_id: str, pid: int) -> list[dict[str, Any]]:
-        """One point of a session that was not sampled yet; blocking."""
+        """Sample a session now; blocking."""
         members = procfs.below(pid, procfs.everybody())
         source = {"metrics_source": FROM_PROCESSES}
         return [point(int(time.time() * 1000), of_processes(members), None, source, scope=session_id)] if members else []

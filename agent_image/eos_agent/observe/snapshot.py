@@ -1,4 +1,4 @@
-"""The operation `snapshot` of one sandbox: what is alive now, from memory and the store's own figures."""
+"""The operation `snapshot` of one sandbox: live sessions and commands, and figures of the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MUCH_IN_DRAFTS = 1 << 30
 
 
 async def snapshot(agent: Agent) -> dict[str, Any]:
-    """Contract 7.2, sandbox form. What cannot be read is named in `errors`, with availability `partial`."""
+    """Contract 7.2, sandbox form. A figure that cannot be read is named in `errors`, with availability `partial`."""
     errors: list[str] = []
     warnings: list[str] = []
     stack: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""The operation `topology`: which processes live in which session, from /proc as it is now. Contract 7.7."""
+"""The operation `topology`: the processes of each session, from /proc. Contract 7.7."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = ("nano_cpus", "memory_high_bytes", "memory_max_bytes", "pids_max")
 
 
 class InitState(NamedTuple):
-    """A session and its pid 1, as they were when the call began."""
+    """A session and its init at the start of the call."""
 
     session_id: str
     pid: int
@@ -27,12 +27,12 @@ class InitState(NamedTuple):
 
 
 async def topology(agent: Agent) -> dict[str, Any]:
-    """Computed anew at each call; what ends meanwhile is left out, and never an error."""
+    """Answer the operation from /proc. A process that ends during the call is left out."""
     return {"view": "topology", "scope": "sandbox", "topology": await tree(agent)}
 
 
 async def tree(agent: Agent) -> dict[str, Any]:
-    """The object inside the answer."""
+    """The `topology` object of the answer."""
     inits = [_init_state(session) for session in sorted(agent.sessions.live.values(), key=lambda session: session.id)]
     known = daemon.known(agent)
     return await agent.pool.run(lambda: _tree(inits, known))
@@ -91,7 +91,7 @@ def _workspace(init: InitState, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _row(seen: ProcessStat, init: InitState) -> dict[str, Any] | None:
-    """None for a process that is in another mount namespace than its session's, or that ended."""
+    """One process; None when it has ended or is in another mount namespace than its session."""
     mount = procfs.link(f"/proc/{seen.pid}/ns/mnt")
     if mount is not None and init.mount_namespace is not None and mount != init.mount_namespace:
         return None
@@ -107,7 +107,8 @@ def _row(seen: ProcessStat, init: InitState) -> dict[str, Any] | None:
         "state": seen.state,
         "kind": "namespace_init" if seen.pid == init.pid else "process",
         "cgroup_memberships": procfs.cgroups(seen.pid) or [],
-        "resident_memory_bytes": procfs.kilobytes(status.get("VmRSS")) or 0,  # stat's is counted in steps: 0 for the native pid 1
+        "resident_memory_bytes": procfs.kilobytes(status.get("VmRSS"))
+        or 0,  # the value of /proc/PID/stat is inexact: 0 for the native init
         "cpu_time_us": seen.cpu_us,
         "start_time_ticks": seen.started_ticks,
     }

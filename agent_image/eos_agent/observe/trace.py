@@ -18,7 +18,7 @@ _SPAN_KEYS = ("ts", "trace", "span", "parent", "name", "dur_ms", "status", "attr
 
 
 async def trace(agent: Agent, args: dict[str, Any]) -> dict[str, Any]:
-    """Every request that was answered has one; of a command that still runs the part that is over. An unknown id has no spans."""
+    """Answer the operation: the spans of an answered request; of a running command those that have ended; none for an unknown id."""
     return await agent.pool.run(lambda: _trace(agent.telemetry, args["trace_id"]))
 
 
@@ -39,7 +39,7 @@ def _trace(telemetry: Telemetry, asked: str) -> dict[str, Any]:
 
 
 def _last(lines: list[bytes]) -> str | None:
-    """The trace of the request that was answered last."""
+    """Trace id of the request that was answered last."""
     for line in reversed(lines):
         if b'"name":"daemon' in line and b'"parent":' not in line:
             value = decode(line, trace=str)
@@ -67,7 +67,7 @@ def _records(lines: list[bytes], wanted: str) -> tuple[list[dict[str, Any]], boo
 
 
 def _whole(record: dict[str, Any]) -> bool:
-    """Whether what a record may have is what we write there: a disk that was repaired can have kept half of two lines."""
+    """True if the fields have the types that the agent writes: a repaired disk can have joined halves of two lines."""
     at, parent = record.get("at", 0), record.get("parent", "")
     return isinstance(at, int | float) and isinstance(parent, str) and (record.get("kind") != "span" or isinstance(record.get("span"), str))
 
@@ -76,7 +76,7 @@ def tree(records: list[dict[str, Any]], still_open: dict[str, str | None]) -> li
     """The spans without a parent, in order of their start, with children and events below.
 
     Args:
-        still_open: spans that have not ended, and their parents: what is below one of them is shown at the next one above that has.
+        still_open: spans that have not ended, and their parents; their children are shown below the nearest ended ancestor.
     """
     spans = sorted((one for one in records if one.get("kind") == "span"), key=lambda one: one.get("at", one["ts"]))
     start = min((one.get("at", one["ts"]) for one in records), default=0)

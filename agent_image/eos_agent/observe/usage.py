@@ -1,4 +1,4 @@
-"""What a sandbox or a session uses now: from its cgroup where it has one of its own, else summed over its processes.
+"""Usage of a sandbox or a session: from its cgroup where it has one of its own, else summed over its processes.
 
 cgroups(7); the kernel's cgroup-v2.rst for `cpu.stat`, `memory.*`, `io.stat`, `pids.current`; v1's cpuacct.rst, memory.rst, blkio-controller.rst.
 """
@@ -14,11 +14,11 @@ from eos_agent.kernel.procfs import ProcessStat, fields, number, read
 MOUNT = "/sys/fs/cgroup"
 COUNTERS = ("cpu_usec", "io_rbytes", "io_wbytes")
 UNLIMITED = 1 << 60
-"""What v1 says without a limit is the largest page-aligned number; no machine has this much."""
+"""Without a limit v1 shows the largest page-aligned number; values from here on mean unlimited."""
 
 
 class Usage(NamedTuple):
-    """Counters since the start, and levels. None: it cannot be told."""
+    """Counters since the start, and levels. None: unknown."""
 
     cpu_usec: int | None
     io_rbytes: int | None
@@ -29,7 +29,7 @@ class Usage(NamedTuple):
 
 
 def of_cgroup(mount: str = MOUNT) -> Usage | None:
-    """The cgroup at the root of the mounts below `mount`: in a container with a private cgroup namespace its own. None: there is none."""
+    """The cgroup at the root of the mounts below `mount`: in a container with a private cgroup namespace its own. None without a cgroup."""
     if os.path.exists(f"{mount}/cgroup.controllers"):
         found = _second_version(mount)
     else:
@@ -83,13 +83,13 @@ def _limit(text: str) -> int | None:
 
 
 Moved = dict[int, tuple[int, int, int]]
-"""Bytes read, bytes written and private memory of processes that were looked at already."""
+"""pid -> bytes read, bytes written and private memory of processes that were read already."""
 
 
 def of_processes(members: Iterable[ProcessStat], known: Moved | None = None) -> Usage:
-    """Sums over processes that live now. What those used that ended is in them, as far as one that lives has waited for it.
+    """Sum over live processes. The CPU time of an ended one counts if a live one has waited for it.
 
-    `known` is added to: whoever sums over several groups of the same processes looks at each once.
+    known: filled, so that a process in several groups is read once.
     """
     some = list(members)
     reads = writes = memory = 0
@@ -106,7 +106,7 @@ def of_processes(members: Iterable[ProcessStat], known: Moved | None = None) -> 
 
 
 def _private(pid: int) -> int:
-    """Resident pages of a process that are no file's, in bytes."""
+    """Resident memory of a process that is not shared with files, in bytes."""
     words = _text(f"/proc/{pid}/statm").split()
     return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE") if len(words) > 2 else 0
 

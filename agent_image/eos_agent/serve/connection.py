@@ -1,4 +1,4 @@
-"""One connection of a JSON-line listener: a stream, and a short way for the request that comes, whole, while nothing else is under way on it."""
+"""One connection of a JSON-line listener: a stream, with a fast path for a whole request line on an idle connection."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from eos_agent.base import eager
 
 Answer = Callable[[bytes], Coroutine[Any, Any, bool]]
-"""Answers the request of one line; True when the connection stays open for another."""
+"""Answer the request of one line; True when the connection stays open for another."""
 
 
 class LineConnection(asyncio.StreamReaderProtocol):
-    """As asyncio's own streams, but that it is read from by `read`, and that a line is answered at once while somebody awaits `requests`.
+    """A StreamReaderProtocol that answers a complete line in its data_received callback while `requests` is awaited.
 
-    Such a line is answered from within the callback of its arrival: no task has to be woken up for it. Whatever else comes is kept in the stream.
+    No task has to be woken up for such a line. All other data goes to the stream, and is read by `read`.
     """
 
     def __init__(
@@ -26,11 +26,11 @@ class LineConnection(asyncio.StreamReaderProtocol):
     ) -> None:
         super().__init__(reader, accept, loop=loop)
         self._reader, self._turning = reader, loop
-        self._held = 0  # bytes in the stream that nobody read yet
+        self._held = 0  # unread bytes in the stream
         self._ended = False
         self._longest = 0
         self._answer: Answer | None = None
-        self._waiting: asyncio.Future[bool] | None = None  # with `_answer`, for the moment when there is more to do than that
+        self._waiting: asyncio.Future[bool] | None = None  # with `_answer`: set when `requests` has to return
         self._under_way: asyncio.Task[bool] | None = None
 
     async def read(self, size: int) -> bytes:
@@ -40,7 +40,7 @@ class LineConnection(asyncio.StreamReaderProtocol):
         return data
 
     async def requests(self, answer: Answer, longest: int) -> bool:
-        """Answer lines that come alone, of at most `longest` bytes. True: there is something else to read; False: an answer was the last one.
+        """Answer lines of at most `longest` bytes that come alone. True: there is more to read; False: an answer ended the connection.
 
         Raises:
             what `answer` raises.
@@ -67,7 +67,7 @@ class LineConnection(asyncio.StreamReaderProtocol):
         self._look()
 
     def _alone(self, data: bytes) -> bool:
-        """Whether it is one whole line, and nothing else is there or under way."""
+        """True for one whole line with no unread data and no request in progress."""
         busy = self._under_way is not None or self._held or self._ended
         return not busy and len(data) <= self._longest and data.startswith(b"{") and data.find(b"\n") == len(data) - 1
 
@@ -90,7 +90,7 @@ class LineConnection(asyncio.StreamReaderProtocol):
             return
         if error is not None:
             waiting.set_exception(error)
-        elif task.cancelled() or not task.result():  # cancelled from inside, by what it waited for: nobody will answer its peer
+        elif task.cancelled() or not task.result():  # or cancelled from inside, by what it waited for: no answer will follow
             waiting.set_result(False)
         else:
             self._look()

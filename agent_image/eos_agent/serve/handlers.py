@@ -1,4 +1,4 @@
-"""Operation name -> what the agent does for it: arguments checked against the catalog, then one method each."""
+"""The table from operation to handler; arguments are checked against the catalog first."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 class Stream(NamedTuple):
-    """An answer that is not one line: pieces of bytes or of files, sent as they come; nothing else follows on the connection."""
+    """An answer in chunks of bytes or file ranges, sent as they come; it ends the connection."""
 
     pieces: AsyncGenerator[bytes | FileRange]
 
 
 UNTRACED = frozenset({"sandbox_daemon_ready", *(operation.name for operation in OBSERVABILITY)})
-"""Looking leaves no trace of its own: the newest one is that of the last request that did something."""
+"""Operations without a trace, so that `last` is the trace of the last request that was not an observation."""
 CHANGING_FILES = frozenset({"write", "edit", "delete", "move"})
 
 Handler = Callable[[dict[str, Any], Request], Awaitable[dict[str, Any]]]
@@ -128,10 +128,10 @@ class Handlers:
         return handler
 
     async def perform(self, request: Request) -> dict[str, Any] | Stream:
-        """The result of one request; whatever comes of it, its trace can be read from then on.
+        """Perform one request. Its trace is readable afterwards, also after an error.
 
         Raises:
-            OperationError and whatever the operation raises; failures.operation_error makes an envelope of it.
+            OperationError, or what the operation raises; base.errors.operation_error makes an envelope of it.
         """
         if request.op in UNTRACED:
             return await self._perform(request)
@@ -156,7 +156,7 @@ class Handlers:
             raise OperationError(UNKNOWN_OP, f"unknown operation: {request.op}", {"op": request.op}, reason="unknown_op")
         given = self._raw_defaults(request.op, request.args)
         args = check_arguments(operation, given, server=True)
-        for key in ("layer_id", "limit"):  # raw requests have these beyond the catalog
+        for key in ("layer_id", "limit"):  # arguments of raw requests that the catalog does not list
             if key in given and key not in args:
                 args[key] = given[key]
         named = args.get("workspace_session_id")
@@ -165,7 +165,7 @@ class Handlers:
         return await handler(args, request)
 
     def _raw_defaults(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        """What a request without a client means: the configured defaults, and numbers that the server reads more widely."""
+        """Fill in configured defaults, and accept numbers of raw requests that the catalog excludes."""
         given = dict(args)
         if op == "file_read":
             given.setdefault("limit", self.settings.get("runtime.file.read_lines_default", MAX_WINDOW_LINES))
@@ -213,7 +213,7 @@ class Handlers:
         return handler
 
     async def _unpublished(self, args: dict[str, Any]) -> dict[str, Any]:
-        """For the manager, before it destroys the sandbox: what is in no version. With `clean` sessions are looked at exactly."""
+        """The internal operation unpublished_work, for the manager before it destroys the sandbox. clean: compare contents."""
         from eos_agent.sessions import quarantine
 
         dead = await self.sessions.dead_rows(patient=args.get("clean") is True)
@@ -248,7 +248,7 @@ class Handlers:
         return {"draft_id": draft_id, "discarded": True, "bytes": size}
 
     def _export(self, args: dict[str, Any]) -> AsyncGenerator[bytes | FileRange]:
-        """The folded delta of a version (default: the head), from `offset` of its tar on; contract section 10."""
+        """The flattened delta of a version (default: the head) as a tar, from byte `offset` on; contract section 10."""
         numbers: dict[str, int | None] = {}
         for name in ("version", "offset"):
             value = args.get(name)
@@ -288,7 +288,7 @@ class Handlers:
 
         broken: BaseException | None = None
         try:
-            lease = self.store.lease(version)  # held for as long as somebody reads
+            lease = self.store.lease(version)  # held while the stream is read
             with telemetry.within(span):
                 snapshot = await self.exports.run(lease.__enter__)
             digests: index_cursor.Digests | None = None

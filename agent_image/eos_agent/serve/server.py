@@ -1,4 +1,4 @@
-"""The agent's two JSON-line listeners: accept, read a line, authenticate, dispatch, answer. A coroutine per connection."""
+"""The agent's two JSON-line listeners: accept, read a line, authenticate, dispatch, answer. One coroutine per connection."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ from eos_agent.wire.protocol import (
 )
 
 BACKLOG = 1024
-UNREAD_TOKEN_BYTES = 64 * 1024  # a longer line is searched for the token before it is parsed: that costs a hundredth
+UNREAD_TOKEN_BYTES = 64 * 1024  # a longer line is parsed only if it contains the token: the search costs a hundredth
 READ_BYTES = 256 * 1024
-STRANGERS = 256  # connections that have shown nothing yet; one more, and the oldest of them is hung up on
-STRANGERS_BYTES = 64 * 1024 * 1024  # of all lines together that come from connections without a token so far: they share our memory
+STRANGERS = 256  # most unauthenticated connections; one more closes the oldest
+STRANGERS_BYTES = 64 * 1024 * 1024  # of all unfinished lines of unauthenticated connections together
 LINGER_S = 2.0
-ANSWER_S = 60.0  # who does not read an answer in that time is hung up on: its connection is one of few
-STREAM_S = 600.0  # the same for a piece of a stream, whose reader may be writing to a slow disk meanwhile
+ANSWER_S = 60.0  # a peer that does not read an answer in this time is disconnected
+STREAM_S = 600.0  # the same for a chunk of a stream: its reader may write to a slow disk
 
 
 class Peer:
-    """Whoever is at the other end. `trusted`: it needs no token with each request, by its listener or since it proved itself."""
+    """The peer of a connection. trusted: its requests need no token, by its listener or since its proof."""
 
     __slots__ = ("admitted", "expected", "trusted")
 
     def __init__(self, trusted: bool) -> None:
         self.trusted = trusted
-        self.admitted = False  # it is one of the connections that are counted
-        self.expected: str | None = None  # the proof that it owes us; "" once it was given
+        self.admitted = False  # counted in ConnectionCount
+        self.expected: str | None = None  # the proof that it has to send; "" once it has
 
 
 class AgentServer:
-    """The listeners of one agent. A request that has been read is answered even if its peer has half-closed or is gone."""
+    """The listeners of one agent. A request that was read is performed even if its peer has half-closed or gone."""
 
     def __init__(self, handlers: Handlers, token: str) -> None:
         settings = handlers.settings
@@ -130,13 +130,13 @@ class AgentServer:
             await _close(writer)
 
     def _displace(self) -> None:
-        """Hang up on the oldest connection that showed nothing yet, so that whoever opens many keeps nobody out."""
+        """Close the oldest unauthenticated connection, so that a peer that opens many blocks no other."""
         oldest = next(iter(self._strangers))
         del self._strangers[oldest]
         oldest.transport.abort()
 
     def _admit(self, writer: asyncio.StreamWriter, peer: Peer) -> None:
-        """Count a connection whose peer has shown who it is.
+        """Count a connection whose peer is authenticated.
 
         Raises:
             OperationError: server_busy.
@@ -155,7 +155,7 @@ class AgentServer:
     async def _line(
         self, reader: LineConnection, writer: asyncio.StreamWriter, received: bytearray, first: bool, peer: Peer
     ) -> bytes | None:
-        """One request line; None when there is no other to come. Time runs from the first byte on a kept connection, else from the start.
+        """Read one request line; None at the end. The timeout runs from the first byte on a kept-alive connection, else from the start.
 
         Args:
             received: what came beyond the line before; on return, beyond this one.
@@ -225,7 +225,7 @@ class AgentServer:
         )
 
     async def _kept(self, writer: asyncio.StreamWriter, peer: Peer, line: bytes) -> bool:
-        """As `_one`, for a connection that waits for its next request."""
+        """As `_one`, for a kept-alive connection."""
         self._idle.discard(writer)
         self._count.in_use += 1
         try:
@@ -267,7 +267,7 @@ class AgentServer:
         return keep and not self.draining
 
     def _meet(self, asked: object, peer: Peer) -> dict[str, Any]:
-        """Prove ourselves to a peer, once on a connection.
+        """Prove to a peer that the agent knows the token, once per connection.
 
         Raises:
             OperationError: unauthorized.
@@ -282,7 +282,7 @@ class AgentServer:
         return found.reply
 
     def _prove(self, given: object, peer: Peer) -> None:
-        """Take a peer's own proof; without an answer, since its first request follows at once.
+        """Check a peer's proof; without an answer, since its first request follows at once.
 
         Raises:
             OperationError: unauthorized.
@@ -322,7 +322,7 @@ class AgentServer:
                 await writer.drain()
 
     async def _last_answer(self, reader: LineConnection, writer: asyncio.StreamWriter, error: OperationError) -> None:
-        """Answer a peer that may still be sending, and read on for a moment, so that it sees the answer and not a reset."""
+        """Answer a peer that may still be sending, and read on for a moment: otherwise it sees a reset instead of the answer."""
         await self._answer(writer, error.envelope())
         writer.write_eof()
         with contextlib.suppress(TimeoutError):
@@ -331,7 +331,7 @@ class AgentServer:
                     pass
 
     async def _stream(self, stream: Stream, writer: asyncio.StreamWriter, request: Request | None) -> None:
-        """Pieces as they come. An error before the first one is an envelope; after it the connection breaks off, which the reader sees.
+        """Send the chunks as they come. An error before the first one is an envelope; after it the connection is reset.
 
         A range of a file goes to the socket by sendfile(2) in a thread, since the disk may have to be waited for; what was written before it
         has gone by then.
@@ -362,7 +362,7 @@ class AgentServer:
             await stream.pieces.aclose()
 
     async def close(self, grace_s: float) -> None:
-        """No new connections; those being served get `grace_s` for their answers."""
+        """Stop listening; connections in service get `grace_s` for their answers."""
         self.draining = True
         for server in self._servers:
             server.close()
@@ -379,7 +379,7 @@ class AgentServer:
 
 
 def _send_range(to: int, fd: int, offset: int, size: int) -> None:
-    """All of it, into a socket that does not block.
+    """Write all of it to a non-blocking socket.
 
     Raises:
         ConnectionError: the peer is gone; TimeoutError: it took nothing for STREAM_S; OSError: the disk refused, or the file is shorter.
@@ -404,7 +404,7 @@ def _unauthorized() -> OperationError:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Close once the peer has taken what was written, and in any case after ANSWER_S."""
+    """Close once the peer has read what was written, and in any case after ANSWER_S."""
     writer.close()
     try:
         with contextlib.suppress(OSError):

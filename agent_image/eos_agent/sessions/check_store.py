@@ -32,7 +32,7 @@ TELL_S = 0.5
 
 
 def _file(name: str, key: str = "file") -> dict[str, str]:
-    """`file`, and `file_b64` where that is no UTF-8."""
+    """`file`, and `file_b64` when it is not UTF-8."""
     return {key + field.removeprefix("path"): value for field, value in path_json(name).items()}
 
 
@@ -45,7 +45,7 @@ def note_json(note: Note) -> dict[str, Any]:
 
 
 class Checks:
-    """The pages that somebody asked for, one at a time, in a thread of their own: a large layer keeps nobody else waiting."""
+    """The operation fsck, a page at a time, in a thread of its own: a large layer delays no other request."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -95,7 +95,7 @@ def page(store: Store, args: dict[str, Any], *, stopped: Callable[[], bool] = la
         }
 
 
-# ---- a store that nobody serves
+# ---- a store without an agent
 
 
 def find_store(folder: str) -> tuple[str, str | None]:
@@ -161,7 +161,7 @@ def look(folder: str, *, base: bool, tell: Callable[[dict[str, Any]], None]) -> 
     if why is not None:
         raise OperationError(INVALID_REQUEST, f"{root}: {why}", {"store": root}, reason="store_form")
     with check.offline(root, base=base, base_dir=base_dir) as looking:
-        told, last = 0, time.monotonic()
+        reported, last = 0, time.monotonic()
 
         def beat(part: str) -> None:
             nonlocal last
@@ -174,9 +174,9 @@ def look(folder: str, *, base: bool, tell: Callable[[dict[str, Any]], None]) -> 
                 if damage is not None:
                     tell({"damage": damage_json(damage)})
                 beat(part)
-            for note in looking.notes[told:]:
+            for note in looking.notes[reported:]:
                 tell({"note": note_json(note)})
-            told = len(looking.notes)
+            reported = len(looking.notes)
         tell({"end": looking.counts._asdict(), "store": root})
 
 

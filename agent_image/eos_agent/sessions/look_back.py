@@ -26,7 +26,7 @@ def _exists(store: Store, path: str) -> bool:
 
 
 def file_blame(store: Store, root: str, args: dict[str, Any]) -> dict[str, Any]:
-    """The operation file_blame, contract 1.2.8. A path that names nothing in the workspace was published by nobody."""
+    """The operation file_blame, contract 1.2.8. A path outside the workspace has no author."""
     try:
         path = resolve(args, root, lambda p: _exists(store, p))
     except OperationError as error:
@@ -63,7 +63,7 @@ def _under(store: Store, root: str, args: dict[str, Any]) -> str:
 
 
 def _lines(change: Change) -> dict[str, Any]:
-    """The patch, where one as text can be given; `binary` where the content is no UTF-8 text or too large for one."""
+    """The patch as text; `binary` when the content is not UTF-8 or too large."""
     made = change.patch
     if made is None:
         return {} if "directory" in (change.old.kind, change.new.kind) else {"binary": True}

@@ -36,7 +36,7 @@ QUIET_S = 30.0
 LOOK_S = 1.0
 """How often free space is looked at, while something waits for it."""
 ROOM_BYTES = 64 * 1024
-"""More free than when it failed: somebody has made room."""
+"""Free bytes more than at the failure after which a session is tried again."""
 AGAIN_S = 30.0
 """A quota does not show in the free space: tried again anyway after so long."""
 BUSY_S = 0.5
@@ -86,7 +86,7 @@ class Recovering:
         self._asked.set()
 
     async def settled(self, session_id: str) -> None:
-        """A call names it: return when it is no dead session any more, was tried once more, is quarantined, or takes too long."""
+        """Wait for a dead session that a call names: until it is recovered, tried once more, quarantined, or the wait is too long."""
         tries, until = self._tries.get(session_id, 0), time.monotonic() + PATIENCE_S
         self._not_before.pop(session_id, None)
         self.wake()
@@ -256,7 +256,7 @@ class Recovering:
         if known is None:
             try:
                 found = of_trees(trees_of(self._store, self._store.dead, session_id), walk_max=WALK_MAX)
-            except LayerStackError:  # settled meanwhile
+            except LayerStackError:  # another caller finished it
                 return {"paths": 0, "bytes": 0, "truncated": False}
             whole = found["count"] < WALK_MAX
             known = self._sizes[session_id] = {"paths": found["count"], "bytes": found["bytes"], "truncated": not whole}

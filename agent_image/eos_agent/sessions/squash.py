@@ -1,4 +1,4 @@
-"""squash_layerstack, and squashes without being asked: the store folds layers that nothing keeps apart; live sessions stay where they are mounted."""
+"""The operation squash_layerstack, and automatic squashes. Live sessions stay on the layers that they have mounted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Squashes:
         self._on_event = on_event
 
     async def perform(self) -> dict[str, Any]:
-        """The result of contract 1.1.8. One that nobody asked for is waited for.
+        """Squash by request; the result of contract 1.1.8. Waits for an automatic squash in progress.
 
         Raises:
             SquashInFlight: another one was asked for. OSError: as Store.squash.
@@ -77,11 +77,11 @@ class Squashes:
             if self._due is not None:
                 await asyncio.wait([self._due])
             before = set(self._sessions.live)
-            return self._told(await self._pool.run(self._store.squash), before)
+            return self._json(await self._pool.run(self._store.squash), before)
         finally:
             self._asked = False
 
-    def _told(self, done: Squashed, before: set[str]) -> dict[str, Any]:
+    def _json(self, done: Squashed, before: set[str]) -> dict[str, Any]:
         live = self._sessions.live.values()
         chains: dict[str, set[str]] = {session.id: set(session.upper.snapshot.manifest.layer_ids) for session in live}
         swept: list[dict[str, Any]] = []
@@ -94,7 +94,7 @@ class Squashes:
             "swept_sessions": swept,
         }
 
-    # Without being asked
+    # Automatic squashes
 
     def watch(self, policy: Policy) -> None:
         """From now on squash whenever the policy says so. Publishes wait for nothing: it comes when they pause, but for a head that has grown

@@ -69,7 +69,7 @@ class _Segment:
         self.size += len(raw)
 
     def seal(self) -> None:
-        """No more is written; a file is opened again when somebody reads it."""
+        """Close the file for writing; a later read opens it again."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -106,7 +106,7 @@ class Transcript:
         self._open_bytes = 0  # length of the row that has no end yet
         self._carry = b""  # a CR whose successor is not known yet
         self._dropped: tuple[int, int, int] | None = None
-        self.error: OSError | None = None  # the disk refused; rows from there on are lost and the reader is told
+        self.error: OSError | None = None  # a write failed: rows from there on are lost, and readers see a marker
 
     @property
     def total_rows(self) -> int:
