@@ -212,7 +212,7 @@ class InitHandle:
     ) -> tuple[dict[str, Any], bytes | None]:
         """Run eos_agent.files.mounted.perform_in_mount inside the mount. Its errors come back as OperationError.
 
-        in_worker: run it in a child of init, which serves other requests meanwhile; killed after `limit_s`. With a native
+        in_worker: run it in a child of init, which goes on serving other requests; killed after `limit_s`. With a native
         init a helper runs it instead of init; it is forked now when none lives.
         """
         message: dict[str, Any] = {"op": "file", "name": name, "args": args}
@@ -302,7 +302,7 @@ class InitHandle:
         """Send a request and wait for the reply.
 
         Args:
-            patient: the reply may take any time; init serves others meanwhile and is pinged to show that it lives.
+            patient: the reply may take any time; init goes on serving others and is pinged to show that it lives.
             helper: the process to ask instead of init.
         Raises:
             OperationError: as init reports it; session_lost, also when init was killed because it did not answer (`stuck`).

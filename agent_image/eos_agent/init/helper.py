@@ -23,7 +23,7 @@ from eos_agent.kernel.oom import OomScore, Scores
 from layerstack.kernel import syscalls
 
 _KINDS = (syscalls.CLONE_NEWPID, syscalls.CLONE_NEWNET, syscalls.CLONE_NEWIPC, syscalls.CLONE_NEWNS)
-"""In the order in which init.c sends the namespaces."""
+"""Kinds of namespace, in the order in which init.c sends the namespaces."""
 
 
 class HelperPlan:

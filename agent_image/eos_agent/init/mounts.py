@@ -139,7 +139,7 @@ def _own_folders(*paths: str) -> None:
 
 
 def enter_session(mount_plan: MountPlan, mount_fd: int, *, read_only: bool, masked: Iterable[str]) -> None:
-    """After `prepare_session`: mask what has appeared since the zygote started, with `masked`, and mount the workspace.
+    """Mask what has appeared since the zygote started, with `masked`, and mount the workspace; after `prepare_session`.
 
     Raises:
         SetupFailed: it names the step.

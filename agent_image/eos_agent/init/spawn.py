@@ -1,4 +1,4 @@
-"""From a request to a running process: its terminal or pipes, its program, its user."""
+"""Spawn a command: its terminal or pipes, its program, its user."""
 
 from __future__ import annotations
 

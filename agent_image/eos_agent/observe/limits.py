@@ -2,4 +2,4 @@
 
 MAX_RECORDS = 500
 MAX_BYTES = 240 * 1024
-"""Of the records; the rest of 256 KiB is for the fields around them."""
+"""Bytes of the records; the rest of 256 KiB is for the fields around them."""

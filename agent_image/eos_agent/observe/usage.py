@@ -14,7 +14,7 @@ from eos_agent.kernel.procfs import ProcessStat, fields, number, read
 MOUNT = "/sys/fs/cgroup"
 COUNTERS = ("cpu_usec", "io_rbytes", "io_wbytes")
 UNLIMITED = 1 << 60
-"""Without a limit v1 shows the largest page-aligned number; values from here on mean unlimited."""
+"""Smallest value that means unlimited: without a limit v1 shows the largest page-aligned number."""
 
 
 class Usage(NamedTuple):

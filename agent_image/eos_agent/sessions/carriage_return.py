@@ -1,4 +1,4 @@
-"""What a terminal shows of a row in which carriage returns went back to its beginning: a progress bar leaves its last state. Pure."""
+"""Show what a terminal shows of a row in which carriage returns went back to its beginning: a progress bar leaves its last state. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def collapse(text: str) -> str:
 
 
 def _row(row: str) -> str:
-    """From the last writing backwards: of what was written before it counts only what was not overwritten."""
+    """Go backwards from the last segment: of what was written before it counts only what was not overwritten."""
     shown, width = "", 0
     for piece in reversed(row.split("\r")):
         plain = _SEQUENCE.sub("", piece) if "\x1b" in piece else piece

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 PAGE_S = 2.0
-"""After so long a page ends with the part that it is at; a layer is not divided."""
+"""Seconds after which a page ends with the part in progress; a layer is not divided."""
 PAGE_LINES = 500
 TELL_S = 0.5
 """How often the other process says how far it is."""

@@ -11,7 +11,7 @@ from eos_agent.sessions.transcript import Rows, Transcript
 from eos_agent.wire.encoding import BASE64, UTF8
 
 TAIL_BYTES = 8 * 1024
-"""Of the newest output, shown beside rows that end before it."""
+"""Most bytes of the newest output, shown beside rows that end before it."""
 
 
 class OutputView(NamedTuple):

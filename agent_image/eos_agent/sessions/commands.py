@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from eos_agent.sessions.table import Sessions
 
 CANCEL_WAIT_S = 20.0
-"""For the end of the tree and of a one-shot's session, so that the answer is `cancelled` on a busy machine too."""
+"""Seconds that a cancellation waits for the end of the tree and of an implicit session, so that the answer is `cancelled` on a busy machine too."""
 DEFAULT_YIELD_MS = 1000
 MAX_COMMAND_BYTES = 131071  # MAX_ARG_STRLEN of the kernel, without the final NUL
 CANCEL = frozenset("\x03\x04")
@@ -193,7 +193,7 @@ class Commands:
             raise
 
     async def _spawn(self, session: Session, text: str, args: dict[str, Any], extra: dict[str, str], request_id: str) -> Command:
-        """With the session's gate held."""
+        """Spawn a command; the session's gate is held."""
         self._cancellations.check(request_id)
         if len(session.commands) >= self._max_of_session:
             raise full_session(session, self._max_of_session)

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 PLENTY_BYTES, PLENTY_FILES = 16 * 1024 * 1024, 1024
-"""With this much free the check allocates nothing."""
+"""Free space from which on the check allocates nothing."""
 NEED_BYTES, NEED_PER_PATH = 256 * 1024, 512
-"""For manifests, metadata and directories; per path a line of the index."""
+"""Space for manifests, metadata and directories; per path a line of the index."""
 
 
 def check(store: Store, paths: int) -> None:

@@ -1,4 +1,4 @@
-"""What the output of ended commands takes on disk, and whose is deleted first when that is too much."""
+"""Sizes of the output of ended commands on disk, and whose is deleted first when that is too much."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ class KeptOutput:
             del self._of[session_id], self._sums[session_id]
 
     def to_go(self) -> str:
-        """Whose output is deleted next; there is one while `bytes` is not 0."""
+        """Id of the command whose output is deleted next; defined while `bytes` is not 0."""
         most = max(self._sums, key=self._sums.__getitem__)
         return next(iter(self._of[most]))

@@ -57,4 +57,4 @@ def warning(store: Store) -> str | None:
         return None
     names = [os.path.relpath(file, store.root) for file in sorted(store.damaged)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"damaged and set apart: {', '.join(names[:3])}{more}; eos fsck says what is wrong. No layer is folded or removed meanwhile"
+    return f"damaged and quarantined: {', '.join(names[:3])}{more}; eos fsck says what is wrong. until it is repaired or deleted no layer is squashed or removed"

@@ -1,6 +1,6 @@
 """Dead sessions' work becomes drafts behind the agent's back: one at a time, each within its limits, while everything else is served.
 
-Twice failed is quarantined (`layerstack.recovery.dead_sessions`): listed, and tried again when somebody asks for it. What a full disk kept from it is tried again
+Twice failed is quarantined (`layerstack.recovery.dead_sessions`): listed, and tried again on request. What a full disk kept from it is tried again
 when there is room, and when a call names it. ADR 0043.
 """
 
@@ -103,7 +103,7 @@ class Recovering:
                 return
 
     async def _wait(self, timeout_s: float) -> bool:
-        """Until the end of the next try; False when that took longer."""
+        """Wait for the end of the next try; False when that took longer."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._moved.wait()
@@ -172,7 +172,7 @@ class Recovering:
         self._not_before[session_id] = (time.monotonic() + by_s, self._free())
 
     async def _try(self, session: DeadSession) -> bool:
-        """Whether it became a draft."""
+        """Try once; True when the work became a draft."""
         session_id, dead = session.session_id, self._store.dead
         try:
             session = await self._pool.run(lambda: dead.begin_try(session_id))
@@ -231,7 +231,7 @@ class Recovering:
         await self.settled(session_id)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What list_workspace_sessions says of them, and of those whose document is damaged. Blocking."""
+        """Rows of list_workspace_sessions for them, and for those whose document is damaged. Blocking."""
         found = [
             {
                 "workspace_session_id": session.session_id,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from layerstack.store import Store
 
 MEMORY_BYTES = 256 * 1024 * 1024
-"""What it may take for one session, beyond what the agent has for its store."""
+"""Memory that it may use for one session, beyond what the agent has for its store."""
 OOM_SCORE = 900
 NICE = 5
 KILL_S = 10.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RefusedOperation(NamedTuple):
-    """What was tried: its name in messages and `stage`, and the hint of a rejection that left the session open."""
+    """The operation that was tried: its name in messages and `stage`, and the hint of a rejection that left the session open."""
 
     name: str
     hint: str

@@ -38,7 +38,7 @@ class Policy(NamedTuple):
 
     @property
     def least(self) -> int:
-        """With fewer layers there is nothing to measure."""
+        """Fewest layers with which a squash can be due."""
         return min(number for number in self if number is not None)
 
     def due(self, depth: Depth) -> str | None:
@@ -97,7 +97,7 @@ class Squashes:
     # Automatic squashes
 
     def watch(self, policy: Policy) -> None:
-        """From now on squash whenever the policy says so. Publishes wait for nothing: it comes when they pause, but for a head that has grown
+        """Start squashing by the policy. Publishes do not wait for it: it comes when they pause, but for a head that has grown
         so long that the kernel will soon not mount it: that one is folded by the publish that finds it."""
         loop = asyncio.get_running_loop()
         self._store.on_head = lambda: loop.call_soon_threadsafe(self._published.set)
@@ -170,7 +170,7 @@ class Squashes:
         self._on_event(f"layerstack.autosquash.{name}", attrs)
 
     async def _pause(self) -> None:
-        """Until nothing is published for a moment, or the patience is over."""
+        """Wait until no publish has come for QUIET_S, at most PATIENCE_S."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:

@@ -75,7 +75,7 @@ class _Segment:
             self.fd = -1
 
     def read(self, row: int, max_bytes: int) -> tuple[bytes, int]:
-        """At most `max_bytes` bytes that begin at or before `row`, and the number of the row that they begin with."""
+        """Return at most `max_bytes` bytes that begin at or before `row`, and the number of the row that they begin with."""
         at = bisect_right(self.index_rows, row) - 1
         offset = self.index_offsets[at]
         if self.memory is not None:
@@ -94,7 +94,7 @@ class _Segment:
 
 
 class Transcript:
-    """What one stream of a command printed. Not thread-safe: the event loop owns it."""
+    """The output of one stream of a command. Not thread-safe: the event loop owns it."""
 
     def __init__(self, directory: str, name: str = "output", max_bytes: int = MAX_BYTES) -> None:
         """`directory` is made when output first goes to disk."""
@@ -126,7 +126,7 @@ class Transcript:
 
     @property
     def on_disk(self) -> bool:
-        """Whether the directory was made."""
+        """True once the directory was made."""
         return self._made > 0 or self._segments[0].memory is None
 
     @property

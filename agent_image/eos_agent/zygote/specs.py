@@ -1,4 +1,4 @@
-"""What the agent gives the zygote: once for the sandbox, and for each session."""
+"""Values that the agent gives the zygote: once for the sandbox, and for each session."""
 
 from __future__ import annotations
 
