@@ -1,4 +1,4 @@
-"""Who may use the agent's HTTP surface: a bearer of the token, or a browser with a cookie that it got for a ticket; and from which pages.
+"""Access to the agent's HTTP surface: a bearer of the token, or a browser with a cookie that it got for a ticket; and from which pages.
 
 sandbox-manager-cli forward_url  ->  .../forward/shared/8000/?eos_ticket=T   good for a minute, for that server alone
 agent                            ->  Set-Cookie, and the same address without T   good for twelve hours or until the agent ends
@@ -27,7 +27,7 @@ _OURS = re.compile(r"eos-[0-9a-f]{12}")
 
 
 class ShownCredentials(NamedTuple):
-    """What a request has shown. `secrets`: names of fields that go no further; `by_field`: the token itself, which no browser adds by itself."""
+    """The credentials that a request has shown. `secrets`: names of fields that go no further; `by_field`: the token itself, which no browser adds by itself."""
 
     good: bool
     by_field: bool

@@ -1,4 +1,4 @@
-"""What the agent itself answers over HTTP: a status, a small body, and the connection is closed."""
+"""HTTP answers of the agent itself: a status, a small body, and the connection is closed."""
 
 from __future__ import annotations
 

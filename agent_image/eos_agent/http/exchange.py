@@ -18,7 +18,7 @@ GONE_POLL_S = 5.0
 LAST_BYTES_S = 10.0  # for what a tunnel still holds when both sides have ended
 READ_STALL_S = 600.0  # a client that takes nothing of an answer
 _OF_THE_WHOLE_ADDRESS = ("service-worker-allowed", "clear-site-data")
-"""What a server may not say: one address has the servers of all sessions, and each speaks for what lies below its own prefix alone."""
+"""Response fields that a server may not send: one address has the servers of all sessions, and each speaks for what lies below its own prefix alone."""
 _TCP_CLOSE = 7  # include/net/tcp_states.h, the first byte of struct tcp_info
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)) if hasattr(socket, "TCP_KEEPIDLE") else ()
 
@@ -112,7 +112,7 @@ class Exchange:
                     return
 
     async def _give(self, raw: bytes) -> bool:
-        """To the server; False when it wants no more: its answer says why."""
+        """Send to the server; False when it reads no more: its answer has the reason."""
         try:
             self._server.writer.write(raw)
             async with asyncio.timeout(self._response_s):
@@ -186,7 +186,7 @@ class Exchange:
         self._client.writer.write(encode_head(first, [*response.fields.without(*_OF_THE_WHOLE_ADDRESS), *pairs]))
 
     async def _show(self, raw: bytes) -> None:
-        """To the client. Raises: ConnectionError, also for one that does not read."""
+        """Send to the client. Raises: ConnectionError, also for one that does not read."""
         self._client.writer.write(raw)
         try:
             async with asyncio.timeout(READ_STALL_S):

@@ -263,7 +263,7 @@ def _plain_host(host: str) -> bool:
 
 
 def is_own_address(address: str) -> bool:
-    """Whether a peer of that address is a process of this sandbox, which picks among all of 127.0.0.0/8 and the interfaces: what can be bound."""
+    """True when a peer of that address is a process of this sandbox, which picks among all of 127.0.0.0/8 and the interfaces: what can be bound."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

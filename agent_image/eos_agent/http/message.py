@@ -72,7 +72,7 @@ class Fields:
         return [word.strip().lower() for value in self.all(name) for word in value.split(",") if word.strip()]
 
     def without(self, *names: str) -> list[tuple[str, str]]:
-        """What goes on to the next hop: neither hop-by-hop fields, nor those that Connection names, nor `names`, nor Content-Length."""
+        """Fields for the next hop: neither hop-by-hop fields, nor those that Connection names, nor `names`, nor Content-Length."""
         gone = {*_HOP_BY_HOP, "content-length", *self.words("connection"), *names}
         return [(name, value) for name, value in self.pairs if name.lower() not in gone]
 
@@ -157,7 +157,7 @@ def _head(raw: bytes) -> tuple[str, Fields]:
 
 
 def _body(fields: Fields, minor: int) -> Body | None:
-    """What the fields say; None when they say nothing."""
+    """Parse Content-Length; None without one."""
     codings, lengths = fields.all("transfer-encoding"), fields.all("content-length")
     if codings:
         if lengths:

@@ -53,7 +53,7 @@
 #define SYS_close_range 436
 #endif
 
-struct order { /* little endian, as native_program.ORDER */
+struct order { /* little endian, as native.ORDER */
     uint32_t magic, flags;
     uint64_t capabilities;
     int32_t own_score, command_score;
