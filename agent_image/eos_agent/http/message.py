@@ -157,7 +157,7 @@ def _head(raw: bytes) -> tuple[str, Fields]:
 
 
 def _body(fields: Fields, minor: int) -> Body | None:
-    """Parse Content-Length; None without one."""
+    """Parse the fields that frame a body; None without any."""
     codings, lengths = fields.all("transfer-encoding"), fields.all("content-length")
     if codings:
         if lengths:
