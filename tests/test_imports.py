@@ -153,6 +153,7 @@ def test_the_host_takes_only_what_works_on_any_system_from_below_and_declared_di
         "eos_agent.machine.private_dirs",
         "eos_agent.machine.secret_paths",
         *(f"eos_agent.wire.{name}" for name in ("arguments", "operation", "operations", "operations_files", "operations_observe")),
+        "layerstack.kernel.base_entry",
         "layerstack.kernel.base_xattrs",
         "layerstack.kernel.content",
         "layerstack.kernel.fsync",

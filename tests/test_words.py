@@ -43,10 +43,8 @@ OPENINGS = re.compile(
 )
 """First words that hide the subject of a docstring: interrogatives, pronouns, prepositions."""
 TO_REWRITE: dict[str, str] = {
-    "eos_mcp/agent_client": "the host side is rewritten room by room",
     "docs/benchmarks.md": "the page is not yet rewritten",
     "eos_mcp/cli": "the host side is rewritten room by room",
-    "eos_mcp/config": "the host side is rewritten room by room",
     "docs/confinement.md": "the page is not yet rewritten",
     "eos_mcp/demo": "the host side is rewritten room by room",
     "eos_mcp": "the host side is rewritten room by room",
@@ -58,7 +56,6 @@ TO_REWRITE: dict[str, str] = {
     "eos_mcp/providers": "the host side is rewritten room by room",
     "layerstack/publish": "layerstack is rewritten level by level",
     "layerstack/recovery": "layerstack is rewritten level by level",
-    "eos_mcp/requests": "the host side is rewritten room by room",
     "layerstack/session": "layerstack is rewritten level by level",
     "layerstack/squash": "layerstack is rewritten level by level",
 }

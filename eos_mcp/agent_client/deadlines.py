@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 
 class Deadlines:
-    """At most one deadline per key, on the loop's clock, `time.monotonic`. Construct it inside the loop."""
+    """Deadlines, at most one per key, on the loop's clock, `time.monotonic`. Construct it inside the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

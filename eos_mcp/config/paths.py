@@ -98,7 +98,7 @@ def unusable(path: str) -> str | None:
 
 
 def _is_virtual(folder: str) -> bool:
-    """Below /proc and /sys root may write, but mkdir(2) fails."""
+    """Tell whether a path is below /proc or /sys, where root may write but mkdir(2) fails."""
     return folder.split("/")[1] in ("proc", "sys")
 
 

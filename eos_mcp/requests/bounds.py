@@ -30,9 +30,9 @@ START_UP = (
     ".lldbinit", ".vimrc", ".vim", ".emacs", ".emacs.d", ".tmux.conf", ".screenrc", ".config", ".local/bin", ".local/lib", ".local/share/applications",
     ".local/share/systemd", "bin", ".oh-my-zsh", ".cargo/bin", ".vscode/extensions", "Library/LaunchAgents", "Library/Keychains",
 )  # fmt: skip
-"""Below a home: files that run by themselves, or under a name that the user types."""
+"""Paths in a home: files that run by themselves, or under a name that the user types."""
 APART = (".codex/worktrees", ".cursor/worktrees", ".claude/worktrees")
-"""Below a home: checkouts that coding agents make inside their own, otherwise secret, directories."""
+"""Paths in a home: checkouts that coding agents make inside their own, otherwise secret, directories."""
 _NAMES = (*secret_paths.SECRET_NAMES, *secret_paths.ENGINE_ROOTS_OF_HOME, *START_UP)
 _OF_HOME = tuple((name, name.partition("/")[0].casefold()) for name in _NAMES)
 """Each name with its first component, case folded for file systems that fold names."""
