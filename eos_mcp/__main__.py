@@ -37,7 +37,7 @@ def _run(program: str, words: list[str]) -> None:
 
 
 def _check_gateway(options: ServerOptions) -> None:
-    """What the command line says of the gateway must make sense at once. What the environment says is told by the tools of eos-mcp."""
+    """Exit with status 2 when the gateway options are invalid; eos-mcp reports a bad environment in its tool results."""
     from eos_agent.wire.protocol import OperationError
     from eos_mcp.gateway_client import sync
 

@@ -44,15 +44,9 @@ OPENINGS = re.compile(
 """First words that hide the subject of a docstring: interrogatives, pronouns, prepositions."""
 TO_REWRITE: dict[str, str] = {
     "docs/benchmarks.md": "the page is not yet rewritten",
-    "eos_mcp/cli": "the host side is rewritten room by room",
     "docs/confinement.md": "the page is not yet rewritten",
-    "eos_mcp/demo": "the host side is rewritten room by room",
-    "eos_mcp": "the host side is rewritten room by room",
     "eos_mcp/export": "the host side is rewritten room by room",
-    "eos_mcp/gateway": "the host side is rewritten room by room",
     "layerstack": "layerstack is rewritten level by level",
-    "eos_mcp/manager": "the host side is rewritten room by room",
-    "eos_mcp/mcp": "the host side is rewritten room by room",
     "eos_mcp/providers": "the host side is rewritten room by room",
     "layerstack/publish": "layerstack is rewritten level by level",
     "layerstack/recovery": "layerstack is rewritten level by level",

@@ -1,4 +1,4 @@
-"""`eos doctor`: what works on this machine, tried and not guessed, and the next step for what does not."""
+"""`eos doctor`: try what works on this machine, and name the next step for what does not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRIAL_S = 30
 
 
 class Finding(NamedTuple):
-    """`ok` None is a remark. `step` is what to do about it."""
+    """Result of one check; `ok` None: a remark. `step` is the next step for the user."""
 
     name: str
     ok: bool | None
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
         lines = [f"{mark} {found.name:<16}{found.said}"] + ([f"     {'':<16}-> {found.step}"] if found.step else [])
         output.write(b"".join(output.shown(line) for line in "\n".join(lines).split("\n")))
     backend = os.environ.get("EOS_GATEWAY_BACKEND") or "auto"
-    told = "" if backend == "auto" else f" (EOS_GATEWAY_BACKEND={backend})"
+    forced = "" if backend == "auto" else f" (EOS_GATEWAY_BACKEND={backend})"
     ways = [
         shown
         for name, shown in (("docker", "Docker"), ("local", "this machine without a container (--image host)"))
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
     ]
     if not all(findings[place].ok for place in ("state", "cache")):  # every sandbox needs both
         ways = []
-    output.write(f"\nsandboxes can be made on: {', '.join(ways) or 'nothing yet; see FAIL above'}{told}\n".encode())
+    output.write(f"\nsandboxes can be made on: {', '.join(ways) or 'nothing yet; see FAIL above'}{forced}\n".encode())
     return output.OK if ways else output.FAILED
 
 
@@ -61,7 +61,7 @@ def check_platform() -> Finding:
 
 
 def check_local() -> Finding:
-    """What the local provider itself asks before it makes a sandbox: a mount namespace and an overlay where the state directory lies."""
+    """Try, as the local provider does, a mount namespace and an overlay below the state directory."""
     from eos_mcp.providers import local_probe
 
     folder, state = paths.existing_parent(paths.state_dir()), check_state()
@@ -78,7 +78,7 @@ def check_local() -> Finding:
 
 
 def check_userns() -> Finding:
-    """Does root need to run the local provider here, or can anybody?"""
+    """Check that an ordinary user can create user namespaces."""
     code = "from layerstack.kernel import syscalls as s; s.unshare(s.CLONE_NEWUSER | s.CLONE_NEWNS)"
     done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_S)
     if done.returncode == 0:
@@ -89,7 +89,7 @@ def check_userns() -> Finding:
 
 
 def check_docker() -> Finding:
-    """Which engine a gateway would talk to, why that one, and whether it answers: asked as the provider asks."""
+    """Report the engine that a gateway would use, where that choice comes from, and its version."""
     from eos_mcp.providers import engine
 
     try:
@@ -132,7 +132,7 @@ def check_cache() -> Finding:
 
 
 def check_hidden() -> Finding:
-    """What local sessions do not see of this machine, as the gateway's configuration and this person's homes have it."""
+    """List paths that local sessions do not see, from the gateway's configuration and this user's homes."""
     if platform.system() != "Linux":
         return Finding("hidden", None, "nothing: no local sessions here")
     from eos_agent.machine import neighbours, secret_paths
@@ -141,7 +141,7 @@ def check_hidden() -> Finding:
     try:
         added = load(os.environ.get("SANDBOX_GATEWAY_CONFIG_YAML")).manager.local_daemon.hidden_paths
     except ConfigError as error:
-        return Finding("hidden", False, error.message, "mend the file")
+        return Finding("hidden", False, error.message, "correct the file that the message names")
     own = [paths.state_dir(), paths.cache_dir(), paths.token_file()]  # as the gateway of this environment has them
     hidden = list(dict.fromkeys([*own, *neighbours.folders(), *added, *secret_paths.hidden_here()]))
     there = [path for path in hidden if os.path.lexists(path)]
@@ -183,7 +183,7 @@ def check_gateway() -> Finding:
         return Finding("gateway", None, "not running; it starts on demand")
     warnings: list[str] = found.get("warnings") or []
     if warnings:
-        return Finding("gateway", False, f"runs (pid {found.get('pid')}), {warnings[0]}", "mend that file")
+        return Finding("gateway", False, f"runs (pid {found.get('pid')}), {warnings[0]}", "correct the file that the warning names")
     return Finding("gateway", True, f"runs (pid {found.get('pid')}), version {found.get('version')}, {found.get('sandboxes')} sandboxes")
 
 

@@ -1,4 +1,4 @@
-"""`eos fsck SANDBOX|DIR`: is everything in a store what was written there? A running sandbox is asked; a folder is looked at by a process of its own."""
+"""`eos fsck SANDBOX|DIR`: check a store by the agent of a running sandbox, or by a process of its own."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from eos_mcp.gateway_client import sync
 
 USAGE = """usage: eos fsck [--base] [--json] [--progress] SANDBOX|DIR
 
-Checks every layer, draft and document of a store against what was written, and says what differs. It repairs nothing and writes nothing.
+Compares every layer, draft and record of a store with its checksum, and lists what differs. It changes nothing.
 
-  SANDBOX     the id of a sandbox: its agent looks, publishes go on meanwhile
-  DIR         a store that no agent serves: the store's own folder, or the state folder of a stopped local sandbox
+  SANDBOX     the id of a sandbox: its agent checks the store; publishes continue
+  DIR         a store that no agent has open: its directory, or the state directory of a stopped local sandbox
   --base      read the base too, and compare it with the hash that the sandbox was made with
   --json      one JSON object: clean, damage, notes, checked
-  --progress  say on standard error how far it is, also when that is no terminal
+  --progress  report progress on standard error even when that is not a terminal
 
-Exit status: 0 clean, 1 damaged, 2 nothing could be checked. What the next start puts in order by itself, and what could not be checked, is
-listed and is no damage.
+Exit status: 0 clean, 1 damaged, 2 nothing could be checked. Left-over files that the next start removes, and parts
+that could not be checked, are listed and do not count as damage.
 """
 WORDS = {"left_over": "left over", "not_checked": "not checked", "unknown": "unknown"}
 DAMAGED, UNREACHABLE = 1, 2
 
 
 class FsckReport:
-    """What was found so far; damage is printed as it comes, unless all of it becomes one object."""
+    """Findings so far; damage is printed at once, or kept for one JSON object."""
 
     def __init__(self, *, as_json: bool, tell: Callable[[str], None] | None) -> None:
         self.as_json, self._tell = as_json, tell
@@ -49,7 +49,7 @@ class FsckReport:
             output.write(output.shown(f"{found['file']}: {found['what']} (by {found['found_by']})"))
 
     def noted(self, note: Mapping[str, Any]) -> None:
-        """Once each: a part that is looked at again says the same."""
+        """Add a note once: a part that is checked again reports the same note."""
         if note not in self.notes:
             self.notes.append(note)
 
@@ -116,7 +116,7 @@ def of_sandbox(sandbox_id: str, base: bool, report: FsckReport) -> dict[str, Any
             import shlex
 
             folder = shlex.quote(state) if os.path.isdir(state) else "DIR"
-            details.setdefault("hint", f"when its agent cannot start: eos fsck {folder} looks at the store itself")
+            details.setdefault("hint", f"when its agent cannot start: eos fsck {folder} checks the store without it")
             raise OperationError(str(failure.get("kind")), str(failure.get("message")), details)
         for found in reply["damage"]:
             report.damaged(found)
@@ -131,10 +131,10 @@ def of_sandbox(sandbox_id: str, base: bool, report: FsckReport) -> dict[str, Any
 
 
 def of_folder(folder: str, base: bool, report: FsckReport) -> dict[str, Any]:
-    """Look at a store that no agent serves.
+    """Check a store that no agent has open.
 
     Raises:
-        OperationError: no store is there, somebody has it open, or this user may not look.
+        OperationError: there is no store, a process has it open, or this user may not read it.
     """
     command = [sys.executable, "-P", "-m", "eos_agent.sessions.check_store", *(["--base"] if base else []), folder]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as looking:
@@ -156,4 +156,9 @@ def of_folder(folder: str, base: bool, report: FsckReport) -> dict[str, Any]:
                     raise OperationError(str(failure["kind"]), str(failure["message"]), dict(failure.get("details") or {}))
         finally:
             looking.kill()
-    raise OperationError(INTERNAL_ERROR, f"looking at {folder} ended in the middle", {"store": folder}, reason="fsck_ended")
+    raise OperationError(
+        INTERNAL_ERROR,
+        f"the check of {folder} ended before its result; nothing was changed: run it again",
+        {"store": folder},
+        reason="fsck_ended",
+    )

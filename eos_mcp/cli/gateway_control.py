@@ -14,9 +14,9 @@ from eos_mcp.config import paths, token_file
 from eos_mcp.gateway_client import sync
 
 USAGE = """usage: eos gateway start [options of `sandbox-gateway serve`] | stop | status
-  start   start it in the background, on this user's own socket; it stays until it is stopped
-  stop    stop it; sandboxes go on and are found again by the next one
-  status  say where it listens; exit status 1 when there is none
+  start   start it in the background, on this user's own socket; it runs until it is stopped
+  stop    stop it; sandboxes keep running, and the next gateway finds them
+  status  print its endpoints; exit status 1 when none is running
 """
 READY_S = 60.0
 
@@ -44,9 +44,11 @@ def start(arguments: list[str]) -> int:
         return output.USAGE
     if running_pid() is not None:
         if arguments:
-            output.write_error(b"eos gateway: it runs already, without these options: `eos gateway stop` first\n")
+            output.write_error(
+                b"eos gateway: a gateway already runs, without these options; sandboxes survive: `eos gateway stop`, then start again\n"
+            )
             return output.FAILED
-        output.write(b"it runs already\n")
+        output.write(b"a gateway already runs\n")
         return status([])
     mistake = mistake_in(chosen.config_yaml)
     if mistake is not None:
@@ -74,7 +76,7 @@ def start(arguments: list[str]) -> int:
 
 
 def mistake_in(path: str | None) -> str | None:
-    """What is wrong with a configuration, the sections included that are otherwise read only when a sandbox is made."""
+    """Describe the first mistake in a configuration, with the sections that create_sandbox reads later; None: valid."""
     from eos_mcp.config.load import ConfigError, load
 
     try:
@@ -85,7 +87,7 @@ def mistake_in(path: str | None) -> str | None:
 
 def end(_: list[str]) -> int:
     pid = stop.running()
-    output.write(b"there was none\n" if pid is None else f"stopped (pid {pid})\n".encode())
+    output.write(b"no gateway was running\n" if pid is None else f"stopped (pid {pid})\n".encode())
     return output.OK
 
 
@@ -106,10 +108,10 @@ def status(_: list[str]) -> int:
 
 
 def info() -> dict[str, Any] | None:
-    """`gateway_info` of the gateway that listens on this user's own socket; None when nobody answers. Starts nothing.
+    """`gateway_info` of the gateway that listens on this user's own socket; None when no gateway listens. Starts nothing.
 
     Raises:
-        OperationError: somebody answers with an error.
+        OperationError: the gateway answered with an error.
     """
     settings = sync.discover(endpoint=f"unix://{paths.socket_path()}")._replace(autostart=False)
     try:

@@ -10,7 +10,7 @@ from eos_mcp.cli import output
 from eos_mcp.config import paths, token_file
 
 USAGE = """usage: sandbox-gateway-token path | read | ensure | write
-  path    print where the token file lies
+  path    print the path of the token file
   read    check it and print the token
   ensure  create one when there is none, then print the token
   write   store one line from standard input

@@ -73,7 +73,7 @@ def usage(operation: Operation, program: str) -> str:
 
 
 def unknown_operation(name: str, domain: str, program: str) -> OperationError:
-    """The multi-line error of `help NAME` for a name that is none."""
+    """Multi-line error of `help NAME` for an unknown name."""
     near = catalog.suggestions(name, domain) or alike(name, domain)
     lines = [f"unknown operation: {name}{elsewhere(name)}", ""]
     if near:
@@ -83,14 +83,14 @@ def unknown_operation(name: str, domain: str, program: str) -> OperationError:
 
 
 def alike(name: str, domain: str) -> list[str]:
-    """Names of the domain's operations that `name` may be a slip of the keys for, the nearest first; a hyphen is an underscore here."""
+    """Operations of the domain with names close to `name`, nearest first; a hyphen counts as an underscore."""
     import difflib
 
     return difflib.get_close_matches(name.casefold().replace("-", "_"), [o.name for o in catalog.DOMAINS[domain]], 3, 0.75)
 
 
 def elsewhere(name: str) -> str:
-    """What is said of a name that another of the three programs has; nothing of a name that none has."""
+    """Suffix that names the program which has the operation; empty when none has it."""
     owner = next((domain for domain, operations in catalog.DOMAINS.items() if any(o.name == name for o in operations)), None)
     return "" if owner is None else f"; sandbox-{owner}-cli has it"
 

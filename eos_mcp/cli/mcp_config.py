@@ -1,4 +1,4 @@
-"""`eos mcp-config CLIENT`: the snippet on standard output, where it goes on standard error."""
+"""`eos mcp-config CLIENT`: the snippet on standard output, the file it belongs in on standard error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def variables() -> dict[str, str]:
-    """What of this environment says which gateway is meant: a client started elsewhere would not have it. A token's text is left out."""
+    """Variables of this environment that select the gateway, which a client does not inherit. Tokens are left out."""
     found = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
     return {name: os.path.abspath(value) if name in PATHS else value for name, value in found.items()}
 

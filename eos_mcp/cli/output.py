@@ -1,4 +1,4 @@
-"""What a program prints, and the status it leaves with: the result on standard output, one envelope on standard error."""
+"""Output and exit status of a program: the result on standard output, one error envelope on standard error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OK, FAILED, USAGE, REJECTED = 0, 1, 2, 3
 
 
 def write(text: bytes) -> None:
-    """To standard output; a reader that has gone away is no error of ours."""
+    """Write to standard output; a closed pipe is not an error."""
     _write(sys.stdout, text)
 
 
@@ -27,8 +27,9 @@ def write_error(text: bytes) -> None:
 
 
 def harmless(text: bytes) -> bytes:
-    """The same JSON; what is no printable character is written as an escape. C1 controls and marks of direction steer terminals as much as the
-    ASCII ones, which JSON has no other way for.
+    """Escape unprintable characters of a JSON text.
+
+    C1 controls and bidirectional marks control a terminal as ASCII controls do; JSON itself escapes only the latter.
     """
     if text.isascii() and b"\x7f" not in text:
         return text
@@ -36,7 +37,7 @@ def harmless(text: bytes) -> bytes:
 
 
 def shown(line: str) -> bytes:
-    """A line for a terminal: what a file's name holds cannot steer it."""
+    """Escape a line for a terminal, which a file name must not control."""
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
     return safe.encode("utf-8", "replace") + b"\n"
 

@@ -132,13 +132,13 @@ class _Parser:
         positional = self.open_positional()
         if positional is None:
             apart = token in ("true", "false") and any(a.kind == "boolean" for a, _ in self.flags.values())
-            how = "; the value of a flag stands after `=`, as in --flag=false" if apart else self.quoted(self.operation)
+            how = "; write the value of a flag after `=`, as in --flag=false" if apart else self.quoted(self.operation)
             self.note(usage_error(f"unexpected positional argument for {self.name}: {_shown(token)}{how}"))
             return
         self.take(positional, token)
 
     def quoted(self, operation: Operation) -> str:
-        """What a shell has taken apart was meant as one word."""
+        """Hint for words that the shell split and that belong to one positional."""
         taken = next((a.positional for a in operation.arguments if a.positional), None)
         return f"; {taken} is one word: quote all of it" if taken else ""
 
@@ -162,13 +162,13 @@ class _Parser:
             return self.set_global(self.globals[flag], value, rest, flag)
         if self.name is None:
             later = any(flag in (a.label, *a.aliases) for o in self.operations.values() for a in o.arguments)
-            raise usage_error(f"unknown option: {flag}" + ("; it is an option of operations, and stands after their name" if later else ""))
+            raise usage_error(f"unknown option: {flag}" + ("; operations take it: put it after the name of the operation" if later else ""))
         if self.operation is not None:
             self.note(usage_error(f"unknown option for {self.name}: {flag}{self.instead(self.operation, flag)}"))
         return rest
 
     def instead(self, operation: Operation, flag: str) -> str:
-        """What somebody who typed `flag` may have meant: a positional by its name, or the flag whose name is nearest."""
+        """Suggest the positional of that name, or the nearest flag, for an unknown `flag`."""
         meant = flag.removeprefix("--").replace("-", "_")
         named = next((a for a in operation.arguments if a.positional and meant in (a.name, a.positional.lower())), None)
         if named is not None:
@@ -222,7 +222,7 @@ class _Parser:
 
 
 def value_of(argument: Argument, text: str) -> Any:
-    """The native value of what stands on the command line.
+    """Convert the text of an argument to its native value.
 
     Raises:
         OperationError: invalid_request that names the flag.

@@ -28,7 +28,7 @@ def main(domain: str, program: str, argv: Sequence[str] | None) -> int:
 
 
 def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details: bool = False) -> int:
-    """Do what the words say and return the exit status: 0 done, 1 refused or unreachable, 2 the words or the configuration are wrong.
+    """Run one command line; return 0 for success, 1 for a refusal or no gateway, 2 for wrong usage or configuration.
 
     Args:
         details: as `eos` does it: errors made here show their `details`, which the three programs keep empty, as the contract has it, and
@@ -64,14 +64,14 @@ def run(domain: str, program: str, argv: Sequence[str] | None = None, *, details
 
 
 def interrupted(operation: Operation) -> OperationError:
-    """Of Ctrl-C: the call is one line at the gateway, which nobody takes back, so what it changes goes on."""
+    """Error for Ctrl-C: the request cannot be withdrawn, so its effects continue."""
     where = {"exec_command": "; list_commands shows it, signal_command ends it", "create_sandbox": "; list_sandboxes shows it"}
     on = "" if operation.read_only else f", but {operation.name} may go on in the gateway{where.get(operation.name, '')}"
     return OperationError(OPERATION_FAILED, f"interrupted{on}", reason="interrupted")
 
 
 def spelled(args: dict[str, object]) -> dict[str, object]:
-    """The arguments as JSON can carry them: a `path` that is no UTF-8 goes as `path_b64`, in anything else such bytes are refused.
+    """Encode arguments for JSON: a `path` that is not UTF-8 becomes `path_b64`; elsewhere such bytes are an error.
 
     Raises:
         OperationError: invalid_request.
@@ -90,7 +90,7 @@ def spelled(args: dict[str, object]) -> dict[str, object]:
 
 
 def _has_surrogates(value: object) -> bool:
-    """Whether text from the command line, also inside an array, was no UTF-8."""
+    """Return True when text of the command line, also inside an array, was not UTF-8."""
     text = value if isinstance(value, str) else str(value)
     return not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
 
@@ -99,7 +99,7 @@ def send(
     settings: sync.GatewaySettings, operation: Operation, args: dict[str, object], sandbox_id: str | None, parsed: Parsed, started: float
 ) -> int:
     progress = "progress" in parsed.options
-    watched = progress or (operation in catalog.DOMAINS["manager"] and sys.stderr.isatty())  # some take seconds: nobody stares at nothing
+    watched = progress or (operation in catalog.DOMAINS["manager"] and sys.stderr.isatty())  # some take seconds
     reply = sync.call(
         settings,
         operation.name,
@@ -157,13 +157,13 @@ def known(parsed: Parsed, domain: str) -> Operation:
     near = catalog.suggestions(name, domain) if name else []
     from eos_mcp.cli import help as pages
 
-    told = pages.elsewhere(name)
-    if not near and not told:
+    suffix = pages.elsewhere(name)
+    if not near and not suffix:
         near = pages.alike(name, domain)
-        told = f"; did you mean {near[0]}?" if near else ""
+        suffix = f"; did you mean {near[0]}?" if near else ""
     raise OperationError(
         INVALID_REQUEST,
-        f"unknown operation: {name}{told}",
+        f"unknown operation: {name}{suffix}",
         {"operation": name, "suggestions": near},
         reason="unknown_operation",
     )

@@ -1,7 +1,7 @@
 """`start-sandbox-docker-gateway`: replace the gateway that the pid file names by a new one, detached.
 
-The new one listens on TCP (and on this user's own socket, as every gateway), stays until it is told to stop, and finds the running
-sandboxes of its predecessor again. This program returns once the new gateway answers, or says why it does not.
+The new one listens on TCP (and on this user's own socket, as every gateway), runs until it is stopped, and finds the running
+sandboxes of its predecessor. This program returns once the new gateway answers, or says why it does not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def replace(socket_text: str | None, pid_file: str | None) -> int:
-    """Stop, start, wait for the first answer."""
+    """Stop the old gateway, start a new one and wait for its first answer."""
     endpoint = sync.parse_endpoint(socket_text or os.environ.get(sync.SOCKET_ENV) or DEFAULT_SOCKET)
     pid_file = os.path.abspath(
         pid_file or os.environ.get("SANDBOX_GATEWAY_PID_FILE") or os.path.join(paths.state_dir(), "start-gateway.pid")
@@ -95,14 +95,14 @@ def _configured_pid_file(configuration: str | None, root: str | None) -> str:
 
 
 def product_root() -> str | None:
-    """The folder that holds bin/ and config/, when this program runs out of one."""
+    """Directory with bin/ and config/ that this program runs from; None when installed elsewhere."""
     given = os.environ.get("EOS_PRODUCT_ROOT")
     root = given or os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return root if os.path.exists(os.path.join(root, "config", "prd.yml")) else None
 
 
 def last_reason(log: str, pid: int) -> str:
-    """What the `start_failed` line of this process says, not of one before it."""
+    """Error of the `start_failed` log line of process `pid`."""
     import json
 
     try:

@@ -50,7 +50,7 @@ def by_pid_file(path: str) -> int | None:
 
 
 def is_gateway(pid: int) -> bool:
-    """Do the words of that process say so? (A pid file may be older than the last reboot.)"""
+    """Check by its command line that a process is a gateway: a pid file may be older than the last reboot."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")
@@ -64,7 +64,7 @@ def is_gateway(pid: int) -> bool:
 
 
 def end(pid: int) -> None:
-    """SIGTERM, and SIGKILL when it has not gone after half a minute.
+    """Send SIGTERM, then SIGKILL after `STOP_S`.
 
     Raises:
         OperationError: the process is another user's.
@@ -80,7 +80,7 @@ def end(pid: int) -> None:
 
 
 def _ended(pid: int, number: signal.Signals, wait_s: float) -> bool:
-    """Signal it and wait. A pidfd cannot mean another process that got the number meanwhile; where there is none, the number is asked."""
+    """Send a signal and wait for the end, by pidfd where there is one: a pid may be reused (pidfd_open(2))."""
     if sys.platform == "linux":
         descriptor = os.pidfd_open(pid)
         try:

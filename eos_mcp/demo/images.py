@@ -26,7 +26,7 @@ class ImageChoice(NamedTuple):
 
 
 def holds(container: Any, path: str) -> bool:
-    """Whether a container, which need not run, has something at `path`."""
+    """Return True when a container, running or not, has `path`."""
     from docker.errors import APIError
 
     try:
@@ -37,7 +37,7 @@ def holds(container: Any, path: str) -> bool:
 
 
 def has_shell(engine: docker.DockerClient, image: str) -> bool:
-    """Whether `image` has /bin/sh and awk, asked of a container that is never started."""
+    """Return True when `image` has /bin/sh and awk, checked in a container that is never started."""
     container: Any = engine.containers.create(image, ["/bin/sh"], labels={"eos.demo": "probe"})
     try:
         return holds(container, "/bin/sh") and any(holds(container, path) for path in ("/usr/bin/awk", "/bin/awk"))
@@ -55,7 +55,7 @@ def local_image(engine: docker.DockerClient) -> str | None:
 
 
 def is_static(program: str) -> bool:
-    """Whether an ELF program asks for no loader (it has no PT_INTERP)."""
+    """Return True for an ELF program without a loader (no PT_INTERP, elf(5))."""
     raw = Path(program).read_bytes()
     if raw[:5] != b"\x7fELF\x02":
         return False

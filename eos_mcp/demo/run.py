@@ -22,8 +22,10 @@ PROGRESS_WIDTH = 100
 
 
 def server_parameters(home: Path, backend: str, dest: Path) -> StdioServerParameters:
-    """One `eos-mcp` process on the demo's own gateway: state, token and base cache lie in `home`, so nobody else's sandboxes are seen.
-    The other cache too where this user's own cannot be written, as in a container without a home."""
+    """Parameters of one `eos-mcp` process on the demo's own gateway, which sees no other sandboxes.
+
+    State, token and base cache are in `home`, and so is the other cache where the user's own is not writable.
+    """
     names = ("PATH", "HOME", "XDG_CACHE_HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
     environment = {name: os.environ[name] for name in names if name in os.environ}
     environment |= {"EOS_STATE_DIR": str(home / "state"), "EOS_SHARED_BASE_CACHE": str(home / "bases"), "EOS_GATEWAY_BACKEND": backend}
@@ -127,7 +129,7 @@ async def export(person: Client, workspace: Path, dest: Path, sandbox: str, stor
     status, last = host_tests(dest)
     story.say("tests", f"the project's tests on this machine, in {dest}: {last}")
     before, untouched = host_tests(workspace)
-    story.say("tests", f"in the directory that the sandbox was made from, which nobody touched: {untouched}")
+    story.say("tests", f"in the directory that the sandbox was made from, which is unchanged: {untouched}")
     return 0 if status == 0 and before != 0 else 1
 
 

@@ -1,4 +1,4 @@
-"""What the demo prints: one line a step, with the seconds since the start and who did it."""
+"""Output of the demo: one line per step, with the seconds since the start and the name of the agent."""
 
 from __future__ import annotations
 

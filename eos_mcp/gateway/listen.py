@@ -23,7 +23,7 @@ class Listener(NamedTuple):
 
 
 def inherited(fd: int, endpoint: GatewayEndpoint) -> Listener:
-    """The listening socket that a client handed over."""
+    """Take the listening socket that a client passed on."""
     listening = socket.socket(fileno=fd)
     listening.set_inheritable(False)
     listening.setblocking(False)
@@ -31,10 +31,10 @@ def inherited(fd: int, endpoint: GatewayEndpoint) -> Listener:
 
 
 def unix(path: str) -> Listener:
-    """Listen at `path`; a socket there that nobody answers is replaced. The caller holds the start lock.
+    """Listen at `path`; a socket without a listener is replaced. The caller holds the start lock.
 
     Raises:
-        ListenError: somebody listens there, it is no socket, or it cannot be bound.
+        ListenError: another process listens there, it is not a socket, or it cannot be bound.
     """
     endpoint = GatewayEndpoint("unix", path=path)
     try:
@@ -52,7 +52,7 @@ def unix(path: str) -> Listener:
 
 
 def tcp(endpoint: GatewayEndpoint) -> Listener:
-    """Listen on a TCP address; port 0 takes a free one, which `endpoint` of the result tells.
+    """Listen on a TCP address; port 0 takes a free one, which the result's `endpoint` has.
 
     Raises:
         ListenError: the port is taken, or the address is not ours.
@@ -78,7 +78,7 @@ def tcp(endpoint: GatewayEndpoint) -> Listener:
 
 
 def unlink_own(listener: Listener) -> None:
-    """Remove a unix socket's file, unless it is another's by now."""
+    """Remove the file of a unix socket, unless another socket replaced it."""
     if listener.identity is not None and _identity(listener.endpoint.path) == listener.identity:
         os.unlink(listener.endpoint.path)
 

@@ -33,24 +33,24 @@ class Outcome(NamedTuple):
 
 
 class RelayRoutes(Protocol):
-    """What the relay asks of the router."""
+    """Part of the router that the relay uses."""
 
     executing: set[tuple[str, str]]
 
     def straight(self, request: Request) -> AgentTarget | None:
-        """The agent that the request would go to with nothing to wait for and nothing to change; None: the long way."""
+        """Return the agent of a request that needs no wait and no change; None: take the slow path."""
         ...
 
     def succeeded(self, request: Request) -> None:
-        """What the long way does after a result."""
+        """Do what the slow path does after a result."""
         ...
 
 
 class RelayServer(Protocol):
-    """Whose connections these are."""
+    """Server that owns the connections."""
 
     def deliver(self, connected: socket.socket, reply: bytes) -> None:
-        """The answer, with its newline, and the end of the connection."""
+        """Send the answer, with its newline, and close the connection."""
         ...
 
     def long_way(self, connected: socket.socket, request: Request, outcome: Outcome | None) -> None:
@@ -107,7 +107,7 @@ class Relay:
         return True
 
     async def finish(self, server: RelayServer, grace_s: float) -> None:
-        """Let what is under way end; what does not is told that the gateway stops."""
+        """Wait at most `grace_s` for requests in flight, then answer the rest with the error that the gateway stops."""
         if self._flights:
             self._empty = asyncio.Event()
             try:
@@ -144,7 +144,7 @@ class Relay:
         except OSError as error:
             self._broken(server, flight, error)
         else:
-            if rest:  # a part of a line is no request to anybody: it was not sent
+            if rest:  # an incomplete line is not a request: the agent ignores it
                 self._give_back(server, flight)
 
     def _arrived(self, server: RelayServer, flight: _Flight) -> None:
@@ -153,7 +153,7 @@ class Relay:
             if line is None:
                 return
             if not (line.startswith(b"{") and line.endswith(b"}\n")):
-                raise ValueError("the reply is no object")
+                raise ValueError("the reply is not a JSON object")
         except (OSError, EOFError, TooLong, ValueError) as error:
             self._broken(server, flight, error)
             return
@@ -200,7 +200,7 @@ class Relay:
             self._empty.set()
 
     def _forget(self, flight: _Flight) -> None:
-        """Nobody waits for it any more. The long way does this by itself, at its own end."""
+        """Remove a finished request from the executing ones; the slow path does this itself."""
         self._routes.executing.discard((flight.target.sandbox_id, flight.request.request_id))
 
 

@@ -35,7 +35,7 @@ _LOGGED = frozenset({"create_sandbox", "destroy_sandbox", "export_changes", "squ
 
 
 class ManagerProtocol(Protocol):
-    """What the gateway asks of the manager."""
+    """Part of the manager that the gateway uses."""
 
     async def start(self) -> None: ...
     def handles(self, op: str, scope_kind: str) -> bool: ...
@@ -173,12 +173,12 @@ def catalog_hash() -> str:
 
 
 def base_info() -> dict[str, Any]:
-    """What `gateway_info` says on every gateway of this version."""
+    """Fields of `gateway_info` that are the same on every gateway of this version."""
     return {"version": __version__, "catalog_hash": catalog_hash(), "features": list(FEATURES)}
 
 
 def only_contract(op: str, reply: dict[str, Any]) -> dict[str, Any]:
-    """The result without keys beyond the contract (`gateway.results: contract`); operations of ours stay as they are."""
+    """Remove keys beyond the contract (`gateway.results: contract`); results of our own operations are unchanged."""
     operation = catalog.find(op)
     if operation is None or operation.ours or not operation.result or protocol.is_error(reply):
         return reply
@@ -216,7 +216,7 @@ def _kind(reply: Mapping[str, Any] | bytes) -> str:
 
 
 def _counts(reply: Mapping[str, Any] | bytes) -> bool:
-    """Did the call change the sandbox? A publish that failed only while tearing the session down has."""
+    """Return True when the call changed the sandbox, as a publish that failed only in closing the session has."""
     if isinstance(reply, bytes) or not protocol.is_error(reply):
         return True
     error = reply["error"]

@@ -1,4 +1,4 @@
-"""The life of a gateway: own the state directory, listen, start the manager, serve, leave when idle or told to."""
+"""Lifetime of a gateway: own the state directory, listen, start the manager, serve, stop when idle or by signal."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class _Life:
         self.stopping.set()
 
     async def _until_stopped(self, server: GatewayServer, manager: ManagerProtocol, idle_exit_s: float) -> None:
-        """Until a signal, or until nothing was asked for `idle_exit_s` and there is no sandbox to look after."""
+        """Wait for a signal, or for `idle_exit_s` without a request and without a sandbox."""
         while not self.stopping.is_set():
             idle_s = time.monotonic() - server.last_request_at
             if idle_exit_s and not server.busy and manager.sandbox_count() == 0 and idle_s >= idle_exit_s:
@@ -146,7 +146,7 @@ class _Life:
                 await asyncio.wait_for(self.stopping.wait(), wait_s)
 
     async def _leave(self, server: GatewayServer) -> None:
-        """Nobody is lost: under the start lock the socket goes, and whoever connected before that is still served."""
+        """Remove the sockets under the start lock, and serve every client that connected before."""
         await server.stop_accepting()
         lock = sync.StartLock()
         await asyncio.to_thread(lock.__enter__)
@@ -162,7 +162,7 @@ class _Life:
         await server.finish(GRACE_S)
 
     def _warnings(self) -> list[str]:
-        """A mistake in the agent's sections keeps no gateway from starting, as mending the file is enough; nobody need find it by a failed create."""
+        """Report a mistake in the agent's sections, which stops create_sandbox but not the gateway."""
         problem = self.settings.agent_problem()
         return [] if problem is None else [f"create_sandbox would fail: {'; '.join(problem.splitlines())}"]
 
@@ -213,7 +213,7 @@ def _listeners(chosen: ServeOptions, bind_addr: str | None) -> list[Listener]:
             listen.unlink_own(listener)
             listener.socket.close()
         if chosen.listen_fd is not None and found:
-            found[0].socket.detach()  # those who wait there are still told why
+            found[0].socket.detach()  # clients that wait there still get the reason
         raise
     return found
 

@@ -77,7 +77,7 @@ class GatewayServer:
             asyncio.get_running_loop().remove_reader(listener.socket)
 
     def take_pending(self) -> None:
-        """Serve what stands in the backlogs; called once nobody can join them any more."""
+        """Serve the connections in the backlogs; called when no client can connect any more."""
         for listener in self.listeners:
             with contextlib.suppress(OSError):
                 while True:
@@ -85,7 +85,7 @@ class GatewayServer:
                     self._admit(connected)
 
     async def finish(self, grace_s: float) -> None:
-        """Let requests in flight end; those that do not are told that the gateway stops."""
+        """Wait at most `grace_s` for requests in flight, then answer the rest with the error that the gateway stops."""
         until = time.monotonic() + grace_s
         for connected in list(self._silent):
             self._spoke(connected, None)
@@ -169,7 +169,7 @@ class GatewayServer:
             self._read(LineSocket(connected, received), until)
         elif self._in_use >= self._max_connections:
             task = asyncio.create_task(self._refuse(connected))
-            self._refusing.add(task)  # asyncio holds tasks weakly; this one is nobody else's
+            self._refusing.add(task)  # keep a reference: asyncio has only weak ones (asyncio.create_task)
             task.add_done_callback(self._refusing.discard)
         elif not self._relay.take(self, connected, request, len(received)):
             self._spawn(self._serve(LineSocket(connected), request))
@@ -327,7 +327,7 @@ class GatewayServer:
 
 
 class _Frames:
-    """Progress of one request, in order; it may be told from any thread, and a client that does not read delays no one but itself."""
+    """Progress of one request, in order. `put` may be called in any thread; a client that does not read delays only itself."""
 
     def __init__(self, line: LineSocket) -> None:
         self._line = line
@@ -336,7 +336,7 @@ class _Frames:
         self._sender = asyncio.create_task(self._send())
 
     def put(self, message: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended: no client is left
             self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
 
     async def flush(self) -> None:

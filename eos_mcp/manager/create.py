@@ -50,15 +50,20 @@ class Creation:
 
     @contextlib.asynccontextmanager
     async def paused(self) -> AsyncGenerator[None]:
-        """For as long as the block runs none begins.
+        """Block new creations while the block runs.
 
         Raises:
-            OperationError: server_busy, reason creating: one is under way, and nobody else knows yet what it uses.
+            OperationError: server_busy, reason creating: a creation is running, and no record names yet what it uses.
         """
         async with self._pause:
             if self._under_way:
                 details = {"creating": self._under_way, "retryable": True}
-                raise OperationError(SERVER_BUSY, "sandboxes are being created: try again", details, reason="creating")
+                raise OperationError(
+                    SERVER_BUSY,
+                    "sandboxes are being created, and nothing was changed: try again when they are ready",
+                    details,
+                    reason="creating",
+                )
             yield
 
     async def create(
@@ -86,7 +91,7 @@ class Creation:
             self._under_way -= 1
 
     def _make_caches(self) -> None:
-        """Before anything lies in them: what is not there cannot be hidden by other gateways."""
+        """Create the cache directories early: local sessions of other gateways can only hide existing paths."""
         missing = [path for path in (paths.cache_dir(), self.manager.bases) if not os.path.isdir(path)]
         if missing:
             with contextlib.suppress(OSError):  # the copy says what is wrong with them
@@ -177,7 +182,7 @@ class Creation:
             recover.settle(os.path.realpath(workspace), self.manager.exports.guards.journals)
 
     def _agent_sections(self, provider: Provider) -> tuple[bytes, dict[str, Any]]:
-        """The agent's configuration, read anew for each call.
+        """Read the agent's configuration, again for each call.
 
         Raises:
             OperationError: operation_failed, reason config_invalid, naming file, key and line.

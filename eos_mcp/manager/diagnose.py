@@ -1,4 +1,4 @@
-"""What a caller is told whose request broke off: its sandbox was destroyed, is gone, or only its agent ended."""
+"""Diagnose a request that broke off: the sandbox was destroyed, is gone, or only its agent ended."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _answers(record: SandboxRecord, found: FoundSandbox) -> bool:
 
 
 async def _only_its_agent(manager: ManagerParts, record: SandboxRecord) -> bool:
-    """Whether the sandbox is still there, once that is certain; a container comes back by itself."""
+    """Wait until it is certain, then return True when the sandbox still exists; a container restarts by itself."""
     provider = manager.provider(record.provider)
     while True:
         found: FoundSandbox | None = await manager.run(provider.find, record)

@@ -86,12 +86,12 @@ class Fleet:
 
 
 def counted_outside(record: SandboxRecord) -> bool:
-    """Does an engine count what it uses?"""
+    """Return True when a container engine counts the sandbox's resources."""
     return record.provider == "docker"
 
 
 def second_best(availability: str) -> str:
-    """Of an agent's own samples where an engine's were wanted."""
+    """Availability of an agent's own samples in place of an engine's."""
     return "partial" if availability == "available" else availability
 
 

@@ -183,9 +183,9 @@ class Manager:
         """Where the agent of a ready sandbox listens.
 
         Args:
-            refresh: look anew: a container's ports after a restart; a dead local agent is started again.
+            refresh: ask the provider: ports change when a container restarts; a dead local agent is started again.
         Raises:
-            OperationError: invalid_request: unknown, not ready, or without an endpoint; internal_error when looking anew failed.
+            OperationError: invalid_request: unknown, not ready, or without an endpoint; internal_error when the provider failed.
         """
         await self._settled(sandbox_id)
         record = self.registry.get(sandbox_id)
@@ -201,7 +201,7 @@ class Manager:
         return target
 
     def target_at_hand(self, sandbox_id: str) -> AgentAddress | None:
-        """What `target` gives without waiting for anything and without an error; None: ask that."""
+        """Return the result of `target` when that needs no wait; None: call `target`."""
         record = self.registry.find(sandbox_id)
         if record is None or record.state != "ready" or record.daemon is None:
             return None
@@ -227,7 +227,7 @@ class Manager:
         return len(self.registry)
 
     def backends(self) -> dict[str, Any]:
-        """What is known of each provider: `problem` is what it said last, None while nothing spoke against it."""
+        """State of each provider; `problem` is its last error, None without one."""
         return {name: {"problem": self._said.get(name)} for name in self.providers}
 
     def provider(self, name: str) -> Provider:
@@ -250,7 +250,7 @@ class Manager:
             await asyncio.wait(tasks, timeout=SETTLE_S)
 
     async def _refresh(self, record: SandboxRecord) -> None:
-        """One look at a time per sandbox; everybody who asks meanwhile gets its outcome."""
+        """Ask the provider; concurrent callers for one sandbox share one request."""
         task = self._refreshing.get(record.id)
         if task is None:
             task = asyncio.create_task(self.run(self.provider(record.provider).revive, record))
@@ -279,13 +279,13 @@ class Manager:
         for record in known:
             await self._reconcile_one(record, adopted.pop(record.id, None))
         for record in adopted.values():
-            if self.registry.find(record.id) is None:  # it may have been created meanwhile
+            if self.registry.find(record.id) is None:  # it may have been created during the await
                 log("adopted", sandbox_id=record.id, provider=name)
                 self.registry.put(record)
 
     async def _reconcile_one(self, record: SandboxRecord, alive: SandboxRecord | None) -> None:
         if self.registry.find(record.id) is not record:
-            return  # somebody acted on it meanwhile
+            return  # another call changed it during the await
         if record.state in ("creating", "stopped"):
             log("removing_half_made", sandbox_id=record.id)
             try:
@@ -373,8 +373,9 @@ class Manager:
         return result
 
     async def _would_discard(self, record: SandboxRecord, request_id: str, *, exactly: bool) -> dict[str, Any] | None:
-        """What is not on the host and goes with the sandbox: published layers, open sessions, drafts, dead sessions whose work is no draft.
-        None when its agent does not answer.
+        """Work that a destroy would discard: unexported layers, open sessions, drafts, dead sessions that are not drafts.
+
+        None when the agent does not answer.
 
         `unpublished`: `paths`, their `count`, `bytes` and `truncated` are of the sessions; each of its `drafts` and `dead_sessions` has figures
         of its own.
@@ -460,7 +461,11 @@ class Manager:
         op = "squash_layerstack"
         reply = await self.forwarder.request(record.id, op, {}, request_id=request_id, timeout_s=None)
         if is_error(reply) and reply["error"].get("kind") == UNKNOWN_OP:
-            details = {"sandbox_id": record.id, "daemon_op": op, "hint": "create the sandbox anew"}
+            details = {
+                "sandbox_id": record.id,
+                "daemon_op": op,
+                "hint": "its work is kept: create another sandbox for new work, and save this one's (export_changes, file_read) before you destroy it",
+            }
             raise OperationError(OPERATION_FAILED, f"the agent of sandbox {record.id} is too old for {op}", details, reason="agent_too_old")
         return reply
 
@@ -541,7 +546,7 @@ def _refuse_unpublished(record: SandboxRecord, found: dict[str, Any] | None) -> 
         details = {"sandbox_id": record.id, "unpublished": work, "hint": f"{hint}; without if_clean all of it is thrown away"}
         message = f"sandbox {record.id} has unpublished work or running commands: {len(work['sessions'])} sessions, {len(drafts)} drafts"
         if dead:
-            message += f", {len(dead)} dead sessions whose work is no draft"
+            message += f", {len(dead)} dead sessions whose work is not a draft"
         raise OperationError(OPERATION_FAILED, message, details, reason="unpublished_work")
 
 

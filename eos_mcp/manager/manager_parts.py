@@ -1,4 +1,4 @@
-"""What creation, diagnosis and the watch over hung agents use of the manager, as a protocol: they do not import it."""
+"""Parts of the manager that creation, diagnosis and the watch over hung agents use, as a protocol: they do not import it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine counts of each ready sandbox, asked every few seconds by a thread of its own and kept in a ring per sandbox."""
+"""Resource samples of each ready sandbox, read from the engine by a thread and kept in a ring per sandbox."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from eos_mcp.record.sample_ring import EngineSample, Ring
 
 COUNTERS = ("cpu_usec", "io_rbytes", "io_wbytes")
 POINTS_MAX = 500
-"""Of one answer."""
+"""Limit of points in one answer."""
 STALE_MS = 10_000
 REST_S = 30.0
-"""How long an engine is not asked again about a container of which it counts nothing."""
+"""Seconds before an engine is asked again about a container that it does not count."""
 NOTHING = "the engine counts nothing of this sandbox"
 OFF = "resource samples are switched off (observability.resource_stats.enabled)"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -81,7 +81,7 @@ class Metrics:
         with self._lock:
             now = next((each for each in self._records() if each.id == record.id), None)
             if now is None or now.state != "ready":
-                return  # it was destroyed meanwhile, and its ring with it
+                return  # it was destroyed, and its ring with it
             try:
                 os.makedirs(self._directory, mode=0o700, exist_ok=True)
                 self._ring(record.id).add(sample)
@@ -138,7 +138,7 @@ class Metrics:
 
 
 def _chosen(config: Config) -> Observability:
-    """What the document says; one that is wrong is told by the creation of a sandbox, and until then it is as if it said nothing."""
+    """Return the section of the configuration; defaults for an invalid file, which create_sandbox reports."""
     try:
         return config.observability
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What creations left behind that no sandbox uses any more: shared volumes, copies of workspaces, runtimes. Found, then removed if asked to.
+"""Find, and remove on request, what no sandbox uses any more: shared volumes, copies of workspaces, runtimes.
 
 A cache may serve several gateways. Each notes in `<cache>/<root_hash>/users/` that it uses a base, and where its registry is; a base goes when no
 registry of those names it. A runtime goes when no process runs from it. A volume is asked of the engine, which knows who has it mounted.
@@ -30,7 +30,7 @@ _BUILDING = re.compile(r"\.building-(\d+)-[0-9a-f]+")
 
 
 class Item(NamedTuple):
-    """Something that nobody uses. `kind`: volume, base, runtime, or scrap (what a killed copy left); size None: not known."""
+    """Unused item. `kind`: volume, base, runtime, or scrap (left by a killed copy); size None: unknown."""
 
     kind: str
     name: str
@@ -50,10 +50,10 @@ class Places(NamedTuple):
 
 
 class Engine(Protocol):
-    """What is asked of the Docker provider."""
+    """Part of the Docker provider that pruning uses."""
 
     def unused_volumes(self) -> list[str]:
-        """Shared volumes of this gateway's own making that no container has."""
+        """List shared volumes that this gateway made and no container mounts."""
         ...
 
     def remove_volume(self, name: str) -> None:
@@ -109,7 +109,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def find(bases: str, bundles: str, registry_path: str, used: Iterable[str]) -> list[Item]:
-    """What could go of both caches.
+    """Find removable items of both caches.
 
     Args:
         used: root hashes that this gateway's own records name. No creation of it may be under way.
@@ -119,7 +119,7 @@ def find(bases: str, bundles: str, registry_path: str, used: Iterable[str]) -> l
 
 
 def remove(item: Item) -> None:
-    """All of it or nothing: the name goes first, so that nobody takes half of it for the whole.
+    """Rename an item away, then delete it, so that no reader sees a part under its name.
 
     Raises:
         OSError: it is still there, or some of it is, as scrap for the next time.
@@ -148,7 +148,7 @@ def _users(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _may_use(file: str, registry_path: str, root_hash: str) -> bool:
-    """Whether a gateway uses a base, or may be about to; one whose registry cannot be read does."""
+    """Return True when a gateway uses a base or may soon; an unreadable registry counts as use."""
     with contextlib.suppress(OSError):
         if time.time() - os.stat(file).st_mtime < SETTLING_S:
             return True

@@ -1,4 +1,7 @@
-"""Which directories of the machine the calls of one MCP server may touch: what its command line names, else its client, else where it was started."""
+"""Directories of the host that calls of one MCP server may touch.
+
+Taken from its command line, else from the roots of its client, else the working directory.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,18 @@ FOR_A_PERSON = {
     "with_git": "with_git",
     "on_conflict": "allow_overwrite",
 }
-"""Arguments that lower a guard, each with the flag of the server's command line that lets a model give it. Of `on_conflict` it is `overwrite` alone."""
+"""Arguments that lower a guard, each with the server flag that lets a model pass it. `on_conflict`: `overwrite` only."""
 ASK_S = 5.0
 ROOTS_MAX = 256
 SEEN_MAX = 4096
-"""Different roots of one client that are remembered; later ones count only if they need no resolving."""
+"""Limit of remembered roots of one client; a later root is used unresolved."""
 
 
 def carried(options: ServerOptions, name: str, args: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
-    """The arguments as the gateway gets them, with this server's bounds.
+    """Return the arguments for the gateway, with the directories that this server allows.
 
     Raises:
-        OperationError: invalid_request: an argument that a person alone gives.
+        OperationError: invalid_request, reason for_a_person: an argument that only a person may pass.
     """
     if name not in BOUND:
         return dict(args)
@@ -48,22 +51,27 @@ def carried(options: ServerOptions, name: str, args: Mapping[str, Any], roots: S
         if not given or (guard == "on_conflict" and given != "overwrite") or flag in options.allowed:
             continue
         what = guard if given is True else f"{guard} {given}"
-        hint = f"a person may start the server with --{flag.replace('_', '-')}, or make the call with the command line"
+        hint = f"ask the user: they can start the server with --{flag.replace('_', '-')}, or make this call with the command line"
         raise OperationError(
-            INVALID_REQUEST, f"{what} is not for a model to give", {"argument": guard, "hint": hint}, reason="for_a_person"
+            INVALID_REQUEST,
+            f"{name} was not called: this server does not let a model pass {what}",
+            {"argument": guard, "hint": hint},
+            reason="for_a_person",
         )
     found = {**args, **({"allow_sensitive": True} if "allow_sensitive" in options.allowed else {})}
     return found if roots is None else {**found, "allowed_roots": list(roots)}
 
 
 def by_command_line(options: ServerOptions) -> list[str] | None:
-    """What `--root` names, as it is when the server starts; None: nothing."""
+    """Directories of `--root`, resolved when the server starts; None without `--root`."""
     return settled([(os.path.abspath(root), os.path.realpath(root)) for root in options.roots]) if options.roots else None
 
 
 def settled(roots: Sequence[tuple[str, str]]) -> list[str]:
-    """What roots, each with what it leads to, bound: without those that are a symlink in another root which leads out of that one. An export
-    into the other may have made it, and it would bound nothing after the next start.
+    """Return the targets of roots, given as (path, target).
+
+    A root that is a symlink inside another root and leads out of it is left out: an export into the other root
+    may have created the symlink, which would allow any directory after the next start.
     """
     out: list[str] = []
     for path, real in roots:
@@ -71,7 +79,10 @@ def settled(roots: Sequence[tuple[str, str]]) -> list[str]:
         around = [other for _, other in roots if other != real and inside(named, [other]) and not inside(real, [other])]
         if around:
             log.warning(
-                "root %s is left out: it lies in the root %s and leads to %s; name that itself if it is meant", path, around[0], real
+                "root %s is ignored: it is a symlink in the root %s and leads to %s; to allow that directory, name it as a root",
+                path,
+                around[0],
+                real,
             )
         else:
             out.append(real)
@@ -79,13 +90,14 @@ def settled(roots: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def bounded(options: ServerOptions) -> bool:
-    """The reference's program has no bounds unless its command line names some."""
+    """Return True when calls are limited to directories: always for eos-mcp, with `--root` for sandbox-mcp."""
     return options.program == EOS or bool(options.roots)
 
 
 class Resolved:
-    """What the roots of a client led to when they were first seen. A symlink that takes the place of one later, as an export into the root
-    that holds it may bring, leads nowhere: the root is the directory that it was.
+    """Targets of a client's roots when they were first seen.
+
+    A root that an export later replaces by a symlink keeps its first target.
     """
 
     def __init__(self) -> None:
@@ -98,7 +110,7 @@ class Resolved:
 
 
 async def asked(ctx: ServerRequestContext[Any], options: ServerOptions, resolved: Resolved) -> list[str]:
-    """The client's roots, when it has some and speaks over this process' own pipes; else the working directory."""
+    """Ask a stdio client for its roots; without an answer, return the working directory."""
     if options.transport == "stdio":
         found = await _clients(ctx)
         if found is not None:
@@ -107,7 +119,7 @@ async def asked(ctx: ServerRequestContext[Any], options: ServerOptions, resolved
 
 
 def where_started() -> list[str]:
-    """The working directory, unless it is too wide to be a project: the root, or a directory that holds a home."""
+    """Return the working directory, or nothing when it is `/` or contains the home directory."""
     try:
         here = os.getcwd()
     except OSError:
@@ -116,7 +128,7 @@ def where_started() -> list[str]:
 
 
 async def _clients(ctx: ServerRequestContext[Any]) -> list[str] | None:
-    """None: the client has no roots, or does not say them."""
+    """Return the client's roots; None when it has no such capability or did not answer."""
     capabilities = ctx.session.client_capabilities
     if capabilities is None or capabilities.roots is None or not ctx.session.can_send_request:
         return None

@@ -1,8 +1,8 @@
 """Both protocol eras on one pipe.
 
-The SDK locks a pipe to the era of its first request. A client that probes with `server/discover` and falls back to `initialize` would be
-refused. So each era has a lane, a `Server.run` over streams in memory, made when first needed; a request says itself where it belongs.
-Plain calls of tools go past both (express.py).
+The SDK locks a pipe to the era of its first request, so it would refuse a client that probes with
+`server/discover` and falls back to `initialize`. Here each era has a lane, a `Server.run` over streams in memory,
+made when first needed; the envelope of a request names its era (MCP specification, versioning).
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from mcp.server.lowlevel import Server
 from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.message import SessionMessage
 
-from eos_mcp.mcp.express import Express
 from eos_mcp.mcp.handshake import VERSION_KEY
 from eos_mcp.mcp.server_options import MAX_MESSAGE_BYTES
-from eos_mcp.mcp.tools import Tools
 
 log = logging.getLogger("eos.mcp")
 
@@ -35,24 +33,26 @@ RequestId = str | int
 
 
 class Lanes:
-    """Takes lines as the client wrote them, hands out lines for it. All methods belong to the event loop's thread.
+    """Lines of the client to the SDK, and messages of the SDK to the client. Called in the event loop's thread only.
 
-    A line that is no valid message is answered with an error that carries its id, where one can be made out, and is logged otherwise:
-    an answer without id upsets strict clients, and no answer leaves a caller waiting for good.
+    An invalid message is answered with an error that carries its id; it is logged when the id cannot be read,
+    since strict clients fail on an answer without id, and a request without answer blocks its caller.
     """
 
-    def __init__(self, server: Server[Any], tasks: anyio.abc.TaskGroup, write: Callable[[bytes], None], tools: Tools | None = None) -> None:
-        """`tools`: those of `server`, when plain calls of them may go past it."""
+    def __init__(self, server: Server[Any], tasks: anyio.abc.TaskGroup, write: Callable[[bytes], None]) -> None:
         self._server, self._tasks, self._write = server, tasks, write
-        self._express = None if tools is None else Express(tools, tasks, self._send_own)
-        self._handshakes: set[RequestId] = set()  # ids of `initialize` without an answer
         self._lanes: dict[str, MemoryObjectSendStream[SessionMessage | Exception]] = {}
         self._open: Counter[RequestId] = Counter()  # requests that will get an answer and have none yet
         self._answered: set[RequestId] = set()  # requests whose answer went out before the SDK was there
         self._idle = anyio.Event()
 
     def take(self, line: bytes, *, answered: RequestId | None = None) -> None:
-        """One line. `answered`: the id of a request that has its answer already; the SDK sees it, and what it says is dropped."""
+        """Pass one line on.
+
+        Args:
+            answered: id of a request that was answered from the handshake table; the SDK gets the request, and
+                its own answer is discarded.
+        """
         if not line.strip():
             return
         try:
@@ -65,16 +65,16 @@ class Lanes:
         self._route(message)
 
     def too_long(self, head: bytes, tail: bytes) -> None:
-        """A line above the limit, of which the beginning and the end were kept."""
+        """Refuse a line above the limit, of which the first and the last bytes were kept."""
         request_id = _id_at_edge(head, tail)
         message = f"the message is longer than {MAX_MESSAGE_BYTES} bytes"
         if request_id is None:
-            log.warning("dropped a line: %s, and its id is out of reach", message)
+            log.warning("dropped a line: %s, and its id could not be read", message)
         else:
             self._error(request_id, types.INVALID_REQUEST, message, {"limit": MAX_MESSAGE_BYTES})
 
     async def idle(self) -> None:
-        """Returns when every request so far is answered."""
+        """Wait until every request so far is answered."""
         while self._open:
             self._idle = anyio.Event()
             await self._idle.wait()
@@ -85,17 +85,11 @@ class Lanes:
             cancelled = (message.params or {}).get("requestId")
             if isinstance(cancelled, (str, int)):
                 self._settled(cancelled)
-                if self._express is not None:
-                    self._express.cancel(cancelled)
             for lane in self._lanes.values():
                 lane.send_nowait(item)
             return
         if isinstance(message, types.JSONRPCRequest):
             self._open[coerce_request_id(message.id)] += 1
-            if self._express is not None and self._express.take(message):
-                return
-            if message.method == "initialize":
-                self._handshakes.add(message.id)
         self._lane(_era(message)).send_nowait(item)
 
     def _lane(self, era: str) -> MemoryObjectSendStream[SessionMessage | Exception]:
@@ -116,32 +110,19 @@ class Lanes:
         answers = message.id if isinstance(message, (types.JSONRPCResponse, types.JSONRPCError)) else None
         if answers is not None:
             self._settled(answers)
-            if answers in self._handshakes:
-                self._handshakes.discard(answers)
-                if self._express is not None and isinstance(message, types.JSONRPCResponse):
-                    self._express.negotiated(message.result.get("protocolVersion"))
             if answers in self._answered:
                 self._answered.discard(answers)
                 if isinstance(message, types.JSONRPCError):
-                    log.warning("the SDK refused an opening request that was answered: %s", message.error.message)
+                    log.warning("the SDK refused an opening request that was already answered: %s", message.error.message)
                 return
         try:
             line = message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-        except ValueError as error:  # text that is no Unicode
+        except ValueError as error:  # text that is not Unicode
             log.error("dropped an outgoing message: %s", error)
             if answers is not None:
                 self._error(answers, types.INTERNAL_ERROR, "the result cannot be written as JSON")
             return
         self._write(line + b"\n")
-
-    def _send_own(self, message: types.JSONRPCMessage | bytes, answers: RequestId | None) -> None:
-        """What the express has for the client."""
-        if not isinstance(message, bytes):
-            self._send(message)
-            return
-        if answers is not None:
-            self._settled(answers)
-        self._write(message + b"\n")
 
     def _settled(self, request_id: RequestId) -> None:
         key = coerce_request_id(request_id)  # the SDK takes 7 and "7" for one id, also in a cancellation
@@ -183,7 +164,7 @@ class Lanes:
 
 
 def _era(message: types.JSONRPCMessage) -> str:
-    """An enveloped request is modern, but for `initialize`, which only the handshake has; everything else belongs to the handshake."""
+    """`MODERN` for a message with an envelope, except `initialize`, which only the handshake era has; else `LEGACY`."""
     if not isinstance(message, (types.JSONRPCRequest, types.JSONRPCNotification)) or message.method == "initialize":
         return LEGACY
     meta = (message.params or {}).get("_meta")
@@ -205,7 +186,7 @@ _TAIL = re.compile(rb',\s*"id"\s*:\s*(-?\d{1,18}|"[^"\\]{0,200}")\s*(?:,\s*"json
 
 
 def _id_at_edge(head: bytes, tail: bytes) -> RequestId | None:
-    """The id of a message that cannot be parsed as a whole, when it stands first or last, where clients write it."""
+    """Id of a message that cannot be parsed as a whole, when it is the first or the last member, as clients write it."""
     found = _HEAD.match(head) or _TAIL.search(tail)
     if found is None:
         return None

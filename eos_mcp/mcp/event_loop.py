@@ -1,4 +1,4 @@
-"""The event loop's side of the stdio runner: what the reader delivers goes to the lanes, until the end begins. Imports the SDK."""
+"""Event loop of the stdio runner: pass the reader's lines to the lanes until the shutdown begins. Imports the SDK."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eos_mcp.mcp.stdio import DRAIN_S, END_OF_INPUT, FAILURE, Ending, Item, Line
 
 
 def serve(app: App, reader: StdinReader, writer: Writer, ending: Ending) -> None:
-    """Runs an event loop until the end, and ends the process."""
+    """Run an event loop until the shutdown, then exit the process."""
     log_to_stderr()
     try:
         anyio.run(_serve, app, reader, writer, ending)
@@ -24,11 +24,11 @@ def serve(app: App, reader: StdinReader, writer: Writer, ending: Ending) -> None
 
 
 async def _serve(app: App, reader: StdinReader, writer: Writer, ending: Ending) -> None:
-    gc.freeze()  # what was imported stays: no collection walks the SDK again
+    gc.freeze()  # imported modules stay: no later collection walks the SDK
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     async with anyio.create_task_group() as tasks:
-        lanes = Lanes(app.server, tasks, writer.put, app.tools)
+        lanes = Lanes(app.server, tasks, writer.put)
 
         def take(item: Item) -> None:
             if isinstance(item, Line):
@@ -37,7 +37,7 @@ async def _serve(app: App, reader: StdinReader, writer: Writer, ending: Ending) 
                 lanes.too_long(item.head, item.tail)
 
         def deliver(item: Item) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to answer
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no client is left to answer
                 loop.call_soon_threadsafe(take, item)
 
         def wake() -> None:

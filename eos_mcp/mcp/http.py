@@ -27,12 +27,12 @@ from eos_mcp.mcp.server_options import MAX_MESSAGE_BYTES, ServerOptions
 
 GRACEFUL_S = 2
 BACKLOG = 256
-# Our guard stands in front of every path and knows the address that we listen on; the SDK's own check knows three names.
+# HttpGuard checks every path and knows the bound address; the SDK's own check knows three names only.
 _UNCHECKED = TransportSecuritySettings(enable_dns_rebinding_protection=False)
 
 
 def application(app: App, options: ServerOptions, token: str, door: Door) -> ASGIApp:
-    """The ASGI application of `options.transport`; `token` is what every request must bear, `door` what its connection waits at until then."""
+    """The ASGI application of `options.transport`; Every request must carry `token`; `door` limits connections that did not."""
     inner = _streamable(app) if options.transport == "http" else _sse(app)
     return HttpGuard(inner, token=token, bind_host=options.host, names=options.allow_hosts, passed=door.passed)
 
@@ -63,7 +63,7 @@ def run(options: ServerOptions, app: App | None = None) -> int:
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}/{'mcp' if options.transport == 'http' else 'sse'}"
     sys.stderr.write(f"{options.program}: listening on {where}; clients send the token in {path} as Authorization: Bearer\n")
     sys.stderr.flush()
-    # uvicorn ends in good order at these and then raises them again; the second time they mean nothing any more.
+    # uvicorn shuts down at these signals and then raises them again: ignore the second ones.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     signal.signal(signal.SIGINT, lambda _number, _frame: None)
     server.run(sockets=[listener])
@@ -85,13 +85,13 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        hint = "; another program listens there: choose another --port, 0 for any" if error.errno == errno.EADDRINUSE else ""
+        hint = "; another program listens there: choose another --port, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
         raise OperationError(CONFIG_ERROR, f"cannot listen on {host} port {port}: {error.strerror or error}{hint}") from None
     return sock
 
 
 class _Server(uvicorn.Server):
-    """Marks the tools as closing before open requests are cut off, so that commands go on in their sandboxes."""
+    """Server that marks the tools as closing before it cuts off requests, so that their commands continue."""
 
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)

@@ -1,7 +1,7 @@
-"""What every HTTP request must pass before the protocol sees it: Host, Origin, bearer token. Pure ASGI, one check for every path.
+"""ASGI middleware: check Host, Origin and bearer token of each HTTP request before MCP reads it.
 
-Host and Origin are checked whatever address is bound: a web page whose name was made to resolve to this machine (DNS rebinding) sends its own
-name. An address that is written as a number cannot be such a name; names are taken from a list.
+Host and Origin are checked for any bound address: a web page whose name resolves to this machine (DNS rebinding)
+sends its own name. A numeric address cannot be such a name; other names must be in a list.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class HttpGuard:
-    """421 for a Host that is not ours, 403 for an Origin that is not, 401 without the token; else the inner application."""
+    """Answers 421 for a foreign Host, 403 for a foreign Origin, 401 without the token; else calls the inner application."""
 
     def __init__(
         self, inner: ASGIApp, *, token: str, bind_host: str, names: Sequence[str] = (), passed: Callable[[Any], None] | None = None
     ) -> None:
-        """`passed` is told the peer, address and port, of each request that is let through."""
+        """
+        Args:
+            passed: called with the peer (address, port) of each accepted request.
+        """
         self._inner = inner
         self._passed = passed
         self._token = token.encode()
@@ -51,7 +54,7 @@ class HttpGuard:
     def _judge(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str]:
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._ours(hosts[0].decode("latin-1")):
-            return 421, "this Host is not served here; a further name is allowed with --allow-host"
+            return 421, "this server does not serve that Host; start it with --allow-host NAME to allow the name"
         for origin in (value.decode("latin-1") for name, value in headers if name == b"origin"):
             scheme, separator, rest = origin.partition("://")
             if not separator or scheme not in ("http", "https") or not self._ours(rest):

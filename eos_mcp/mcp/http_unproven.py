@@ -1,4 +1,7 @@
-"""Connections of MCP over HTTP that have not shown the token yet: for a bounded time, in a bounded number, and never in the way of one that has."""
+"""Limits on HTTP connections that did not send the token yet, in time and number.
+
+Authenticated connections are not counted and not closed.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S = 10.0
-"""From the connect to a request whose token is right."""
+"""Seconds between connect and the first request with the right token."""
 STRANGERS = 256
 PER_PEER = 128
-"""Of one address, where several are heard: the oldest of that address goes first."""
+"""Limit for one address; above it, the oldest connection of that address is closed."""
 
 
 class Door:
-    """Of one server. A connection passes with its first request that the guard lets through, and is counted no more."""
+    """Unauthenticated connections of one server. The first accepted request of a connection removes it."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], tuple[H11Protocol, asyncio.TimerHandle]] = {}  # by the peer's address and port, oldest first
@@ -37,7 +40,7 @@ class Door:
             self._turn_away(next(iter(self._waiting)))
 
     def passed(self, peer: tuple[str, int] | None) -> None:
-        """The connection from there has shown the token, or is gone."""
+        """Remove a connection that sent the token or was closed."""
         found = self._waiting.pop(peer, None) if peer is not None else None
         if peer is not None and found is not None:
             found[1].cancel()
@@ -51,7 +54,7 @@ class Door:
         connection.transport.abort()
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """What uvicorn makes for each connection."""
+        """Return the class that uvicorn instantiates for each connection."""
         door = self
 
         class UnprovenConnection(H11Protocol):

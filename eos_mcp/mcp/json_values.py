@@ -1,4 +1,4 @@
-"""Reading a reply whose shape nobody guarantees: JSON that came over a wire."""
+"""Typed access to JSON that was received and may have any shape."""
 
 from __future__ import annotations
 

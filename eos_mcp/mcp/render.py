@@ -59,7 +59,7 @@ def error(failure: Object, name: str) -> str:
 
 
 def was_cut(reply: Object) -> bool:
-    """Whether the text of a command's reply leaves out a part of its output."""
+    """Return True when the text of a command's reply leaves out a part of its output."""
     return len(str(reply.get("output") or "")) > TEXT_LIMIT
 
 
@@ -306,7 +306,7 @@ def _publish(args: Object, reply: Object) -> str:
 
 
 def _after_publish(reply: Object) -> str:
-    """What became of the session: with keep_open it goes on, unless something kept it from that."""
+    """State of the session after a publish: open with keep_open, unless that failed."""
     if reply.get("kept_open"):
         address = f", address {reply['address']}" if reply.get("address") else ""
         return f"goes on, base version {reply.get('base_version')}{address}"
@@ -340,9 +340,9 @@ _dead_sessions = _table("dead_sessions", ("workspace_session_id", "state", "trie
 
 
 def _sessions(args: Object, reply: Object) -> str:
-    """The live ones, then the dead ones whose work is no draft."""
+    """List live sessions, then dead ones whose work is not a draft."""
     dead = _dead_sessions(args, reply)
-    return _live_sessions(args, reply) + (f"\ndead, their work is no draft:\n{dead}" if dead else "")
+    return _live_sessions(args, reply) + (f"\ndead, their work is not a draft:\n{dead}" if dead else "")
 
 
 def _cell(value: object) -> str:
@@ -407,10 +407,10 @@ def _rolled_back(args: Object, reply: Object) -> str:
 
 
 _EXPORT_LISTS = {
-    "would_conflict": "changed in dest meanwhile; without on_conflict this is refused",
+    "would_conflict": "changed in dest since the copy was made; without on_conflict this is refused",
     "kept_back": "not written, dest keeps its own version of",
-    "overwritten": "changed in dest meanwhile and overwritten",
-    "unsafe": "would run by themselves on this machine; a person alone can have them written",
+    "overwritten": "changed in dest since the copy was made, and overwritten",
+    "unsafe": "would run by themselves on this machine; only a person can allow them",
 }
 
 

@@ -25,7 +25,7 @@ def rejection(found: Object) -> list[str]:
 
 
 def next_step(around: Object) -> str:
-    """What to do after a rejection; `around` is the details or the result that it stands in."""
+    """Next step after a rejection; `around` is the error's details or the result that contains it."""
     redo = "redo the listed paths on the newest version (file_read without a session shows it; file_edit without a session, or a new session, changes it)"
     draft, session = around.get("draft_id"), around.get("workspace_session_id")
     units = _units(around)
@@ -49,7 +49,7 @@ def _conflicts(around: Object) -> list[Object]:
 
 
 def _units(around: Object) -> list[str]:
-    """What can be done about each unit that both sides changed: none of its files may be redone by itself."""
+    """Next step for each unit that both sides changed: its files must be redone together."""
     units = [(conflict.get("path"), conflict.get("unit")) for conflict in _conflicts(around)]
     return [f"{path}: {unit.get('hint')}" for path, unit in units if is_object(unit)]
 

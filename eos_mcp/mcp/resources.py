@@ -1,4 +1,4 @@
-"""Resources and prompts: none, and clients that ask are told so by empty lists, not by errors."""
+"""Empty lists of resources and prompts, for clients that ask without reading the capabilities."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def input_schema(operation: Operation, *, sandbox_optional: bool = False) -> dic
 
 
 def takes_default_sandbox(operation: Operation, argument: Argument) -> bool:
-    """Whether `--sandbox-id` may stand for this argument."""
+    """Return True when `--sandbox-id` is the default of this argument."""
     return argument.name == "sandbox_id" and operation.name != "destroy_sandbox"
 
 

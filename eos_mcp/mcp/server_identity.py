@@ -1,4 +1,4 @@
-"""Who the server says it is: name, title, version and the workflow text of each tool set. Standard library only."""
+"""Identity of the server: name, title, version and the instructions of each tool set. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final, Literal, NamedTuple
 from eos_mcp import __version__
 from eos_mcp.mcp.server_options import EOS, ServerOptions
 
-# How long a client may keep a list or a discovery answer: they are fixed while the process lives.
+# Milliseconds that a client may cache a list or a discovery answer, which never change in one process.
 CACHE_TTL_MS = 3_600_000
 CACHE_SCOPE: Final[Literal["public"]] = "public"
 
 
 class ServerIdentity(NamedTuple):
-    """What an opening answer says of the server."""
+    """Fields of a handshake answer that describe the server."""
 
     name: str
     title: str
@@ -22,7 +22,7 @@ class ServerIdentity(NamedTuple):
 
 
 def identity(options: ServerOptions) -> ServerIdentity:
-    """The identity that goes with this command line."""
+    """Identity for this command line."""
     title = "eos sandboxes" if options.program == EOS else "EphemeralOS Sandbox MCP"
     text = INSTRUCTIONS[options.tool_set]
     if options.sandbox_id is not None:
@@ -33,7 +33,7 @@ def identity(options: ServerOptions) -> ServerIdentity:
 _WORK = """\
 A sandbox holds a project as immutable layers. Sessions are private writable views; publishing adds a layer, all or nothing.
 - One-off: exec_command without workspace_session_id publishes what the command changed when it ends; file_write and file_edit publish at once.
-- Several steps: create_workspace_session, pass its id to exec_command and file_*; nobody else sees it until publish_workspace_session.
+- Several steps: create_workspace_session, pass its id to exec_command and file_*; its changes stay private until publish_workspace_session.
 - status "running": go on with read_command_lines or write_command_stdin and command_session_id. No output is lost.
 - A rejected publish changes nothing and loses nothing: the result lists each conflict. Redo all your changes on the newest version (file_edit \
 without a session, or a new session), then drop the old session; the draft that a one-off command left may stay.\
@@ -50,8 +50,8 @@ INSTRUCTIONS = {
     "management": """\
 A sandbox holds a copy of a host folder as immutable layers, where coding agents work side by side.
 - list_docker_images shows the images that create_sandbox takes; workspace_root is an absolute host path.
-- The host's files change only by export_changes, which writes published work, not that of open sessions. What the user changed there \
-meanwhile it refuses (ask; on_conflict keep is safe), a repository's .git stays the user's.
+- The host's files change only by export_changes, which writes published work, not that of open sessions. It refuses to replace what the \
+user changed there (ask; on_conflict keep is safe) and leaves a repository's .git as it is.
 - destroy_sandbox removes everything that was not exported.""",
     "observability": "Read-only views of sandboxes. Begin with snapshot: without sandbox_id it covers all of them.",
     "all": f"{_WORK}\n{_PLACE}",

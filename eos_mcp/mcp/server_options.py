@@ -16,7 +16,7 @@ SANDBOX = "sandbox-mcp"
 
 
 class ServerOptions(NamedTuple):
-    """What the command line says; defaults filled in."""
+    """Options of the command line, with defaults filled in."""
 
     program: str = EOS
     tool_set: str = "agent"
@@ -35,7 +35,7 @@ class ServerOptions(NamedTuple):
 
 
 class ServerUsageError(Exception):
-    """The command line makes no sense; the text says why."""
+    """The command line is invalid; the text says why."""
 
 
 class HelpShown(Exception):
@@ -58,10 +58,10 @@ The MCP server of eos: layer-stacked sandboxes for coding agents. A client start
         a directory below which create_sandbox may copy and export_changes may write; may be repeated
         (default: {"none named: everything but sensitive places" if demanded else "the roots that the client names, else the working directory"})
   --allow-sensitive, --allow-unsafe, --keep-setuid, --allow-overwrite, --with-git
-        what a call of a model may not ask for by itself: homes, ~/.ssh, /etc and the like; exports that run by themselves; setuid bits;
-        exports over what was changed in their destination (on_conflict overwrite), or over its .git
+        let models ask for: homes, ~/.ssh, /etc and the like; exports of files that run by themselves; setuid bits;
+        exports over files changed in the destination (on_conflict overwrite); exports over its .git
   --gateway-endpoint URI, --gateway-socket URI
-        unix:/path or tcp://host:port; default: the socket of this user's gateway, started when nobody listens
+        unix:/path or tcp://host:port; default: the socket of this user's gateway, started when none is running
   --gateway-auth-token TOKEN
         discouraged, since other users can see it: set SANDBOX_GATEWAY_AUTH_TOKEN or SANDBOX_GATEWAY_TOKEN_FILE
   --timeout-s SECONDS
@@ -71,10 +71,10 @@ The MCP server of eos: layer-stacked sandboxes for coding agents. A client start
   --host ADDRESS, --port PORT
         where http and sse listen (default 127.0.0.1 and 8765; port 0: any)
   --token-file FILE
-        http and sse: one line, the bearer token that clients must send; made, with a random token, when it does not exist
+        http and sse: file with one line, the bearer token that clients must send; created with a random token when missing
         (default: mcp.token in the state directory)
   --allow-host NAME
-        http and sse: a further name that clients may use in the Host header; may be repeated
+        http and sse: another name that clients may use in the Host header; may be repeated
   --version, --help
 
 A message may have at most {MAX_MESSAGE_BYTES // (1024 * 1024)} MiB on every transport.

@@ -1,8 +1,8 @@
-"""The stdio runner. Imported before anything else, and imports little: the first answer may not wait for the SDK.
+"""The stdio runner. Imported first, and imports little: the first answer must not wait for the SDK.
 
 Two threads carry the bytes, so that no pool of the event loop can stall them: one reads lines, one writes them; a third takes signals, since
 the main thread sees one that comes just before it begins to wait only when something else ends the wait. Until the SDK is there the
-reader answers opening requests from a table (opening.py) and keeps the rest. Descriptors 0 and 1 are moved away first and replaced by the null
+reader answers handshakes from a table (handshake.py) and keeps the rest. Descriptors 0 and 1 are moved away first and replaced by the null
 device and standard error: what a library prints, or a child reads, does not touch the protocol.
 
 The end: end of input, a broken output, SIGTERM and SIGINT all end the process within three seconds, whatever a thread or the loop is stuck in.
@@ -78,7 +78,7 @@ class Writer:
         self._lines.put(line)
 
     def finish(self, timeout_s: float) -> None:
-        """Everything put so far is written, or the time is over: a client that does not read holds nobody up."""
+        """Wait until queued lines are written, at most `timeout_s`: a client that does not read must not block the exit."""
         self._lines.put(None)
         self._thread.join(timeout_s)
 
@@ -151,7 +151,7 @@ def _skip(file: _LineBuffer, data: bytes) -> LongLine:
 
 
 class Ending:
-    """Why and when the process ends. `begin` may be called in any thread, any number of times; in no signal handler: it takes a lock."""
+    """Reason and start of the shutdown. `begin` may be called often, in any thread, but not in a signal handler: it locks."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -160,7 +160,7 @@ class Ending:
 
     @property
     def watched(self) -> bool:
-        """Whether somebody waits for it: until then nothing runs that would have to be tidied."""
+        """True once `on_begin` was called; before, nothing runs that needs a clean-up."""
         return self._wake is not None
 
     def on_begin(self, wake: Callable[[], None]) -> None:
@@ -246,7 +246,7 @@ def run(pipes: Pipes, who: ServerIdentity, serve: Callable[[StdinReader, Writer,
 
 
 def leave(writer: Writer, code: int) -> NoReturn:
-    """What was answered is written, for half a second at most; then the process ends without waiting for any thread."""
+    """Write queued answers for at most `FLUSH_S`, then exit without waiting for any thread."""
     writer.finish(FLUSH_S)
     sys.stderr.flush()
     os._exit(code)

@@ -44,7 +44,7 @@ Report = Callable[[float, str], Awaitable[None]]
 
 
 class ToolAnswer(NamedTuple):
-    """What a client gets of one call: the text for its model, the gateway's JSON."""
+    """Answer of one call: the text for the model, and the gateway's JSON."""
 
     text: str
     reply: dict[str, Any]
@@ -63,13 +63,13 @@ class Tools:
         self._list = types.ListToolsResult(tools=[types.Tool.model_validate(d) for d in definitions])
         self._roots, self._resolved = allowed_dirs.by_command_line(options), allowed_dirs.Resolved()
         self.closing = False
-        """Set when the server goes down: what is cut off then is left running, not cancelled."""
+        """Set at shutdown: calls that are cut off then stay running in their sandbox."""
 
     async def list(self, ctx: ServerRequestContext[Any], params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return self._list
 
     async def call(self, ctx: ServerRequestContext[Any], params: types.CallToolRequestParams) -> types.CallToolResult:
-        """`answer` as a handler of the SDK."""
+        """Handle tools/call of the SDK."""
 
         async def report(value: float, text: str) -> None:
             await ctx.session.report_progress(value, None, text)
@@ -80,7 +80,7 @@ class Tools:
         return types.CallToolResult(content=content, structured_content=found.reply, is_error=found.is_error)
 
     def wants_client(self, name: str) -> bool:
-        """Whether a call of this tool has to know its client's roots."""
+        """Return True when a call of this tool needs the client's roots."""
         return name in allowed_dirs.BOUND and self._roots is None and allowed_dirs.bounded(self._options)
 
     def _bounds(self, name: str) -> Sequence[str] | None:
@@ -89,7 +89,7 @@ class Tools:
     async def answer(
         self, name: str, arguments: Mapping[str, Any], report: Report | None, roots: Sequence[str] | None = None
     ) -> ToolAnswer:
-        """One tool call. Whatever happens is a result with the gateway's JSON or the error envelope; only cancellation goes through.
+        """Make one tool call. The result has the gateway's JSON or an error envelope; only cancellation is raised.
 
         Args:
             report: sends a progress notification; None: the client did not ask for any.
@@ -189,7 +189,10 @@ class Tools:
         )
 
     async def _cancelled(self, call: _Call) -> None:
-        """The client cancelled: ask the gateway to kill the command, whose work becomes a draft, or to stop a capture. A gateway that cannot leaves it running."""
+        """Cancel the call in its sandbox too: kill the command, whose work becomes a draft, or stop a capture.
+
+        A command stays running when the gateway cannot cancel it.
+        """
         if self.closing or call.operation.name not in CANCELLED_THERE:
             return
         with anyio.move_on_after(CANCEL_BUSY_S, shield=True):
@@ -213,7 +216,7 @@ class Tools:
                 await anyio.sleep(CANCEL_PAUSE_S)
 
     async def _handle(self, call: _Call) -> str | None:
-        """The id of the command that this call ran, for reading on where the text was cut."""
+        """Id of the command that this call ran, to read the rest of a truncated output; None when not found."""
         try:
             reply = await self._gateway.request(
                 "list_commands", {}, sandbox_id=call.sandbox_id, request_id=new_request_id(), timeout_s=CANCEL_S
@@ -231,7 +234,7 @@ class _Call:
 
 
 class _Reporter:
-    """Progress notifications of one call: seconds since it began, rising strictly; the last text that the operation said."""
+    """Progress notifications of one call: strictly increasing seconds, and the last message of the operation."""
 
     def __init__(self, report: Report, name: str) -> None:
         self._report, self._text = report, name
@@ -272,14 +275,14 @@ def _unknown_tool(name: str, known: list[str]) -> OperationError:
     details: dict[str, Any] = {"operation": name}
     nearest = _nearest(name, known)
     if catalog.find(name) is not None:
-        details["hint"] = "this server was started with another --set, which does not have it"
+        details["hint"] = "this server's tool set (--set) does not contain it; use the tools that tools/list names"
     elif nearest is not None:
         details["nearest"], details["hint"] = nearest, f"did you mean {nearest}?"
     return OperationError(INVALID_REQUEST, f"unknown operation: {name}", details, reason="unknown_operation")
 
 
 def _suggest(error: OperationError, operation: Operation) -> None:
-    """An unknown argument gets the nearest known one named."""
+    """Add the nearest known argument to an unknown_argument error."""
     if error.details.get("reason") != "unknown_argument":
         return
     known = [*(("sandbox_id",) if operation.scope != "system" else ()), *(a.name for a in operation.arguments)]

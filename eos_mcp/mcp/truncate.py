@@ -1,4 +1,4 @@
-"""Replies that a model can take in: of a long one the first page, as if less had been asked for, with where it goes on. Pure.
+"""Truncate long replies for models: the first page, as if less had been requested, and where to go on. No I/O.
 
 Common clients hand the structured content to the model and refuse what is over some 25,000 tokens of it. Offsets stay those of the whole.
 """

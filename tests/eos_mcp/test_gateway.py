@@ -161,7 +161,7 @@ def test_a_stopped_gateway_leaves_no_socket_no_pid_and_an_open_lock(alone: str) 
     assert run("eos", "gateway", "stop").stdout == f"stopped (pid {pid})\n"
     assert not os.path.exists(f"{alone}/gateway.sock") and not os.path.exists(f"{alone}/gateway.pid")
     assert ownership.running_pid() is None and gateways_of(alone) == []
-    assert run("eos", "gateway", "stop").stdout == "there was none\n"
+    assert run("eos", "gateway", "stop").stdout == "no gateway was running\n"
     assert events(alone, "stopped")
 
 
@@ -181,7 +181,7 @@ def test_start_status_and_stop_of_the_umbrella(alone: str) -> None:
     assert run("eos", "gateway", "status").returncode == 1
     started = run("eos", "gateway", "start")
     assert started.returncode == 0 and f"pid {pid_of(alone)}" in started.stdout
-    assert "it runs already" in run("eos", "gateway", "start").stdout
+    assert "a gateway already runs" in run("eos", "gateway", "start").stdout
     ignored = run("eos", "gateway", "start", "--backend", "local")
     assert ignored.returncode == 1 and "without these options" in ignored.stderr and "eos gateway stop" in ignored.stderr
     assert f"unix://{alone}/gateway.sock" in run("eos", "gateway", "status").stdout

@@ -74,9 +74,7 @@ def test_one_positional_too_many_names_operation_and_word() -> None:
         mistake(runtime("exec_command", "ls", "-la"))
         == "unexpected positional argument for exec_command: -la; COMMAND is one word: quote all of it"
     )
-    assert mistake(manager("prune", "--dry-run", "false")).endswith(
-        "prune: false; the value of a flag stands after `=`, as in --flag=false"
-    )
+    assert mistake(manager("prune", "--dry-run", "false")).endswith("prune: false; write the value of a flag after `=`, as in --flag=false")
 
 
 def test_missing_arguments_are_named_by_flag_or_label() -> None:
