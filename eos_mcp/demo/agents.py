@@ -44,7 +44,7 @@ class ToolRefused(Exception):
         self.kind, self.details = str(error.get("kind")), dict(error.get("details") or {})
 
 
-class Agent:
+class ScriptedAgent:
     """One agent: an MCP client, the sandbox that it works in, and its voice in the story."""
 
     def __init__(self, name: str, client: Client, sandbox_id: str, story: Story) -> None:
@@ -102,7 +102,7 @@ def failures(output: str) -> list[str]:
     return [line for line in output.split("\n") if line.startswith("FAIL")]
 
 
-async def alice(me: Agent, stage: DemoStage) -> None:
+async def alice(me: ScriptedAgent, stage: DemoStage) -> None:
     """Fixes a bug in a session of her own, with the tests, and publishes."""
     session = (await me.call("create_workspace_session", agent=me.name))["workspace_session_id"]
     me.say("opens a workspace session: her own view of the project")
@@ -118,7 +118,7 @@ async def alice(me: Agent, stage: DemoStage) -> None:
     stage.alice_published.set()
 
 
-async def bob(me: Agent, stage: DemoStage) -> None:
+async def bob(me: ScriptedAgent, stage: DemoStage) -> None:
     """Adds a file with one command and no session: it is published when the command ends."""
     await stage.all_started(me.name)
     script = f"cat > lib/top.sh <<'E'\n{TOP_REPORT}E\nhere=$PWD; . lib/report.sh; . lib/top.sh; report_top data/sample.txt"
@@ -126,7 +126,7 @@ async def bob(me: Agent, stage: DemoStage) -> None:
     me.say("adds lib/top.sh by one command, published when the command ended; it printed", *tail(ran["output"]))
 
 
-async def carol(me: Agent, stage: DemoStage) -> None:
+async def carol(me: ScriptedAgent, stage: DemoStage) -> None:
     """Changes the same line as alice, is refused, and loses nothing."""
     cmd = "sed -i \"s/'%d\\.%02d/'%d,%02d/\" lib/money.sh && grep -n printf lib/money.sh && read answer"
     running = await me.call("exec_command", cmd=cmd, agent=me.name, yield_time_ms=300)
@@ -180,6 +180,6 @@ async def play(server: StdioServerParameters, sandbox_id: str, story: Story) -> 
 
             async def run(name: str = name, part: Any = part) -> None:
                 async with connected(server) as client:
-                    await part(Agent(name, client, sandbox_id, story), stage)
+                    await part(ScriptedAgent(name, client, sandbox_id, story), stage)
 
             group.start_soon(run)
