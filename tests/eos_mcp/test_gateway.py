@@ -314,7 +314,7 @@ def test_a_file_where_the_socket_should_be_is_named_and_kept(alone: str) -> None
     with open(f"{alone}/gateway.sock", "w") as file:
         file.write("mine")
     found = error(run("manager", "list_sandboxes"), 1)
-    assert found["kind"] == "connection_error" and "no socket" in found["message"]
+    assert found["kind"] == "connection_error" and "not a socket" in found["message"]
     with open(f"{alone}/gateway.sock") as file:
         assert file.read() == "mine"
 
