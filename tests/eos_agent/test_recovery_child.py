@@ -51,9 +51,9 @@ class Spoken:
         return code
 
 
-def left_dead(agent: Agent) -> str:
+def left_dead(agent: Agent, files: int = 100) -> str:
     session = agent.session()
-    made = agent.run(f"mkdir m && cd m && seq 1 {FILES} | sed 's/^/{'n' * 200}/' | xargs touch", session)
+    made = agent.run(f"mkdir m && cd m && seq 1 {files} | sed 's/^/{'n' * 200}/' | xargs touch", session)
     assert made["exit_code"] == 0
     agent.kill()
     base = os.path.join(agent.store, "base", "B000001-base")  # the agent sees it by a mount of its own
@@ -70,7 +70,7 @@ def data_bytes(pid: int) -> int:
 
 
 def test_a_session_that_takes_more_memory_than_it_may_costs_only_that_process_and_nothing_of_its_work(agent: Agent) -> None:
-    session = left_dead(agent)
+    session = left_dead(agent, FILES)
     idle = Spoken(agent, 1 << 30)
     assert idle.recover("stranger")["error"]
     own = data_bytes(idle.process.pid)
