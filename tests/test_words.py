@@ -51,7 +51,6 @@ TO_REWRITE: dict[str, str] = {
     "layerstack/publish": "layerstack is rewritten level by level",
     "layerstack/recovery": "layerstack is rewritten level by level",
     "layerstack/session": "layerstack is rewritten level by level",
-    "layerstack/squash": "layerstack is rewritten level by level",
 }
 """Rooms and pages that are not yet rewritten, each with the reason, sorted by the room without its package."""
 

@@ -1,8 +1,9 @@
-"""How deep a directory lies: looking a name up in a merged directory asks every layer that holds the directory, until one has the name.
+"""Depth of a directory: the number of layers that a lookup in the merged directory has to read.
 
-Measured over overlayfs: layers that touch different directories cost nearly nothing, ten that touch one double the time of a cold walk of
-it. So it is counted how many layers changed entries of one and the same directory, the workspace's root included, as far as a squash could
-make one layer of them now.
+Overlayfs looks a name up in every layer that has the directory, until one has the name. Measured over
+overlayfs: layers that touch different directories cost nearly nothing, ten that touch one directory double the
+time of a cold walk of it. So the depth counts the layers that changed entries of one and the same directory,
+the workspace's root included, as far as a squash could make one layer of them now.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from layerstack.squash.plan import plan
 
 
 class Depth(NamedTuple):
-    """What a squash could do for the head of now."""
+    """Effect that a squash would have on the present head."""
 
     layers: int
-    """Of the head, the base included."""
+    """Layers of the head, the base included."""
     foldable: int
-    """How many of them a squash would replace."""
+    """Layers that a squash would replace."""
     entries: int
-    """How many paths those list together: what the squash would cost."""
+    """Paths that the replaced layers list together: the cost of the squash."""
     directory: str
-    """The directory that most of those touch; "" is the root."""
+    """Directory that most of the replaced layers touch; "" is the root."""
     sharing: int
-    """How many touch it: neighbours with which a squash would make one layer of them. 0 when no two do."""
+    """Layers that touch this directory and that a squash would make one layer of. 0 when no two do."""
 
 
 class Depths:
-    """Measures a store again and again: what a layer touches is remembered. One caller at a time."""
+    """Measure of one store, repeatable: the directories that a layer touches are remembered. One caller at a time."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._touched: dict[str, frozenset[str]] = {}
 
     def measure(self) -> Depth:
-        """Cost: O(directories that the foldable layers touch); each layer's paths are looked at once."""
+        """Measure the head. Cost: O(directories that the foldable layers touch); each layer's paths are read once."""
         stack = self._stack
         head, known = stack.head, self._touched
         runs = plan(stack, stack.chain(head))
@@ -57,5 +58,5 @@ class Depths:
 
 
 def _touched(layer: Layer) -> frozenset[str]:
-    """The directories of which the layer changes an entry; what it holds only on the way there is not one."""
+    """Directories in which the layer changes an entry; a directory that is only an ancestor of one is left out."""
     return frozenset(parent(path) for path, record in (layer.index or {}).items() if path and not record.quiet)

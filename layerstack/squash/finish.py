@@ -1,6 +1,7 @@
-"""What follows the commit of a squash: versions inside its blocks are closed, other files name the new layers, replaced layers are removed.
+"""Steps after the commit of a squash: close the versions inside its blocks, let other files name the new layers.
 
-The disk may refuse any of it: the store is then `unsettled`, and it is done again later. What a crash leaves of it the next open finishes.
+The replaced layers can be removed only afterwards. The disk may refuse any step: the store is then
+`unsettled`, and the steps are repeated later. The next open finishes those that a crash left undone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def settle(stack: Stack, squashed: Sequence[Layer], rewritten: Sequence[tuple[str, str]]) -> bool:
-    """Close the versions inside the blocks; let other versions and drafts name the new layers. False: the disk refused a part of it."""
+    """Close the versions inside the blocks; let other versions and drafts name the new layers.
+
+    False: the disk refused a step, or a damaged file may name a replaced layer.
+    """
     folders = [f"{stack.root}/manifests"]
     try:
         stack.step("squash.close_versions")
@@ -41,7 +45,7 @@ def settle(stack: Stack, squashed: Sequence[Layer], rewritten: Sequence[tuple[st
                 drafts.rewrite(stack, draft, ids)
                 folders.append(drafts.folder_of(stack, draft.draft_id))
         if stack.damaged:
-            return False  # one that was damaged meanwhile may name any layer
+            return False  # a file that was found damaged since the squash began may name any layer
         stack.step("squash.fsync")
         fsync.fsync_dirs(stack.root, folders, followed=True)
     except OSError:
@@ -50,9 +54,10 @@ def settle(stack: Stack, squashed: Sequence[Layer], rewritten: Sequence[tuple[st
 
 
 def write_anew(stack: Stack, layers: Sequence[Layer], squashed: Sequence[Layer], last: int, scrap: Names) -> list[tuple[str, str]]:
-    """Write the files of the versions up to `last` that name what was folded to staging, by the layers of now. Not synced.
+    """Write to staging the files of the versions up to `last` that name squashed layers, by the present layers.
 
-    These are the versions that end with a block, and files of before, which name each layer.
+    Not synced. These are the versions that end with a block, and files of the earlier format, which name each
+    layer.
     """
     lowest = min(layer.version for layer in squashed)
     written: list[tuple[str, str]] = []
@@ -70,7 +75,7 @@ def write_anew(stack: Stack, layers: Sequence[Layer], squashed: Sequence[Layer],
 
 
 def _content(path: str) -> bytes | None:
-    """Of a file that will be replaced if it is not as it should be: that it cannot be read is nothing to stop for."""
+    """Content of a file that is replaced unless it is as it should be; None when it cannot be read."""
     try:
         return records.content(path)
     except (OSError, StoreCorrupt):
@@ -78,14 +83,15 @@ def _content(path: str) -> bytes | None:
 
 
 def version_of(layers: Sequence[Layer], version: int) -> Manifest:
-    """An openable version of the stack of these layers: those that are not newer."""
+    """Manifest of a version of a stack of these layers: those that are not newer than the version."""
     return Manifest(version, tuple(reference(layer.id) for layer in layers if layer.version <= version))
 
 
 def finish(stack: Stack) -> None:
-    """At open, and after a disk that refused it: what was left undone between the commit of a squash and its end.
+    """Finish the steps that were left undone between the commit of a squash and its end.
 
-    Not while damaged work is set apart: files would be replaced that somebody may still want to look at.
+    Called at open, and again after the disk refused a step. While a damaged file is quarantined nothing is
+    written: files would be replaced that a caller may still want to read.
     """
     if stack.damaged:
         stack.unsettled = True

@@ -1,4 +1,4 @@
-"""What a squash may fold: runs of neighbouring layers that no lease keeps apart."""
+"""Plan of a squash: the runs of adjacent layers that no lease keeps apart."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ if TYPE_CHECKING:
 
 
 class SquashRun(NamedTuple):
-    """Layers to fold, newest first, and the chain below them."""
+    """Layers to squash, newest first, and the chain below them."""
 
     layers: tuple[Layer, ...]
     below: Chain
 
     @property
     def first_version(self) -> int:
-        """That of its oldest member."""
+        """First version of the oldest layer of the run."""
         return self.layers[-1].first_version
 
     @property
     def version(self) -> int:
-        """The folded layer's own: that of its newest member. Nobody's base lies inside, so one suffices."""
+        """Version of the new layer: that of the newest layer of the run.
+
+        Only readers may hold a lease on a version inside the run, so one version suffices.
+        """
         return self.layers[0].version
 
     def holds_inside(self, version: int) -> bool:
-        """Would the tree of that version be lost?"""
+        """Return True when a squash of the run would lose the tree of the version."""
         return self.first_version <= version < self.version
 
     def is_in(self, head: Manifest) -> bool:
-        """Are its layers still neighbours there?"""
+        """Return True when the layers of the run are still adjacent in `head`."""
         ids, wanted = head.layer_ids, tuple(layer.id for layer in self.layers)
         if wanted[0] not in ids:
             return False
@@ -43,7 +46,10 @@ class SquashRun(NamedTuple):
 
 
 def boundaries(stack: Stack, layers: Sequence[Layer]) -> set[str]:
-    """Ids of the layers, of those given newest first, on which somebody's base ends."""
+    """Ids of those of the given layers, newest first, that are the newest of a leased version.
+
+    Leases of readers do not count.
+    """
     found: set[str] = set()
     for lease in stack.leases.boundaries():
         top = next((layer for layer in layers if layer.version <= lease.version), None)
@@ -53,9 +59,10 @@ def boundaries(stack: Stack, layers: Sequence[Layer]) -> set[str]:
 
 
 def plan(stack: Stack, chain: Chain) -> list[SquashRun]:
-    """The maximal runs of two or more layers that are neither the base, nor the newest layer of a lease, nor known to be damaged.
+    """Maximal runs of two or more layers that a squash may replace.
 
-    None while damaged work is set apart: on which version it stands nobody knows.
+    A run has neither the base, nor the newest layer of a lease, nor a layer that is known to be damaged. There
+    are no runs while a damaged file is quarantined: the version that its work needs is unknown.
     """
     if stack.damaged:
         return []
@@ -71,5 +78,5 @@ def plan(stack: Stack, chain: Chain) -> list[SquashRun]:
 
 
 def gain(stack: Stack) -> int:
-    """By how many layers a squash would shorten the head now."""
+    """Number of layers by which a squash would shorten the head now."""
     return sum(len(run.layers) - 1 for run in plan(stack, stack.chain(stack.head)))

@@ -1,8 +1,9 @@
-"""Fold layers with no visible effect: a block of adjacent layers that no lease keeps apart becomes one layer that shows the same.
+"""Squash layers with no visible effect: a block of adjacent layers becomes one layer that shows the same.
 
-The tree is made of hard links in staging, outside the store lock, while publishes go on. Under the lock: the check that nobody leased a
-version inside a block meanwhile, the renames, one new manifest. Then earlier versions and drafts name the new layer; versions inside a
-block are closed, since their trees are gone. What a crash leaves of this last part the next open finishes.
+No lease may keep the layers of a block apart. The tree is made of hard links in staging, outside the store lock,
+while publishes continue. Under the lock: the check that no lease was taken on a version inside a block since
+the plan, the renames, one new manifest. Then earlier versions and drafts name the new layer; versions inside a
+block are closed, since their trees are lost. The next open finishes this last part after a crash.
 """
 
 from __future__ import annotations
@@ -37,30 +38,34 @@ from layerstack.tree.state import DIRECTORY, State
 
 SUFFIXES = (".json", ".index", ".blame")
 LINKED_MAX = 2_000
-"""Linked files that are remembered until they are indexed; the others are looked at again."""
+"""Linked files whose state is remembered until they are indexed; the state of the others is read again."""
 READERS_WAIT_S = 5.0
-"""How long replaced layers wait for those that read the head of before; afterwards they go with the last of these."""
+"""Seconds that a squash waits for readers of the replaced layers; afterwards the last reader's end removes them."""
 
 
 class Block(NamedTuple):
-    """Layers that one new layer stands for."""
+    """Layers that one new layer replaces."""
 
     squashed_layer_id: str
     replaced_layer_ids: tuple[str, ...]
     """Newest first."""
     reclaimed: bool
-    """Are they removed? False: somebody still holds one of them; they go with the last lease."""
+    """True when the squash released all replaced layers for removal.
+
+    False: a lease still holds one of them, and they are removed with the last lease; or a file on disk may still
+    name one, and they are removed after `finish`.
+    """
 
 
 class Squashed(NamedTuple):
-    """What a squash did. `manifest` is the head as it left it."""
+    """Result of a squash; `manifest` is the head after it."""
 
     manifest: Manifest
     blocks: tuple[Block, ...]
 
 
 class _SquashedRun(NamedTuple):
-    """A folded run: its tree and metadata are in staging, synced."""
+    """Squashed run: its tree and metadata are in staging, synced."""
 
     run: SquashRun
     tree: DiskTree
@@ -70,7 +75,10 @@ class _SquashedRun(NamedTuple):
 
 
 class _FoldedTree(DiskTree):
-    """A tree that nobody looks at before it is complete: entries are made in place. `copied` are the files that could not be linked."""
+    """Tree that has no reader before it is complete: entries are made in place.
+
+    `copied` are the files that could not be linked.
+    """
 
     def __init__(self, root: str, stack: Stack) -> None:
         super().__init__(root, stack.form, aside=stack.scrap.path)
@@ -89,7 +97,10 @@ class _FoldedTree(DiskTree):
             self.copied.append(full)
 
     def state(self, path: str) -> State:
-        """What was linked is the same inode: it needs no second look, and its name in the layer that it is from is no other one."""
+        """State of an entry, from memory for a linked file: it is the same inode.
+
+        The link count leaves out the name that the file has in its source layer.
+        """
         found = self._linked.get(path)
         if found is None:
             found = super().state(path)
@@ -99,7 +110,10 @@ class _FoldedTree(DiskTree):
 
 
 def squash(stack: Stack, *, wait: bool = False) -> Squashed:
-    """See `Store.squash`; with `wait` one under way is waited for. Cost: O(entries of the blocks), outside the lock; under it the renames and O(openable versions and drafts)."""
+    """See `Store.squash`; with `wait` the call first waits for a squash that runs already.
+
+    Cost: O(entries of the blocks) outside the lock; under it the renames and O(openable versions and drafts).
+    """
     stack.check_open()
     if not stack.squash_lock.acquire(blocking=wait):
         raise SquashInFlight(f"{stack.root}: a squash is already in flight", details={"store": stack.root})
@@ -128,7 +142,11 @@ def squash(stack: Stack, *, wait: bool = False) -> Squashed:
 
 
 def _fold_all(stack: Stack, chain: Chain, scrap: Names) -> list[_SquashedRun]:
-    """Every run of the chain. A layer with a damaged file stops this squash, by name, and no later one: the stack must not grow for its sake."""
+    """Squash every run of the chain in staging.
+
+    A layer with a damaged file makes this squash fail with an error that names it. Later squashes leave this layer
+    out, so that it does not stop them.
+    """
     try:
         return [_fold(stack, run, scrap) for run in plan(stack, chain)]
     except StoreCorrupt as error:
@@ -163,7 +181,7 @@ def _fold(stack: Stack, run: SquashRun, scrap: Names) -> _SquashedRun:
 
 
 def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
-    """Digests from the index files of the layers that the files are from: nothing is read again."""
+    """Digests from the index files of the source layers: no file is read again."""
 
     def known(path: str, _state: State) -> bytes | None:
         layer = source(path)
@@ -173,7 +191,11 @@ def _known(digests: Digests, source: Callable[[str], Layer | None]) -> Known:
 
 
 def _about(stack: Stack, run: SquashRun, indexed: Indexed) -> dict[str, Any]:
-    """The metadata. Whose work is in it recovery, conflicts and blame ask `members`; a single owner or agent is named as in any layer."""
+    """Metadata of the new layer.
+
+    Recovery, conflicts and blame read the authors of its changes from `members`; a single owner or agent is named
+    as in any layer.
+    """
     members = [member for layer in run.layers for member in layer.members]
     written = [path for layer in run.layers for path in layer.about.get("written", ()) if _newest(run, path) is layer]
     owners, agents = ({member[key] for member in members} for key in ("owner", "agent"))
@@ -199,16 +221,19 @@ def _newest(run: SquashRun, path: str) -> Layer | None:
 
 
 class _Named(NamedTuple):
-    """The outcome of a squash of `head` on paper: what the new layers are called, and the manifests, written to staging and synced."""
+    """Prepared result of a squash of `head`: ids of the new layers, and the manifests in staging.
+
+    `manifest.json` and the files of earlier versions are synced.
+    """
 
     head: Manifest
     fit: list[_SquashedRun]
     names: list[LayerId]
     manifest: Manifest
     stem: str
-    """Of the manifest's two files."""
+    """Common path of the manifest's two files, without their suffixes."""
     rewritten: list[tuple[str, str]]
-    """Of earlier versions: where it lies, and the path that it is for."""
+    """Files of earlier versions: the path in staging, and the path that it is renamed to."""
 
 
 def _name(stack: Stack, fit: list[_SquashedRun], head: Manifest, scrap: Names) -> _Named:
@@ -228,7 +253,11 @@ def _name(stack: Stack, fit: list[_SquashedRun], head: Manifest, scrap: Names) -
 
 
 def _commit(stack: Stack, ready: list[_SquashedRun], scrap: Names) -> tuple[Manifest, list[tuple[Layer, _SquashedRun]], bool]:
-    """The new head with what could be folded after all; and whether something on disk still names the layers that were replaced."""
+    """Commit the runs that can still be squashed.
+
+    Returns:
+        The new head, the new layers with their runs, and True when a file on disk may still name replaced layers.
+    """
     guess = _name(stack, ready, stack.head, scrap)
     with stack.lock:
         stack.check_open()
