@@ -4,8 +4,8 @@ come in a volume.
     eos-rt-<sha> at /eos/bundle (ro)      eos-shared-base-<hash> at /eos/layer-stack/base (ro)
     <id>-layer-stack at /eos/layer-stack  <id>-workspace at /eos/workspace
 
-The token is no label, no variable and no argument: it is put into the container before the start, and read
-back the same way.
+The token is not passed as a label, a variable or an argument: it is copied into the container before the
+start, and read back the same way.
 """
 
 from __future__ import annotations

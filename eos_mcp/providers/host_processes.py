@@ -81,9 +81,9 @@ def is_ours(pid: int) -> bool:
 def _runs_bundle(pid: int, bundles: str) -> bool:
     """Compare by device and inode: the path of a link in /proc may be of another mount namespace.
 
-    An ordinary user may not look at a process that has made a user namespace after its exec, as agents do.
-    One whose exec was inside such a namespace, as that of every process of a session was, can be looked at:
-    so who cannot be is no session's.
+    An unprivileged user cannot read the `exe` link of a process that made a user namespace after its exec, as
+    agents do. The link of a process whose exec was inside such a namespace, as with every process of a
+    session, can be read: so a process whose link cannot be read does not belong to a session.
     """
     try:
         path = os.readlink(f"/proc/{pid}/exe")

@@ -2,9 +2,9 @@
 ("session").
 
 One session may use what the profile gives to the workload. All together may use more than one, so that a
-session that uses up its own share leaves the others room, and less than the sandbox, so that the agent never
-waits for what its sessions hold. No `memory.high`: what passes it is put to sleep and neither ends nor goes
-on (ADR 0031).
+session that uses up its own share leaves the others some, and less than the sandbox, so that the agent never
+waits for resources that its sessions hold. `memory.high` is not set: a process above it is put to sleep and
+neither ends nor continues (ADR 0031).
 """
 
 from __future__ import annotations

@@ -339,8 +339,8 @@ class LocalProvider:
     def _start(self, sandbox_id: str, bundle: build.Bundle) -> Listens:
         """Start the agent detached and wait for its endpoint.json.
 
-        One that takes longer than `ready_timeout_s` is not ended: it goes on, and the next call waits for it
-        instead of starting another.
+        An agent that takes longer than `ready_timeout_s` is not ended: it keeps running, and the next call
+        waits for it instead of starting another.
 
         Raises:
             OperationError: internal_error: agent_starting; disk_full; what keeps this machine from it is

@@ -55,8 +55,8 @@ class Made(NamedTuple):
 class FoundSandbox(NamedTuple):
     """The present state of a sandbox. `running` False: it exists and its agent does not run.
 
-    `paused`: it is held as a whole, and goes on by `revive`. `token` and `reach` (entries of the record's
-    provider_data that say how its agent is reached) are None where the record's own hold.
+    `paused`: all its processes are frozen, until `revive`. `token` and `reach` (entries of the record's
+    provider_data for connecting to its agent) are None where those of the record are valid.
     """
 
     running: bool
@@ -218,10 +218,10 @@ def wait_ready(provider: Provider, record: SandboxRecord, *, timeout_s: float, p
     second.
 
     Args:
-        given_up: true once nobody waits any more.
+        given_up: true once no caller waits for the result any more.
     Raises:
-        OperationError: internal_error with the stage, what the agent said last and the end of its log in
-            details.daemon_log.
+        OperationError: internal_error with the stage, the agent's last answer or log message, and the end of
+            its log in details.daemon_log.
     """
     target = record.target()
     assert target is not None
